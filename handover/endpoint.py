@@ -1,0 +1,68 @@
+"""The endpoint file: where a deployment listens and what it serves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from handover.errors import ServerError
+from handover.manifest import write_atomically
+
+FILE_NAME = "endpoint.json"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A running deployment. It is published only once a real generation came back.
+
+    Attributes:
+        host: address that clients use.
+        http_port, grpc_port, metrics_port: TCP ports; None where unknown or off.
+        engine: ``slipway`` (the drop-in) or ``fastertransformer``; empty for a foreign server.
+        model_repository: path of the served repository; empty for a foreign server.
+        model_digest: digest of the repository's manifest; empty for a foreign server.
+        pid: process that stops the deployment on SIGTERM; None for a foreign server.
+        settings: tensor_para_size, pipeline_para_size, weight_data_type, data_type, ... as text.
+    """
+
+    host: str
+    http_port: int | None = None
+    grpc_port: int | None = None
+    metrics_port: int | None = None
+    engine: str = ""
+    model_repository: str = ""
+    model_digest: str = ""
+    pid: int | None = None
+    settings: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def grpc_url(self) -> str:
+        """``host:port`` for tritonclient.grpc."""
+        if self.grpc_port is None:
+            raise ServerError(f"the deployment at {self.host} has no gRPC port")
+        return f"{self.host}:{self.grpc_port}"
+
+    def write(self, path: Path) -> None:
+        """Publish atomically."""
+        write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, source: str | Path) -> Endpoint:
+        """Read an endpoint file, a directory that holds one, or ``host:grpc_port``."""
+        path = Path(source)
+        if path.is_dir():
+            path = path / FILE_NAME
+        if path.is_file():
+            try:
+                return cls(**json.loads(path.read_text()))
+            except (ValueError, TypeError) as error:
+                raise ServerError(f"{path} is not an endpoint file: {error}") from error
+        host, colon, port = str(source).rpartition(":")
+        if colon and host and port.isdigit():
+            return cls(host=host, grpc_port=int(port))
+        raise ServerError(
+            f"no deployment at '{source}'",
+            "give an endpoint.json, its directory, or host:port of a gRPC endpoint",
+        )

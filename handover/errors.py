@@ -1,0 +1,65 @@
+"""One small hierarchy of errors: a problem the user can mend, and a hint how."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+
+
+class SlipwayError(Exception):
+    """A problem that the user can mend.
+
+    Args:
+        problem: what is wrong and where, without a trailing full stop; may span lines.
+        hint: what is legal or what to do next.
+    """
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n  hint: {self.hint}" if self.hint else self.problem
+
+
+class ConfigError(SlipwayError):
+    """The configuration names something that does not exist or does not fit."""
+
+
+class CheckpointError(SlipwayError):
+    """A training checkpoint cannot be read or cannot be expressed in FasterTransformer's format."""
+
+
+class ArtefactError(SlipwayError):
+    """A directory that a stage made is missing, incomplete, altered or not ours."""
+
+
+class ServerError(SlipwayError):
+    """The inference server could not start, died, or gave an answer that it must not give."""
+
+
+def nearest(word: str, legal: Iterable[str]) -> str:
+    """Say which legal word was probably meant, and list all of them."""
+    options = sorted(legal)
+    close = get_close_matches(word, options, n=1, cutoff=0.5)
+    meant = f"did you mean '{close[0]}'? " if close else ""
+    return f"{meant}legal: {', '.join(options)}"
+
+
+def exit_status(main: Callable[[Sequence[str]], None], program: str) -> int:
+    """Run a script's ``main`` and turn its outcome into an exit status.
+
+    A SlipwayError becomes one message on stderr and status 1, an interrupt status 130; anything
+    else is a defect of ours and keeps its traceback.
+    """
+    try:
+        main(sys.argv[1:])
+    except SlipwayError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,155 @@
+"""A manifest says what a directory holds, what it was made from and by which code.
+
+It is the file ``manifest.json`` at the root of every artefact. A stage receives the previous
+stage's manifest and nothing else; a server proves the weights by it before it starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from handover.errors import ArtefactError
+
+FILE_NAME = "manifest.json"
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file of an artefact.
+
+    Attributes:
+        path: relative to the artefact's root, with forward slashes.
+        size_bytes: length of the file.
+        digest: ``sha256:<hex>`` of its content.
+        shape: of the tensor it holds, if it holds one.
+        dtype: of that tensor: fp32, fp16 or bf16.
+    """
+
+    path: str
+    size_bytes: int
+    digest: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of a manifest file.
+
+    Attributes:
+        kind: what the artefact is: ft_checkpoint, model_repository, evaluation, benchmark, report.
+        files: every file below the root but the manifest itself, by path.
+        made_from: what went in, by name: paths, digests, settings.
+        made_by: the code: project version and commit.
+        fingerprint: of the plan that made it; empty until the runner seals it.
+    """
+
+    kind: str
+    files: tuple[FileRecord, ...]
+    made_from: Mapping[str, Any] = field(default_factory=dict)
+    made_by: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: str = ""
+
+    @property
+    def digest(self) -> str:
+        """``sha256:<hex>`` over paths, sizes and digests: the identity of the content."""
+        lines = sorted(f"{record.path}\0{record.size_bytes}\0{record.digest}\n" for record in self.files)
+        return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(record.size_bytes for record in self.files)
+
+    def write(self, root: Path) -> None:
+        """Write atomically to ``root/manifest.json``."""
+        content = json.dumps({"digest": self.digest, **dataclasses.asdict(self)}, indent=1) + "\n"
+        write_atomically(root / FILE_NAME, content)
+
+    @classmethod
+    def read(cls, root: Path) -> Manifest:
+        """Read ``root/manifest.json``; raise ArtefactError if it is missing or damaged."""
+        path = root / FILE_NAME
+        try:
+            content = json.loads(path.read_text())
+            recorded = content.pop("digest")
+            files = tuple(
+                FileRecord(**{**record, "shape": tuple(record["shape"]) if record["shape"] is not None else None})
+                for record in content.pop("files")
+            )
+            manifest = cls(files=files, **content)
+        except FileNotFoundError:
+            raise ArtefactError(f"{root} has no {FILE_NAME}", "it is not a finished artefact; make it again") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtefactError(f"{path} is damaged: {error}", "make the artefact again") from error
+        if recorded != manifest.digest:
+            raise ArtefactError(f"{path} was altered: its digest is not that of the files it lists")
+        return manifest
+
+    def problems(self, root: Path, check_digests: bool = True) -> list[str]:
+        """Compare the directory with this manifest.
+
+        Args:
+            root: the artefact's directory.
+            check_digests: read every byte; otherwise presence and size only.
+
+        Returns:
+            One line for each missing, wrong-sized or altered file, sorted by path; empty if all is well.
+        """
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+            found = pool.map(lambda record: _problem(root, record, check_digests), self.files)
+            return sorted(problem for problem in found if problem)
+
+
+def _problem(root: Path, record: FileRecord, check_digests: bool) -> str | None:
+    path = root / record.path
+    try:
+        size_bytes = path.stat().st_size
+    except OSError:
+        return f"{record.path}  missing"
+    if size_bytes != record.size_bytes:
+        return f"{record.path}  {size_bytes} bytes instead of {record.size_bytes}"
+    if check_digests and file_digest(path) != record.digest:
+        return f"{record.path}  content differs from its digest {record.digest[:19]}"
+    return None
+
+
+def file_digest(path: Path) -> str:
+    """Return ``sha256:<hex>`` of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return "sha256:" + digest.hexdigest()
+
+
+def record_files(root: Path, known: Iterable[FileRecord] = ()) -> tuple[FileRecord, ...]:
+    """Record every file below a directory, by path; a known record of the same size is kept as it is."""
+    records = {record.path: record for record in known}
+    result = []
+    for path in sorted(p for p in root.rglob("*") if p.is_file()):
+        name = path.relative_to(root).as_posix()
+        if name == FILE_NAME:
+            continue
+        size_bytes = path.stat().st_size
+        record = records.get(name)
+        if record is None or record.size_bytes != size_bytes:
+            record = FileRecord(name, size_bytes, file_digest(path))
+        result.append(record)
+    return tuple(result)
+
+
+def write_atomically(path: Path, content: str) -> None:
+    """Write a small text file so that a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(content)
+    os.replace(temporary, path)

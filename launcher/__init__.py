@@ -1,0 +1,1 @@
+"""Login node and job host: configuration, plans, the runner and the executors."""

@@ -1,0 +1,117 @@
+"""Plans: what will run, as data. A plan is JSON; it can be printed, compared and tested without running.
+
+Standard library only: the runner reads plans on job hosts and inside containers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from handover.arguments import ScriptArguments
+
+PYTHON = "python3"
+"""argv[0] of project code; an executor replaces it with the interpreter of the place."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One program with its arguments; never a shell string.
+
+    Attributes:
+        argv: program and arguments, each passed on unchanged.
+        tasks_per_node: processes to start on each node.
+    """
+
+    argv: tuple[str, ...]
+    tasks_per_node: int = 1
+
+
+def python_module(module: str, arguments: ScriptArguments) -> Command:
+    """Run one of the project's modules with its typed arguments."""
+    return Command((PYTHON, "-m", module, *arguments.to_argv()))
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a plan needs to run.
+
+    Attributes:
+        nodes: number of hosts.
+        gpus_per_node: GPUs on each; 0 for none.
+        time_limit: Slurm's notation, ``[D-]HH:MM:SS``.
+        container: image; None to run on the host.
+        container_mounts: extra directories to mount at the same path.
+    """
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    time_limit: str = "2:00:00"
+    container: str | None = None
+    container_mounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The whole truth about one stage of a run.
+
+    Attributes:
+        stage: convert, export, deploy, evaluate, benchmark or report.
+        name: of the job, for people.
+        commands: run one after another; the first failure stops the stage.
+        resources: what they need.
+        inputs: paths that must exist when the plan runs (not when it is written).
+        output: directory that is published on success. Commands write to ``partial(output)``.
+        env: variables added to the environment.
+        service: the single command is a server: it runs until the stages after it are done.
+        needs_server: runs while the service of the same job is up.
+        always: runs even if a stage before it failed (the report).
+    """
+
+    stage: str
+    name: str
+    commands: tuple[Command, ...]
+    resources: Resources
+    inputs: tuple[Path, ...]
+    output: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    service: bool = False
+    needs_server: bool = False
+    always: bool = False
+
+    def to_json(self) -> str:
+        """Render as JSON with sorted keys."""
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True, default=str) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> StagePlan:
+        """Inverse of ``to_json``."""
+        content: dict[str, Any] = json.loads(text)
+        content["commands"] = tuple(
+            Command(tuple(command["argv"]), command["tasks_per_node"]) for command in content["commands"]
+        )
+        resources = content["resources"]
+        resources["container_mounts"] = tuple(resources["container_mounts"])
+        content["resources"] = Resources(**resources)
+        content["inputs"] = tuple(Path(path) for path in content["inputs"])
+        content["output"] = Path(content["output"])
+        return cls(**content)
+
+    @property
+    def fingerprint(self) -> str:
+        """Short digest of what determines the result: commands, inputs' paths, output and environment.
+
+        Time limits, job names and node counts do not change what comes out, so they are left out.
+        """
+        decisive = (self.stage, [c.argv for c in self.commands], sorted(map(str, self.inputs)), dict(self.env))
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def partial(output: Path) -> Path:
+    """The sibling in which an artefact grows until it is published."""
+    return output.with_name(output.name + ".partial")
