@@ -67,6 +67,8 @@ class StagePlan:
         resources: what they need.
         inputs: paths that must exist when the plan runs (not when it is written).
         output: directory that is published on success. Commands write to ``partial(output)``.
+            A service publishes nothing: its output is where it keeps its endpoint file.
+        log: file that receives what the commands print.
         env: variables added to the environment.
         service: the single command is a server: it runs until the stages after it are done.
         needs_server: runs while the service of the same job is up.
@@ -79,6 +81,7 @@ class StagePlan:
     resources: Resources
     inputs: tuple[Path, ...]
     output: Path
+    log: Path
     env: Mapping[str, str] = field(default_factory=dict)
     service: bool = False
     needs_server: bool = False
@@ -99,7 +102,7 @@ class StagePlan:
         resources["container_mounts"] = tuple(resources["container_mounts"])
         content["resources"] = Resources(**resources)
         content["inputs"] = tuple(Path(path) for path in content["inputs"])
-        content["output"] = Path(content["output"])
+        content["output"], content["log"] = Path(content["output"]), Path(content["log"])
         return cls(**content)
 
     @property

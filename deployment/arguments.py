@@ -1,0 +1,25 @@
+"""Arguments of the server script: the launcher renders them, the script parses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handover.arguments import ScriptArguments
+
+
+@dataclass(frozen=True)
+class ServeArguments(ScriptArguments):
+    """Start tritonserver on a model repository, prove that it generates, supervise it."""
+
+    model_repository: Path = field(metadata={"help": "Triton model repository"})
+    endpoint: Path = field(metadata={"help": "file to publish once a real generation has come back"})
+    log: Path = field(metadata={"help": "file for what the server prints"})
+    http_port: int = field(default=0, metadata={"help": "0: a free one"})
+    grpc_port: int = field(default=0, metadata={"help": "0: a free one"})
+    metrics_port: int = field(default=0, metadata={"help": "0: a free one"})
+    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
+    engine: str = field(default="slipway", metadata={"help": "slipway (our drop-in) or fastertransformer"})
+    start_timeout_s: float = field(default=300, metadata={"help": "seconds until a generation must have come back"})
+    exit_timeout_s: float = field(default=10, metadata={"help": "seconds for requests in flight at the end"})
+    server_args: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of more tritonserver flags"})

@@ -1,0 +1,51 @@
+"""Arguments of the client scripts: the launcher renders them, the scripts parse them.
+
+They stand apart from the scripts so that the login side never imports pandas or matplotlib.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handover.arguments import ScriptArguments
+
+
+@dataclass(frozen=True)
+class LambadaArguments(ScriptArguments):
+    """Score a running deployment on LAMBADA."""
+
+    endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
+    output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
+    data_path: Path = field(metadata={"help": 'JSON lines with a "text" each'})
+    data_sha256: str | None = field(default=None, metadata={"help": "expected digest of the data file"})
+    samples: int | None = field(default=None, metadata={"help": "take the first so many lines; all by default"})
+    batch_size: int = field(default=16, metadata={"help": "prompts a request"})
+    concurrency: int = field(default=2, metadata={"help": "requests in flight"})
+    model: str = field(default="fastertransformer", metadata={"help": "model to ask"})
+
+
+@dataclass(frozen=True)
+class BenchmarkArguments(ScriptArguments):
+    """Measure latency and throughput of a running deployment, point by point."""
+
+    endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
+    output: Path = field(metadata={"help": "directory for benchmark.csv"})
+    model: str = field(default="fastertransformer", metadata={"help": "model to ask"})
+    batch_sizes: tuple[int, ...] = field(default=(1, 2, 4, 8, 16, 32, 64, 128, 256), metadata={"help": "JSON list"})
+    lengths: tuple[tuple[int, int], ...] = field(
+        default=((60, 20),), metadata={"help": "JSON list of [input, output] lengths in tokens"}
+    )
+    warmup: int = field(default=1, metadata={"help": "requests before each point that do not count"})
+    repeats: int = field(default=5, metadata={"help": "requests a point"})
+    max_batch_size: int = field(default=256, metadata={"help": "larger batch sizes are left out"})
+
+
+@dataclass(frozen=True)
+class ReportArguments(ScriptArguments):
+    """Write report.md and report.html over what a run produced."""
+
+    results: Path = field(metadata={"help": "results directory of the run"})
+    output: Path = field(metadata={"help": "directory for the report"})
+    title: str = field(metadata={"help": "name of the model"})
+    stages: Path = field(metadata={"help": "stages.json of the runner"})

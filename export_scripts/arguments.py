@@ -1,0 +1,40 @@
+"""Arguments of the convert and export scripts: the launcher renders them, the scripts parse them.
+
+They stand apart from the scripts so that the login side never imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handover.arguments import ScriptArguments
+
+
+@dataclass(frozen=True)
+class ConvertArguments(ScriptArguments):
+    """From a training checkpoint to FasterTransformer shards."""
+
+    checkpoint: Path = field(metadata={"help": "archive, unpacked directory, or directory that holds one of them"})
+    output: Path = field(metadata={"help": "directory to write the FT checkpoint into"})
+    tensor_para_size: int = field(metadata={"help": "number of shards of each split tensor"})
+    weight_data_type: str = field(metadata={"help": "fp32, fp16 or bf16: on disk"})
+    processes: int = field(default=1, metadata={"help": "parallel workers at most"})
+    load_checkpoints_to_cpu: bool = field(default=True, metadata={"help": "false: rearrange on the GPU if there is one"})
+
+
+@dataclass(frozen=True)
+class ExportArguments(ScriptArguments):
+    """From an FT checkpoint to a Triton model repository."""
+
+    ft_checkpoint: Path = field(metadata={"help": "the <T>-gpu directory"})
+    output: Path = field(metadata={"help": "directory to write the model repository into"})
+    model_name: str = field(metadata={"help": "second name under which the model is served, beside 'fastertransformer'"})
+    tensor_para_size: int = field(metadata={"help": "tensor parallelism of the served model"})
+    pipeline_para_size: int = field(metadata={"help": "pipeline parallelism of the served model"})
+    data_type: str = field(metadata={"help": "fp32, fp16 or bf16: of the computation"})
+    int8_mode: int = field(metadata={"help": "1: weight-only int8"})
+    enable_custom_all_reduce: int = field(metadata={"help": "1: FasterTransformer's own all-reduce"})
+    max_batch_size: int = field(metadata={"help": "largest batch that Triton forms or accepts"})
+    max_queue_delay_us: int = field(default=0, metadata={"help": "microseconds a request may wait to fill a batch"})
+    decoupled: bool = field(default=False, metadata={"help": "stream each token as it is made"})

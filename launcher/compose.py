@@ -1,0 +1,48 @@
+"""From Hydra's composed configuration to the typed one, on the cluster that is really there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from launcher.config import ClusterType, Config, to_typed
+
+_PING_TIMEOUT_S = 5
+
+
+def finish(cfg: DictConfig) -> Config:
+    """Resolve ``cluster_type: auto``, take that cluster's own group, and return dataclasses."""
+    cluster_type = cfg.cluster_type
+    if cluster_type is ClusterType.auto:
+        cluster_type = detect_cluster()
+    overrides = list(HydraConfig.get().overrides.task)
+    chosen = any(override.split("=", 1)[0] == "cluster" for override in overrides)
+    if not chosen and HydraConfig.get().runtime.choices["cluster"] != cluster_type.name:
+        cfg = hydra.compose("config", overrides=[*overrides, f"cluster={cluster_type.name}"])
+    config = to_typed(cfg)
+    config.cluster_type = cluster_type
+    return config
+
+
+def detect_cluster() -> ClusterType:
+    """Say where this process runs: in a BCP job, on a host with a Slurm controller, or neither."""
+    if "NGC_ARRAY_SIZE" in os.environ and shutil.which("bcprun"):
+        return ClusterType.bcp
+    if shutil.which("sbatch") and _slurm_answers():
+        return ClusterType.bcm
+    return ClusterType.interactive
+
+
+def _slurm_answers() -> bool:
+    try:
+        ping = subprocess.run(
+            ["scontrol", "ping"], capture_output=True, text=True, timeout=_PING_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ping.returncode == 0 and " UP" in ping.stdout

@@ -1,0 +1,229 @@
+"""Every configuration key: its type, its meaning and its unit. The YAML files below conf/ are only values.
+
+The keys are those of NeMo-Megatron-Launcher where it has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+
+class Choice(str, Enum):
+    """A configuration value out of a fixed set; renders as its name."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Stage(Choice):
+    """What a run can do, in this order."""
+
+    convert = "convert"
+    export = "export"
+    deploy = "deploy"
+    evaluate = "evaluate"
+    benchmark = "benchmark"
+
+
+class ClusterType(Choice):
+    """Who starts the jobs."""
+
+    auto = "auto"
+    bcm = "bcm"
+    bcp = "bcp"
+    interactive = "interactive"
+
+
+class DataType(Choice):
+    """Of weights on disk (weight_data_type) and of the computation (data_type)."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+class Engine(Choice):
+    """What stands behind ``backend: "fastertransformer"``."""
+
+    slipway = "slipway"
+    fastertransformer = "fastertransformer"
+
+
+class ModelType(Choice):
+    """Model families that export knows."""
+
+    gpt3 = "gpt3"
+
+
+@dataclass
+class ClusterConfig:
+    """Where jobs run. Slurm's keys are ignored by the other cluster types."""
+
+    partition: str | None = None
+    account: str | None = None
+    exclusive: bool = True
+    gpus_per_task: int | None = None
+    gpus_per_node: int | None = None  # None: what this machine has
+    mem: int = 0  # MB per node; 0: all
+    overcommit: bool = False
+    job_name_prefix: str = "nemo-megatron-"
+    nodes: int | None = None  # upper limit; None: as many as TP x PP fill
+
+
+@dataclass
+class ExportRunConfig:
+    """What the run is called and where its results go."""
+
+    name: str = MISSING
+    time_limit: str = "2:00:00"
+    dependency: str = "singleton"
+    model_train_name: str = MISSING
+    training_dir: str = MISSING
+    config_summary: str = MISSING
+    results_dir: str = MISSING
+    model_type: ModelType = ModelType.gpt3
+
+
+@dataclass
+class ModelConfig:
+    """The training checkpoint and how it becomes FasterTransformer shards."""
+
+    checkpoint_path: str = MISSING
+    tensor_model_parallel_size: int = 1
+    weight_data_type: DataType = DataType.fp16
+    processes: int = 16
+    load_checkpoints_to_cpu: bool = False
+
+
+@dataclass
+class TritonDeploymentConfig:
+    """The Triton model repository."""
+
+    triton_model_dir: str = MISSING
+    max_batch_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    int8_mode: bool = False
+    enable_custom_all_reduce: bool = False
+    data_type: DataType = DataType.fp16
+    max_queue_delay_us: int = 0  # how long the dynamic batcher holds a request back to fill a batch
+
+
+@dataclass
+class ExportConfig:
+    """conf/export: the convert and export stages."""
+
+    run: ExportRunConfig = field(default_factory=ExportRunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    triton_deployment: TritonDeploymentConfig = field(default_factory=TritonDeploymentConfig)
+
+
+@dataclass
+class StageRunConfig:
+    """Name, time limit and results directory of one stage."""
+
+    name: str = MISSING
+    time_limit: str = "2:00:00"
+    results_dir: str = MISSING
+
+
+@dataclass
+class DeploymentConfig:
+    """conf/deployment: the running server."""
+
+    run: StageRunConfig = field(default_factory=StageRunConfig)
+    engine: Engine = Engine.slipway
+    host: str = "127.0.0.1"
+    http_port: int = 0  # 0: a free one
+    grpc_port: int = 0
+    metrics_port: int = 0
+    start_timeout_s: int = 300  # until a real generation has come back
+    exit_timeout_s: int = 10  # for requests in flight when the server is stopped
+    endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
+    server_args: list[str] = field(default_factory=list)
+
+
+@dataclass
+class TaskConfig:
+    """What evaluate scores."""
+
+    name: str = "lambada"
+    data_path: str = MISSING
+    data_sha256: str | None = None  # of the file; None: any
+    samples: int | None = None  # the first so many; None: all
+    model: str = "fastertransformer"
+    batch_size: int = 16
+    concurrency: int = 2  # requests in flight
+
+
+@dataclass
+class EvaluationConfig:
+    """conf/evaluation: the evaluate stage."""
+
+    run: StageRunConfig = field(default_factory=StageRunConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+
+
+@dataclass
+class BenchmarkConfig:
+    """conf/benchmark: the benchmark stage."""
+
+    run: StageRunConfig = field(default_factory=StageRunConfig)
+    model: str = "fastertransformer"
+    batch_sizes: list[int] = field(default_factory=list)  # capped at max_batch_size
+    lengths: list[list[int]] = field(default_factory=list)  # pairs of input and output length in tokens
+    warmup: int = 1  # requests before each point that do not count
+    repeats: int = 5  # requests a point
+
+
+@dataclass
+class Config:
+    """conf/config.yaml: the whole run."""
+
+    stages: list[Stage] = field(default_factory=list)
+    cluster_type: ClusterType = ClusterType.auto
+    launcher_scripts_path: str = MISSING
+    data_dir: str = MISSING
+    base_results_dir: str = MISSING
+    container: str | None = None
+    container_mounts: list[str | None] = field(default_factory=list)
+    bcp_no_redirect: bool = True
+    env_vars: dict[str, Any] = field(default_factory=dict)
+    dry_run: bool = False
+    force: list[Stage] = field(default_factory=list)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+
+
+def register() -> None:
+    """Make the schema and the resolvers known to Hydra; call once, before composing."""
+    ConfigStore.instance().store(name="schema", node=Config)
+    OmegaConf.register_new_resolver("project_dir", lambda: str(PROJECT_DIR), replace=True)
+    OmegaConf.register_new_resolver("training_dir", find_training_dir, replace=True)
+
+
+def find_training_dir(base_results_dir: str, model_train_name: str) -> str:
+    """Directory of a training run: below the results, else one that ships in examples/.
+
+    The first is returned where neither exists, so that the message names the usual place.
+    """
+    usual = Path(base_results_dir) / model_train_name
+    shipped = PROJECT_DIR / "examples" / model_train_name
+    is_shipped = bool(model_train_name) and not (usual / "checkpoints").exists() and (shipped / "checkpoints").is_dir()
+    return str(shipped if is_shipped else usual)
+
+
+def to_typed(cfg: DictConfig) -> Config:
+    """Turn Hydra's config into dataclasses; after this no DictConfig exists."""
+    typed = OmegaConf.to_object(cfg)
+    assert isinstance(typed, Config)
+    return typed

@@ -1,0 +1,42 @@
+"""Plan the server."""
+
+from __future__ import annotations
+
+from deployment.arguments import ServeArguments
+from launcher.config import Config
+from launcher.paths import RunPaths
+from launcher.plan import StagePlan, python_module
+from launcher.stages.settings import environment, resources, serving_topology
+
+
+def deploy(config: Config, paths: RunPaths) -> StagePlan:
+    """Plan one tritonserver a node over the nodes that TP x PP fill."""
+    deployment = config.deployment
+    layout = serving_topology(config)
+    arguments = ServeArguments(
+        model_repository=paths.model_repository,
+        endpoint=paths.endpoint,
+        log=paths.deployment / "server.log",
+        http_port=deployment.http_port,
+        grpc_port=deployment.grpc_port,
+        metrics_port=deployment.metrics_port,
+        host=deployment.host,
+        engine=str(deployment.engine),
+        start_timeout_s=deployment.start_timeout_s,
+        exit_timeout_s=deployment.exit_timeout_s,
+        server_args=tuple(deployment.server_args),
+    )
+    env = environment(config)
+    if layout.cuda_devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = layout.cuda_devices
+    return StagePlan(
+        stage="deploy",
+        name=deployment.run.name,
+        commands=(python_module("deployment.serve", arguments),),
+        resources=resources(config, deployment.run.time_limit, layout.nodes, layout.gpus // layout.nodes),
+        inputs=(paths.model_repository,),
+        output=paths.deployment,
+        log=paths.log("deploy"),
+        env=env,
+        service=True,
+    )

@@ -1,0 +1,27 @@
+"""What all stages derive from the configuration in the same way."""
+
+from __future__ import annotations
+
+from launcher.config import Config
+from launcher.plan import Resources
+from launcher.topology import Topology, topology
+
+
+def environment(config: Config) -> dict[str, str]:
+    """``env_vars`` without those that are null."""
+    return {name: str(value) for name, value in config.env_vars.items() if value is not None}
+
+
+def resources(config: Config, time_limit: str, nodes: int, gpus_per_node: int) -> Resources:
+    """Resources of a stage, in the run's container."""
+    mounts = tuple(mount for mount in config.container_mounts if mount)
+    return Resources(nodes, gpus_per_node, time_limit, config.container, mounts)
+
+
+def serving_topology(config: Config) -> Topology:
+    """GPUs and nodes that the served model takes; all on one node where there is no GPU."""
+    tensor_para_size = config.export.model.tensor_model_parallel_size
+    pipeline_para_size = config.export.triton_deployment.pipeline_model_parallel_size
+    if not config.cluster.gpus_per_node:
+        return Topology(0, 1, None)
+    return topology(tensor_para_size, pipeline_para_size, config.cluster.gpus_per_node)
