@@ -18,11 +18,16 @@ class LambadaArguments(ScriptArguments):
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
     output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
     data_path: Path = field(metadata={"help": 'JSON lines with a "text" each'})
-    data_sha256: str | None = field(default=None, metadata={"help": "expected digest of the data file"})
+    data_sha256: str | None = field(
+        default=None, metadata={"help": "digest the data file must have; 'any' accepts any; by default a known file"}
+    )
     samples: int | None = field(default=None, metadata={"help": "take the first so many lines; all by default"})
     batch_size: int = field(default=16, metadata={"help": "prompts a request"})
     concurrency: int = field(default=2, metadata={"help": "requests in flight"})
-    model: str = field(default="fastertransformer", metadata={"help": "model to ask"})
+    model: str = field(default="fastertransformer", metadata={"help": "model to ask; it must take token ids"})
+    tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer files, if not beside the shards"})
+    model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
+    timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,10 @@ class BenchmarkArguments(ScriptArguments):
     warmup: int = field(default=1, metadata={"help": "requests before each point that do not count"})
     repeats: int = field(default=5, metadata={"help": "requests a point"})
     max_batch_size: int = field(default=256, metadata={"help": "larger batch sizes are left out"})
+    seed: int = field(default=0, metadata={"help": "of the random prompts"})
+    vocab_size: int | None = field(default=None, metadata={"help": "of the random ids; by default the served model's"})
+    model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
+    timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""The figures that are reported, each as one pure function with its unit and its formula.
+
+A figure that cannot be computed is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+NANOSECONDS_PER_MS = 1_000_000
+NANOSECONDS_PER_S = 1_000_000_000
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Arithmetic mean, in the unit of the values: sum(x) / n; None for no values."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Standard error of the mean, in the unit of the values.
+
+    s / sqrt(n) with the sample deviation s = sqrt(sum((x - mean)^2) / (n - 1)), as lm-eval reports it;
+    None below two values.
+    """
+    centre = mean(values)
+    if centre is None or len(values) < 2:
+        return None
+    variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+    return math.sqrt(variance / len(values))
+
+
+def accuracy(hits: Sequence[bool]) -> float | None:
+    """Share of hits, 0 to 1: hits / n; None for no samples."""
+    return mean([float(hit) for hit in hits])
+
+
+def accuracy_standard_error(hits: Sequence[bool]) -> float | None:
+    """Standard error of the share of hits, 0 to 1: sqrt(p * (1 - p) / (n - 1)); None below two samples."""
+    return standard_error([float(hit) for hit in hits])
+
+
+def perplexity(log_probs: Sequence[float]) -> float | None:
+    """Perplexity per document: exp(-sum(log p) / n), with one summed natural log probability a document.
+
+    For LAMBADA a document's target is one word, so this is per word (lm-eval's ``perplexity``).
+    """
+    centre = mean(log_probs)
+    return None if centre is None else math.exp(-centre)
+
+
+def perplexity_standard_error(log_probs: Sequence[float]) -> float | None:
+    """Standard error of the perplexity by the delta method: perplexity * standard_error(log p).
+
+    lm-eval bootstraps this figure; for LAMBADA's sizes both agree within a few percent.
+    """
+    value, error = perplexity(log_probs), standard_error(log_probs)
+    return None if value is None or error is None else value * error
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Percentile with linear interpolation between order statistics, in the unit of the values.
+
+    With the values sorted as x[0..n-1] and h = (n - 1) * percent / 100 it is
+    x[floor(h)] + (h - floor(h)) * (x[floor(h) + 1] - x[floor(h)]): Hyndman and Fan's type 7, the
+    default of numpy. With fewer than 100 / (100 - percent) values it lies between the two largest.
+
+    Args:
+        values: in any order.
+        percent: 0 to 100.
+    """
+    if not 0 <= percent <= 100:
+        raise ValueError(f"a percentile lies between 0 and 100, not at {percent}")
+    if not values:
+        return None
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def throughput(count_per_request: int, latencies_ns: Sequence[int]) -> float | None:
+    """Units per second of requests that were sent one after another.
+
+    count_per_request * n / sum(latency): the time between two requests (the client's own work) is
+    not counted. Sequences per second with the batch size as count, tokens per second with the batch
+    size times the output length (generated tokens only).
+    """
+    total_ns = sum(latencies_ns)
+    return count_per_request * len(latencies_ns) * NANOSECONDS_PER_S / total_ns if total_ns else None

@@ -1,0 +1,87 @@
+"""Where a figure comes from: the code's commit, the machine and the time."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The host on which the client ran (the server's host too, when both share one).
+
+    Attributes:
+        cpu: model name of the processor.
+        cores: logical cores that this process may use.
+        memory_bytes: physical memory; None where it cannot be read.
+        gpu: names of the GPUs that nvidia-smi lists, ``2 x NAME``; empty for none.
+    """
+
+    cpu: str
+    cores: int
+    memory_bytes: int | None
+    gpu: str
+
+
+def describe_machine() -> Machine:
+    """Read the host's processor, cores, memory and GPUs; what cannot be read is left empty."""
+    return Machine(_cpu_model(), _usable_cores(), _memory_bytes(), _gpu_names())
+
+
+def read_commit() -> str:
+    """Return the repository's commit, ``<hex>`` or ``<hex>-dirty``; empty outside a git checkout."""
+    head = _output("git", "-C", str(_ROOT), "rev-parse", "HEAD")
+    if not head:
+        return ""
+    changed = _output("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no")
+    return f"{head}-dirty" if changed else head
+
+
+def timestamp() -> str:
+    """Return the wall-clock time now, UTC, ISO 8601 with seconds."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _gpu_names() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    names = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+    counts = {name: names.count(name) for name in names if name}
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
+
+
+def _output(*argv: str) -> str:
+    try:
+        finished = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return finished.stdout.strip()

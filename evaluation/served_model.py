@@ -1,0 +1,102 @@
+"""What stands behind an endpoint: the model's directory, dimensions and identity."""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from handover.endpoint import FILE_NAME, Endpoint
+from handover.errors import ArtefactError, ServerError
+from handover.manifest import Manifest
+
+DEFAULT_RESULTS = Path("results")
+DEFAULT_URL = "localhost:8001"
+_MODEL = "fastertransformer"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A deployment and what is known about its model.
+
+    Attributes:
+        endpoint: where it listens.
+        directory: of the FT checkpoint that is served, ``fastertransformer/1/<T>-gpu``; None where it is
+            not on this machine.
+        vocab_size: tokens, padding included; None if unknown.
+        max_positions: input and output tokens of one sequence; None if unknown.
+    """
+
+    endpoint: Endpoint
+    directory: Path | None = None
+    vocab_size: int | None = None
+    max_positions: int | None = None
+
+
+def find_endpoint(source: str | Path | None, results: Path = DEFAULT_RESULTS) -> Endpoint:
+    """Read the named endpoint, or the newest ``endpoint.json`` below the results, or take localhost:8001.
+
+    Raises:
+        ServerError: the source names no deployment.
+    """
+    if source is not None:
+        return Endpoint.read(source)
+    newest = max(results.rglob(FILE_NAME), key=lambda path: path.stat().st_mtime, default=None)
+    return Endpoint.read(newest if newest is not None else DEFAULT_URL)
+
+
+def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = None) -> ServedModel:
+    """Find the served model's directory and read its dimensions from ``config.ini``.
+
+    Args:
+        endpoint: where the deployment listens.
+        parameters: of the served model's config.pbtxt, for a server that is not ours.
+    """
+    directory = _model_directory(endpoint, parameters or {})
+    config = configparser.ConfigParser()
+    if directory is not None:
+        config.read(directory / "config.ini")
+    section = next((config[name] for name in config.sections() if "vocab_size" in config[name]), None)
+    if section is None:
+        return ServedModel(endpoint, directory)
+    return ServedModel(endpoint, directory, section.getint("vocab_size"), section.getint("max_pos_seq_len"))
+
+
+def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
+    """Refuse a deployment that serves another model than the one asked for.
+
+    Args:
+        endpoint: of a running deployment.
+        model_digest: of the model repository's manifest that should be served; None to accept any.
+
+    Raises:
+        ServerError: the endpoint says another digest, or its repository was replaced after it started.
+    """
+    if model_digest is not None and endpoint.model_digest != model_digest:
+        raise ServerError(
+            f"the endpoint serves model {endpoint.model_digest or 'of unknown digest'}, not {model_digest}",
+            "stop that deployment, or deploy the model that you want to measure",
+        )
+    if not endpoint.model_digest or not endpoint.model_repository:
+        return
+    try:
+        current = Manifest.read(Path(endpoint.model_repository)).digest
+    except ArtefactError:
+        return  # the repository lies on another machine: nothing to compare with
+    if current != endpoint.model_digest:
+        raise ServerError(
+            f"the endpoint serves model {endpoint.model_digest}, but {endpoint.model_repository} now holds {current}",
+            "restart the deployment",
+        )
+
+
+def _model_directory(endpoint: Endpoint, parameters: Mapping[str, str]) -> Path | None:
+    candidates = []
+    if endpoint.model_repository:
+        version = Path(endpoint.model_repository) / _MODEL / "1"
+        size = endpoint.settings.get("tensor_para_size")
+        candidates += [version / f"{size}-gpu"] if size else sorted(version.glob("*-gpu"))
+    if parameters.get("model_checkpoint_path"):
+        candidates.append(Path(parameters["model_checkpoint_path"]))
+    return next((path for path in candidates if (path / "config.ini").is_file()), None)

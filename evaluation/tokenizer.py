@@ -1,0 +1,96 @@
+"""The served model's tokenizer, read from the files that lie beside its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from handover.errors import ArtefactError
+
+VOCABULARY_NAMES = ("vocab.json", "gpt2-vocab.json")
+MERGES_NAMES = ("merges.txt", "gpt2-merges.txt")
+SENTENCEPIECE_NAME = "tokenizer.model"
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back; neither direction adds or hides special tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+
+
+class BytePairTokenizer:
+    """GPT-2's byte-level BPE, from ``vocab.json`` and ``merges.txt``."""
+
+    def __init__(self, vocabulary: Path, merges: Path) -> None:
+        from tokenizers import Tokenizer as Pipeline
+        from tokenizers import decoders, models, pre_tokenizers
+
+        self._pipeline = Pipeline(models.BPE.from_file(str(vocabulary), str(merges)))
+        self._pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._pipeline.decoder = decoders.ByteLevel()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        return list(self._pipeline.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        return str(self._pipeline.decode(list(ids), skip_special_tokens=False))
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model, from ``tokenizer.model``."""
+
+    def __init__(self, model: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self._processor = SentencePieceProcessor(model_file=str(model))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        return list(self._processor.encode(text, out_type=int))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        return str(self._processor.decode(list(ids)))
+
+
+def load_tokenizer(source: Path) -> Tokenizer:
+    """Load the tokenizer from a directory of its files, or from a SentencePiece model file.
+
+    Args:
+        source: a directory with ``vocab.json`` and ``merges.txt`` (or ``gpt2-vocab.json`` and
+            ``gpt2-merges.txt``, as FasterTransformer's scripts call them) or ``tokenizer.model``.
+
+    Raises:
+        ArtefactError: none of these files is there, or they cannot be read.
+    """
+    if source.is_file():
+        return _open(SentencePieceTokenizer, source)
+    vocabulary = _first_file(source, VOCABULARY_NAMES)
+    merges = _first_file(source, MERGES_NAMES)
+    if vocabulary is not None and merges is not None:
+        return _open(BytePairTokenizer, vocabulary, merges)
+    if (source / SENTENCEPIECE_NAME).is_file():
+        return _open(SentencePieceTokenizer, source / SENTENCEPIECE_NAME)
+    raise ArtefactError(
+        f"{source} holds no tokenizer",
+        f"it should hold {VOCABULARY_NAMES[0]} and {MERGES_NAMES[0]}, or {SENTENCEPIECE_NAME}; "
+        "name another directory with --tokenizer",
+    )
+
+
+def _first_file(directory: Path, names: Sequence[str]) -> Path | None:
+    return next((directory / name for name in names if (directory / name).is_file()), None)
+
+
+def _open(kind: type[BytePairTokenizer] | type[SentencePieceTokenizer], *files: Path) -> Tokenizer:
+    try:
+        return kind(*files)
+    except Exception as error:  # both libraries raise bare Exception, RuntimeError or OSError
+        raise ArtefactError(f"the tokenizer in {files[0].parent} cannot be read: {error}") from error
