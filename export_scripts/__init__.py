@@ -1,0 +1,1 @@
+"""From a training checkpoint to FasterTransformer shards and a Triton model repository."""

@@ -1,0 +1,218 @@
+"""Build the Triton model repository of an FT checkpoint.
+
+Where the engine finds its shards: ``model_checkpoint_path`` is ``1/<T>-gpu``. Our engine resolves a
+relative path against the model's own directory, so the repository may be moved. FasterTransformer's C++
+backend (``libfastertransformer.cc``, ModelFactory) opens the path as it is, so relative to the server's
+working directory; ``deployment.serve`` therefore starts every server in the model's directory. Started
+by hand from elsewhere, that backend says ``Can't load 1/<T>-gpu/config.ini`` and stops; an absolute path
+in ``config.pbtxt`` serves with both. Without the parameter it falls back to
+``<model>/<version>/<default_model_filename>``, and ``default_model_filename`` names the same directory.
+"""
+
+from __future__ import annotations
+
+import configparser
+import errno
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from export_scripts import gpt_interface
+from export_scripts.arguments import ExportArguments
+from export_scripts.gpt_interface import Serving
+from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
+from export_scripts.pbtxt import ModelSpec, to_text
+from handover.errors import ArtefactError
+from handover.manifest import FILE_NAME as MANIFEST_NAME
+from handover.manifest import FileRecord, Manifest, file_digest
+from handover.progress import Progress
+
+KIND = "model_repository"
+TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer.model")
+_SOURCES = Path(__file__).parent / "tokenizer_models"
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
+
+
+def build_repository(arguments: ExportArguments) -> Manifest:
+    """Write the repository and, last, its manifest.
+
+    Shards and tokenizer files are hard links to those of the FT checkpoint (copies across file
+    systems), so the repository takes no space and keeps its weights when the checkpoint is deleted.
+    The records of linked files come from the checkpoint's manifest; nothing is read again.
+
+    Raises:
+        ConfigError: the model's name is illegal.
+        ArtefactError: the FT checkpoint is incomplete, made for another tensor_para_size or without a
+            tokenizer; the output directory holds foreign files.
+    """
+    check_model_name(arguments.model_name)
+    checkpoint = Manifest.read(arguments.ft_checkpoint)
+    _check_checkpoint(arguments, checkpoint)
+    repository = _Repository(arguments.output, arguments.ft_checkpoint, checkpoint)
+    serving = _serving(arguments)
+    shards = f"1/{arguments.tensor_para_size}-gpu"
+    engines = [ENGINE] if arguments.model_name == ENGINE else [ENGINE, arguments.model_name]
+    with Progress("export", len(engines) * len(checkpoint.files), "files", len(engines) * checkpoint.size_bytes) as bar:
+        for name in engines:
+            repository.link_checkpoint(f"{name}/{shards}", bar)
+    repository.add_config(gpt_interface.engine(serving))
+    if arguments.model_name != ENGINE:
+        repository.add_ensemble(gpt_interface.alias(serving, arguments.model_name))
+    repository.add_tokenizer_model(gpt_interface.preprocessing(serving), _SOURCES / "preprocessing.py")
+    repository.add_tokenizer_model(gpt_interface.postprocessing(serving), _SOURCES / "postprocessing.py")
+    repository.add_ensemble(gpt_interface.ensemble(serving))
+    return repository.seal(arguments)
+
+
+class _Repository:
+    """The directory as it grows, with the record of every file in it."""
+
+    def __init__(self, root: Path, ft_checkpoint: Path, checkpoint: Manifest) -> None:
+        self.root, self.ft_checkpoint, self.checkpoint = root, ft_checkpoint, checkpoint
+        self.records: dict[str, FileRecord] = {}
+
+    def link_checkpoint(self, directory: str, bar: Progress) -> None:
+        for record in self.checkpoint.files:
+            self._link(record, f"{directory}/{record.path}")
+            bar.advance(size_bytes=record.size_bytes)
+        # The checkpoint's own manifest goes along, so that the shards can be proved wherever they are moved to.
+        self._copy(self.ft_checkpoint / MANIFEST_NAME, f"{directory}/{MANIFEST_NAME}")
+
+    def add_config(self, spec: ModelSpec) -> None:
+        comment = (
+            f"Written by Slipway's export. Names and shapes: FasterTransformer backend's GPT guide.\n{_note(spec)}"
+        )
+        self._write(f"{spec.name}/config.pbtxt", to_text(spec, comment.strip()))
+
+    def add_ensemble(self, spec: ModelSpec) -> None:
+        self.add_config(spec)
+        self._write(f"{spec.name}/1/.keep", "")  # Triton wants a version directory, git and rsync want a file
+
+    def add_tokenizer_model(self, spec: ModelSpec, source: Path) -> None:
+        self.add_config(spec)
+        self._copy(source, f"{spec.name}/1/model.py")
+        self._copy(_SOURCES / "slipway_tokenizer.py", f"{spec.name}/1/slipway_tokenizer.py")
+        for record in self.checkpoint.files:
+            if record.path in TOKENIZER_FILES:
+                self._link(record, f"{spec.name}/1/{record.path}")
+
+    def seal(self, arguments: ExportArguments) -> Manifest:
+        self._refuse_foreign_files()
+        settings = {
+            name: getattr(arguments, name)
+            for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", "int8_mode",
+                         "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled")
+        }  # fmt: skip
+        made_from = {
+            "ft_checkpoint": str(self.ft_checkpoint),
+            "ft_checkpoint_digest": self.checkpoint.digest,
+            **settings,
+        }
+        records = tuple(self.records[path] for path in sorted(self.records))
+        manifest = Manifest(KIND, records, made_from=made_from, made_by=self.checkpoint.made_by)
+        manifest.write(self.root)
+        return manifest
+
+    def _link(self, record: FileRecord, path: str) -> None:
+        target = self._clear(path)
+        try:
+            os.link(self.ft_checkpoint / record.path, target)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            shutil.copyfile(self.ft_checkpoint / record.path, target)
+        self.records[path] = replace(record, path=path)
+
+    def _copy(self, source: Path, path: str) -> None:
+        self._record(path, shutil.copyfile(source, self._clear(path)))
+
+    def _write(self, path: str, content: str) -> None:
+        target = self._clear(path)
+        target.write_text(content, encoding="utf-8")
+        self._record(path, target)
+
+    def _record(self, path: str, target: Path) -> None:
+        self.records[path] = FileRecord(path, target.stat().st_size, file_digest(target))
+
+    def _clear(self, path: str) -> Path:
+        # Unlink first: writing through a hard link of an earlier attempt would alter the checkpoint.
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        return target
+
+    def _refuse_foreign_files(self) -> None:
+        (self.root / MANIFEST_NAME).unlink(missing_ok=True)
+        found = {path.relative_to(self.root).as_posix(): path for path in self.root.rglob("*") if not path.is_dir()}
+        for name, path in list(found.items()):
+            if re.fullmatch(rf"\.{re.escape(MANIFEST_NAME)}\.\d+", name):  # of a run that was killed while writing it
+                path.unlink()
+                del found[name]
+        foreign = sorted(found.keys() - self.records.keys())
+        if foreign:
+            listed = "".join(f"\n  {name}" for name in foreign[:10])
+            raise ArtefactError(
+                f"{self.root} holds {len(foreign)} files that export did not write:{listed}",
+                "give an empty directory, or move them away",
+            )
+
+
+def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
+    root = arguments.ft_checkpoint
+    problems = checkpoint.problems(root, check_digests=False)
+    if problems:
+        raise ArtefactError(f"{root} is not what its manifest says:\n  " + "\n  ".join(problems), "convert again")
+    present = {record.path for record in checkpoint.files}
+    if not {"vocab.json", "merges.txt"} <= present and "tokenizer.model" not in present:
+        raise ArtefactError(
+            f"{root} has no tokenizer: neither vocab.json and merges.txt nor tokenizer.model",
+            "put the tokenizer's files into the training checkpoint and convert again",
+        )
+    made_for = _read_config(root).get("tensor_para_size")
+    if made_for is not None and int(made_for) != arguments.tensor_para_size:
+        raise ArtefactError(
+            f"{root} was made for tensor_para_size {made_for}, not {arguments.tensor_para_size}",
+            "convert again for the tensor_para_size to serve with",
+        )
+
+
+def _serving(arguments: ExportArguments) -> Serving:
+    config = _read_config(arguments.ft_checkpoint)
+    return Serving(
+        tensor_para_size=arguments.tensor_para_size,
+        pipeline_para_size=arguments.pipeline_para_size,
+        data_type=arguments.data_type,
+        int8_mode=arguments.int8_mode,
+        enable_custom_all_reduce=arguments.enable_custom_all_reduce,
+        model_checkpoint_path=f"1/{arguments.tensor_para_size}-gpu",
+        max_batch_size=arguments.max_batch_size,
+        max_queue_delay_us=arguments.max_queue_delay_us,
+        decoupled=arguments.decoupled,
+        start_id=int(config["start_id"]),
+        end_id=int(config["end_id"]),
+    )
+
+
+def _read_config(ft_checkpoint: Path) -> dict[str, str]:
+    path = ft_checkpoint / "config.ini"
+    parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None)
+    try:
+        parser.read_string(path.read_text(encoding="utf-8"), str(path))
+        section = dict(parser["gpt"])
+        int(section["start_id"]), int(section["end_id"])
+    except (OSError, configparser.Error, KeyError, ValueError) as error:
+        raise ArtefactError(f"{path} does not describe a GPT: {error}", "convert again") from error
+    return section
+
+
+def _note(spec: ModelSpec) -> str:
+    if spec.name == ENGINE:
+        return (
+            "model_checkpoint_path is relative to this directory. FasterTransformer's own backend takes it\n"
+            "relative to the server's working directory: start it here, or write an absolute path."
+        )
+    if spec.name in (PREPROCESSING, POSTPROCESSING, ENSEMBLE):
+        return ""
+    return f"The model '{ENGINE}' under a second name: same tensors, same weights in memory."

@@ -1,0 +1,59 @@
+"""Triton model ``preprocessing``: text to token ids. Export copies it to ``preprocessing/1/model.py``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+try:  # in the model repository
+    from slipway_tokenizer import encode_prompts, encode_word_lists, load_tokenizer, read_texts  # type: ignore[import-not-found]
+except ModuleNotFoundError:  # in the project
+    from export_scripts.tokenizer_models.slipway_tokenizer import (
+        encode_prompts,
+        encode_word_lists,
+        load_tokenizer,
+        read_texts,
+    )
+
+
+class TritonPythonModel:
+    """QUERY, REQUEST_OUTPUT_LEN and the two word dictionaries to what the engine takes."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Build the tokenizer, once."""
+        parameters = json.loads(args["model_config"])["parameters"]
+        self._start_id = int(parameters["start_id"]["string_value"])
+        self._end_id = int(parameters["end_id"]["string_value"])
+        self._tokenizer = load_tokenizer(Path(__file__).parent)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer each request; one that cannot be read gets an error of its own."""
+        responses = []
+        for request in requests:
+            try:
+                responses.append(pb_utils.InferenceResponse(output_tensors=self._encode(request)))
+            except ValueError as error:
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(f"preprocessing: {error}")))
+        return responses
+
+    def _encode(self, request: Any) -> list[Any]:
+        texts = read_texts(pb_utils.get_input_tensor_by_name(request, "QUERY").as_numpy(), "QUERY")
+        ids, lengths = encode_prompts(self._tokenizer, texts, self._start_id, self._end_id)
+        output_len = pb_utils.get_input_tensor_by_name(request, "REQUEST_OUTPUT_LEN").as_numpy()
+        return [
+            pb_utils.Tensor("INPUT_ID", ids),
+            pb_utils.Tensor("REQUEST_INPUT_LEN", lengths),
+            pb_utils.Tensor("BAD_WORDS_IDS", self._words(request, "BAD_WORDS_DICT", len(texts))),
+            pb_utils.Tensor("STOP_WORDS_IDS", self._words(request, "STOP_WORDS_DICT", len(texts))),
+            pb_utils.Tensor("REQUEST_OUTPUT_LEN", output_len.astype(np.uint32)),
+        ]
+
+    def _words(self, request: Any, name: str, batch: int) -> Any:
+        tensor = pb_utils.get_input_tensor_by_name(request, name)
+        return encode_word_lists(
+            self._tokenizer, [""] * batch if tensor is None else read_texts(tensor.as_numpy(), name)
+        )

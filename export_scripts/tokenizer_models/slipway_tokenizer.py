@@ -1,0 +1,168 @@
+"""Text to token ids and back, in the layouts that FasterTransformer's GPT takes and gives."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Tokenizer(Protocol):
+    """What both kinds of tokenizer offer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without any added token."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; ids beyond the vocabulary (its padding) stand for nothing."""
+
+
+class BytePairTokenizer:
+    """GPT-2's byte-level BPE from ``vocab.json`` and ``merges.txt``.
+
+    As in FasterTransformer's repository a special token's name inside a prompt is plain text: nobody
+    can smuggle an end-of-text token into a prompt.
+    """
+
+    def __init__(self, vocab_file: Path, merges_file: Path) -> None:
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab_file), str(merges_file)))
+        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._tokenizer.decoder = tokenizers.decoders.ByteLevel()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text; incomplete UTF-8 becomes U+FFFD."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+class SentencePieceTokenizer:
+    """SentencePiece from ``tokenizer.model``."""
+
+    def __init__(self, model_file: Path) -> None:
+        import sentencepiece
+
+        self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+        self._size = int(self._processor.get_piece_size())
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        ids: list[int] = self._processor.encode(text, out_type=int)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        return str(self._processor.decode([i for i in ids if 0 <= i < self._size]))
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Load the tokenizer whose files lie in a directory.
+
+    Raises:
+        FileNotFoundError: there is neither ``vocab.json`` with ``merges.txt`` nor ``tokenizer.model``.
+    """
+    vocab, merges, model = (directory / name for name in ("vocab.json", "merges.txt", "tokenizer.model"))
+    if vocab.is_file() and merges.is_file():
+        return BytePairTokenizer(vocab, merges)
+    if model.is_file():
+        return SentencePieceTokenizer(model)
+    raise FileNotFoundError(f"no tokenizer in {directory}: neither {vocab.name} and {merges.name} nor {model.name}")
+
+
+def read_texts(array: NDArray[Any], name: str) -> list[str]:
+    """Return the texts of a string tensor as Triton hands it over.
+
+    Args:
+        array: [batch, 1] of bytes (gRPC and HTTP's binary form) or str.
+        name: of the tensor, for the message.
+
+    Raises:
+        ValueError: another shape: FasterTransformer would ignore what is beyond the first column.
+    """
+    if array.ndim != 2 or array.shape[1] != 1:
+        raise ValueError(f"{name} must have the shape [batch, 1], not {list(array.shape)}")
+    return [text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text) for text in array[:, 0]]
+
+
+def encode_prompts(
+    tokenizer: Tokenizer, prompts: Sequence[str], start_id: int, end_id: int
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Encode prompts as FasterTransformer's ``input_ids`` and ``input_lengths``.
+
+    An empty prompt becomes the start token: the engine needs something to continue.
+
+    Returns:
+        ids [batch, longest], padded on the right with end_id; lengths [batch, 1].
+    """
+    rows = [tokenizer.encode(prompt) or [start_id] for prompt in prompts]
+    ids = np.full((len(rows), max(map(len, rows))), end_id, dtype=np.uint32)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    return ids, np.array([[len(row)] for row in rows], dtype=np.uint32)
+
+
+def encode_word_lists(tokenizer: Tokenizer, rows: Sequence[str]) -> NDArray[np.int32]:
+    """Encode one CSV line of words a request row as FasterTransformer's bad or stop words.
+
+    The layout is that of ``to_word_list_format`` in FasterTransformer backend's GPT repository: first
+    the ids of all words, one after another, padded with 0; then the end offset of each word, padded
+    with -1. A row without words is [[0], [-1]]. A space after a comma belongs to the word.
+
+    Returns:
+        [batch, 2, ids of the longest row, at least 1].
+    """
+    words = [
+        [ids for line in csv.reader(io.StringIO(row)) for word in line if (ids := tokenizer.encode(word))]
+        for row in rows
+    ]
+    length = max([1, *(sum(map(len, row)) for row in words)])
+    result = np.zeros((len(words), 2, length), dtype=np.int32)
+    result[:, 1] = -1
+    for index, row in enumerate(words):
+        flat = [token for ids in row for token in ids]
+        result[index, 0, : len(flat)] = flat
+        result[index, 1, : len(row)] = np.cumsum([len(ids) for ids in row])
+    return result
+
+
+def decode_rows(
+    tokenizer: Tokenizer,
+    tokens: NDArray[Any],
+    input_lengths: NDArray[Any],
+    sequence_lengths: NDArray[Any] | None,
+    end_id: int,
+) -> list[str]:
+    """Decode the engine's output to prompt and completion, as one text for each sequence.
+
+    FasterTransformer's repository decodes the whole row, padding included. Here a row ends at its
+    sequence length, and an end token there is not part of the text.
+
+    Args:
+        tokenizer: of the model.
+        tokens: [batch, beam, length], each row its prompt, directly followed by what was generated.
+        input_lengths: [batch, beam], tokens of each prompt.
+        sequence_lengths: [batch, beam], tokens of prompt and completion; None: decode the whole row.
+        end_id: end-of-text token.
+
+    Returns:
+        batch * beam texts, all beams of the first request row first.
+    """
+    texts = []
+    for batch, beam in np.ndindex(*tokens.shape[:2]):
+        row = tokens[batch, beam].tolist()
+        if sequence_lengths is not None:
+            row = row[: int(sequence_lengths[batch, beam])]
+            if len(row) > int(input_lengths[batch, beam]) and row[-1] == end_id:
+                row.pop()
+        texts.append(tokenizer.decode(row))
+    return texts
