@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 # Hydra then raises instead of printing, so that one place words every error (launcher/console.py).
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -20,8 +19,10 @@ register()
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def run(cfg: DictConfig) -> None:
     """Compose the configuration, plan the stages, submit them."""
-    pipeline.launch(compose.finish(cfg))
+    with console.worded_errors():
+        pipeline.launch(compose.finish(cfg))
 
 
 if __name__ == "__main__":
-    sys.exit(console.exit_status(run))
+    with console.worded_errors():
+        run()

@@ -79,7 +79,7 @@ class Progress:
         else:
             share = self.done / self.total if self.total else 1.0
             size = ""
-        finished = self.done >= self.total
-        when = f"in {human_time(elapsed)}" if finished else f"eta {human_time(elapsed / share - elapsed) if share else '?'}"
+        remaining = human_time(elapsed / share - elapsed) if share else "?"
+        when = f"in {human_time(elapsed)}" if self.done >= self.total else f"eta {remaining}"
         bar = "#" * int(share * 20) + "." * (20 - int(share * 20)) if self._terminal else f"{share:4.0%}"
         return f"      {self.label:<10} {bar}  {self.done}/{self.total} {self.unit}{size}  {when}"

@@ -15,6 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 
+
 class Choice(str, Enum):
     """A configuration value out of a fixed set; renders as its name."""
 
@@ -224,6 +225,9 @@ def find_training_dir(base_results_dir: str, model_train_name: str) -> str:
 
 def to_typed(cfg: DictConfig) -> Config:
     """Turn Hydra's config into dataclasses; after this no DictConfig exists."""
-    typed = OmegaConf.to_object(cfg)
+    known = OmegaConf.merge(  # refuses keys that +key=value smuggled in
+        OmegaConf.structured(Config), OmegaConf.to_container(cfg, resolve=False)
+    )
+    typed = OmegaConf.to_object(known)
     assert isinstance(typed, Config)
     return typed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evaluation.arguments import BenchmarkArguments
-from launcher.config import Config
+from launcher.config import Config, Stage
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan, partial, python_module
 from launcher.stages.settings import environment, resources
@@ -32,5 +32,5 @@ def benchmark(config: Config, paths: RunPaths) -> StagePlan:
         output=paths.benchmark,
         log=paths.log("benchmark"),
         env=environment(config),
-        needs_server=attached is None,
+        needs_server=attached is None and Stage.deploy in config.stages,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evaluation.arguments import LambadaArguments
-from launcher.config import Config
+from launcher.config import Config, Stage
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan, partial, python_module
 from launcher.stages.settings import environment, resources
@@ -35,5 +35,5 @@ def evaluate(config: Config, paths: RunPaths) -> StagePlan:
         output=paths.evaluation,
         log=paths.log("evaluate"),
         env=environment(config),
-        needs_server=attached is None,
+        needs_server=attached is None and Stage.deploy in config.stages,
     )

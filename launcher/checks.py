@@ -1,0 +1,160 @@
+"""What can be known before anything is submitted or written. Each check names what is wrong and what is legal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Collection
+from pathlib import Path
+
+from handover.endpoint import Endpoint
+from handover.errors import ConfigError, ServerError, SlipwayError
+from handover.manifest import FILE_NAME
+from launcher.config import ClusterType, Config, Engine, Stage
+from launcher.paths import RunPaths
+from launcher.stages.settings import serving_topology
+from launcher.topology import Topology
+
+
+def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Run every check that applies to the stages; the first problem is raised."""
+    _check_numbers(config)
+    _check_model_name(config)
+    _check_cluster(config, stages)
+    if Stage.convert in stages:
+        from export_scripts.check import inspect_checkpoint
+
+        model = config.export.model
+        inspect_checkpoint(paths.checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
+    if Stage.deploy in stages:
+        _check_repository(paths, stages)
+        _check_ports(config)
+    if Stage.evaluate in stages or Stage.benchmark in stages:
+        _check_endpoint(config, paths, stages)
+    if Stage.evaluate in stages:
+        _check_data(Path(config.evaluation.task.data_path).expanduser())
+    _check_writable(paths.results)
+    _check_writable(paths.ft_checkpoint)
+
+
+def _check_numbers(config: Config) -> None:
+    model, triton = config.export.model, config.export.triton_deployment
+    at_least_one = {
+        "export.model.tensor_model_parallel_size": model.tensor_model_parallel_size,
+        "export.model.processes": model.processes,
+        "export.triton_deployment.pipeline_model_parallel_size": triton.pipeline_model_parallel_size,
+        "export.triton_deployment.max_batch_size": triton.max_batch_size,
+        "evaluation.task.batch_size": config.evaluation.task.batch_size,
+        "evaluation.task.concurrency": config.evaluation.task.concurrency,
+        "benchmark.repeats": config.benchmark.repeats,
+    }
+    for key, value in at_least_one.items():
+        if value < 1:
+            raise ConfigError(f"{key} is {value}", "it is at least 1")
+    for pair in config.benchmark.lengths:
+        if len(pair) != 2 or min(pair) < 1:
+            raise ConfigError(f"benchmark.lengths holds {pair}", "each is [input, output], both at least 1")
+
+
+def _check_model_name(config: Config) -> None:
+    from export_scripts.names import check_model_name
+
+    check_model_name(config.export.run.model_train_name)
+
+
+def _check_cluster(config: Config, stages: Collection[Stage]) -> None:
+    """TP x PP against nodes and GPUs; the GPUs of this machine are counted where none are given."""
+    interactive = config.cluster_type is ClusterType.interactive
+    if interactive and config.container:
+        raise ConfigError(
+            "cluster_type=interactive starts no container", "unset container, or start main.py inside the container"
+        )
+    if interactive and config.cluster.gpus_per_node is None:
+        config.cluster.gpus_per_node = gpus_here()
+    layout: Topology = serving_topology(config)
+    limit = config.cluster.nodes
+    if limit is not None and layout.nodes > limit:
+        raise ConfigError(
+            f"TP x PP = {layout.gpus} GPUs take {layout.nodes} nodes of {config.cluster.gpus_per_node} GPUs, "
+            f"but there are {limit}",
+            "lower export.model.tensor_model_parallel_size or "
+            "export.triton_deployment.pipeline_model_parallel_size, or raise cluster.nodes",
+        )
+    engine = config.deployment.engine
+    if Stage.deploy in stages and engine is Engine.slipway and config.export.triton_deployment.int8_mode:
+        raise ConfigError(
+            "export.triton_deployment.int8_mode=true: the drop-in engine does not quantise yet",
+            "take int8_mode=false, or deployment.engine=fastertransformer in its container",
+        )
+
+
+def gpus_here() -> int:
+    """Number of GPUs that nvidia-smi lists; 0 where there is none."""
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return 0
+    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False)
+    return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
+
+
+def _check_repository(paths: RunPaths, stages: Collection[Stage]) -> None:
+    if Stage.export not in stages and not (paths.model_repository / FILE_NAME).is_file():
+        raise ConfigError(
+            f"there is no model repository at {paths.model_repository}", "add export to stages: stages=[export,deploy]"
+        )
+
+
+def _check_ports(config: Config) -> None:
+    deployment = config.deployment
+    if config.cluster_type is not ClusterType.interactive:
+        return
+    given = [
+        (name, getattr(deployment, name))
+        for name in ("http_port", "grpc_port", "metrics_port")
+        if getattr(deployment, name)
+    ]
+    for name, port in given:
+        with socket.socket(socket.AF_INET6 if ":" in deployment.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((deployment.host, port))
+            except (OSError, OverflowError) as error:
+                raise ConfigError(
+                    f"deployment.{name}={port} cannot be used on {deployment.host}: {error}",
+                    "take another port, or 0 for a free one",
+                ) from None
+    ports = [port for _, port in given]
+    if len(set(ports)) < len(ports):
+        raise ConfigError(f"deployment's ports {ports} are not all different")
+
+
+def _check_endpoint(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Clients need a server: their own, a given one, or the one that stages=[deploy] left running here."""
+    if config.deployment.endpoint:
+        Endpoint.read(config.deployment.endpoint)
+    elif Stage.deploy not in stages:
+        try:
+            Endpoint.read(paths.endpoint)
+        except ServerError:
+            raise ConfigError(
+                f"nothing is deployed: there is no {paths.endpoint}",
+                "add deploy to stages, or give deployment.endpoint=<file or host:port>",
+            ) from None
+
+
+def _check_data(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(f"evaluation.task.data_path: there is no file {path}")
+
+
+def _check_writable(path: Path) -> None:
+    """Find the deepest directory that exists and ask whether it can be written."""
+    directory = path
+    while not directory.exists():
+        directory = directory.parent
+    if not directory.is_dir():
+        raise SlipwayError(f"{directory} is in the way of {path}: it is not a directory")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write to {directory}", "choose another base_results_dir")

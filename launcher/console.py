@@ -1,0 +1,83 @@
+"""What the launcher says: one line a fact, and one message an error.
+
+Standard library only at import time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from handover.errors import ConfigError, SlipwayError, nearest
+from handover.progress import human_time
+
+if TYPE_CHECKING:
+    from launcher.runner import StageResult
+
+
+def stage_line(position: int, total: int, result: StageResult, note: str = "") -> None:
+    """Print a stage's state in stable columns; a failure is followed by its reason."""
+    elapsed = human_time(result.elapsed_s) if result.elapsed_s else ""
+    print(f"[{position}/{total}] {result.stage:<10} {result.state:<12} {elapsed:>8}  {note}".rstrip(), flush=True)
+    if result.error:
+        print(f"{result.error}\n    log {result.log}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def worded_errors() -> Iterator[None]:
+    """Word whatever goes wrong as one message and exit: 1 for what the user can mend, 130 for an interrupt.
+
+    Our own defects keep their traceback.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except SlipwayError as error:
+        message, status = str(error), 1
+    except (HydraException, OmegaConfBaseException) as error:
+        message, status = str(explain(error)), 1
+    except KeyboardInterrupt:
+        message, status = "interrupted; run the same command again to continue", 130
+    else:
+        return
+    print(f"slipway: {message}", file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+def explain(error: BaseException) -> SlipwayError:
+    """Translate a configuration error of Hydra or OmegaConf: what, where, what is legal."""
+    from hydra.errors import MissingConfigException, OverrideParseException
+
+    from launcher.legal import legal_keys, legal_options
+
+    cause: BaseException = error
+    while cause.__cause__ is not None and not getattr(cause, "full_key", None):
+        cause = cause.__cause__
+    key = str(getattr(cause, "full_key", "") or "")
+    text = str(cause).splitlines()[0]
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        root = group.split("/")[0]
+        return ConfigError(f"there is no {root}={error.missing_cfg_file[len(root) + 1 :]}", legal_options(root, option))
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"cannot read '{error.override}': {text}", "quote it for the shell: 'key=[a,b]'")
+    if "not in" in text and key:
+        parent, _, word = key.rpartition(".")
+        where = f" below {parent}" if parent else ""
+        return ConfigError(f"unknown key '{word}'{where}", nearest(word, legal_keys(parent)))
+    if "expected one of" in text:
+        value = text.split("'")[1]
+        legal = text.rpartition("[")[2].rstrip("]").split(", ")
+        return ConfigError(f"{key}: there is no '{value}'", _renamed(value) or nearest(value, legal))
+    where = key or str(error).splitlines()[0].removeprefix("Error merging override ")
+    return ConfigError(text if where in text else f"{where}: {text}")
+
+
+def _renamed(value: str) -> str:
+    """Point from the stage names of NeMo-Megatron-Launcher to ours."""
+    names = {"conversion": "convert", "evaluation": "evaluate"}
+    return f"the stage is called '{names[value]}' here" if value in names else ""

@@ -1,0 +1,105 @@
+"""Order the stages, check what can be known now, plan them, hand the plans to the executor."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+from handover.errors import ConfigError
+from handover.manifest import FILE_NAME, write_atomically
+from launcher import checks
+from launcher.config import ClusterType, Config, Stage
+from launcher.executors import Executor, Job
+from launcher.paths import RunPaths
+from launcher.plan import StagePlan
+from launcher.stages.benchmark import benchmark
+from launcher.stages.convert import convert
+from launcher.stages.deploy import deploy
+from launcher.stages.evaluate import evaluate
+from launcher.stages.export import export
+from launcher.stages.report import report
+
+PLANNERS = {
+    Stage.convert: convert,
+    Stage.export: export,
+    Stage.deploy: deploy,
+    Stage.evaluate: evaluate,
+    Stage.benchmark: benchmark,
+}
+
+
+def launch(config: Config) -> None:
+    """Plan the run and submit it; exit with status 1 if a stage that ran here failed."""
+    paths = RunPaths.of(config)
+    stages = ordered_stages(config, paths)
+    checks.check(config, paths, stages)
+    plans = plan_stages(config, paths, stages)
+    executor = executor_for(config)
+    if config.dry_run:
+        show(plans, executor)
+        return
+    jobs = [write_job(config, paths, job) for job in group(plans)]
+    if not executor.submit(jobs, {stage.name for stage in config.force}):
+        sys.exit(1)
+
+
+def ordered_stages(config: Config, paths: RunPaths) -> list[Stage]:
+    """The stages in their order; export brings convert along unless only its result is left."""
+    wanted = set(config.stages)
+    if not wanted:
+        raise ConfigError("no stages", f"say which: stages=[{','.join(stage.name for stage in Stage)}]")
+    if Stage.export in wanted and (paths.checkpoint.exists() or not (paths.ft_checkpoint / FILE_NAME).exists()):
+        wanted.add(Stage.convert)
+    return [stage for stage in Stage if stage in wanted]
+
+
+def plan_stages(config: Config, paths: RunPaths, stages: Sequence[Stage]) -> list[StagePlan]:
+    """One plan a stage, and the report over what clients measured."""
+    plans = [PLANNERS[stage](config, paths) for stage in stages]
+    if Stage.evaluate in stages or Stage.benchmark in stages:
+        plans.append(report(config, paths))
+    return plans
+
+
+def group(plans: Sequence[StagePlan]) -> list[list[StagePlan]]:
+    """Split into jobs: each stage is one, but a server, its clients and the report share theirs."""
+    jobs: list[list[StagePlan]] = []
+    for plan in plans:
+        joins = plan.needs_server or (plan.always and jobs)
+        if joins and jobs and (plan.always or jobs[-1][0].service):
+            jobs[-1].append(plan)
+        else:
+            jobs.append([plan])
+    return jobs
+
+
+def write_job(config: Config, paths: RunPaths, plans: Sequence[StagePlan]) -> Job:
+    """Write the plans beside their logs."""
+    files = []
+    for plan in plans:
+        file = plan.log.with_suffix(".plan.json")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, plan.to_json())
+        files.append(file)
+    return Job(config.cluster.job_name_prefix + plans[0].name, tuple(files), paths.stages)
+
+
+def executor_for(config: Config) -> Executor:
+    """The executor of the cluster type; imported only where it is used."""
+    if config.cluster_type is ClusterType.interactive:
+        from launcher.executors.interactive import InteractiveExecutor
+
+        return InteractiveExecutor()
+    raise ConfigError(
+        f"cluster_type={config.cluster_type} cannot be submitted to yet",
+        "take cluster_type=interactive inside an allocation",
+    )
+
+
+def show(plans: Sequence[StagePlan], executor: Executor) -> None:
+    """Print every plan and the commands that it comes to."""
+    for plan in plans:
+        sys.stdout.write(f"--- {plan.stage}\n{plan.to_json()}")
+        for command in plan.commands:
+            sys.stdout.write(f"$ {shlex.join(executor.wrap(command, plan.resources))}\n")

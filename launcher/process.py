@@ -1,0 +1,118 @@
+"""Child processes of the runner: what they print goes to the terminal and a log, and they never outlive us.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+_PR_SET_PDEATHSIG = 1
+_TAIL_LINES = 12
+
+
+class Child:
+    """A running command in a session of its own.
+
+    Args:
+        argv: program and arguments.
+        env: variables added to ours.
+        log: file that everything printed is appended to.
+        quiet: keep what it prints off the terminal.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path, quiet: bool = False) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        terminal = {"SLIPWAY_TERMINAL": "1"} if sys.stderr.isatty() else {}
+        self._process = subprocess.Popen(
+            argv,
+            cwd=PROJECT_DIR,
+            env={**os.environ, **terminal, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        self.pid = self._process.pid
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._log = log.open("a", encoding="utf-8", errors="replace")
+        self._log_lock = threading.Lock()
+        assert self._process.stdout and self._process.stderr
+        pairs = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
+        self._copiers = [
+            threading.Thread(target=self._copy, args=(pipe, None if quiet else shown), daemon=True)
+            for pipe, shown in pairs
+        ]
+        for copier in self._copiers:
+            copier.start()
+
+    def _copy(self, pipe: IO[bytes], shown: IO[str] | None) -> None:
+        """Pass bytes on as they come; the log gets whole lines, without what a progress bar overwrote."""
+        line = b""
+        while chunk := os.read(pipe.fileno(), 65536):
+            if shown:
+                shown.write(chunk.decode(errors="replace"))
+                shown.flush()
+            *whole, line = (line + chunk).split(b"\n")
+            self._write_log(whole)
+        if line:
+            self._write_log([line])
+
+    def _write_log(self, lines: Sequence[bytes]) -> None:
+        with self._log_lock:
+            for raw in lines:
+                text = raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].replace(b"\x1b[K", b"").decode(errors="replace")
+                self._log.write(text + "\n")
+                if text.strip():
+                    self._tail.append(text.rstrip())
+            self._log.flush()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Exit status, or None if it still runs after that long."""
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        for copier in self._copiers:
+            copier.join(timeout=2)
+        return status
+
+    def stop(self, grace_s: float, whole_group: bool = True) -> int:
+        """End it: SIGTERM, after the grace period SIGKILL to its whole session. Returns the exit status."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if whole_group else os.kill)(self.pid, signal.SIGTERM)
+            self.wait(grace_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        status = self.wait(5)
+        return -signal.SIGKILL if status is None else status
+
+    @property
+    def last_lines(self) -> str:
+        """The last lines that it printed."""
+        return "\n".join(self._tail)
+
+
+def describe_status(status: int) -> str:
+    """Say what an exit status means."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}"
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for a SIGTERM when our parent dies, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

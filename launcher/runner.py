@@ -1,0 +1,216 @@
+"""Run the plans of one job, one after another: check, skip, execute, verify, publish.
+
+Standard library only. ``python3 -m launcher.runner [--force=stage,...] PLAN.json ...`` is what a job host runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from handover.errors import ArtefactError, ServerError, SlipwayError
+from handover.manifest import write_atomically
+from launcher import artefact, console
+from launcher.plan import Command, Resources, StagePlan
+from launcher.process import Child, describe_status
+
+Wrap = Callable[[Command, Resources], tuple[str, ...]]
+
+_POLL_S = 0.2
+_COMMAND_GRACE_S = 10.0
+_SERVER_GRACE_S = 40.0
+
+
+@dataclass
+class StageResult:
+    """What became of one stage.
+
+    Attributes:
+        state: running, done, skipped, failed, interrupted or not run.
+        error: the reason, with the last lines it printed; empty unless failed.
+    """
+
+    stage: str
+    name: str
+    state: str = "not run"
+    elapsed_s: float = 0.0
+    error: str = ""
+    log: str = ""
+    output: str = ""
+
+
+def run_job(
+    plans: Sequence[StagePlan], wrap: Wrap, force: Collection[str] = (), stages_file: Path | None = None
+) -> list[StageResult]:
+    """Run plans in order; the first failure leaves the rest not run, but for those that run always.
+
+    Args:
+        plans: of one job. A service is stopped after the last plan that needs it.
+        wrap: turns a command into the argv that starts it here.
+        force: stages to redo although their output is current.
+        stages_file: kept up to date with the results.
+
+    Returns:
+        One result a plan. An interrupt (Ctrl-C, SIGTERM) is raised again once everything is stopped.
+    """
+    job = _Job(plans, wrap, force, stages_file)
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        job.run()
+    finally:
+        job.stop_server()
+        signal.signal(signal.SIGTERM, previous)
+    return job.results
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class _Job:
+    """The state of a job while it runs."""
+
+    def __init__(
+        self, plans: Sequence[StagePlan], wrap: Wrap, force: Collection[str], stages_file: Path | None
+    ) -> None:
+        self.plans, self.wrap, self.force, self.stages_file = plans, wrap, force, stages_file
+        self.results = [
+            StageResult(plan.stage, plan.name, log=str(plan.log), output=str(plan.output)) for plan in plans
+        ]
+        self.server: Child | None = None
+
+    def run(self) -> None:
+        failed = False
+        for index, plan in enumerate(self.plans):
+            if failed and not plan.always:
+                self._report(index)
+                continue
+            if plan.always:
+                self.stop_server()
+            failed |= not self._run_one(index)
+            if failed or not any(later.needs_server for later in self.plans[index + 1 :]):
+                self.stop_server()
+
+    def _run_one(self, index: int) -> bool:
+        """Run one plan; False if it failed."""
+        plan, result = self.plans[index], self.results[index]
+        started = time.monotonic()
+        note = ""
+        try:
+            result.state, note = self._execute(index)
+        except (SlipwayError, OSError) as error:
+            result.state, result.error = "failed", str(error)
+        except KeyboardInterrupt:
+            result.state = "interrupted"
+            raise
+        finally:
+            result.elapsed_s = time.monotonic() - started
+            self._report(index, note or (str(plan.output) if result.state == "done" else ""))
+        return result.state != "failed"
+
+    def _execute(self, index: int) -> tuple[str, str]:
+        """Bring one plan to its end; returns state and a remark."""
+        plan = self.plans[index]
+        if plan.service:
+            return self._serve(index)
+        if not plan.always and plan.stage not in self.force and artefact.is_current(plan):
+            fingerprint = artefact.run_fingerprint(plan)
+            return "skipped", f"unchanged since {fingerprint[:8]}  (force=[{plan.stage}] to redo)"
+        missing = artefact.missing_inputs(plan)
+        if missing:
+            raise ArtefactError(f"{plan.stage} needs {missing[0]}, which is not there", "run the stage that makes it")
+        with artefact.begin(plan) as work:
+            self._announce(index)
+            for command in plan.commands[work.commands_done :]:
+                self._run_command(plan, command)
+                work.finish_command()
+            kept = work.publish()
+        return "done", f"{plan.output}" + (f"  (the one before is in {kept.name})" if kept else "")
+
+    def _run_command(self, plan: StagePlan, command: Command) -> None:
+        child = Child(self.wrap(command, plan.resources), plan.env, plan.log)
+        try:
+            while (status := child.wait(_POLL_S)) is None:
+                if plan.needs_server and self.server and self.server.wait(0) is not None:
+                    raise ServerError(f"the server died while {plan.stage} ran\n{_indent(self.server.last_lines)}")
+        finally:
+            child.stop(_COMMAND_GRACE_S)
+        if status:
+            raise ArtefactError(f"{plan.stage}: {describe_status(status)}\n{_indent(child.last_lines)}")
+
+    def _serve(self, index: int) -> tuple[str, str]:
+        plan = self.plans[index]
+        clients = [later for later in self.plans[index + 1 :] if later.needs_server]
+        if clients and all(artefact.is_current(c) and c.stage not in self.force for c in clients):
+            return "skipped", "nothing after it needs a server"
+        self._announce(index)
+        plan.output.mkdir(parents=True, exist_ok=True)
+        (command,) = plan.commands
+        self.server = Child(self.wrap(command, plan.resources), plan.env, plan.log)
+        endpoint = plan.output / "endpoint.json"
+        if not clients:
+            while (status := self.server.wait(_POLL_S)) is None:
+                pass
+            if status:
+                raise ServerError(f"the server ended: {describe_status(status)}\n{_indent(self.server.last_lines)}")
+            return "done", "the server was stopped"
+        while not _is_published(endpoint, self.server.pid):
+            if (status := self.server.wait(_POLL_S)) is not None:
+                lines = _indent(self.server.last_lines)
+                self.server = None
+                raise ServerError(f"the server did not start: {describe_status(status)}\n{lines}")
+        return "done", f"{endpoint}"
+
+    def stop_server(self) -> None:
+        """Stop the service, if it runs; its supervisor cleans up after the server."""
+        if self.server:
+            server, self.server = self.server, None
+            server.stop(_SERVER_GRACE_S, whole_group=False)
+
+    def _announce(self, index: int) -> None:
+        self.results[index].state = "running"
+        self._report(index, f"log {self.plans[index].log}")
+
+    def _report(self, index: int, note: str = "") -> None:
+        console.stage_line(index + 1, len(self.plans), self.results[index], note)
+        if self.stages_file:
+            self.stages_file.parent.mkdir(parents=True, exist_ok=True)
+            content = json.dumps([dataclasses.asdict(result) for result in self.results], indent=1)
+            write_atomically(self.stages_file, content + "\n")
+
+
+def _is_published(endpoint: Path, pid: int) -> bool:
+    """Whether the endpoint file is that of the process we started, not of an earlier one."""
+    try:
+        return bool(json.loads(endpoint.read_text())["pid"] == pid)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _indent(lines: str) -> str:
+    return "\n".join(f"    {line}" for line in lines.splitlines())
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the plans in the given files on this host."""
+    force = [name for arg in argv if arg.startswith("--force=") for name in arg[len("--force=") :].split(",") if name]
+    plans = [StagePlan.from_json(Path(arg).read_text()) for arg in argv if not arg.startswith("--")]
+    results = run_job(plans, run_here, force)
+    return int(any(result.state == "failed" for result in results))
+
+
+def run_here(command: Command, resources: Resources) -> tuple[str, ...]:
+    """Start a command with this interpreter, on this host."""
+    argv = command.argv
+    return (sys.executable, *argv[1:]) if argv[0] == "python3" else argv
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
