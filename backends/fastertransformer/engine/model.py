@@ -1,0 +1,134 @@
+"""The GPT network and its KV cache.
+
+B: rows of the batch; T: tokens of this call; S: cache slots in use; H: heads; D: size of a head; V: vocabulary.
+
+Rows of different length are padded on the right. Attention is causal, so no real token ever sees the padding, and what
+the padding left in the cache is overwritten or masked: a row computes the same numbers whatever else is in the batch.
+The slot of a token in the cache is its position in its own row.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor
+
+from .config import GptConfig
+from .weights import GptWeights, LayerWeights
+
+
+class KvCache:
+    """Keys and values of one batch, in memory that the next batch reuses.
+
+    Args:
+        config: dimensions.
+        dtype: number format of keys and values.
+        device: where they live.
+    """
+
+    def __init__(self, config: GptConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config = config
+        # Zeros, not empty: a masked slot is multiplied by 0, and 0 times a leftover NaN is NaN.
+        self._memory = torch.zeros(0, dtype=dtype, device=device)
+
+    def slots(self, rows: int, length: int) -> Tensor:
+        """Give [num_layer, 2 (k, v), rows, H, length, D]; the content is left over from the last batch."""
+        config = self._config
+        shape = (config.num_layer, 2, rows, config.head_num, length, config.size_per_head)
+        size = torch.Size(shape).numel()
+        if size > self._memory.numel():
+            dtype, device = self._memory.dtype, self._memory.device
+            self._memory = torch.zeros(0, dtype=dtype, device=device)  # frees the old block before the new one
+            self._memory = torch.zeros(size, dtype=dtype, device=device)
+        return self._memory[:size].view(shape)
+
+
+class Gpt:
+    """A GPT with learned positions, pre-LayerNorm and tanh-GELU.
+
+    Args:
+        config: dimensions.
+        weights: tensors.
+    """
+
+    def __init__(self, config: GptConfig, weights: GptWeights) -> None:
+        self.config = config
+        self.weights = weights
+
+    def prefill(self, ids: Tensor, cache: Tensor) -> Tensor:
+        """Run whole inputs from position 0.
+
+        Args:
+            ids: [B, T] token ids, padded on the right with any legal id.
+            cache: [num_layer, 2, B, H, >=T, D]; slots 0..T-1 are written.
+
+        Returns:
+            [B, T, hidden], before the final norm.
+        """
+        batch, length = ids.shape
+        x = self._embed(ids, torch.arange(length, device=ids.device))  # [B, T, hidden]
+        for layer, slots in zip(self.weights.layers, cache, strict=True):
+            qkv = self._qkv(layer, x).view(batch, length, 3, self.config.head_num, self.config.size_per_head)
+            qkv = qkv.permute(2, 0, 3, 1, 4)  # [3, B, H, T, D]
+            slots[:, :, :, :length] = qkv[1:]
+            attended = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)  # [B, H, T, D]
+            x = self._finish_layer(layer, x, attended.transpose(1, 2).reshape(batch, length, -1))
+        return x
+
+    def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, longest: int, is_uniform: bool) -> Tensor:
+        """Run one token of every row.
+
+        Args:
+            ids: [B] token ids.
+            positions: [B], each token's position in its row.
+            cache: [num_layer, 2, B, H, >=longest, D]; slot positions[b] of row b is written.
+            longest: 1 + the largest position, known on the host so that the device need not be asked.
+            is_uniform: whether all positions are equal: then no mask is needed.
+
+        Returns:
+            [B, hidden], before the final norm.
+        """
+        batch = ids.shape[0]
+        heads, size = self.config.head_num, self.config.size_per_head
+        rows = torch.arange(batch, device=ids.device)
+        mask = None
+        if not is_uniform:
+            mask = (torch.arange(longest, device=ids.device) <= positions[:, None])[:, None, None]  # [B, 1, 1, S]
+        x = self._embed(ids, positions)  # [B, hidden]
+        for layer, slots in zip(self.weights.layers, cache, strict=True):
+            qkv = self._qkv(layer, x).view(batch, 3, heads, size)
+            if is_uniform:
+                slots[:, :, :, longest - 1] = qkv[:, 1:].transpose(0, 1)
+            else:
+                slots[:, rows, :, positions] = qkv[:, 1:]  # indexed axes come first: [B, 2, H, D]
+            keys, values = slots[0, :, :, :longest], slots[1, :, :, :longest]  # [B, H, S, D]
+            attended = F.scaled_dot_product_attention(qkv[:, 0].unsqueeze(2), keys, values, attn_mask=mask)
+            x = self._finish_layer(layer, x, attended.reshape(batch, -1))
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head: [..., hidden] -> fp32 [..., V]."""
+        normed = self._norm(hidden, self.weights.final_norm)
+        head = self.weights.head
+        if head.dtype == torch.float32:
+            return F.linear(normed.float(), head)
+        flat = torch.mm(normed.reshape(-1, normed.shape[-1]), head.T, out_dtype=torch.float32)
+        return flat.view(*normed.shape[:-1], -1)
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        tokens = F.embedding(ids, self.weights.token_embedding)
+        where = F.embedding(positions, self.weights.position_embedding)
+        return tokens.to(where.dtype) + where
+
+    def _qkv(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        return F.linear(self._norm(x, layer.input_norm), *layer.qkv)  # [..., 3 * H * D]
+
+    def _finish_layer(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+        """Add attention's output and the MLP to the residual stream, in place: all arguments are [..., hidden]."""
+        x += F.linear(attended, *layer.attention_out)
+        inner = F.gelu(F.linear(self._norm(x, layer.post_norm), *layer.mlp_in), approximate="tanh")
+        x += F.linear(inner, *layer.mlp_out)
+        return x
+
+    def _norm(self, x: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], *norm, eps=self.config.layernorm_eps)

@@ -1,0 +1,103 @@
+"""What a model's config.pbtxt asks of the engine.
+
+Parameters: FasterTransformer's GPT guide, "Fastertransformer-Triton Serving Configuration: config.pbtxt".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import FILE_NAME
+from .errors import EngineError
+
+THREADS_PARAMETER = "cpu_threads"
+THREADS_VARIABLE = "SLIPWAY_CPU_THREADS"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters of one model.
+
+    Attributes:
+        checkpoint: directory of the shards, ``<T>-gpu``.
+        tensor_para_size: ranks that the shards were written for. One process joins and runs them all.
+        pipeline_para_size: accepted and without effect: one process runs all layers, and shards do not depend on it.
+        data_type: fp32, fp16 or bf16 at run time, whatever the shards are.
+        cpu_threads: of torch; 0 for one a core.
+    """
+
+    checkpoint: Path
+    tensor_para_size: int
+    pipeline_para_size: int
+    data_type: str
+    cpu_threads: int = 0
+
+
+def read_settings(parameters: Mapping[str, str], model_directory: Path, version: str) -> Settings:
+    """Check config.pbtxt's parameters.
+
+    enable_custom_all_reduce is accepted as 0 or 1 and has no effect in one process. int8_mode other than 0 is refused.
+    ``cpu_threads`` is this engine's own parameter; the environment variable SLIPWAY_CPU_THREADS stands in for it.
+
+    Args:
+        parameters: by key.
+        model_directory: ``<repository>/<model>``.
+        version: directory below it.
+
+    Raises:
+        EngineError: a parameter is missing, malformed or not supported, or the checkpoint is not there.
+    """
+    model_type = parameters.get("model_type", "GPT")
+    if model_type.upper() != "GPT":
+        raise EngineError(f"model_type = {model_type} is not supported by this engine yet; only GPT is")
+    if _integer(parameters, "int8_mode", "0", least=0) != 0:
+        raise EngineError(f"int8_mode = {parameters['int8_mode']} is not supported by this engine yet; only 0 is")
+    if _integer(parameters, "enable_custom_all_reduce", "0", least=0) > 1:
+        raise EngineError(f"enable_custom_all_reduce = {parameters['enable_custom_all_reduce']} is neither 0 nor 1")
+    if "data_type" not in parameters:
+        raise EngineError("config.pbtxt has no parameter data_type: fp32, fp16 or bf16")
+    tensor_para_size = _integer(parameters, "tensor_para_size", "1", least=1)
+    threads = {THREADS_PARAMETER: parameters.get(THREADS_PARAMETER, os.environ.get(THREADS_VARIABLE, "0"))}
+    return Settings(
+        checkpoint=find_checkpoint(
+            parameters.get("model_checkpoint_path", ""), model_directory, version, tensor_para_size
+        ),
+        tensor_para_size=tensor_para_size,
+        pipeline_para_size=_integer(parameters, "pipeline_para_size", "1", least=1),
+        data_type=parameters["data_type"],
+        cpu_threads=_integer(threads, THREADS_PARAMETER, "0", least=0),
+    )
+
+
+def find_checkpoint(path: str, model_directory: Path, version: str, tensor_para_size: int) -> Path:
+    """Find the directory of the shards.
+
+    A relative model_checkpoint_path is looked for below ``<repository>/<model>/<version>``, then below
+    ``<repository>/<model>``; an empty one means ``<T>-gpu``. An absolute one that is gone, because the repository was
+    moved, falls back to ``<repository>/<model>/<version>/<T>-gpu``.
+
+    Raises:
+        EngineError: no candidate holds a config.ini; the message lists them.
+    """
+    usual = model_directory / version / f"{tensor_para_size}-gpu"
+    if not path:
+        candidates = [usual]
+    elif Path(path).is_absolute():
+        candidates = [Path(path), usual]
+    else:
+        candidates = [model_directory / version / path, model_directory / path]
+    for candidate in candidates:
+        if (candidate / FILE_NAME).is_file():
+            return candidate
+    places = ", ".join(str(candidate) for candidate in candidates)
+    raise EngineError(f"model_checkpoint_path = '{path}': no {FILE_NAME} in {places}")
+
+
+def _integer(parameters: Mapping[str, str], key: str, default: str, least: int) -> int:
+    text = parameters.get(key, default).strip()
+    if not text.isdigit() or int(text) < least:
+        raise EngineError(f"{key} = {text} is not a whole number of at least {least}")
+    return int(text)

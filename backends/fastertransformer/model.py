@@ -1,0 +1,78 @@
+"""The Triton python-based backend ``fastertransformer``: translates between Triton and the engine, nothing else.
+
+It serves every model whose config.pbtxt says ``backend: "fastertransformer"`` and honours that file's parameters; see
+``engine/settings.py`` for them and for how a relative model_checkpoint_path is resolved. A backend directory needs this
+file and ``engine/`` beside it, both below a directory named ``fastertransformer``; this file may be a symbolic link.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
+from fastertransformer.engine.errors import EngineError  # noqa: E402
+from fastertransformer.engine.precision import choose_device  # noqa: E402
+from fastertransformer.engine.request import INPUT_NAMES, Request  # noqa: E402
+from fastertransformer.engine.settings import read_settings  # noqa: E402
+
+
+class TritonPythonModel:
+    """One instance of a model."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the checkpoint that config.pbtxt names; an exception here keeps the model from being served."""
+        model_config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
+        try:
+            settings = read_settings(parameters, Path(args["model_repository"]), args["model_version"])
+            device = choose_device(args["model_instance_kind"], int(args["model_instance_device_id"]))
+            self._engine: Engine = open_engine(
+                settings.checkpoint, settings.tensor_para_size, settings.data_type, device, settings.cpu_threads
+            )
+        except EngineError as error:
+            raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
+        self._max_rows = max(1, int(model_config.get("max_batch_size", 0)))
+        self._input_names = [entry["name"] for entry in model_config["input"]] or sorted(INPUT_NAMES)
+        pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answer all requests as one batch; a request that is not valid fails alone."""
+        parsed = [self._parse(request) for request in requests]
+        valid = [(index, item) for index, item in enumerate(parsed) if isinstance(item, Request)]
+        responses = [None if isinstance(item, Request) else _failure(item) for item in parsed]
+        try:
+            answers = self._engine.generate([item for _, item in valid], self._max_rows)
+        except (RuntimeError, MemoryError) as error:  # torch's: out of memory, above all
+            pb_utils.Logger.log_error(f"{len(valid)} requests failed: {error}")
+            for index, _ in valid:
+                responses[index] = _failure(f"generation failed: {error}")
+            return responses
+        for (index, _), tensors in zip(valid, answers, strict=True):
+            wanted = requests[index].requested_output_names()
+            outputs = [pb_utils.Tensor(name, array) for name, array in tensors.items() if name in wanted]
+            responses[index] = pb_utils.InferenceResponse(output_tensors=outputs)
+        return responses
+
+    def _parse(self, request: Any) -> Request | str:
+        """Check one request; give what is wrong with it as text."""
+        tensors = {}
+        for name in self._input_names:
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is not None:
+                tensors[name] = tensor.as_numpy()
+        try:
+            return self._engine.parse(tensors)
+        except EngineError as error:
+            return str(error)
+
+
+def _failure(problem: str) -> Any:
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(problem))
