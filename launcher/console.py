@@ -22,7 +22,9 @@ def stage_line(position: int, total: int, result: StageResult, note: str = "") -
     elapsed = human_time(result.elapsed_s) if result.elapsed_s else ""
     print(f"[{position}/{total}] {result.stage:<10} {result.state:<12} {elapsed:>8}  {note}".rstrip(), flush=True)
     if result.error:
-        print(f"{result.error}\n    log {result.log}", file=sys.stderr, flush=True)
+        # Indented lines quote what the command printed; that has been on the terminal already.
+        own = "\n".join(line for line in result.error.splitlines() if not line.startswith("    "))
+        print(f"{own}\n  log {result.log}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -1,0 +1,52 @@
+# Everything happens in .venv, from the lock files. PYTHON=python3.12 make test takes another interpreter.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test check format golden lock clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the demonstration checkpoint
+	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]'
+
+test: $(VENV)/.tests ## run the whole test suite
+	$(RUN) -m pytest
+
+check: $(VENV)/.tests ## lint, formatting and types
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) -m mypy backends/fastertransformer
+
+format: $(VENV)/.tests ## format the code
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+golden: $(VENV)/.tests ## rewrite the golden files; review the diff
+	$(RUN) -m pytest tests/golden --rewrite-golden
+
+lock: ## resolve the lock files anew (needs uv)
+	uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate pyproject.toml \
+	  | grep -vE '$(CUDA)' > requirements.lock
+	uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --extra test --extra lint \
+	  pyproject.toml | grep -vE '$(CUDA)' > requirements-test.lock
+
+# torch pins its own CUDA packages exactly; a CPU build of torch does without them.
+CUDA := ^(nvidia-(cu|nccl|nv)|cuda-|triton==)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: requirements.lock | $(VENV)/bin/python
+	$(PIP) -r requirements.lock
+	touch $@
+
+$(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
+	$(PIP) -r requirements-test.lock
+	touch $@
+
+clean: ## remove the virtual environment
+	rm -rf $(VENV)

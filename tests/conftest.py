@@ -1,0 +1,36 @@
+"""Options and rules of the whole suite."""
+
+from __future__ import annotations
+
+import pytest
+
+ALLOWED_SKIPS = ("no GPU",)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite-golden", action="store_true", help="write golden files instead of comparing them")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name every skip; any but a missing GPU fails the run (see pytest_sessionfinish)."""
+    for reason in _skip_reasons(terminalreporter):
+        terminalreporter.write_line(f"skipped: {reason}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A test that is skipped for anything but a missing GPU is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and any(not allowed(reason) for reason in _skip_reasons(reporter)) and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def allowed(reason: str) -> bool:
+    return any(text in reason for text in ALLOWED_SKIPS)
+
+
+def _skip_reasons(reporter: pytest.TerminalReporter) -> list[str]:
+    skipped = reporter.stats.get("skipped", [])
+    return [
+        str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr) for report in skipped
+    ]
