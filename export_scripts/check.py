@@ -1,0 +1,125 @@
+"""Look at a checkpoint without reading its weights: can it be converted, and into what.
+
+No torch here, and no weights are read: the configuration, the keys and the shapes say it all, in a fraction of a
+second, on the login node. Only a weight that overflows its new type cannot be known before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from export_scripts.checkpoints.archive import Archive, open_archive
+from export_scripts.checkpoints.nemo import JoinedTensor, NemoCheckpoint, find_checkpoint
+from export_scripts.checkpoints.nemo_config import check_expressible, read_dims, remarks
+from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles, find_tokenizer, special_ids
+from export_scripts.dtypes import STORAGE
+from export_scripts.shards import ShardSettings, check_split
+from export_scripts.weights import gpt
+from export_scripts.weights.schema import Assignment, ModelDims, SourceMap, match
+from handover.errors import CheckpointError, nearest
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A conversion that is known to work out, and everything it needs.
+
+    Attributes:
+        archive: the source's files.
+        source_format: name of the table that fits the source.
+        tensors: the source's tensors by key, not read yet.
+        assignments: every tensor to write and where it comes from.
+        settings: how tensors become files.
+        tokenizer: the tokenizer's files.
+        ids: the tokenizer's special ids.
+        remarks: what is expressed only nearly, one line each.
+    """
+
+    archive: Archive
+    source_format: str
+    tensors: Mapping[str, JoinedTensor]
+    assignments: tuple[Assignment, ...]
+    settings: ShardSettings
+    tokenizer: TokenizerFiles
+    ids: SpecialIds
+    remarks: tuple[str, ...]
+
+
+def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str) -> ModelDims:
+    """Check that a checkpoint can be converted and return its dimensions.
+
+    Args:
+        path: a ``.nemo`` archive, an unpacked directory, or a directory that holds exactly one of them.
+        tensor_para_size: ranks to split for.
+        weight_data_type: fp32, fp16 or bf16.
+
+    Raises:
+        CheckpointError: it is missing, truncated, hostile, ambiguous, incomplete, or not a model that
+            FasterTransformer's GPT can express.
+    """
+    archive = open_archive(find_checkpoint(Path(path)))
+    return plan_conversion(archive, tensor_para_size, weight_data_type).settings.dims
+
+
+def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:
+    """Work out a conversion; see ``inspect_checkpoint`` for the errors."""
+    if weight_data_type not in STORAGE:
+        raise CheckpointError(f"weight_data_type '{weight_data_type}' is unknown", nearest(weight_data_type, STORAGE))
+    checkpoint = NemoCheckpoint(archive)
+    check_expressible(checkpoint.config)
+    source_map = _source_map(checkpoint)
+    tensors = checkpoint.tensors(lambda key: _join_axis(source_map, key))
+    dims = read_dims(checkpoint.config, _vocab_size(source_map, tensors))
+    settings = ShardSettings(tensor_para_size, weight_data_type, dims)
+    check_split(settings)
+    try:
+        assignments = match(gpt.schema(dims), source_map, dims, tensors, checkpoint.other_keys())
+    except CheckpointError as error:
+        raise CheckpointError(f"{archive.path}: {error.problem}", error.hint) from None
+    _check_types(tensors, assignments)
+    tokenizer = find_tokenizer(archive, checkpoint.config)
+    return Conversion(
+        archive=archive,
+        source_format=source_map.name,
+        tensors=tensors,
+        assignments=assignments,
+        settings=settings,
+        tokenizer=tokenizer,
+        ids=special_ids(archive, tokenizer),
+        remarks=remarks(checkpoint.config),
+    )
+
+
+def _source_map(checkpoint: NemoCheckpoint) -> SourceMap:
+    """Choose the table by the keys: a configuration may be silent about the format."""
+    for source_map in gpt.SOURCE_MAPS:
+        if any(source_map.rule(key) for key in checkpoint.keys()):
+            return source_map
+    some = ", ".join(checkpoint.keys()[:3])
+    if any(key.startswith(gpt.MEGATRON_CORE_PREFIXES) for key in checkpoint.keys()):
+        raise CheckpointError(
+            f"{checkpoint.archive.path} has megatron-core keys ({some}, ...)", "only legacy keys are read yet"
+        )
+    raise CheckpointError(f"{checkpoint.archive.path} has no keys of a GPT ({some or 'it is empty'})")
+
+
+def _join_axis(source_map: SourceMap, key: str) -> int | None:
+    ruled = source_map.rule(key)
+    return ruled[0].join_axis if ruled else None
+
+
+def _vocab_size(source_map: SourceMap, tensors: Mapping[str, JoinedTensor]) -> int:
+    """Rows of the embedding; 0 if it is missing, which the completeness check then says."""
+    for key, tensor in tensors.items():
+        ruled = source_map.rule(key)
+        if ruled and ruled[1] == "model.wte":
+            return tensor.shape[0]
+    return 0
+
+
+def _check_types(tensors: Mapping[str, JoinedTensor], assignments: tuple[Assignment, ...]) -> None:
+    keys = [assignment.source_key for assignment in assignments if assignment.source_key]
+    foreign = [f"{key}  {tensors[key].data_type}" for key in keys if tensors[key].data_type not in STORAGE]
+    if foreign:
+        raise CheckpointError(f"{len(foreign)} tensors are not of fp32, fp16 or bf16\n  " + "\n  ".join(foreign))

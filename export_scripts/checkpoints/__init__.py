@@ -1,0 +1,1 @@
+"""Readers of training checkpoints: lazy tensors, the model's dimensions, the tokenizer's files."""

@@ -1,0 +1,226 @@
+"""Safe access to the files of a checkpoint: a tar archive, a gzipped one, or a directory.
+
+Nothing is unpacked from a plain tar: a member is a range of bytes of the archive and is read or mapped
+in place. Only names and types are trusted once they are checked; a member that could write outside of a
+directory, or that is not a plain file, condemns the whole archive.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO
+
+from handover.errors import CheckpointError
+
+_BLOCK_BYTES = 512
+_COPY_BYTES = 8 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A range of bytes of a file.
+
+    Attributes:
+        path: the file.
+        offset: of the first byte.
+        size_bytes: length of the range.
+    """
+
+    path: Path
+    offset: int
+    size_bytes: int
+
+
+class Window(io.RawIOBase):
+    """A read-only, seekable file over an extent."""
+
+    def __init__(self, extent: Extent) -> None:
+        self._extent = extent
+        self._position = 0
+        self._file = extent.path.open("rb", buffering=0)
+
+    def close(self) -> None:
+        """Close the file beneath."""
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        """Say that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say that it can seek."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to a position within the extent."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._extent.size_bytes}[whence]
+        if base + offset < 0:
+            raise OSError(f"seek before the start of {self._extent.path}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read at the position, never beyond the extent."""
+        wanted = max(0, min(len(buffer), self._extent.size_bytes - self._position))
+        self._file.seek(self._extent.offset + self._position)
+        count = self._file.readinto(memoryview(buffer)[:wanted]) or 0
+        self._position += count
+        return count
+
+
+class Archive:
+    """The files of one checkpoint, by name relative to its root, with forward slashes.
+
+    Attributes:
+        path: the archive or directory.
+        sizes: bytes of each file.
+        is_compressed: members cannot be mapped; ``unpack`` first.
+    """
+
+    def __init__(self, path: Path, extents: Mapping[str, Extent], is_compressed: bool = False) -> None:
+        self.path = path
+        self.is_compressed = is_compressed
+        self._extents = dict(extents)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by name."""
+        return {name: extent.size_bytes for name, extent in self._extents.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._extents
+
+    def identity(self) -> list[list[object]]:
+        """Say which bytes these are, without reading them: name, size and time of every file on disk."""
+        if self.path.is_file():
+            files = {self.path.name: self.path}
+        else:
+            files = {name: extent.path for name, extent in self._extents.items()}
+        stats = ((name, path.stat()) for name, path in sorted(files.items()))
+        return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+    def extent(self, name: str) -> Extent:
+        """Say where a file's bytes lie; only for what is not compressed."""
+        if self.is_compressed:
+            raise ValueError(f"{self.path} is compressed: unpack it before mapping {name}")
+        return self._extents[name]
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """Open one file for reading and seeking."""
+        if name not in self._extents:
+            raise CheckpointError(f"{self.path} has no {name}")
+        if not self.is_compressed:
+            with io.BufferedReader(Window(self._extents[name])) as stream:
+                yield stream
+            return
+        with _reading(self.path), tarfile.open(self.path, "r:gz") as tar:
+            member = next(member for member in tar if member.isfile() and _clean(member.name) == name)
+            content = tar.extractfile(member)
+            assert content is not None  # a plain file always has content
+            yield content
+
+    def read_bytes(self, name: str) -> bytes:
+        """Read one small file."""
+        with self.open(name) as stream:
+            return stream.read()
+
+    def unpack(self, directory: Path) -> Archive:
+        """Write every file below a directory, in one pass over a compressed archive, and return that as an archive."""
+        with _reading(self.path), tarfile.open(self.path, "r:gz") as tar:
+            for member in tar:
+                _check(self.path, member)
+                content = tar.extractfile(member)
+                if content is None:
+                    continue
+                target = directory / _clean(member.name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as stream:
+                    _copy(content, stream)
+        return _open_directory(directory)
+
+
+def open_archive(path: Path) -> Archive:
+    """Open a checkpoint's archive or directory and check every member.
+
+    Raises:
+        CheckpointError: missing, not a tar, truncated, or holding a member that escapes or is not a plain file.
+    """
+    if path.is_dir():
+        return _open_directory(path)
+    try:
+        with path.open("rb") as stream:
+            is_gzip = stream.read(2) == _GZIP_MAGIC
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}", "check checkpoint_path") from error
+    with _reading(path), tarfile.open(path, "r:gz" if is_gzip else "r:") as tar:
+        extents: dict[str, Extent] = {}
+        end = 0
+        for member in tar:
+            _check(path, member)
+            end = member.offset_data + -(-member.size // _BLOCK_BYTES) * _BLOCK_BYTES
+            if member.isfile():
+                extents[_clean(member.name)] = Extent(path, member.offset_data, member.size)
+        if not is_gzip:
+            _check_end(path, end)
+    return Archive(path, extents, is_gzip)
+
+
+def _open_directory(path: Path) -> Archive:
+    extents = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            file = Path(folder) / name
+            if file.is_file():
+                extents[file.relative_to(path).as_posix()] = Extent(file, 0, file.stat().st_size)
+    return Archive(path, extents)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what tarfile and gzip raise on damaged input into one error."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a tar archive, or it is truncated or damaged ({error})", "copy the checkpoint again"
+        ) from error
+
+
+def _check(path: Path, member: tarfile.TarInfo) -> None:
+    """Refuse a member that is not a plain file or directory inside the archive's own root."""
+    name = PurePosixPath(member.name)
+    if name.is_absolute() or ".." in name.parts or "\\" in member.name:
+        raise CheckpointError(
+            f"{path} holds a member that escapes its directory: {member.name!r}", "this archive is not from NeMo"
+        )
+    if not (member.isfile() or member.isdir()) or member.issparse():
+        kind = "link" if member.issym() or member.islnk() else "special file"
+        raise CheckpointError(f"{path} holds a {kind}: {member.name!r}", "only plain files are read from archives")
+
+
+def _check_end(path: Path, end: int) -> None:
+    """Refuse a tar without its end marker, a block of zeros: it was cut between two members or inside the last one."""
+    with path.open("rb") as stream:
+        stream.seek(end)
+        marker = stream.read(_BLOCK_BYTES)
+    if marker != bytes(_BLOCK_BYTES):
+        raise CheckpointError(f"{path} is truncated: the tar has no end marker", "copy the checkpoint again")
+
+
+def _clean(name: str) -> str:
+    return PurePosixPath(name).as_posix()
+
+
+def _copy(source: IO[bytes], target: BinaryIO) -> None:
+    while chunk := source.read(_COPY_BYTES):
+        target.write(chunk)

@@ -1,0 +1,130 @@
+"""What a NeMo configuration says of the model: what FasterTransformer's GPT cannot express, and the dimensions.
+
+Keys and defaults: NeMo 1.23, ``MegatronGPTModel`` and ``megatron_gpt_config.yaml``; key names of earlier versions
+that differ are read as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from export_scripts.weights.schema import ModelDims
+from handover.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """A key whose value FasterTransformer's GPT cannot follow.
+
+    Attributes:
+        is_fine: of the key's value; a missing key is always fine.
+        reason: what FasterTransformer has instead.
+    """
+
+    is_fine: Callable[[Any], bool]
+    reason: str
+
+
+def _is_off(value: Any) -> bool:
+    return not value
+
+
+def _is_on(value: Any) -> bool:
+    return value is None or bool(value)
+
+
+def _is_one_of(*legal: Any) -> Callable[[Any], bool]:
+    return lambda value: value in legal
+
+
+_LIMITS: Mapping[str, _Limit] = {
+    "mcore_gpt": _Limit(_is_off, "megatron-core checkpoints are not read yet"),
+    "position_embedding_type": _Limit(_is_one_of("learned_absolute"), "it has learned absolute positions only"),
+    "activation": _Limit(_is_one_of("gelu"), "its feed-forward has GELU without a gate"),
+    "normalization": _Limit(_is_one_of("layernorm", "low_precision_layernorm"), "it has plain layer norm"),
+    "transformer_block_type": _Limit(_is_one_of("pre_ln"), "it has layer norm before each block"),
+    "attention_type": _Limit(_is_one_of("multihead"), "every head has its own keys and values"),
+    "headscale": _Limit(_is_off, "it does not scale heads"),
+    "normalize_attention_scores": _Limit(_is_on, "it divides scores by the root of the head's size"),
+    "megatron_legacy": _Limit(_is_off, "this fused QKV is ordered by q, k, v and has other key names"),
+    "num_moe_experts": _Limit(_is_one_of(None, 0, 1), "mixtures of experts have another layout"),
+    "virtual_pipeline_model_parallel_size": _Limit(_is_one_of(None, 1), "interleaved pipeline stages are not read"),
+}
+
+
+def check_expressible(config: Mapping[str, Any]) -> None:
+    """Refuse an architecture that FasterTransformer's GPT cannot express.
+
+    Raises:
+        CheckpointError: naming every key in the way, its value and the reason.
+    """
+    model_class = str(config.get("target", "")).rpartition(".")[2]
+    if model_class and ("GPT" not in model_class or "Prompt" in model_class):
+        raise CheckpointError(f"the checkpoint is a {model_class}, not a GPT", "export=gpt3/... converts GPT models")
+    problems = [
+        f"{key}: {config[key]}  ({limit.reason})"
+        for key, limit in _LIMITS.items()
+        if key in config and not limit.is_fine(config[key])
+    ]
+    heads, groups = config.get("num_attention_heads"), config.get("num_query_groups")
+    if groups is not None and groups != heads:
+        problems.append(f"num_query_groups: {groups}  (every head has its own keys and values)")
+    channels = config.get("kv_channels")
+    if channels is not None and heads and channels * heads != config.get("hidden_size"):
+        problems.append(f"kv_channels: {channels}  (a head's size is hidden_size / num_attention_heads)")
+    if problems:
+        raise CheckpointError(
+            "FasterTransformer's GPT cannot express this checkpoint\n  " + "\n  ".join(problems),
+            "the keys are those of model_config.yaml; another model family may fit",
+        )
+
+
+def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what is expressed only nearly, one line each.
+
+    NeMo's ``ParallelMLP`` computes the tanh form of GELU where bias and activation are fused or ``openai_gelu`` is
+    set, and the exact one elsewhere; FasterTransformer has the tanh form only.
+    """
+    is_fused = config.get("bias_activation_fusion", config.get("bias_gelu_fusion", True))
+    if config.get("openai_gelu") or (is_fused and not config.get("onnx_safe")):
+        return ()
+    return ("trained with the exact GELU; FasterTransformer computes its tanh form, which differs by at most 5e-4",)
+
+
+def read_dims(config: Mapping[str, Any], vocab_size: int) -> ModelDims:
+    """Read the dimensions.
+
+    Args:
+        config: of the checkpoint.
+        vocab_size: rows of the embedding: the configuration does not know the padding.
+
+    Raises:
+        CheckpointError: a key is missing or is not a positive number.
+    """
+    hidden = _positive(config, "hidden_size")
+    heads = _positive(config, "num_attention_heads")
+    if hidden % heads:
+        raise CheckpointError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    return ModelDims(
+        head_num=heads,
+        size_per_head=hidden // heads,
+        inter_size=_positive(config, "ffn_hidden_size", default=4 * hidden),
+        num_layer=_positive(config, "num_layers"),
+        max_pos_seq_len=_positive(config, "max_position_embeddings", default=config.get("encoder_seq_length")),
+        vocab_size=vocab_size,
+        layernorm_eps=float(config.get("layernorm_epsilon", 1e-5)),
+        has_untied_head=not config.get("share_embeddings_and_output_weights", True),
+    )
+
+
+def _positive(config: Mapping[str, Any], key: str, default: Any = None) -> int:
+    value = config.get(key, default)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(
+            f"model_config.yaml: {key} is {value!r}, not a positive number", "is it a GPT checkpoint?"
+        )
+    return value

@@ -1,0 +1,110 @@
+"""Tensors of a torch file, mapped in place: a zip of uncompressed records, possibly within a tar.
+
+Format: torch/serialization.py; records ``<prefix>/data.pkl``, ``<prefix>/byteorder``, ``<prefix>/data/<key>``.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from export_scripts.checkpoints.archive import Archive, Extent
+from export_scripts.checkpoints.pickled import StoredTensor, read_state
+from export_scripts.dtypes import STORAGE, Array
+from handover.errors import CheckpointError
+
+_LOCAL_HEADER_BYTES = 30
+_LOCAL_HEADER_MAGIC = b"PK\x03\x04"
+# What zipfile raises on damaged input.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    struct.error,
+    zlib.error,
+    OSError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+)
+
+
+class TorchFile:
+    """One file that torch.save wrote.
+
+    Attributes:
+        name: of the file within its archive.
+        state: its dictionary; tensors are StoredTensor.
+
+    Raises:
+        CheckpointError: it is truncated, of the format before torch 1.6, big-endian or holds foreign objects.
+    """
+
+    def __init__(self, archive: Archive, name: str) -> None:
+        self.name = name
+        self._archive = archive
+        self._where = f"{archive.path}: {name}"
+        try:
+            with archive.open(name) as stream, zipfile.ZipFile(stream) as records:
+                self._records = {info.filename: info for info in records.infolist()}
+                self._prefix = self._find_prefix()
+                self._check_byte_order(records)
+                with records.open(f"{self._prefix}data.pkl") as pickled:
+                    self.state: Mapping[str, Any] = read_state(pickled, self._where)
+        except _DAMAGE as error:
+            raise CheckpointError(
+                f"{self._where} is truncated, damaged or older than torch 1.6 ({error})", "copy the checkpoint again"
+            ) from error
+
+    def read(self, tensor: StoredTensor) -> Array:
+        """Map one tensor, read-only; bf16 comes as uint16."""
+        dtype = STORAGE.get(tensor.storage.data_type)
+        if dtype is None:
+            raise CheckpointError(f"{self._where}: tensors of {tensor.storage.data_type} are not weights")
+        extent = self._extent(f"{self._prefix}data/{tensor.storage.key}")
+        last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))
+        if min((tensor.offset, *tensor.shape, *tensor.stride)) < 0 or (last + 1) * dtype.itemsize > extent.size_bytes:
+            raise CheckpointError(f"{self._where}: record {tensor.storage.key} is smaller than its tensor")
+        if 0 in tensor.shape:
+            return np.empty(tensor.shape, dtype)
+        mapped = np.memmap(
+            extent.path,
+            dtype,
+            mode="r",
+            offset=extent.offset + tensor.offset * dtype.itemsize,
+            shape=(last - tensor.offset + 1,),
+        )
+        strides = tuple(step * dtype.itemsize for step in tensor.stride)
+        return np.lib.stride_tricks.as_strided(mapped, tensor.shape, strides, writeable=False)
+
+    def _extent(self, record: str) -> Extent:
+        info = self._records.get(record)
+        if info is None or info.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError(f"{self._where}: record {record} is missing or compressed")
+        # The central directory does not say how long the local header is: torch pads it to align the data.
+        with self._archive.open(self.name) as stream:
+            stream.seek(info.header_offset)
+            header = stream.read(_LOCAL_HEADER_BYTES)
+        if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(_LOCAL_HEADER_MAGIC):
+            raise CheckpointError(f"{self._where}: record {record} is damaged")
+        padding = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        start = info.header_offset + _LOCAL_HEADER_BYTES + padding
+        outer = self._archive.extent(self.name)
+        if start + info.file_size > outer.size_bytes:
+            raise CheckpointError(f"{self._where}: record {record} is truncated")
+        return Extent(outer.path, outer.offset + start, info.file_size)
+
+    def _find_prefix(self) -> str:
+        pickles = [name for name in self._records if name == "data.pkl" or name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise CheckpointError(f"{self._where} is not a file that torch.save wrote")
+        return pickles[0].removesuffix("data.pkl")
+
+    def _check_byte_order(self, records: zipfile.ZipFile) -> None:
+        name = f"{self._prefix}byteorder"
+        if name in self._records and records.read(name) != b"little":
+            raise CheckpointError(f"{self._where} was written on a big-endian machine")

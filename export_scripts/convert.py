@@ -1,0 +1,156 @@
+"""Convert a NeMo GPT checkpoint into FasterTransformer's shards.
+
+    python3 -m export_scripts.convert --checkpoint=gpt.nemo --output=1-gpu --tensor-para-size=1 --weight-data-type=fp16
+
+Tensors are mapped out of the archive one at a time, rearranged, split, cast and written with their digests in one
+pass. A killed conversion continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import configparser
+import io
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.check import Conversion, plan_conversion
+from export_scripts.checkpoints.archive import Archive, open_archive
+from export_scripts.checkpoints.nemo import find_checkpoint
+from export_scripts.journal import TEMPORARY_SUFFIX, Journal
+from export_scripts.shards import check_space, write_bytes, write_tensor
+from handover.errors import exit_status
+from handover.manifest import FileRecord, Manifest
+from handover.progress import Progress
+
+_CONFIG_FILE = "config.ini"
+# Room for the files that are not shards, the manifest and the file system's own bookkeeping.
+_SPARE_BYTES = 16 << 20
+# Written into the journal: work of an older layout is not continued.
+_LAYOUT_VERSION = 1
+
+
+def convert(arguments: ConvertArguments) -> Manifest:
+    """Convert a checkpoint and write the manifest last.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be converted; see ``check.inspect_checkpoint``.
+        ArtefactError: the disk is full or the output directory holds foreign files.
+    """
+    source = open_archive(find_checkpoint(arguments.checkpoint))
+    conversion = plan_conversion(source, arguments.tensor_para_size, arguments.weight_data_type)
+    made_from = {
+        "checkpoint": str(source.path),
+        "checkpoint_identity": source.identity(),
+        "source_format": conversion.source_format,
+        "tensor_para_size": arguments.tensor_para_size,
+        "weight_data_type": arguments.weight_data_type,
+    }
+    journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION})
+    try:
+        _check_space(conversion, arguments.output, journal)
+        if source.is_compressed:
+            conversion = _unpacked(source, arguments)
+        for remark in conversion.remarks:
+            print(f"convert: note: {remark}", file=sys.stderr)
+        records = _write_tensors(conversion, arguments.output, journal, arguments.processes)
+        records += _write_small_files(conversion, arguments.output, journal)
+    finally:
+        journal.close()
+    manifest = Manifest("ft_checkpoint", tuple(sorted(records, key=lambda record: record.path)), made_from)
+    journal.remove()
+    manifest.write(arguments.output)
+    return manifest
+
+
+def _unpacked(source: Archive, arguments: ConvertArguments) -> Conversion:
+    """Unpack a gzipped archive beside the shards; the journal removes what a killed run leaves of it."""
+    directory = arguments.output / f".unpacked{TEMPORARY_SUFFIX}"
+    return plan_conversion(source.unpack(directory), arguments.tensor_para_size, arguments.weight_data_type)
+
+
+def _check_space(conversion: Conversion, output: Path, journal: Journal) -> None:
+    settings = conversion.settings
+    needed_bytes = _SPARE_BYTES + sum(
+        settings.size_bytes(assignment.target)
+        for assignment in conversion.assignments
+        for name in settings.file_names(assignment)
+        if name not in journal.finished
+    )
+    if conversion.archive.is_compressed:
+        needed_bytes += sum(conversion.archive.sizes.values())
+    check_space(output, needed_bytes)
+
+
+def _write_tensors(conversion: Conversion, output: Path, journal: Journal, workers: int) -> list[FileRecord]:
+    """Write all tensors, the largest first so that no worker is left with one at the end.
+
+    Threads suffice: mapping, rearranging, casting, digesting and writing all release the interpreter's lock.
+    """
+    settings = conversion.settings
+    largest_first = sorted(conversion.assignments, key=lambda entry: -settings.size_bytes(entry.target))
+    total_bytes = sum(settings.size_bytes(a.target) * len(settings.file_names(a)) for a in largest_first)
+    records: list[FileRecord] = []
+    with (
+        Progress("convert", len(largest_first), "tensors", total_bytes) as progress,
+        ThreadPoolExecutor(max(1, workers)) as pool,
+    ):
+        jobs = [
+            pool.submit(write_tensor, entry, conversion.tensors.get(entry.source_key or ""), settings, output, journal)
+            for entry in largest_first
+        ]
+        try:
+            for job in as_completed(jobs):
+                records += job.result()
+                progress.advance(1, sum(record.size_bytes for record in job.result()))
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return records
+
+
+def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -> list[FileRecord]:
+    contents = {name: conversion.archive.read_bytes(member) for name, member in conversion.tokenizer.members.items()}
+    contents[_CONFIG_FILE] = render_config(conversion).encode()
+    return [write_bytes(output / name, content, journal) for name, content in contents.items()]
+
+
+def render_config(conversion: Conversion) -> str:
+    """Render ``config.ini``: the keys of FasterTransformer's converter in its order, then those it leaves out.
+
+    FasterTransformer reads layernorm_eps with a default of 1e-6 where NeMo trains with 1e-5.
+    """
+    settings, dims, ids = conversion.settings, conversion.settings.dims, conversion.ids
+    values: dict[str, Any] = {
+        "model_name": "gpt",
+        "tensor_para_size": settings.tensor_para_size,
+        "head_num": dims.head_num,
+        "size_per_head": dims.size_per_head,
+        "inter_size": dims.inter_size,
+        "num_layer": dims.num_layer,
+        "max_pos_seq_len": dims.max_pos_seq_len,
+        "weight_data_type": settings.data_type,
+        "vocab_size": dims.vocab_size,
+        "start_id": ids.start_id,
+        "end_id": ids.end_id,
+        "layernorm_eps": dims.layernorm_eps,
+        "layernorm_type": "pre_layernorm",
+        "activation_type": "Gelu",
+    }
+    parser = configparser.ConfigParser(interpolation=None)
+    parser["gpt"] = {key: str(value) for key, value in values.items()}
+    stream = io.StringIO()
+    parser.write(stream)
+    return stream.getvalue()
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the conversion that the arguments name."""
+    convert(ConvertArguments.from_argv(argv, description=__doc__))
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "convert"))

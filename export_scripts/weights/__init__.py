@@ -1,0 +1,1 @@
+"""Tables: FasterTransformer's layout of a model family, and which source tensor becomes which target."""
