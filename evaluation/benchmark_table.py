@@ -1,0 +1,146 @@
+"""The benchmark's table: one row a point, in a CSV that says what was measured on what."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluation import metrics
+from handover.manifest import write_atomically
+
+FILE_NAME = "benchmark.csv"
+OK = "ok"
+FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point of the sweep; the columns of ``benchmark.csv``, in their order.
+
+    Attributes:
+        model: name of the served model.
+        triton_model: Triton's name of the model that was asked.
+        engine: ``slipway`` or ``fastertransformer``; empty for a server that is not ours.
+        tensor_para_size, pipeline_para_size: parallelism, as text.
+        weight_data_type, data_type: on disk and at run time.
+        batch_size: sequences in a request.
+        input_length, output_length: tokens of each sequence, given and generated.
+        warmup: requests before the measured ones, not counted.
+        repeats: measured requests, sent one after another.
+        state: ``ok``, or ``failed`` with empty figures.
+        latency_*_ms: milliseconds from sending a request to holding its answer; percentiles as in
+            ``metrics.percentile``.
+        throughput_sequences_per_s, throughput_tokens_per_s: as in ``metrics.throughput``; generated
+            tokens only.
+        errors: failed requests; the first ends the point.
+        error: the reason.
+        model_digest: digest of the model repository's manifest.
+        commit: of the code that measured.
+        cpu, cores, memory_bytes, gpu: of the client's host.
+        timestamp: when the point was finished, UTC.
+        settings_fingerprint: what must agree for a killed run to keep this row.
+    """
+
+    model: str
+    triton_model: str
+    engine: str
+    tensor_para_size: str
+    pipeline_para_size: str
+    weight_data_type: str
+    data_type: str
+    batch_size: int
+    input_length: int
+    output_length: int
+    warmup: int
+    repeats: int
+    state: str
+    latency_mean_ms: float | None = None
+    latency_p50_ms: float | None = None
+    latency_p90_ms: float | None = None
+    latency_p95_ms: float | None = None
+    latency_p99_ms: float | None = None
+    throughput_sequences_per_s: float | None = None
+    throughput_tokens_per_s: float | None = None
+    errors: int = 0
+    error: str = ""
+    model_digest: str = ""
+    commit: str = ""
+    cpu: str = ""
+    cores: int | None = None
+    memory_bytes: int | None = None
+    gpu: str = ""
+    timestamp: str = ""
+    settings_fingerprint: str = ""
+
+    @property
+    def point(self) -> tuple[int, int, int]:
+        """Batch size, input length and output length: what tells the rows of one sweep apart."""
+        return self.batch_size, self.input_length, self.output_length
+
+    def with_latencies(self, latencies_ns: Sequence[int]) -> Row:
+        """Fill in the figures of a point whose requests all succeeded.
+
+        Args:
+            latencies_ns: of the measured requests, in nanoseconds.
+        """
+        latencies_ms = [latency / metrics.NANOSECONDS_PER_MS for latency in latencies_ns]
+        return dataclasses.replace(
+            self,
+            state=OK,
+            latency_mean_ms=metrics.mean(latencies_ms),
+            latency_p50_ms=metrics.percentile(latencies_ms, 50),
+            latency_p90_ms=metrics.percentile(latencies_ms, 90),
+            latency_p95_ms=metrics.percentile(latencies_ms, 95),
+            latency_p99_ms=metrics.percentile(latencies_ms, 99),
+            throughput_sequences_per_s=metrics.throughput(self.batch_size, latencies_ns),
+            throughput_tokens_per_s=metrics.throughput(self.batch_size * self.output_length, latencies_ns),
+        )
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write the table atomically; a missing value is an empty cell."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([column.name for column in dataclasses.fields(Row)])
+    writer.writerows([_cell(value) for value in dataclasses.astuple(row)] for row in rows)
+    write_atomically(path, buffer.getvalue())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read what ``write_rows`` wrote.
+
+    Raises:
+        ValueError: the file is not such a table.
+    """
+    with path.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        names = [column.name for column in dataclasses.fields(Row)]
+        if reader.fieldnames is None or list(reader.fieldnames) != names:
+            raise ValueError(f"{path} does not have the columns of a benchmark")
+        return [_row(cells) for cells in reader]
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _row(cells: dict[str, str]) -> Row:
+    hints = typing.get_type_hints(Row)
+    return Row(**{name: _parse(cell, hints[name]) for name, cell in cells.items()})
+
+
+def _parse(cell: str, hint: Any) -> Any:
+    if hint is str:
+        return cell
+    kinds = typing.get_args(hint) or (hint,)
+    if cell == "" and type(None) in kinds:
+        return None
+    return float(cell) if float in kinds else int(cell)

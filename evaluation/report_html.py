@@ -1,0 +1,130 @@
+"""``report.html``: the report as one self-contained page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from evaluation.plots import draw_latency, draw_throughput
+from evaluation.report_data import Benchmark, Findings, StageOutcome
+from evaluation.report_text import (
+    ACCURACY_COLUMNS,
+    BENCHMARK_COLUMNS,
+    STAGE_COLUMNS,
+    accuracy_cells,
+    benchmark_cells,
+    describe_provenance,
+    group_by_lengths,
+    lengths_label,
+    relative_path,
+    stage_cells,
+    summarise_findings,
+)
+
+_TEMPLATE = Path(__file__).with_name("report_template.html")
+_NUMERIC = frozenset({*BENCHMARK_COLUMNS, "Value", "Standard error", "Samples", "Time"})
+
+
+def render_html(findings: Findings, results: Path) -> str:
+    """Render the whole report; every text that comes from outside is escaped.
+
+    Args:
+        findings: what to report.
+        results: directory that log paths are shown relative to.
+    """
+    sections = [
+        *_problems(findings, results),
+        *(
+            _section(f"Accuracy: {evaluation.task}", _table(ACCURACY_COLUMNS, map(accuracy_cells, evaluation.metrics)))
+            for evaluation in findings.evaluations
+        ),
+        *(_benchmark(benchmark, f"plot{number}") for number, benchmark in enumerate(findings.benchmarks)),
+        *_stages(findings, results),
+        _section("Provenance", _provenance(describe_provenance(findings))),
+    ]
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=escape(findings.title), summary=escape(summarise_findings(findings)), sections="\n".join(sections)
+    )
+
+
+def _problems(findings: Findings, results: Path) -> list[str]:
+    remarks = "".join(f"<li>{escape(remark)}</li>" for remark in findings.remarks)
+    stages = "".join(_failed_stage(outcome, results) for outcome in findings.stages if outcome.is_bad)
+    if not remarks and not stages:
+        return []
+    listed = f"<ul>{remarks}</ul>" if remarks else ""
+    return [f'<section class="problems"><h2>What to know first</h2>{stages}{listed}</section>']
+
+
+def _failed_stage(outcome: StageOutcome, results: Path) -> str:
+    log = f" Log: <code>{escape(relative_path(outcome.log, results))}</code>" if outcome.log else ""
+    error = f"<pre>{escape(outcome.error)}</pre>" if outcome.error else ""
+    return f"<p><strong>Stage {escape(outcome.stage)}: {escape(outcome.state)}.</strong>{log}</p>{error}"
+
+
+def _benchmark(benchmark: Benchmark, name: str) -> str:
+    parts = []
+    if benchmark.measured:
+        parts.append(
+            _figure(
+                draw_latency(benchmark.measured, f"{name}-latency"),
+                "Latency over batch size. Points are means, whiskers reach from p50 to p99.",
+            )
+        )
+        parts.append(
+            _figure(
+                draw_throughput(benchmark.measured, f"{name}-throughput"),
+                "Throughput over latency. The numbers at the points are batch sizes; up and left is better.",
+            )
+        )
+    for lengths, rows in group_by_lengths(benchmark.rows).items():
+        caption = f"{lengths_label(lengths)} (tokens of each sequence)"
+        cells = [(benchmark_cells(row), row.error) for row in rows]
+        parts.append(_table(BENCHMARK_COLUMNS, (row for row, _ in cells), caption, [error for _, error in cells]))
+    return _section(f"Latency and throughput: {benchmark.name}", "".join(parts))
+
+
+def _stages(findings: Findings, results: Path) -> list[str]:
+    if not findings.stages:
+        return []
+    rows = (stage_cells(outcome, results) for outcome in findings.stages)
+    return [_section("Stages", _table(STAGE_COLUMNS, rows))]
+
+
+def _section(heading: str, content: str) -> str:
+    return f"<section><h2>{escape(heading)}</h2>{content}</section>"
+
+
+def _figure(svg: str, caption: str) -> str:
+    return f'<figure class="plot">{svg}<figcaption>{escape(caption)}</figcaption></figure>'
+
+
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", errors: Sequence[str] | None = None
+) -> str:
+    """Render a table; a row with an error shows it in place of its figures."""
+
+    def cell(column: str, text: str) -> str:
+        return f'<td class="number">{escape(text)}</td>' if column in _NUMERIC else f"<td>{escape(text)}</td>"
+
+    lines = []
+    for number, row in enumerate(rows):
+        error = errors[number] if errors else ""
+        if error:
+            failed = f'<td class="failed" colspan="{len(columns) - 1}">failed: {escape(error)}</td>'
+            lines.append(f"<tr>{cell(columns[0], row[0])}{failed}</tr>")
+        else:
+            lines.append(f"<tr>{''.join(cell(*pair) for pair in zip(columns, row, strict=True))}</tr>")
+    heads = "".join(
+        f'<th scope="col"{" class=number" if column in _NUMERIC else ""}>{escape(column)}</th>' for column in columns
+    )
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="wide"><table>{title}<thead><tr>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+    )
+
+
+def _provenance(facts: Sequence[tuple[str, str]]) -> str:
+    return "<dl>" + "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts) + "</dl>"

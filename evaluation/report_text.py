@@ -1,0 +1,193 @@
+"""The report's sentences and table cells, the same on the terminal, in Markdown and in HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from evaluation.benchmark_table import Row
+from evaluation.lambada_task import Metric
+from evaluation.report_data import Findings, StageOutcome
+from handover.progress import human_bytes, human_time
+
+ACCURACY_COLUMNS = ("Figure", "Value", "Standard error", "Samples", "Definition")
+BENCHMARK_COLUMNS = (
+    "Batch size",
+    "Mean, ms",
+    "p50, ms",
+    "p90, ms",
+    "p95, ms",
+    "p99, ms",
+    "Sequences/s",
+    "Tokens/s",
+)
+STAGE_COLUMNS = ("Stage", "State", "Time", "Log")
+
+
+def summarise_findings(findings: Findings) -> str:
+    """Say in a few sentences what this deployment is, how good and how fast, and what went wrong."""
+    sentences = [_identity(findings) + "."]
+    scores = [
+        f"{_percent(metric.value)} {metric.name}" if metric.unit == "fraction" else f"{metric.value:.2f} {metric.name}"
+        for evaluation in findings.evaluations
+        for metric in evaluation.metrics
+        if metric.value is not None and metric.name in ("last_word_accuracy_greedy", "lambada_openai_accuracy")
+    ]
+    if scores:
+        sentences.append(f"It scores {' and '.join(scores)}.")
+    sentences += _speed(findings)
+    bad = [outcome for outcome in findings.stages if outcome.is_bad]
+    if bad:
+        sentences.append(" ".join(f"Stage {outcome.stage}: {outcome.state}." for outcome in bad))
+    return " ".join(sentences)
+
+
+def accuracy_cells(metric: Metric) -> tuple[str, ...]:
+    """One row under ACCURACY_COLUMNS; what is missing is empty."""
+    fraction = metric.unit == "fraction"
+    value = "" if metric.value is None else _percent(metric.value) if fraction else f"{metric.value:.2f}"
+    error = "" if metric.stderr is None else _percent(metric.stderr) if fraction else f"{metric.stderr:.2f}"
+    samples = f"{metric.n:,}" + (f" ({metric.failed:,} failed)" if metric.failed else "")
+    return metric.name, value, error, samples, metric.definition
+
+
+def benchmark_cells(row: Row) -> tuple[str, ...]:
+    """One row under BENCHMARK_COLUMNS; what is missing is empty."""
+    figures = (
+        row.latency_mean_ms,
+        row.latency_p50_ms,
+        row.latency_p90_ms,
+        row.latency_p95_ms,
+        row.latency_p99_ms,
+        row.throughput_sequences_per_s,
+        row.throughput_tokens_per_s,
+    )
+    return (str(row.batch_size), *(_figure(value) for value in figures))
+
+
+def stage_cells(outcome: StageOutcome, results: Path) -> tuple[str, ...]:
+    """One row under STAGE_COLUMNS."""
+    time = "" if outcome.elapsed_s is None else human_time(outcome.elapsed_s)
+    return outcome.stage, outcome.state, time, relative_path(outcome.log, results)
+
+
+def group_by_lengths(rows: Iterable[Row]) -> dict[tuple[int, int], list[Row]]:
+    """Group rows by (input length, output length), in their order, each by batch size."""
+    groups: dict[tuple[int, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.input_length, row.output_length), []).append(row)
+    return {lengths: sorted(group, key=lambda row: row.batch_size) for lengths, group in groups.items()}
+
+
+def lengths_label(lengths: tuple[int, int]) -> str:
+    """Name a pair of lengths: ``60 in, 20 out``."""
+    return f"{lengths[0]} in, {lengths[1]} out"
+
+
+def describe_provenance(findings: Findings) -> list[tuple[str, str]]:
+    """List what the figures rest on, label and value; only what is known."""
+    facts: list[tuple[str, str]] = [("Model", findings.title)]
+    if findings.repository is not None:
+        facts.append(("Model repository", f"{findings.repository.digest}, {_size(findings.repository.size_bytes)}"))
+        facts += [(_label(key), str(value)) for key, value in _flatten(findings.repository.made_from)]
+    for evaluation in findings.evaluations:
+        known = f" ({evaluation.data['known_as']})" if evaluation.data.get("known_as") else ""
+        data = f"{evaluation.data.get('file', '')}, sha256 {evaluation.data.get('sha256', '')}{known}"
+        facts.append((f"Data of {evaluation.task}", data))
+        facts.append((f"Evaluated ({evaluation.task})", _measured(evaluation.timestamp, evaluation.commit)))
+        facts += [
+            (_label(key), str(value)) for key, value in evaluation.model.items() if value and key != "model_digest"
+        ]
+    for benchmark in findings.benchmarks:
+        for row in benchmark.rows[-1:]:
+            facts.append((f"Measured ({benchmark.name})", _measured(row.timestamp, row.commit)))
+            facts.append((f"Warm-up and repeats ({benchmark.name})", f"{row.warmup} and {row.repeats} a point"))
+            facts.append(("Machine", _machine(row)))
+    return list(dict.fromkeys((label, value) for label, value in facts if value))
+
+
+def relative_path(path: str, results: Path) -> str:
+    """Show a path below the results directory relative to it."""
+    if path and Path(path).is_relative_to(results):
+        return Path(path).relative_to(results).as_posix()
+    return path
+
+
+def failed_points(rows: Sequence[Row]) -> list[str]:
+    """One line a failed point, with its reason."""
+    return [
+        f"batch {row.batch_size}, {lengths_label((row.input_length, row.output_length))}: {row.error}" for row in rows
+    ]
+
+
+def _identity(findings: Findings) -> str:
+    settings: dict[str, str] = {}
+    for evaluation in findings.evaluations:
+        settings.update({key: str(value) for key, value in evaluation.model.items() if value})
+    for row in (row for benchmark in findings.benchmarks for row in benchmark.rows[:1]):
+        columns = ("engine", "tensor_para_size", "pipeline_para_size", "weight_data_type", "data_type")
+        settings.update({name: str(getattr(row, name)) for name in columns if getattr(row, name)})
+    parts = [
+        f"{label} {settings[key]}"
+        for key, label in (
+            ("tensor_para_size", "tensor parallel"),
+            ("pipeline_para_size", "pipeline parallel"),
+            ("weight_data_type", "weights"),
+            ("data_type", "computed in"),
+        )
+        if settings.get(key)
+    ]
+    engine = f", served by the engine {settings['engine']}" if settings.get("engine") else ""
+    return f"{findings.title}{engine}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _speed(findings: Findings) -> list[str]:
+    rows = [row for benchmark in findings.benchmarks for row in benchmark.measured]
+    if not rows:
+        return []
+    first = min(rows, key=lambda row: (row.batch_size, row.input_length, row.output_length))
+    fastest = max(rows, key=lambda row: row.throughput_tokens_per_s or 0.0)
+
+    def point(row: Row) -> str:
+        return f"batch {row.batch_size}, {lengths_label((row.input_length, row.output_length))}"
+
+    return [
+        f"A request takes {_figure(first.latency_mean_ms)} ms ({point(first)}); "
+        f"the highest throughput is {_figure(fastest.throughput_tokens_per_s)} tokens/s ({point(fastest)})."
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value * 100:.2f}%"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _size(count: int) -> str:
+    return human_bytes(count)
+
+
+def _measured(timestamp: str, commit: str) -> str:
+    return ", ".join(part for part in (timestamp, f"commit {commit}" if commit else "") if part)
+
+
+def _machine(row: Row) -> str:
+    memory = f"{_size(row.memory_bytes)} of memory" if row.memory_bytes else ""
+    cores = f"{row.cores} cores" if row.cores else ""
+    return ", ".join(part for part in (row.cpu, cores, memory, row.gpu) if part)
+
+
+def _label(key: str) -> str:
+    return key.replace("_", " ").replace(".", ": ").capitalize()
+
+
+def _flatten(content: object, prefix: str = "") -> list[tuple[str, object]]:
+    if not isinstance(content, dict):
+        return [(prefix, content)]
+    return [
+        pair for key, value in content.items() for pair in _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    ]
