@@ -1,0 +1,1 @@
+"""Starting, proving and supervising the inference server."""

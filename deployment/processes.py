@@ -1,0 +1,104 @@
+"""Processes as Linux's /proc shows them, and what only the kernel can promise about them. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process and when it started, so that a reused pid is not taken for it.
+
+    Attributes:
+        pid: process id.
+        parent: pid of its parent at the time of looking.
+        state: R, S, D, Z (ended, not yet waited for), X, ...
+        started: clock ticks since boot.
+    """
+
+    pid: int
+    parent: int
+    state: str
+    started: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still exists and has not ended."""
+        now = look_up(self.pid)
+        return now is not None and now.started == self.started and now.state not in "ZX"
+
+
+def look_up(pid: int) -> Process | None:
+    """Read one process; None if there is none."""
+    try:
+        content = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = content[content.rindex(")") + 2 :].split()  # the name in parentheses may hold anything
+    return Process(pid, int(fields[1]), fields[0], int(fields[19]))
+
+
+def list_processes() -> list[Process]:
+    """Read all processes."""
+    found = (look_up(int(path.name)) for path in _PROC.iterdir() if path.name.isdigit())
+    return [process for process in found if process]
+
+
+def descendants(pids: Iterable[int]) -> list[Process]:
+    """Return the given processes that exist and everything below them."""
+    processes = list_processes()
+    wanted = set(pids)
+    while more := {process.pid for process in processes if process.parent in wanted} - wanted:
+        wanted |= more
+    return [process for process in processes if process.pid in wanted]
+
+
+def command_line(pid: int) -> list[str]:
+    """Return the argv of a process; empty for one that has ended."""
+    try:
+        content = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return os.fsdecode(content).split("\0")[:-1]
+
+
+def kill_all(processes: Iterable[Process], timeout_s: float = 5) -> list[Process]:
+    """SIGKILL processes and wait until they have ended; returns those that have not."""
+    remaining = [process for process in processes if process.is_running]
+    for process in remaining:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + timeout_s
+    while remaining and time.monotonic() < deadline:
+        time.sleep(0.02)
+        remaining = [process for process in remaining if process.is_running]
+    return remaining
+
+
+def reap_orphans() -> None:
+    """Wait for ended children, so that none stays in the process table."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies: stubs of a killed server are then ours to reap."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """In a fresh child: ask Linux for a SIGKILL when the parent dies, even by SIGKILL."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,172 @@
+"""Serve a model repository with tritonserver until stopped: ``python3 -m deployment.serve --help``.
+
+The order: prove the weights, sweep what a killed run left, choose ports, start the server, wait for a
+real generation through the ensemble, publish the endpoint file, watch. SIGTERM, Ctrl-C or the end of the
+parent process stop the server; nothing stays in the process table, in /dev/shm or as a temporary file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from deployment.arguments import ServeArguments
+from deployment.leftovers import Sweeper, create_state, sweep, sweep_earlier
+from deployment.ports import Ports, choose_ports
+from deployment.probe import Probe
+from deployment.served_models import ServedModel, find_served_models
+from deployment.supervise import Server
+from deployment.tritonserver import assemble_backends, build_argv, locate
+from deployment.weights import prove_weights
+from handover.endpoint import Endpoint
+from handover.errors import ServerError, exit_status
+from handover.manifest import FILE_NAME as MANIFEST_NAME
+from handover.manifest import Manifest
+
+_POLL_S = 0.2
+_ANY_ADDRESS = ("0.0.0.0", "::")
+_PUBLISHED_SETTINGS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode")
+
+
+class StopRequest:
+    """Whether and why the deployment shall end."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        self._signal = threading.Event()
+        self.reason = ""
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Take SIGTERM and SIGINT as requests instead of dying of them."""
+        previous = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.reason = self.reason or signal.Signals(number).name
+        self._signal.set()
+
+    def came(self, timeout_s: float) -> bool:
+        """Wait for a request for at most that long."""
+        if self._signal.wait(timeout_s):
+            return True
+        if os.getppid() != self._parent:
+            self.reason = "the parent process ended"
+        return bool(self.reason)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve until stopped; a server that dies is an error."""
+    arguments = ServeArguments.from_argv(argv, __doc__)
+    with StopRequest().listening() as stop:
+        serve(arguments, stop)
+
+
+def serve(arguments: ServeArguments, stop: StopRequest) -> None:
+    """Bring a deployment up and watch it until it is asked to stop.
+
+    Raises:
+        ArtefactError: the weights are not what they must be.
+        ServerError: a port is in use, the server did not start in time, or it or a stub died.
+    """
+    given = {"http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port}
+    choose_ports(arguments.host, given)  # before the long part: a port in use is said at once
+    installation = locate(arguments.engine)
+    models = find_served_models(arguments.model_repository, follows_moves=arguments.engine == SLIPWAY)
+    for model in models:
+        vouched = prove_weights(model, arguments.model_repository)
+        _say(f"weights    proved, {vouched} shards by digest" if vouched else "weights    proved by name and size only")
+    arguments.endpoint.parent.mkdir(parents=True, exist_ok=True)
+    if sweep_earlier(arguments.endpoint):
+        _say("swept      what a killed deployment had left")
+    if stop.came(0):
+        return
+    state = create_state(arguments.endpoint)
+    sweeper = Sweeper(state)
+    try:
+        ports = choose_ports(arguments.host, given)
+        backends = assemble_backends(installation, Path(state.directory))
+        command = build_argv(installation.binary, arguments, ports, state.prefix, backends)
+        server = Server(command, installation.environment, models[0].directory, arguments.log, state.prefix)
+        try:
+            _run(arguments, server, ports, models[0], stop)
+        finally:
+            _stop(arguments, server, stop)
+    finally:
+        sweep(state)
+        sweeper.dismiss()
+
+
+def _run(arguments: ServeArguments, server: Server, ports: Ports, model: ServedModel, stop: StopRequest) -> None:
+    if not _wait_until_it_generates(arguments, server, ports, model, stop):
+        return
+    server.remember_stubs()
+    _publish(arguments, ports, model)
+    while not stop.came(_POLL_S):
+        server.check()
+
+
+def _wait_until_it_generates(
+    arguments: ServeArguments, server: Server, ports: Ports, model: ServedModel, stop: StopRequest
+) -> bool:
+    """Wait for the probe's generation; False if asked to stop before."""
+    started = time.monotonic()
+    host = "127.0.0.1" if arguments.host in _ANY_ADDRESS else arguments.host
+    probe = Probe(f"{host}:{ports.grpc}", arguments.model_repository, model, arguments.start_timeout_s)
+    while not stop.came(_POLL_S):
+        server.check()
+        try:
+            if probe.is_done():
+                _say(f"ready      a generation came back after {time.monotonic() - started:.1f} s")
+                return True
+        except ServerError as error:
+            raise server.explain(error.problem) from error
+        if time.monotonic() - started > arguments.start_timeout_s:
+            raise server.explain(f"no generation came back within {arguments.start_timeout_s:g} s")
+    return False
+
+
+def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel) -> None:
+    repository = arguments.model_repository
+    sealed = (repository / MANIFEST_NAME).is_file()
+    settings = {name: model.parameters[name] for name in _PUBLISHED_SETTINGS if name in model.parameters}
+    settings["weight_data_type"] = model.config.get("weight_data_type", "fp32")
+    settings["max_batch_size"] = str(model.max_batch_size)
+    Endpoint(
+        host=socket.gethostname() if arguments.host in _ANY_ADDRESS else arguments.host,
+        http_port=ports.http,
+        grpc_port=ports.grpc,
+        metrics_port=ports.metrics,
+        engine=arguments.engine,
+        model_repository=str(repository.absolute()),
+        model_digest=Manifest.read(repository).digest if sealed else "",
+        pid=os.getpid(),
+        settings=settings,
+    ).write(arguments.endpoint)
+    _say(f"serving    http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}  {arguments.endpoint}")
+
+
+def _stop(arguments: ServeArguments, server: Server, stop: StopRequest) -> None:
+    arguments.endpoint.unlink(missing_ok=True)  # first: nobody shall find a server that is going away
+    if stop.reason:
+        _say(f"stopping   {stop.reason}")
+    server.stop(arguments.exit_timeout_s)
+
+
+def _say(line: str) -> None:
+    print(f"      {line}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "deploy"))

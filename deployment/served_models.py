@@ -1,0 +1,129 @@
+"""What a model repository says it serves: the engine's models and where their weights lie."""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from handover.errors import ArtefactError
+
+ENGINE_BACKEND = "fastertransformer"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model of the repository that loads FasterTransformer shards.
+
+    Attributes:
+        name: in Triton.
+        directory: of the model; a relative checkpoint path starts here.
+        checkpoint: directory of the shards and config.ini.
+        parameters: of its ``config.pbtxt``.
+        max_batch_size: of its ``config.pbtxt``.
+        config: section [gpt] of config.ini, keys in lower case.
+        tasks: prompt-learning tasks of config.ini: name to number of virtual tokens.
+    """
+
+    name: str
+    directory: Path
+    checkpoint: Path
+    parameters: Mapping[str, str]
+    max_batch_size: int
+    config: Mapping[str, str]
+    tasks: Mapping[str, int]
+
+    @property
+    def tensor_para_size(self) -> int:
+        """Number of shards of each split tensor."""
+        return int(self.parameters["tensor_para_size"])
+
+
+def find_served_models(repository: Path, follows_moves: bool = True) -> list[ServedModel]:
+    """Read every model of the repository whose backend is ``fastertransformer``.
+
+    Args:
+        repository: Triton model repository.
+        follows_moves: our engine's way to find the shards; False: FasterTransformer's own backend, which
+            opens ``model_checkpoint_path`` as it is, from the working directory (the model's directory).
+
+    Raises:
+        ArtefactError: there is none, or a configuration cannot be read.
+    """
+    models = []
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        config = _parse(path)
+        if config.backend == ENGINE_BACKEND:
+            models.append(_read_model(path.parent, config, follows_moves))
+    if not models:
+        raise ArtefactError(
+            f"{repository} has no model with backend '{ENGINE_BACKEND}'", "give the model repository that export made"
+        )
+    return models
+
+
+def _parse(path: Path) -> model_config_pb2.ModelConfig:
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise ArtefactError(f"{path} is not a Triton model configuration: {error}") from error
+
+
+def _read_model(directory: Path, message: model_config_pb2.ModelConfig, follows_moves: bool) -> ServedModel:
+    parameters = {key: value.string_value for key, value in message.parameters.items()}
+    if not parameters.get("tensor_para_size", "").isdigit():
+        raise ArtefactError(f"{directory}/config.pbtxt has no parameter tensor_para_size that is a number")
+    candidates = _candidates(directory, parameters, message.default_model_filename, follows_moves)
+    checkpoint = next((path for path in candidates if (path / "config.ini").is_file()), candidates[-1])
+    config, tasks = read_config(checkpoint)
+    return ServedModel(directory.name, directory, checkpoint, parameters, int(message.max_batch_size), config, tasks)
+
+
+def _candidates(
+    directory: Path, parameters: Mapping[str, str], default_name: str, follows_moves: bool
+) -> tuple[Path, ...]:
+    """Directories in which the engine looks for config.ini; the first that has one is taken.
+
+    The rule of ours is that of ``backends/fastertransformer/engine/settings.py``, find_checkpoint.
+    """
+    versions = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
+    if not versions:
+        raise ArtefactError(f"{directory} has no version directory")
+    version, path = directory / str(max(versions)), parameters.get("model_checkpoint_path", "")
+    usual = version / f"{parameters['tensor_para_size']}-gpu"
+    if not path:
+        return (usual,) if follows_moves or not default_name else (version / default_name,)
+    if not follows_moves:
+        return (directory / path,)
+    return (Path(path), usual) if Path(path).is_absolute() else (version / path, directory / path)
+
+
+def read_config(checkpoint: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """Read an FT checkpoint's config.ini.
+
+    Returns:
+        Section [gpt]; prompt-learning tasks by name with their number of virtual tokens.
+
+    Raises:
+        ArtefactError: the file is missing, no INI file, or does not describe a GPT.
+    """
+    path = checkpoint / "config.ini"
+    parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None, strict=False)
+    try:
+        parser.read_string(path.read_text(encoding="utf-8"), str(path))
+        config = dict(parser["gpt"])
+        sections = [parser[f"task_{index}"] for index in range(int(config.get("num_tasks", 0)))]
+        tasks = {section["task_name"]: section.getint("prompt_length", 0) for section in sections}
+    except FileNotFoundError:
+        raise ArtefactError(
+            f"{path} is missing",
+            "model_checkpoint_path in config.pbtxt must name the directory of the shards, "
+            "absolute or relative to the model's directory",
+        ) from None
+    except (OSError, configparser.Error, KeyError, ValueError) as error:
+        raise ArtefactError(f"{path} does not describe a GPT: {error}", "export again") from error
+    return config, tasks

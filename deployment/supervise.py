@@ -1,0 +1,154 @@
+"""The running server: started, watched, stopped, with nothing left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deployment.leftovers import processes_of, remove_shared_memory
+from deployment.processes import (
+    Process,
+    adopt_orphans,
+    command_line,
+    die_with_parent,
+    kill_all,
+    list_processes,
+    reap_orphans,
+)
+from handover.errors import ServerError
+
+_RANDOM_WEIGHTS = "cannot be opened, loading model fails!"
+"""FasterTransformer's warning before it serves random numbers in place of a shard."""
+
+_STUB_NAME = "triton_python_backend_stub"
+_TAIL_LINES, _TAIL_CHARACTERS = 15, 240
+_GRACE_S = 3.0
+_ZOMBIE_S = 3.0
+"""A stub that ended while its server goes on is dead; the server itself waits for one within this time."""
+
+
+class Server:
+    """One tritonserver.
+
+    Args:
+        argv: its command line.
+        environment: variables added to ours.
+        directory: working directory, which FasterTransformer's backend resolves relative paths against.
+        log: file that receives what it prints; begun anew.
+        prefix: unique prefix of its shared-memory regions.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], directory: Path, log: Path, prefix: str
+    ) -> None:
+        adopt_orphans()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as stream:
+            self._process = subprocess.Popen(
+                argv,
+                cwd=directory,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us; we stop the server in good order
+                preexec_fn=die_with_parent,
+            )
+        self.pid = self._process.pid
+        self._log = log
+        self._log_read_bytes = 0
+        self._prefix = prefix
+        self._stubs: tuple[Process, ...] = ()
+        self._zombie_since: float | None = None
+
+    def remember_stubs(self) -> int:
+        """Note the stubs that serve; from now on each must live. Returns their number."""
+        self._stubs = tuple(self._find_stubs())
+        return len(self._stubs)
+
+    def check(self) -> None:
+        """Look once.
+
+        Raises:
+            ServerError: the server or one of its stubs died, or it serves random weights.
+        """
+        status = self._process.poll()
+        if status is not None:
+            raise ServerError(f"tritonserver {_describe(status)}{self._quoted_log()}")
+        self._scan_log()
+        dead = [stub for stub in self._stubs if not stub.is_running] or self._long_ended_stubs()
+        if dead:
+            raise ServerError(
+                f"a Python stub of tritonserver died (pid {', '.join(str(stub.pid) for stub in dead)}); "
+                f"Triton does not restart it{self._quoted_log()}"
+            )
+
+    def stop(self, exit_timeout_s: float) -> int:
+        """End the server: SIGTERM, SIGKILL if that takes longer than the exit time-out and 3 s more.
+
+        Returns:
+            The server's exit status. Its stubs and shared-memory regions are gone then.
+        """
+        if self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(exit_timeout_s + _GRACE_S)
+        kill_all(processes_of(self._prefix))
+        status = self._process.wait()
+        reap_orphans()
+        remove_shared_memory(self._prefix)
+        return status
+
+    def explain(self, problem: str) -> ServerError:
+        """Make an error that quotes the server's last lines."""
+        return ServerError(problem + self._quoted_log())
+
+    def _find_stubs(self) -> list[Process]:
+        children = [process for process in list_processes() if process.parent == self.pid]
+        return [child for child in children if Path(next(iter(command_line(child.pid)), "")).name == _STUB_NAME]
+
+    def _long_ended_stubs(self) -> list[Process]:
+        """While models load: children that have ended and that the server does not wait for."""
+        ended = [process for process in list_processes() if process.parent == self.pid and process.state in "ZX"]
+        if not ended:
+            self._zombie_since = None
+            return []
+        self._zombie_since = self._zombie_since or time.monotonic()
+        return ended if time.monotonic() - self._zombie_since > _ZOMBIE_S else []
+
+    def _scan_log(self) -> None:
+        with self._log.open("rb") as stream:
+            stream.seek(self._log_read_bytes)
+            new = stream.read()
+        whole_lines = new[: new.rfind(b"\n") + 1]
+        self._log_read_bytes += len(whole_lines)
+        lines = [line for line in whole_lines.decode(errors="replace").splitlines() if _RANDOM_WEIGHTS in line]
+        if lines:
+            listed = "".join(f"\n  {line.strip()}" for line in lines[:10])
+            raise ServerError(
+                f"the engine could not open {len(lines)} weight files and would serve random numbers{listed}",
+                "the server was stopped; redo the stages that make the weights: force=[convert,export]",
+            )
+
+    def _quoted_log(self) -> str:
+        return f"\n  last lines of {self._log}:" + "".join(f"\n    {line}" for line in last_lines(self._log))
+
+
+def last_lines(log: Path) -> list[str]:
+    """Return the last lines of a log that say something, each cut to a readable length."""
+    try:
+        with log.open(errors="replace") as stream:
+            kept = deque((line.rstrip() for line in stream if line.strip(" \n+-|")), maxlen=_TAIL_LINES)
+    except OSError:
+        return []
+    return [line[:_TAIL_CHARACTERS] for line in kept]
+
+
+def _describe(status: int) -> str:
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"

@@ -1,0 +1,174 @@
+"""The tritonserver binary: where it is, whether its Python stub can run, how it is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployment.arguments import ServeArguments
+from deployment.ports import Ports
+from handover.errors import ServerError, nearest
+
+SLIPWAY, FASTERTRANSFORMER = "slipway", "fastertransformer"
+_ENGINE_SOURCE = Path(__file__).resolve().parent.parent / "backends" / "fastertransformer"
+_CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
+_STUB = "triton_python_backend_stub"
+_LOADER_FAILED = 127
+"""Exit status of ld.so when a library is missing."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A tritonserver that can be started.
+
+    Attributes:
+        binary: the server.
+        python_backend: directory of libtriton_python.so; None: the server uses its own backends.
+        stub: the stub program for this interpreter's Python version; None with the server's own backends.
+        environment: variables that server and stub need.
+    """
+
+    binary: Path
+    python_backend: Path | None
+    stub: Path | None
+    environment: Mapping[str, str]
+
+
+def locate(engine: str) -> Installation:
+    """Find the server for an engine and make sure that its stub can load.
+
+    ``slipway`` is served by nvidia-pytriton's server, with a backend directory of our own;
+    ``fastertransformer`` by the container's server with the container's own backend.
+
+    Raises:
+        ServerError: nothing is installed, or the stub misses a library. Left unchecked, a stub that
+            cannot load makes the server wait for ever without opening a port.
+    """
+    if engine == FASTERTRANSFORMER:
+        found = _CONTAINER_BINARY if _CONTAINER_BINARY.is_file() else shutil.which("tritonserver")
+        if not found:
+            raise ServerError(
+                "there is no tritonserver: neither /opt/tritonserver nor on PATH",
+                "engine=fastertransformer runs in the inference container; set container, or deployment.engine=slipway",
+            )
+        return Installation(Path(found), None, None, {})
+    if engine != SLIPWAY:
+        raise ServerError(f"unknown engine '{engine}'", nearest(engine, (SLIPWAY, FASTERTRANSFORMER)))
+    root = _pytriton_root()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = root / "python_backend_stubs" / version / _STUB
+    if not stub.is_file():
+        have = ", ".join(sorted(path.name for path in (root / "python_backend_stubs").iterdir()))
+        raise ServerError(f"nvidia-pytriton has no stub for Python {version}", f"it has stubs for {have}")
+    return Installation(
+        root / "bin" / "tritonserver", root / "backends" / "python", stub, _stub_environment(stub, os.environ)
+    )
+
+
+def _pytriton_root() -> Path:
+    # find_spec does not import: pytriton's import takes seconds and installs signal handlers.
+    spec = importlib.util.find_spec("pytriton")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        root = Path(location) / "tritonserver"
+        if (root / "bin" / "tritonserver").is_file():
+            return root
+    raise ServerError("nvidia-pytriton is not installed: it carries tritonserver", "run: make install")
+
+
+def _stub_environment(stub: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables under which the stub loads: the venv's Python first on PATH, libpython where it is."""
+    own_bin = str(Path(sys.executable).parent)  # not resolved: the venv's, whose packages the stub shall see
+    wanted = {"PATH": os.pathsep.join((own_bin, environment.get("PATH", os.defpath)))}
+    missing = _missing_libraries(stub, {**environment, **wanted})
+    for directory in (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"):
+        if missing and directory:
+            paths = [str(directory), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
+            candidate = {**wanted, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+            if not _missing_libraries(stub, {**environment, **candidate}):
+                return candidate
+    if missing:
+        name = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
+        raise ServerError(
+            f"Triton's Python stub cannot start: {missing}",
+            f"install the shared library of this Python (Debian and Ubuntu: apt-get install {name}), "
+            "or use an interpreter that was built with --enable-shared",
+        )
+    return wanted
+
+
+def _missing_libraries(stub: Path, environment: Mapping[str, str]) -> str:
+    """Run the stub without arguments; return the loader's complaint, or nothing if it got as far as main()."""
+    try:
+        ended = subprocess.run([stub], env=environment, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return ended.stderr.strip() if ended.returncode == _LOADER_FAILED else ""
+
+
+def assemble_backends(installation: Installation, directory: Path, engine_source: Path = _ENGINE_SOURCE) -> Path | None:
+    """Lay out a backend directory with the Python backend and our engine.
+
+    Args:
+        installation: where the parts come from.
+        directory: private; the layout is made below it.
+        engine_source: directory of the engine's ``model.py``.
+
+    Returns:
+        Path for ``--backend-directory``; None where the server uses its own backends.
+    """
+    if installation.python_backend is None or installation.stub is None:
+        return None
+    if not (engine_source / "model.py").is_file():
+        raise ServerError(f"{engine_source} has no model.py: the engine is missing from this checkout")
+    root = directory / "backends"
+    python = root / "python"
+    python.mkdir(parents=True)
+    # The library must be a copy: Triton refuses a link that leads out of the backend directory. The stub
+    # must be a link: it finds the libraries it was shipped with relative to its real place.
+    shutil.copyfile(installation.python_backend / "libtriton_python.so", python / "libtriton_python.so")
+    (python / "triton_python_backend_utils.py").symlink_to(
+        installation.python_backend / "triton_python_backend_utils.py"
+    )
+    (python / _STUB).symlink_to(installation.stub)
+    shutil.copytree(engine_source, root / FASTERTRANSFORMER, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+def build_argv(
+    binary: Path, arguments: ServeArguments, ports: Ports, prefix: str, backends: Path | None
+) -> tuple[str, ...]:
+    """Build the server's command line; pure.
+
+    Every address is given: Triton's default is all interfaces. ``shm-region-prefix-name`` makes the
+    shared-memory regions of this server's stubs, and the stubs themselves, tell whose they are.
+
+    Args:
+        binary: tritonserver.
+        arguments: of the deployment.
+        ports: to listen on.
+        prefix: unique prefix of shared-memory regions.
+        backends: our backend directory; None: the server's own.
+    """
+    own = (f"--backend-directory={backends}", "--allow-gpu-metrics=false") if backends else ()
+    return (
+        str(binary),
+        f"--model-repository={arguments.model_repository.absolute()}",
+        *own,
+        f"--http-address={arguments.host}",
+        f"--http-port={ports.http}",
+        f"--grpc-address={arguments.host}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-address={arguments.host}",
+        f"--metrics-port={ports.metrics}",
+        "--disable-auto-complete-config",
+        f"--exit-timeout-secs={max(0, round(arguments.exit_timeout_s))}",
+        f"--backend-config=python,shm-region-prefix-name={prefix}",
+        *arguments.server_args,
+    )

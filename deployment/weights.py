@@ -1,0 +1,209 @@
+"""Prove the weights before anything is started.
+
+FasterTransformer warns about a shard that it cannot open and serves random numbers in its place. So the
+list of shards is computed here, from config.ini and tensor_para_size alone, and each must be there with
+its size; where a manifest records the shard, every byte is compared with its digest too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+
+from deployment.served_models import ServedModel
+from handover.errors import ArtefactError
+from handover.manifest import FILE_NAME as MANIFEST_NAME
+from handover.manifest import FileRecord, Manifest, file_digest
+from handover.progress import Progress
+
+_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_PREFIX_PROMPT, _P_PROMPT_TUNING = 2, 3
+_MOST_LISTED = 40
+_HEAD = "model.lm_head.weight.bin"
+
+
+def expected_shards(
+    config: Mapping[str, str], tensor_para_size: int, tasks: Mapping[str, int] | None = None, untied: bool = False
+) -> dict[str, int]:
+    """Compute which files FasterTransformer's GPT opens, and their sizes.
+
+    Source of names and shapes: FasterTransformer's ParallelGptWeight.cc, ParallelGptDecoderLayerWeight.cc
+    and ParallelGptTritonModel.cc (defaults of the optional keys).
+
+    Args:
+        config: section [gpt] of config.ini, keys in lower case.
+        tensor_para_size: number of shards of each split tensor.
+        tasks: prompt-learning tasks: name to number of virtual tokens.
+        untied: there is a ``model.lm_head.weight.bin``; its presence alone tells FasterTransformer.
+
+    Returns:
+        File name to bytes.
+
+    Raises:
+        ArtefactError: a key is missing or no number, or tensor_para_size does not divide the model.
+    """
+    number = partial(_number, config)
+    hidden, inter, layers = number("head_num") * number("size_per_head"), number("inter_size"), number("num_layer")
+    if number("head_num") % tensor_para_size or inter % tensor_para_size:
+        raise ArtefactError(
+            f"tensor_para_size {tensor_para_size} does not divide head_num {number('head_num')} and inter_size {inter}"
+        )
+    items = {"model.wte.bin": number("vocab_size") * hidden}
+    if _flag(config, "has_positional_encoding", True):
+        items["model.wpe.bin"] = number("max_pos_seq_len") * hidden
+    if untied:
+        items[_HEAD] = number("vocab_size") * hidden
+    for name, default in (("pre_decoder_layernorm", False), ("post_decoder_layernorm", True)):
+        if _flag(config, f"has_{name}", default):
+            stem = "model.final_layernorm" if name == "post_decoder_layernorm" else f"model.{name}"
+            items |= {f"{stem}.{part}.bin": hidden for part in ("weight", "bias")}
+    adapter = number("adapter_inter_size", inter) if _flag(config, "has_adapters", False) else 0
+    for layer in range(layers):
+        items |= _layer_items(f"model.layers.{layer}", hidden, inter, adapter, tensor_para_size)
+    items |= _prompt_items(number("prompt_learning_type", 0), tasks or {}, hidden, layers, tensor_para_size)
+    return {name: count * _item_bytes(config) for name, count in items.items()}
+
+
+def _layer_items(stem: str, hidden: int, inter: int, adapter: int, tensor_para_size: int) -> dict[str, int]:
+    """Elements of each file of one layer; layers of PyTorch's Linear are stored [in, out]."""
+    whole = ["input_layernorm.weight", "input_layernorm.bias", "post_attention_layernorm.weight"]
+    whole += ["post_attention_layernorm.bias", "attention.dense.bias", "mlp.dense_4h_to_h.bias"]
+    split = {
+        "attention.query_key_value.weight": hidden * 3 * hidden,
+        "attention.query_key_value.bias": 3 * hidden,
+        "attention.dense.weight": hidden * hidden,
+        "mlp.dense_h_to_4h.weight": hidden * inter,
+        "mlp.dense_h_to_4h.bias": inter,
+        "mlp.dense_4h_to_h.weight": inter * hidden,
+    }
+    for name in ("after_attention_adapter", "after_ffn_adapter") if adapter else ():
+        whole.append(f"{name}.dense_4h_to_h.bias")
+        split[f"{name}.dense_h_to_4h.weight"] = split[f"{name}.dense_4h_to_h.weight"] = hidden * adapter
+        split[f"{name}.dense_h_to_4h.bias"] = adapter
+    items = {f"{stem}.{name}.bin": hidden for name in whole}
+    for rank in range(tensor_para_size):
+        items |= {f"{stem}.{name}.{rank}.bin": count // tensor_para_size for name, count in split.items()}
+    return items
+
+
+def _prompt_items(
+    kind: int, tasks: Mapping[str, int], hidden: int, layers: int, tensor_para_size: int
+) -> dict[str, int]:
+    lengths = {task: length for task, length in tasks.items() if length > 0}
+    if kind == _P_PROMPT_TUNING:
+        return {f"model.prompt_table.{task}.weight.bin": length * hidden for task, length in lengths.items()}
+    if kind == _PREFIX_PROMPT:
+        return {
+            f"model.prefix_prompt.{task}.weight.{rank}.bin": length * 2 * layers * hidden // tensor_para_size
+            for task, length in lengths.items()
+            for rank in range(tensor_para_size)
+        }
+    return {}
+
+
+def _number(config: Mapping[str, str], key: str, default: int | None = None) -> int:
+    text = config.get(key, "" if default is None else str(default))
+    if not text.strip().isdigit():
+        raise ArtefactError(f"config.ini has no number for '{key}'", "export again, or complete the file")
+    return int(text)
+
+
+def _flag(config: Mapping[str, str], key: str, default: bool) -> bool:
+    # INIReader::GetBoolean takes exactly these words.
+    text = config.get(key, "").strip().lower()
+    return _BOOLEANS.get(text, default)
+
+
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def _item_bytes(config: Mapping[str, str]) -> int:
+    # FasterTransformer takes what it does not know for fp32; a wrong size would then be read as garbage.
+    name = config.get("weight_data_type", "fp32")
+    if name not in _ITEM_BYTES:
+        raise ArtefactError(f"config.ini: weight_data_type '{name}' is unknown", f"legal: {', '.join(_ITEM_BYTES)}")
+    return _ITEM_BYTES[name]
+
+
+def prove_weights(model: ServedModel, repository: Path) -> int:
+    """Compare every shard that the model will load with what it must be.
+
+    Args:
+        model: one of ``find_served_models``.
+        repository: whose manifest also records the shards.
+
+    Returns:
+        Number of shards that a digest vouched for; the others were proved by name and size.
+
+    Raises:
+        ArtefactError: names every shard that is missing, of another size or of other content.
+    """
+    _check_tensor_para_size(model)
+    records = _records(model, repository)
+    # A recorded head that is not there is missing: FasterTransformer would take the model for a tied one.
+    untied = _HEAD in records or (model.checkpoint / _HEAD).is_file()
+    shards = expected_shards(model.config, model.tensor_para_size, model.tasks, untied)
+    problems = {name: problem for name, size in shards.items() if (problem := _size_problem(model, name, size))}
+    problems |= _content_problems(
+        model, {name: records[name] for name in shards.keys() & records.keys() - problems.keys()}
+    )
+    if problems:
+        lines = [f"{name}  {problems[name]}" for name in sorted(problems)]
+        more = [f"... and {len(lines) - _MOST_LISTED} more"] if len(lines) > _MOST_LISTED else []
+        raise ArtefactError(
+            f"{len(problems)} of {len(shards)} shards in {model.checkpoint} are not the model's weights\n  "
+            + "\n  ".join(lines[:_MOST_LISTED] + more),
+            "nothing was started; redo the stages that make them: force=[convert,export]",
+        )
+    return len(shards.keys() & records.keys())
+
+
+def _check_tensor_para_size(model: ServedModel) -> None:
+    made_for = model.config.get("tensor_para_size")
+    if made_for is not None and made_for != str(model.tensor_para_size):
+        raise ArtefactError(
+            f"{model.checkpoint} was made for tensor_para_size {made_for}, "
+            f"but config.pbtxt of '{model.name}' says {model.tensor_para_size}",
+            "export the FT checkpoint of the tensor_para_size to serve with",
+        )
+
+
+def _records(model: ServedModel, repository: Path) -> dict[str, FileRecord]:
+    """What is recorded of the checkpoint's files, by name: by its own manifest, else by the repository's."""
+    if (model.checkpoint / MANIFEST_NAME).is_file():
+        return {record.path: record for record in Manifest.read(model.checkpoint).files}
+    checkpoint, root = model.checkpoint.resolve(), repository.resolve()
+    if not (repository / MANIFEST_NAME).is_file() or not checkpoint.is_relative_to(root):
+        return {}
+    prefix = checkpoint.relative_to(root).as_posix() + "/"
+    files = Manifest.read(repository).files
+    return {record.path[len(prefix) :]: record for record in files if record.path.startswith(prefix)}
+
+
+def _size_problem(model: ServedModel, name: str, size_bytes: int) -> str:
+    try:
+        found = (model.checkpoint / name).stat().st_size
+    except OSError:
+        return "missing"
+    return "" if found == size_bytes else f"{found} bytes instead of {size_bytes}"
+
+
+def _content_problems(model: ServedModel, records: Mapping[str, FileRecord]) -> dict[str, str]:
+    owners = {record.digest: name for name, record in records.items()}
+    total = sum(record.size_bytes for record in records.values())
+    problems = {}
+    with Progress("deploy", len(records), "shards", total) as bar, ThreadPoolExecutor() as pool:
+        digests = {pool.submit(file_digest, model.checkpoint / name): record for name, record in records.items()}
+        for future in as_completed(digests):
+            record = digests[future]
+            if future.result() != record.digest:
+                owner = owners.get(future.result())
+                problems[record.path.rsplit("/", 1)[-1]] = (
+                    f"content is that of {owner}"
+                    if owner
+                    else (f"content differs from its digest {record.digest[:19]}")
+                )
+            bar.advance(size_bytes=record.size_bytes)
+    return problems
