@@ -23,7 +23,7 @@ from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
 from deployment.served_models import ServedModel, find_served_models
 from deployment.supervise import Server
-from deployment.tritonserver import assemble_backends, build_argv, locate
+from deployment.tritonserver import SLIPWAY, assemble_backends, build_argv, locate
 from deployment.weights import prove_weights
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status
