@@ -295,7 +295,9 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
     """Take the generated part out of an answer, and prove that the answer continues the prompts.
 
     ``output_ids`` is [rows, beams, longest input + longest output] and ``sequence_length`` [rows, beams];
-    generated tokens follow directly after each row's own input. The first beam is read.
+    generated tokens follow directly after each row's own input. The first beam is read. Our engine counts
+    ``sequence_length`` from a row's own input, FasterTransformer from the longest input of the batch; both
+    are understood.
 
     Raises:
         ServerError: a tensor is missing or misshapen, or a row does not begin with its prompt.
@@ -306,10 +308,12 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
         raise ServerError(f"the answer to {rows} prompts has no fitting output_ids and sequence_length")
     cum_log_probs, log_probs = answer.as_numpy("cum_log_probs"), answer.as_numpy("output_log_probs")
     generations = []
+    longest = max(map(len, request.prompts))
     for row, (prompt, wanted) in enumerate(zip(request.prompts, request.output_lengths, strict=True)):
-        end = int(lengths[row].reshape(-1)[0])
-        sequence = tuple(int(token) for token in ids[row, 0, :end])
-        if sequence[: len(prompt)] != prompt or not len(prompt) <= end <= len(prompt) + wanted:
+        length = int(lengths[row].reshape(-1)[0])
+        count = wanted if length - longest == wanted else length - len(prompt)
+        sequence = tuple(int(token) for token in ids[row, 0, : len(prompt) + count])
+        if sequence[: len(prompt)] != prompt or not 0 <= count <= wanted:
             raise ServerError(f"row {row} of the answer does not continue its prompt of {len(prompt)} tokens")
         tokens = sequence[len(prompt) :]
         generations.append(

@@ -25,10 +25,13 @@ _VARIABLES = {
     **{colour: f"var(--series-{number})" for number, colour in enumerate(_SERIES, 1)},
 }
 _LABEL_GAP_PT = 13.0
+_LABEL_WIDTH_PT = 85.0
+_ROOM_PX = 14.0
 _LOG_ABOVE = 8.0
 """Largest over smallest value from which an axis is logarithmic."""
 
 Groups = Mapping[tuple[int, int], Sequence[Row]]
+Point = tuple[float, float]
 
 
 def draw_latency(rows: Sequence[Row], name: str) -> str:
@@ -58,9 +61,9 @@ def draw_latency(rows: Sequence[Row], name: str) -> str:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
         _scale(axes, "y", [row.latency_mean_ms or 0.0 for row in rows])
         axes.set_xlabel("Batch size, sequences")
-        axes.set_ylabel("Latency of a request, ms")
+        _title_height(axes, "Latency of a request, ms")
 
-    return _render(rows, name, draw, lambda row: row.latency_mean_ms or 0.0)
+    return _render(rows, name, draw, lambda row: (row.batch_size, row.latency_mean_ms or 0.0))
 
 
 def draw_throughput(rows: Sequence[Row], name: str) -> str:
@@ -76,27 +79,23 @@ def draw_throughput(rows: Sequence[Row], name: str) -> str:
             latencies = [row.latency_mean_ms or 0.0 for row in group]
             throughputs = [row.throughput_tokens_per_s or 0.0 for row in group]
             axes.plot(latencies, throughputs, color=colour, marker="o", markersize=5, linewidth=2)
-            for row, x, y in zip(group, latencies, throughputs, strict=True):
-                axes.annotate(
-                    str(row.batch_size),
-                    (x, y),
-                    xytext=(0, 7),
-                    textcoords="offset points",
-                    ha="center",
-                    color=_FAINT,
-                    fontsize=9,
-                )
         _scale(axes, "x", [row.latency_mean_ms or 0.0 for row in rows])
         axes.set_ylim(0, 1.12 * max(row.throughput_tokens_per_s or 0.0 for row in rows))
         axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.set_xlabel("Latency of a request, ms (mean)")
-        axes.set_ylabel("Throughput, generated tokens/s")
+        _title_height(axes, "Throughput, generated tokens/s")
 
-    return _render(rows, name, draw, lambda row: row.throughput_tokens_per_s or 0.0)
+    return _render(rows, name, draw, _throughput_point, counts_points=True)
 
 
-def _render(rows: Sequence[Row], name: str, draw: Callable[[Axes, Groups], None], value: Callable[[Row], float]) -> str:
+def _render(
+    rows: Sequence[Row],
+    name: str,
+    draw: Callable[[Axes, Groups], None],
+    point: Callable[[Row], Point],
+    counts_points: bool = False,
+) -> str:
     groups = group_by_lengths(rows)
     with matplotlib.rc_context(
         {
@@ -111,17 +110,25 @@ def _render(rows: Sequence[Row], name: str, draw: Callable[[Axes, Groups], None]
         }
     ):
         figure = Figure(figsize=(7.2, 4.0))
-        axes = figure.add_axes((0.1, 0.135, 0.73, 0.83))
+        axes = figure.add_axes((0.075, 0.13, 0.76, 0.785))
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         axes.grid(True, color=_GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.tick_params(length=0, pad=6)
         draw(axes, groups)
-        _label_lines(figure, axes, {lengths: value(group[-1]) for lengths, group in groups.items()})
+        if counts_points:
+            _label_points(figure, axes, groups)
+        ends = {lengths: point(group[-1]) for lengths, group in groups.items()}
+        _label_lines(figure, axes, ends, centred=not counts_points)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True)
     return _inline(buffer.getvalue(), name)
+
+
+def _title_height(axes: Axes, text: str) -> None:
+    """Name the vertical axis above it, where it reads without turning one's head."""
+    axes.set_title(text, loc="left", x=-0.096, pad=11, fontsize=11, color=_INK)
 
 
 def _scale(axes: Axes, which: str, values: Sequence[float]) -> None:
@@ -141,27 +148,61 @@ def _scale(axes: Axes, which: str, values: Sequence[float]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
 
 
-def _label_lines(figure: Figure, axes: Axes, ends: Mapping[tuple[int, int], float]) -> None:
-    """Name each line at the right margin, at the height of its end, without overlap."""
+def _label_lines(figure: Figure, axes: Axes, ends: Mapping[tuple[int, int], Point], centred: bool) -> None:
+    """Name each line right of its last point; labels that would overlap move up.
+
+    With ``centred``, a line that ends before the others is named above its last point.
+    """
     figure.canvas.draw()
-    box = axes.get_window_extent()
-    gap = _LABEL_GAP_PT * figure.dpi / 72 / box.height
-    heights = {}
-    for number, (lengths, value) in enumerate(ends.items()):
-        pixel = axes.transData.transform((axes.get_xlim()[1], value))[1]
-        heights[lengths] = ((pixel - box.y0) / box.height, number)
-    lowest = -1.0
-    for lengths, (height, number) in sorted(heights.items(), key=lambda item: item[1]):
-        lowest = max(height, lowest + gap)
-        axes.text(
-            1.02,
-            lowest,
+    to_points = 72 / figure.dpi
+    ordered = sorted(
+        (*(axes.transData.transform(end) * to_points), number, lengths)
+        for number, (lengths, end) in enumerate(ends.items())
+    )
+    placed: list[tuple[float, float]] = []
+    for x, y, number, lengths in sorted(ordered, key=lambda item: item[1]):
+        height = y
+        for other_x, other_height in placed:
+            if abs(x - other_x) < _LABEL_WIDTH_PT and height < other_height + _LABEL_GAP_PT:
+                height = other_height + _LABEL_GAP_PT
+        placed.append((x, height))
+        is_rightmost = x >= max(item[0] for item in ordered) - 1
+        axes.annotate(
             lengths_label(lengths),
-            transform=axes.transAxes,
+            ends[lengths],
+            xytext=(9, height - y) if is_rightmost or not centred else (0, 12),
+            textcoords="offset points",
             color=_SERIES[number % len(_SERIES)],
+            ha="left" if is_rightmost or not centred else "center",
             va="center",
-            fontsize=11,
+            fontsize=10.5,
+            annotation_clip=False,
         )
+
+
+def _throughput_point(row: Row) -> Point:
+    return row.latency_mean_ms or 0.0, row.throughput_tokens_per_s or 0.0
+
+
+def _label_points(figure: Figure, axes: Axes, groups: Groups) -> None:
+    """Write the batch size above and left of each point; a label without room is left out."""
+    figure.canvas.draw()
+    placed: list[tuple[float, float]] = []
+    for group in groups.values():
+        for row in reversed(group):
+            x, y = axes.transData.transform(_throughput_point(row))
+            if any(abs(x - ox) < _ROOM_PX and abs(y - oy) < _ROOM_PX for ox, oy in placed):
+                continue
+            placed.append((x, y))
+            axes.annotate(
+                str(row.batch_size),
+                _throughput_point(row),
+                xytext=(-5, 4),
+                textcoords="offset points",
+                ha="right",
+                color=_FAINT,
+                fontsize=9,
+            )
 
 
 def _inline(svg: str, name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from evaluation.plots import draw_latency, draw_throughput
-from evaluation.report_data import Benchmark, Findings, StageOutcome
+from evaluation.report_data import Benchmark, Evaluation, Findings, StageOutcome
 from evaluation.report_text import (
     ACCURACY_COLUMNS,
     BENCHMARK_COLUMNS,
@@ -24,7 +24,7 @@ from evaluation.report_text import (
 )
 
 _TEMPLATE = Path(__file__).with_name("report_template.html")
-_NUMERIC = frozenset({*BENCHMARK_COLUMNS, "Value", "Standard error", "Samples", "Time"})
+_NUMERIC = frozenset({*BENCHMARK_COLUMNS, "Value", "Std. error", "Samples", "Time"})
 
 
 def render_html(findings: Findings, results: Path) -> str:
@@ -36,10 +36,7 @@ def render_html(findings: Findings, results: Path) -> str:
     """
     sections = [
         *_problems(findings, results),
-        *(
-            _section(f"Accuracy: {evaluation.task}", _table(ACCURACY_COLUMNS, map(accuracy_cells, evaluation.metrics)))
-            for evaluation in findings.evaluations
-        ),
+        *(_section(f"Accuracy: {evaluation.task}", _accuracy(evaluation)) for evaluation in findings.evaluations),
         *(_benchmark(benchmark, f"plot{number}") for number, benchmark in enumerate(findings.benchmarks)),
         *_stages(findings, results),
         _section("Provenance", _provenance(describe_provenance(findings))),
@@ -62,6 +59,15 @@ def _failed_stage(outcome: StageOutcome, results: Path) -> str:
     log = f" Log: <code>{escape(relative_path(outcome.log, results))}</code>" if outcome.log else ""
     error = f"<pre>{escape(outcome.error)}</pre>" if outcome.error else ""
     return f"<p><strong>Stage {escape(outcome.stage)}: {escape(outcome.state)}.</strong>{log}</p>{error}"
+
+
+def _accuracy(evaluation: Evaluation) -> str:
+    # The definitions stand below the names: as a column they would leave a phone no room for the figures.
+    rows = []
+    for name, *figures, definition in map(accuracy_cells, evaluation.metrics):
+        cells = "".join(f'<td class="number">{escape(figure)}</td>' for figure in figures)
+        rows.append(f"<tr><td>{escape(name)}<small>{escape(definition)}</small></td>{cells}</tr>")
+    return _frame(ACCURACY_COLUMNS[:4], rows)
 
 
 def _benchmark(benchmark: Benchmark, name: str) -> str:
@@ -113,17 +119,21 @@ def _table(
     for number, row in enumerate(rows):
         error = errors[number] if errors else ""
         if error:
-            failed = f'<td class="failed" colspan="{len(columns) - 1}">failed: {escape(error)}</td>'
+            failed = f'<td class="failed" colspan="{len(columns) - 1}"><span>failed: {escape(error)}</span></td>'
             lines.append(f"<tr>{cell(columns[0], row[0])}{failed}</tr>")
         else:
             lines.append(f"<tr>{''.join(cell(*pair) for pair in zip(columns, row, strict=True))}</tr>")
+    return _frame(columns, lines, caption)
+
+
+def _frame(columns: Sequence[str], rows: Sequence[str], caption: str = "") -> str:
     heads = "".join(
-        f'<th scope="col"{" class=number" if column in _NUMERIC else ""}>{escape(column)}</th>' for column in columns
+        '<th scope="col"' + (' class="number">' if column in _NUMERIC else ">") + f"{escape(column)}</th>"
+        for column in columns
     )
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return (
-        f'<div class="wide"><table>{title}<thead><tr>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
-    )
+    body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return f'<div class="wide"><table>{title}{body}</table></div>'
 
 
 def _provenance(facts: Sequence[tuple[str, str]]) -> str:

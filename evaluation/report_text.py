@@ -10,7 +10,7 @@ from evaluation.lambada_task import Metric
 from evaluation.report_data import Findings, StageOutcome
 from handover.progress import human_bytes, human_time
 
-ACCURACY_COLUMNS = ("Figure", "Value", "Standard error", "Samples", "Definition")
+ACCURACY_COLUMNS = ("Figure", "Value", "Std. error", "Samples", "Definition")
 BENCHMARK_COLUMNS = (
     "Batch size",
     "Mean, ms",
@@ -22,19 +22,16 @@ BENCHMARK_COLUMNS = (
     "Tokens/s",
 )
 STAGE_COLUMNS = ("Stage", "State", "Time", "Log")
+_LABELS = {"model": "Triton's model", "ft_checkpoint": "FT checkpoint", "ft_checkpoint_digest": "FT checkpoint digest"}
 
 
 def summarise_findings(findings: Findings) -> str:
     """Say in a few sentences what this deployment is, how good and how fast, and what went wrong."""
-    sentences = [_identity(findings) + "."]
-    scores = [
-        f"{_percent(metric.value)} {metric.name}" if metric.unit == "fraction" else f"{metric.value:.2f} {metric.name}"
-        for evaluation in findings.evaluations
-        for metric in evaluation.metrics
-        if metric.value is not None and metric.name in ("last_word_accuracy_greedy", "lambada_openai_accuracy")
-    ]
-    if scores:
-        sentences.append(f"It scores {' and '.join(scores)}.")
+    sentences = [_identity(findings)]
+    for evaluation in findings.evaluations:
+        scores = [f"{cells[0]} {cells[1]}" for cells in map(accuracy_cells, evaluation.metrics) if cells[1]]
+        if scores:
+            sentences.append(f"On {evaluation.task}: {', '.join(scores)}.")
     sentences += _speed(findings)
     bad = [outcome for outcome in findings.stages if outcome.is_bad]
     if bad:
@@ -128,17 +125,17 @@ def _identity(findings: Findings) -> str:
         columns = ("engine", "tensor_para_size", "pipeline_para_size", "weight_data_type", "data_type")
         settings.update({name: str(getattr(row, name)) for name in columns if getattr(row, name)})
     parts = [
-        f"{label} {settings[key]}"
-        for key, label in (
-            ("tensor_para_size", "tensor parallel"),
-            ("pipeline_para_size", "pipeline parallel"),
-            ("weight_data_type", "weights"),
-            ("data_type", "computed in"),
+        text.format(settings[key])
+        for key, text in (
+            ("tensor_para_size", "tensor parallelism {}"),
+            ("pipeline_para_size", "pipeline parallelism {}"),
+            ("weight_data_type", "{} weights"),
+            ("data_type", "{} computation"),
         )
         if settings.get(key)
     ]
-    engine = f", served by the engine {settings['engine']}" if settings.get("engine") else ""
-    return f"{findings.title}{engine}" + (f" ({', '.join(parts)})" if parts else "")
+    engine = f"is served by {settings['engine']}" if settings.get("engine") else "was deployed"
+    return f"{findings.title} {engine}" + (f" with {', '.join(parts)}." if parts else ".")
 
 
 def _speed(findings: Findings) -> list[str]:
@@ -182,7 +179,7 @@ def _machine(row: Row) -> str:
 
 
 def _label(key: str) -> str:
-    return key.replace("_", " ").replace(".", ": ").capitalize()
+    return _LABELS.get(key) or key.replace("_", " ").replace(".", ": ").capitalize()
 
 
 def _flatten(content: object, prefix: str = "") -> list[tuple[str, object]]:
