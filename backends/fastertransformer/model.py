@@ -47,13 +47,13 @@ class TritonPythonModel:
         """Answer all requests as one batch; a request that is not valid fails alone."""
         parsed = [self._parse(request) for request in requests]
         valid = [(index, item) for index, item in enumerate(parsed) if isinstance(item, Request)]
-        responses = [None if isinstance(item, Request) else _failure(item) for item in parsed]
+        responses = [None if isinstance(item, Request) else _failure(item, "INVALID_ARG") for item in parsed]
         try:
             answers = self._engine.generate([item for _, item in valid], self._max_rows)
         except (RuntimeError, MemoryError) as error:  # torch's: out of memory, above all
             pb_utils.Logger.log_error(f"{len(valid)} requests failed: {error}")
             for index, _ in valid:
-                responses[index] = _failure(f"generation failed: {error}")
+                responses[index] = _failure(f"generation failed: {error}", "INTERNAL")
             return responses
         for (index, _), tensors in zip(valid, answers, strict=True):
             wanted = requests[index].requested_output_names()
@@ -74,5 +74,7 @@ class TritonPythonModel:
             return str(error)
 
 
-def _failure(problem: str) -> Any:
-    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(problem))
+def _failure(problem: str, code: str) -> Any:
+    """Make an error response; code is a name of pb_utils.TritonError: INVALID_ARG (HTTP 400), INTERNAL (500)."""
+    error = pb_utils.TritonError(problem, getattr(pb_utils.TritonError, code))
+    return pb_utils.InferenceResponse(output_tensors=[], error=error)

@@ -80,7 +80,7 @@ class _Batch:
 
     def __init__(self, model: Gpt, cache: KvCache, request: Request) -> None:
         self._model, self._request = model, request
-        self._device = model.weights.head.device
+        self._device = model.weights.token_embedding.device
         batch, longest_output = request.batch_size, int(request.output_lengths.max())
         self.rows = np.argsort(request.input_lengths, kind="stable")
         self.result = Generated(

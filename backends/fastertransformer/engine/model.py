@@ -108,12 +108,7 @@ class Gpt:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""
-        normed = self._norm(hidden, self.weights.final_norm)
-        head = self.weights.head
-        if head.dtype == torch.float32:
-            return F.linear(normed.float(), head)
-        flat = torch.mm(normed.reshape(-1, normed.shape[-1]), head.T, out_dtype=torch.float32)
-        return flat.view(*normed.shape[:-1], -1)
+        return self.weights.head.in_fp32(self._norm(hidden, self.weights.final_norm))
 
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         tokens = F.embedding(ids, self.weights.token_embedding)
@@ -121,13 +116,13 @@ class Gpt:
         return tokens.to(where.dtype) + where
 
     def _qkv(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        return F.linear(self._norm(x, layer.input_norm), *layer.qkv)  # [..., 3 * H * D]
+        return layer.qkv(self._norm(x, layer.input_norm))  # [..., 3 * H * D]
 
     def _finish_layer(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Add attention's output and the MLP to the residual stream, in place: all arguments are [..., hidden]."""
-        x += F.linear(attended, *layer.attention_out)
-        inner = F.gelu(F.linear(self._norm(x, layer.post_norm), *layer.mlp_in), approximate="tanh")
-        x += F.linear(inner, *layer.mlp_out)
+        x += layer.attention_out(attended)
+        inner = F.gelu(layer.mlp_in(self._norm(x, layer.post_norm)), approximate="tanh")
+        x += layer.mlp_out(inner)
         return x
 
     def _norm(self, x: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:

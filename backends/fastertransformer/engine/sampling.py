@@ -151,8 +151,13 @@ def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor) -> tuple[Tens
     Returns:
         Two fp32 [B].
     """
-    full = logits.log_softmax(dim=-1).gather(1, tokens[:, None]).squeeze(1)
-    if not bool((top_k > 0).any()):
-        return full, full
-    within = keep_top_k(logits, top_k).log_softmax(dim=-1).gather(1, tokens[:, None]).squeeze(1)
-    return full, torch.where(top_k == 1, torch.zeros_like(full), within)
+    chosen = logits.gather(1, tokens[:, None]).squeeze(1)
+    full = chosen - logits.logsumexp(dim=-1)
+    reported = torch.where(top_k == 1, torch.zeros_like(full), full)
+    largest = min(int(top_k.max()), logits.shape[-1])
+    if largest <= 1:
+        return full, reported
+    values = logits.topk(largest, dim=-1).values  # [B, largest]
+    beyond = torch.arange(largest, device=logits.device) >= top_k[:, None]
+    within = chosen - values.masked_fill(beyond, MASKED).logsumexp(dim=-1)
+    return full, torch.where(top_k > 1, within, reported)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .config import GptConfig
 from .errors import WeightsError
+from .linear import Linear
 from .precision import TORCH_TYPES, Precision
 
 HEAD_FILE = "model.lm_head.weight.bin"
@@ -52,22 +53,22 @@ class ShardedTensor:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One transformer layer, matrices as [out, in] for ``F.linear``.
+    """One transformer layer.
 
     Attributes:
         input_norm, post_norm: (weight, bias), each [hidden].
-        qkv: ([3 * heads * head_size, hidden], [3 * heads * head_size]); all q, then all k, then all v.
-        attention_out: ([hidden, heads * head_size], [hidden]).
-        mlp_in: ([inter, hidden], [inter]).
-        mlp_out: ([hidden, inter], [hidden]).
+        qkv: hidden -> 3 * heads * head_size: all q, then all k, then all v.
+        attention_out: heads * head_size -> hidden.
+        mlp_in: hidden -> inter.
+        mlp_out: inter -> hidden.
     """
 
     input_norm: tuple[Tensor, Tensor]
-    qkv: tuple[Tensor, Tensor]
-    attention_out: tuple[Tensor, Tensor]
+    qkv: Linear
+    attention_out: Linear
     post_norm: tuple[Tensor, Tensor]
-    mlp_in: tuple[Tensor, Tensor]
-    mlp_out: tuple[Tensor, Tensor]
+    mlp_in: Linear
+    mlp_out: Linear
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,14 @@ class GptWeights:
         position_embedding: [max_pos_seq_len, hidden].
         layers: num_layer of them.
         final_norm: (weight, bias), each [hidden].
-        head: [vocab, hidden]; the same tensor as token_embedding where the checkpoint has no lm_head.
+        head: hidden -> vocab; token_embedding's matrix where the checkpoint has no lm_head.
     """
 
     token_embedding: Tensor
     position_embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: tuple[Tensor, Tensor]
-    head: Tensor
+    head: Linear
 
 
 def checkpoint_tensors(config: GptConfig, has_head: bool) -> Iterator[ShardedTensor]:
@@ -199,9 +200,9 @@ def load_weights(
     def vector(name: str) -> Tensor:
         return place(full(name).reshape(-1), precision.compute)
 
-    def linear(name: str) -> tuple[Tensor, Tensor]:
+    def linear(name: str) -> Linear:
         weight = full(f"{name}.weight")  # [in, out] or [in, 3, out]
-        return place(weight.reshape(weight.shape[0], -1).T, precision.compute), vector(f"{name}.bias")
+        return Linear(place(weight.reshape(weight.shape[0], -1).T, precision.compute), vector(f"{name}.bias"))
 
     def norm(name: str) -> tuple[Tensor, Tensor]:
         return vector(f"{name}.weight"), vector(f"{name}.bias")
@@ -217,7 +218,7 @@ def load_weights(
             mlp_out=linear(f"{prefix}.mlp.dense_4h_to_h"),
         )
 
-    # A CPU multiplies the head in fp32 (see precision.py); the tied embedding shares that one copy.
+    # A CPU multiplies the head in fp32 (see precision.py).
     head_type = torch.float32 if device.type == "cpu" else precision.compute
     token_embedding = place(full("model.wte"), head_type)
     head_name = HEAD_FILE.removesuffix(".bin")
@@ -226,5 +227,5 @@ def load_weights(
         position_embedding=place(full("model.wpe"), precision.compute),
         layers=tuple(layer(index) for index in range(config.num_layer)),
         final_norm=norm("model.final_layernorm"),
-        head=place(full(head_name), head_type) if head_name in tensors else token_embedding,
+        head=Linear(place(full(head_name), head_type) if head_name in tensors else token_embedding),
     )
