@@ -76,6 +76,9 @@ class ClusterConfig:
     overcommit: bool = False
     job_name_prefix: str = "nemo-megatron-"
     nodes: int | None = None  # upper limit; None: as many as TP x PP fill
+    setup: list[str] = field(default_factory=list)  # lines of the sbatch file before the command
+    srun_args: list[str] = field(default_factory=list)  # more flags for each srun
+    additional_parameters: dict[str, Any] = field(default_factory=dict)  # any other sbatch option
 
 
 @dataclass

@@ -13,6 +13,7 @@ from launcher.config import ClusterType, Config, Stage
 from launcher.executors import Executor, Job
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan
+from launcher.runner import StageResult, write_results
 from launcher.stages.benchmark import benchmark
 from launcher.stages.convert import convert
 from launcher.stages.deploy import deploy
@@ -40,6 +41,8 @@ def launch(config: Config) -> None:
         show(plans, executor)
         return
     jobs = [write_job(config, paths, job) for job in group(plans)]
+    paths.stages.unlink(missing_ok=True)
+    write_results(paths.stages, [StageResult(plan.stage, plan.name, log=str(plan.log)) for plan in plans])
     if not executor.submit(jobs, {stage.name for stage in config.force}):
         sys.exit(1)
 
@@ -91,9 +94,14 @@ def executor_for(config: Config) -> Executor:
         from launcher.executors.interactive import InteractiveExecutor
 
         return InteractiveExecutor()
+    if config.cluster_type is ClusterType.bcm:
+        from launcher.executors.slurm import SlurmExecutor
+
+        mounts = [config.launcher_scripts_path, config.data_dir, config.base_results_dir]
+        return SlurmExecutor(config.cluster, config.export.run.dependency or None, mounts)
     raise ConfigError(
         f"cluster_type={config.cluster_type} cannot be submitted to yet",
-        "take cluster_type=interactive inside an allocation",
+        "take cluster_type=interactive on one node of the job",
     )
 
 

@@ -1,10 +1,11 @@
 """Run the plans of one job, one after another: check, skip, execute, verify, publish.
 
-Standard library only. ``python3 -m launcher.runner [--force=stage,...] PLAN.json ...`` is what a job host runs.
+Standard library only. ``python3 -m launcher.runner PLAN.json ...`` is what a job host runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import signal
@@ -18,11 +19,13 @@ from types import FrameType
 from handover.errors import ArtefactError, ServerError, SlipwayError
 from handover.manifest import write_atomically
 from launcher import artefact, console
+from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan
 from launcher.process import Child, describe_status
 
 Wrap = Callable[[Command, Resources], tuple[str, ...]]
 
+STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report")
 _POLL_S = 0.2
 _COMMAND_GRACE_S = 10.0
 _SERVER_GRACE_S = 40.0
@@ -181,9 +184,19 @@ class _Job:
     def _report(self, index: int, note: str = "") -> None:
         console.stage_line(index + 1, len(self.plans), self.results[index], note)
         if self.stages_file:
-            self.stages_file.parent.mkdir(parents=True, exist_ok=True)
-            content = json.dumps([dataclasses.asdict(result) for result in self.results], indent=1)
-            write_atomically(self.stages_file, content + "\n")
+            write_results(self.stages_file, self.results)
+
+
+def write_results(file: Path, results: Sequence[StageResult]) -> None:
+    """Update the results of these stages in the file; those of other jobs of the run stay."""
+    ours = {result.stage: dataclasses.asdict(result) for result in results}
+    try:
+        others = [entry for entry in json.loads(file.read_text()) if entry["stage"] not in ours]
+    except (OSError, ValueError, KeyError):
+        others = []
+    entries = sorted([*others, *ours.values()], key=lambda entry: STAGE_ORDER.index(entry["stage"]))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(entries, indent=1) + "\n")
 
 
 def _is_published(endpoint: Path, pid: int) -> bool:
@@ -200,16 +213,19 @@ def _indent(lines: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run the plans in the given files on this host."""
-    force = [name for arg in argv if arg.startswith("--force=") for name in arg[len("--force=") :].split(",") if name]
-    plans = [StagePlan.from_json(Path(arg).read_text()) for arg in argv if not arg.startswith("--")]
-    results = run_job(plans, run_here, force)
+    parser = argparse.ArgumentParser(prog="launcher.runner", description=main.__doc__)
+    parser.add_argument("plans", nargs="+", type=Path, help="plan files, in order")
+    parser.add_argument("--place", type=Place.from_json, default=Place(), help="how commands are started, as JSON")
+    parser.add_argument("--force", default="", help="stages to redo, with commas")
+    parser.add_argument("--stages-file", type=Path, help="file for the results")
+    options = parser.parse_args(list(argv))
+    plans = [StagePlan.from_json(file.read_text()) for file in options.plans]
+    force = [stage for stage in options.force.split(",") if stage]
+    try:
+        results = run_job(plans, options.place.wrap, force, options.stages_file)
+    except KeyboardInterrupt:
+        return 130
     return int(any(result.state == "failed" for result in results))
-
-
-def run_here(command: Command, resources: Resources) -> tuple[str, ...]:
-    """Start a command with this interpreter, on this host."""
-    argv = command.argv
-    return (sys.executable, *argv[1:]) if argv[0] == "python3" else argv
 
 
 if __name__ == "__main__":

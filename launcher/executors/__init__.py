@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from launcher.plan import Command, Resources
+from launcher.plan import Command, Resources, StagePlan
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class Job:
     name: str
     plan_files: tuple[Path, ...]
     stages_file: Path
+
+    def plans(self) -> list[StagePlan]:
+        """Read the plans back."""
+        return [StagePlan.from_json(path.read_text()) for path in self.plan_files]
 
 
 class Executor(Protocol):

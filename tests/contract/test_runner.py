@@ -16,8 +16,9 @@ import pytest
 
 from handover.manifest import Manifest
 from launcher.artefact import begin, is_current, marker_of
+from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan, partial
-from launcher.runner import StageResult, run_here, run_job
+from launcher.runner import StageResult, run_job
 
 PROJECT = Path(__file__).resolve().parents[2]
 WRITE = "import pathlib, sys; d = pathlib.Path(sys.argv[1]); d.mkdir(parents=True, exist_ok=True); "
@@ -46,7 +47,7 @@ def plan_of(root: Path, stage: str, *commands: Command, inputs: Sequence[Path] =
 
 
 def run(*plans: StagePlan, force: Sequence[str] = ()) -> list[StageResult]:
-    return run_job(plans, run_here, force)
+    return run_job(plans, Place().wrap, force)
 
 
 def states(results: Sequence[StageResult]) -> list[str]:

@@ -20,14 +20,14 @@ ALLOWED = {
         *("handover", "export_scripts", "numpy", "torch", "yaml", "tokenizers", "sentencepiece"),
         *("tritonclient", "google", "triton_python_backend_utils"),
     },
-    "deployment": {"handover", "deployment", "export_scripts", "numpy", "tritonclient"},
+    "deployment": {"handover", "deployment", "export_scripts", "numpy", "tritonclient", "google"},
     "evaluation": {
         *("handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
         *("sentencepiece", "grpc"),
     },
-    "backends/fastertransformer": {"numpy", "torch", "engine", "triton_python_backend_utils"},
+    "backends/fastertransformer": {"numpy", "torch", "fastertransformer", "triton_python_backend_utils"},
 }
-LAUNCHER_STDLIB_ONLY = ["plan", "runner", "artefact", "process", "console"]
+LAUNCHER_STDLIB_ONLY = ["plan", "runner", "artefact", "process", "place", "console"]
 
 
 def imported_packages(file: Path, top_level_only: bool = False) -> set[str]:
