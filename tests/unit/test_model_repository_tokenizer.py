@@ -1,0 +1,140 @@
+"""What runs in pre- and postprocessing, against Hugging Face's GPT-2, SentencePiece and hand arithmetic."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from ft_checkpoint_maker import make_ft_checkpoint
+from transformers import GPT2Tokenizer
+
+from export_scripts.tokenizer_models.slipway_tokenizer import (
+    decode_rows,
+    encode_prompts,
+    encode_word_lists,
+    load_tokenizer,
+    read_texts,
+)
+
+TEXTS = [
+    "the world",
+    " the the\n\nworld's  end ",
+    "Grüße, 世界! 👍",
+    "don't <|endoftext|> 12345",
+    "\t\x00tab and nul",
+]
+
+
+class Letters:
+    """One id a letter: a = 1."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - 96 for letter in text if letter.isalpha()]
+
+    def decode(self, ids: object) -> str:
+        return "".join(chr(96 + i) if 0 < i < 27 else "#" for i in ids)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_ft_checkpoint(tmp_path_factory.mktemp("gpt2") / "1-gpu")
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("spm")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS[:3] * 20), model_writer=model, vocab_size=50, hard_vocab_limit=False
+    )
+    (directory / "tokenizer.model").write_bytes(model.getvalue())
+    return directory
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_gpt2_ids_are_those_of_hugging_face(gpt2: Path, text: str) -> None:
+    reference = GPT2Tokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
+    expected = reference.convert_tokens_to_ids(
+        [piece for word in text.split("<|endoftext|>") for piece in reference.tokenize(word)]
+    )
+    tokenizer = load_tokenizer(gpt2)
+    if "<|endoftext|>" not in text:  # there it is plain text, not the special token
+        assert tokenizer.encode(text) == expected
+    assert 0 not in tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_sentencepiece_ids_are_the_librarys(spm: Path, text: str) -> None:
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(spm / "tokenizer.model"))
+    tokenizer = load_tokenizer(spm)
+    assert tokenizer.encode(text) == reference.encode(text, out_type=int)
+    assert tokenizer.decode(reference.encode(text)) == reference.decode(reference.encode(text))
+
+
+def test_ids_of_the_padded_vocabulary_stand_for_nothing(gpt2: Path, spm: Path) -> None:
+    for directory in (gpt2, spm):
+        tokenizer = load_tokenizer(directory)
+        ids = tokenizer.encode("the world")
+        assert tokenizer.decode([*ids, 1_000, 51_199, 4_294_967_295]) == tokenizer.decode(ids)
+
+
+def test_cut_utf8_does_not_crash(gpt2: Path) -> None:
+    tokenizer = load_tokenizer(gpt2)
+    assert tokenizer.decode(tokenizer.encode("世")[:2]) == "\ufffd"
+
+
+def test_no_tokenizer_is_an_error_that_names_the_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"vocab\.json and merges\.txt nor tokenizer\.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_prompts_are_padded_with_the_end_id_and_an_empty_one_is_the_start_id() -> None:
+    ids, lengths = encode_prompts(Letters(), ["abc", "", "z"], start_id=50, end_id=60)
+    assert ids.tolist() == [[1, 2, 3], [50, 60, 60], [26, 60, 60]]
+    assert lengths.tolist() == [[3], [1], [1]]
+    assert ids.dtype == lengths.dtype == np.uint32
+
+
+def test_word_lists_have_fasterTransformers_layout() -> None:  # noqa: N802
+    # Worked by hand from the layout: all ids, padded with 0; end offsets, padded with -1.
+    rows = ["ab,c", "", "xyz", '"a,b"', "a,,b"]
+    assert encode_word_lists(Letters(), rows).tolist() == [
+        [[1, 2, 3], [2, 3, -1]],
+        [[0, 0, 0], [-1, -1, -1]],
+        [[24, 25, 26], [3, -1, -1]],
+        [[1, 2, 0], [2, -1, -1]],
+        [[1, 2, 0], [1, 2, -1]],
+    ]
+    assert encode_word_lists(Letters(), ["", ""]).tolist() == [[[0], [-1]], [[0], [-1]]]
+    assert encode_word_lists(Letters(), [""]).dtype == np.int32
+
+
+def test_a_space_after_a_comma_belongs_to_the_word(gpt2: Path) -> None:
+    tokenizer = load_tokenizer(gpt2)
+    words = encode_word_lists(tokenizer, ["the, the"])[0]
+    assert words[0].tolist() == [*tokenizer.encode("the"), *tokenizer.encode(" the")]
+
+
+def test_text_ends_where_the_generation_ended() -> None:
+    tokens = np.array([[[1, 2, 3, 9, 0, 0]], [[4, 5, 0, 0, 0, 0]], [[6, 0, 0, 0, 0, 0]]], dtype=np.uint32)
+    inputs = np.array([[2], [1], [2]], dtype=np.int32)
+    lengths = np.array([[4], [3], [2]], dtype=np.uint32)
+    # Row 0: two generated. Row 1: one, then the end token. Row 2: the prompt itself ends with that id.
+    assert decode_rows(Letters(), tokens, inputs, lengths, end_id=0) == ["abci", "de", "f#"]
+    assert decode_rows(Letters(), tokens, inputs, None, end_id=0) == ["abci##", "de####", "f#####"]
+
+
+def test_beams_are_flattened_row_by_row() -> None:
+    tokens = np.array([[[1], [2]], [[3], [4]]], dtype=np.uint32)
+    ones = np.ones((2, 2), dtype=np.uint32)
+    assert decode_rows(Letters(), tokens, ones, ones, end_id=0) == ["a", "b", "c", "d"]
+
+
+def test_only_one_text_a_row_is_taken() -> None:
+    assert read_texts(np.array([[b"\xff\xc3\xa9"], ["x"]], dtype=object), "QUERY") == ["\ufffdé", "x"]
+    with pytest.raises(ValueError, match=r"QUERY must have the shape \[batch, 1\], not \[1, 2\]"):
+        read_texts(np.array([["a", "b"]], dtype=object), "QUERY")
