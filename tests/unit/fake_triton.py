@@ -1,0 +1,117 @@
+"""A fake Triton server: real gRPC and Triton's own protocol, with a Python function in place of the model.
+
+It stands at the outermost boundary of the clients; nothing of theirs is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
+
+Tensors = dict[str, np.ndarray[Any, Any]]
+
+
+class RefusalError(Exception):
+    """What the fake model raises to make the server answer INVALID_ARGUMENT."""
+
+
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Serves one model on a free loopback port while the ``with`` block runs.
+
+    Args:
+        answer: inputs by name to outputs by name; runs for each request.
+        inputs: names of the model's inputs, as its config says.
+        parameters: of its config.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Tensors], Tensors],
+        inputs: tuple[str, ...] = ("input_ids",),
+        parameters: dict[str, str] | None = None,
+        max_batch_size: int = 64,
+    ) -> None:
+        self.answer, self.inputs, self.parameters = answer, inputs, parameters or {}
+        self.max_batch_size = max_batch_size
+        self.requests: list[Tensors] = []
+        self.unavailable = 0
+        self.server = grpc.server(ThreadPoolExecutor(max_workers=4))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self.server)
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> FakeTriton:
+        self.server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop(None).wait()
+
+    def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ServerLiveResponse(live=True)
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = pb.ModelConfigResponse()
+        answer.config.name, answer.config.max_batch_size = request.name, self.max_batch_size
+        for name in self.inputs:
+            answer.config.input.add().name = name
+        for name, value in self.parameters.items():
+            answer.config.parameters[name].string_value = value
+        return answer
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.unavailable:
+            self.unavailable -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the model is not ready")
+        tensors = {
+            tensor.name: _read(tensor.datatype, raw).reshape(tuple(tensor.shape))
+            for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+        }
+        self.requests.append(tensors)
+        try:
+            outputs = self.answer(tensors)
+        except RefusalError as refusal:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+        answer = pb.ModelInferResponse(model_name=request.model_name)
+        for name, values in outputs.items():
+            datatype, raw = _write(values)
+            answer.outputs.add(name=name, datatype=datatype, shape=values.shape)
+            answer.raw_output_contents.append(raw)
+        return answer
+
+
+def _read(datatype: str, raw: bytes) -> np.ndarray[Any, Any]:
+    return deserialize_bytes_tensor(raw) if datatype == "BYTES" else np.frombuffer(raw, triton_to_np_dtype(datatype))
+
+
+def _write(values: np.ndarray[Any, Any]) -> tuple[str, bytes]:
+    names = {"float32": "FP32", "uint32": "UINT32", "int32": "INT32"}
+    if values.dtype == np.object_:
+        return "BYTES", serialize_byte_tensor(values).item()
+    return names[values.dtype.name], values.tobytes()
+
+
+def count_up(tensors: Tensors) -> Tensors:
+    """A model whose next token is always the last plus one; each token has log probability -0.5."""
+    ids, lengths, wanted = tensors["input_ids"], tensors["input_lengths"][:, 0], tensors["request_output_len"][:, 0]
+    rows, width, longest = len(ids), ids.shape[1], int(wanted.max())
+    output = np.full((rows, 1, width + longest), 0, np.uint32)
+    for row, (length, count) in enumerate(zip(lengths, wanted, strict=True)):
+        output[row, 0, :length] = ids[row, :length]
+        output[row, 0, length : length + count] = ids[row, length - 1] + 1 + np.arange(count)
+    outputs = {"output_ids": output, "sequence_length": (lengths + wanted)[:, None].astype(np.uint32)}
+    if "is_return_log_probs" in tensors:
+        context = (lengths - 1) if "is_return_context_cum_log_probs" in tensors else 0 * lengths
+        outputs["cum_log_probs"] = (-0.5 * (wanted + context))[:, None].astype(np.float32)
+        outputs["output_log_probs"] = np.full((rows, 1, longest), -0.5, np.float32)
+    return outputs
