@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from handover.errors import ServerError
 
 
+_LARGEST = 65535
+
+
 @dataclass(frozen=True)
 class Ports:
     """Where the three services of one server listen."""
@@ -43,11 +46,13 @@ def choose_ports(host: str, given: Mapping[str, int]) -> Ports:
 
 
 def _hold(host: str, service: str, port: int) -> socket.socket:
+    if not 0 <= port <= _LARGEST:  # getaddrinfo would take it modulo 65536
+        raise ServerError(f"port {port} cannot be used for {service}: ports end at {_LARGEST}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ServerError(f"cannot listen on host '{host}', port {port} ({service}): {error}") from error
     listener = socket.socket(family, kind, protocol)
     # Connections of an earlier server in TIME_WAIT do not hold a port; a listener does.
@@ -55,14 +60,10 @@ def _hold(host: str, service: str, port: int) -> socket.socket:
     try:
         listener.bind(address)
         listener.listen(1)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
         raise ServerError(
-            f"port {port} on {host} cannot be used for {service}: {_reason(error)}",
+            f"port {port} on {host} cannot be used for {service}: {error.strerror or error}",
             f"choose another deployment.{service}_port, or 0 for a free one",
         ) from error
     return listener
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,279 @@
+"""Ports, command line, log and leftovers of a deployment, without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployment import leftovers, tritonserver
+from deployment.arguments import ServeArguments
+from deployment.leftovers import create_state, read_state, state_file, sweep_earlier
+from deployment.ports import Ports, choose_ports
+from deployment.processes import command_line, descendants, look_up
+from deployment.supervise import last_lines
+from deployment.tritonserver import Installation, assemble_backends, build_argv, locate
+from handover.errors import ServerError
+
+ARGUMENTS = ServeArguments(Path("/repo with space"), Path("/run/endpoint.json"), Path("/run/server.log"))
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def test_the_command_line_binds_every_service_to_the_given_address() -> None:
+    argv = build_argv(Path("/t/tritonserver"), ARGUMENTS, Ports(1, 2, 3), "slipway-0-", Path("/tmp/x/backends"))
+    assert argv == (
+        "/t/tritonserver",
+        "--model-repository=/repo with space",
+        "--backend-directory=/tmp/x/backends",
+        "--allow-gpu-metrics=false",
+        "--http-address=127.0.0.1",
+        "--http-port=1",
+        "--grpc-address=127.0.0.1",
+        "--grpc-port=2",
+        "--metrics-address=127.0.0.1",
+        "--metrics-port=3",
+        "--disable-auto-complete-config",
+        "--exit-timeout-secs=10",
+        "--backend-config=python,shm-region-prefix-name=slipway-0-",
+    )
+
+
+def test_the_containers_server_keeps_its_own_backends() -> None:
+    arguments = ServeArguments(
+        Path("/repo"), Path("/e"), Path("/l"), engine="fastertransformer", server_args=("--log-verbose=1", "a; b")
+    )
+    argv = build_argv(Path("tritonserver"), arguments, Ports(1, 2, 3), "slipway-0-", None)
+    assert not any(flag.startswith(("--backend-directory", "--allow-gpu-metrics")) for flag in argv)
+    assert argv[-2:] == ("--log-verbose=1", "a; b")
+
+
+def test_free_ports_differ_and_can_be_taken() -> None:
+    ports = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
+    assert len({ports.http, ports.grpc, ports.metrics}) == 3
+    for port in (ports.http, ports.grpc, ports.metrics):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_port_in_use_is_named_with_its_key(taken: int) -> None:
+    with pytest.raises(ServerError) as refused:
+        choose_ports("127.0.0.1", {"http": 0, "grpc": taken, "metrics": 0})
+    assert f"port {taken} on 127.0.0.1 cannot be used for grpc: Address already in use" in refused.value.problem
+    assert "deployment.grpc_port" in refused.value.hint
+
+
+def test_one_port_cannot_serve_twice() -> None:
+    free = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0}).http
+    with pytest.raises(ServerError, match=f"port {free}"):
+        choose_ports("127.0.0.1", {"http": free, "grpc": free, "metrics": 0})
+
+
+@pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("127.0.0.1", 99999), ("no such host", 0)])
+def test_an_address_that_is_not_ours_is_refused(host: str, port: int) -> None:
+    with pytest.raises(ServerError, match=r"cannot (listen|be used)"):
+        choose_ports(host, {"http": port, "grpc": 0, "metrics": 0})
+
+
+def test_an_unknown_engine_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ServerError) as refused:
+        locate("slipways")
+    assert "did you mean 'slipway'" in refused.value.hint
+
+
+def test_a_container_without_server_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tritonserver, "_CONTAINER_BINARY", tmp_path / "tritonserver")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServerError, match="there is no tritonserver"):
+        locate("fastertransformer")
+    binary = tmp_path / "tritonserver"
+    binary.touch()
+    assert locate("fastertransformer") == Installation(binary, None, None, {})
+
+
+def test_a_stub_that_cannot_load_is_found_before_the_start(tmp_path: Path) -> None:
+    # Oracle: the loader itself. A program that needs a library which is not there, made from the real stub.
+    stub = locate("slipway").stub
+    assert stub is not None
+    broken = tmp_path / "triton_python_backend_stub"
+    broken.write_bytes(stub.read_bytes().replace(b"libpython3.", b"libnopyth3."))
+    broken.chmod(0o755)
+    with pytest.raises(ServerError) as refused:
+        tritonserver._stub_environment(broken, {**os.environ, "LD_LIBRARY_PATH": str(_shipped_libraries(stub))})
+    assert "libnopyth3" in refused.value.problem
+    assert "apt-get install libpython3" in refused.value.hint
+
+
+def _shipped_libraries(stub: Path) -> Path:
+    """What the wheel's stub needs besides libpython; a copy does not find it through its RPATH."""
+    return next(parent for parent in stub.parents if parent.name == "site-packages") / "nvidia_pytriton.libs"
+
+
+def test_the_backend_directory_satisfies_triton(tmp_path: Path) -> None:
+    installation = locate("slipway")
+    backends = assemble_backends(installation, tmp_path)
+    assert backends is not None
+    library = backends / "python" / "libtriton_python.so"
+    assert library.is_file() and not library.is_symlink()
+    assert (backends / "python" / "triton_python_backend_stub").resolve() == installation.stub
+    assert (backends / "fastertransformer" / "model.py").is_file()
+    assert not list(backends.rglob("__pycache__"))
+
+
+def test_an_engine_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"no model\.py"):
+        assemble_backends(locate("slipway"), tmp_path, engine_source=tmp_path)
+
+
+def test_the_last_lines_leave_out_rules_and_are_cut(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("first\n+----+----+\n\n" + "x" * 1000 + "\nE1 reason\xff\n", encoding="latin-1")
+    lines = last_lines(log)
+    assert lines[0] == "first"
+    assert len(lines[1]) == 240
+    assert lines[2].startswith("E1 reason")
+    assert last_lines(tmp_path / "none") == []
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Path:
+    return tmp_path / "endpoint.json"
+
+
+def _ended_pid() -> tuple[int, int]:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = look_up(child.pid)
+    assert process is not None
+    child.communicate()
+    return process.pid, process.started
+
+
+def _rewrite(endpoint: Path, **changes: object) -> None:
+    note = state_file(endpoint)
+    note.write_text(json.dumps({**json.loads(note.read_text()), **changes}))
+
+
+def test_a_running_deployment_with_the_same_endpoint_is_not_disturbed(endpoint: Path) -> None:
+    state = create_state(endpoint)
+    region = Path("/dev/shm") / f"{state.prefix}region"
+    region.write_bytes(b"x")
+    try:
+        with pytest.raises(ServerError, match=f"running already, pid {os.getpid()}"):
+            sweep_earlier(endpoint)
+        assert region.exists()
+    finally:
+        leftovers.sweep(state)
+    assert not region.exists() and not Path(state.directory).exists() and read_state(endpoint) is None
+
+
+def test_what_a_killed_deployment_left_is_swept(endpoint: Path) -> None:
+    state = create_state(endpoint)
+    region = Path("/dev/shm") / f"{state.prefix}region"
+    region.write_bytes(b"x")
+    endpoint.write_text("{}")
+    pid, started = _ended_pid()
+    _rewrite(endpoint, pid=pid, started=started)
+    assert sweep_earlier(endpoint)
+    left = [path for path in (region, Path(state.directory), endpoint, state_file(endpoint)) if path.exists()]
+    assert left == []
+    assert not sweep_earlier(endpoint)
+
+
+def test_a_reused_pid_is_not_taken_for_the_supervisor(endpoint: Path) -> None:
+    state = create_state(endpoint)
+    _rewrite(endpoint, started=state.started - 1)  # our own pid, but of a process that started earlier
+    assert sweep_earlier(endpoint)
+    assert not Path(state.directory).exists()
+
+
+def test_a_note_of_another_boot_or_without_sense_is_left_alone(endpoint: Path, tmp_path: Path) -> None:
+    state = create_state(endpoint)
+    _rewrite(endpoint, place="another boot")
+    assert not sweep_earlier(endpoint)
+    assert Path(state.directory).is_dir()
+    state_file(endpoint).write_text("not JSON")
+    assert not sweep_earlier(endpoint)
+    leftovers.sweep(state)
+
+
+@pytest.mark.parametrize("prefix", ["", "slipway-", "triton_", "slipway-0123456789ab-/../"])
+def test_only_names_with_our_unique_prefix_are_swept(endpoint: Path, tmp_path: Path, prefix: str) -> None:
+    state = create_state(endpoint)
+    foreign = Path("/dev/shm") / f"triton_test_{os.getpid()}"
+    foreign.write_bytes(b"x")
+    directory = tmp_path / "slipway-precious"
+    directory.mkdir()
+    pid, started = _ended_pid()
+    _rewrite(endpoint, pid=pid, started=started, prefix=prefix, directory=str(directory))
+    try:
+        assert sweep_earlier(endpoint)
+        assert foreign.exists() and directory.exists()
+    finally:
+        foreign.unlink()
+        leftovers.sweep(state)
+
+
+def _named_program(tmp_path: Path, name: str, argument: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [str(tmp_path / name), "-c", "import time; time.sleep(60)", argument], executable=sys.executable
+    )
+
+
+def test_processes_are_found_by_program_and_prefix_only(endpoint: Path, tmp_path: Path) -> None:
+    state = create_state(endpoint)
+    ours = _named_program(tmp_path, "tritonserver", f"--x={state.prefix}")
+    bystanders = [
+        _named_program(tmp_path, "less", f"--x={state.prefix}"),
+        _named_program(tmp_path, "tritonserver", "--x=other"),
+    ]
+    try:
+        deadline = time.monotonic() + 5
+        while not command_line(ours.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert leftovers.sweep(state) == []
+        assert ours.wait(5) == -signal.SIGKILL
+        assert [process.poll() for process in bystanders] == [None, None]
+    finally:
+        for process in (ours, *bystanders):
+            process.kill()
+            process.wait()
+
+
+def test_the_helper_sweeps_when_its_supervisor_is_killed(endpoint: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from deployment.leftovers import Sweeper, create_state\n"
+        "state = create_state(Path(sys.argv[1])); Path('/dev/shm', state.prefix + 'region').write_bytes(b'x')\n"
+        "sweeper = Sweeper(state); print(state.prefix, flush=True); time.sleep(60)"
+    )
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", code, str(endpoint)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    )
+    assert supervisor.stdout
+    prefix = supervisor.stdout.readline().strip()
+    helpers = [process for process in descendants([supervisor.pid]) if process.pid != supervisor.pid]
+    supervisor.kill()
+    supervisor.wait()
+    deadline = time.monotonic() + 10
+    while state_file(endpoint).exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not state_file(endpoint).exists()
+    assert not list(Path("/dev/shm").glob(f"{prefix}*"))
+    assert len(helpers) == 1
+    while helpers[0].is_running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not helpers[0].is_running
