@@ -93,11 +93,12 @@ def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: s
 
 def _source_map(checkpoint: NemoCheckpoint) -> SourceMap:
     """Choose the table by the keys: a configuration may be silent about the format."""
+    keys = checkpoint.keys()
     for source_map in gpt.SOURCE_MAPS:
-        if any(source_map.rule(key) for key in checkpoint.keys()):
+        if any(source_map.rule(key) for key in keys):
             return source_map
-    some = ", ".join(checkpoint.keys()[:3])
-    if any(key.startswith(gpt.MEGATRON_CORE_PREFIXES) for key in checkpoint.keys()):
+    some = ", ".join(keys[:3])
+    if any(key.startswith(gpt.MEGATRON_CORE_PREFIXES) for key in keys):
         raise CheckpointError(
             f"{checkpoint.archive.path} has megatron-core keys ({some}, ...)", "only legacy keys are read yet"
         )

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import configparser
 import io
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.check import Conversion, plan_conversion
-from export_scripts.checkpoints.archive import Archive, open_archive
+from export_scripts.checkpoints.archive import open_archive
 from export_scripts.checkpoints.nemo import find_checkpoint
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
-from export_scripts.shards import check_space, write_bytes, write_tensor
+from export_scripts.shards import check_space, full_disk_explained, write_bytes, write_tensor
 from handover.errors import exit_status
 from handover.manifest import FileRecord, Manifest
 from handover.progress import Progress
@@ -52,11 +54,10 @@ def convert(arguments: ConvertArguments) -> Manifest:
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION})
     try:
         _check_space(conversion, arguments.output, journal)
-        if source.is_compressed:
-            conversion = _unpacked(source, arguments)
         for remark in conversion.remarks:
             print(f"convert: note: {remark}", file=sys.stderr)
-        records = _write_tensors(conversion, arguments.output, journal, arguments.processes)
+        with _mappable(conversion, arguments) as mapped:
+            records = _write_tensors(mapped, arguments.output, journal, arguments.processes)
         records += _write_small_files(conversion, arguments.output, journal)
     finally:
         journal.close()
@@ -66,10 +67,17 @@ def convert(arguments: ConvertArguments) -> Manifest:
     return manifest
 
 
-def _unpacked(source: Archive, arguments: ConvertArguments) -> Conversion:
-    """Unpack a gzipped archive beside the shards; the journal removes what a killed run leaves of it."""
+@contextmanager
+def _mappable(conversion: Conversion, arguments: ConvertArguments) -> Iterator[Conversion]:
+    """Unpack a gzipped archive beside the shards; the journal's next reader removes what a killed run leaves of it."""
+    if not conversion.archive.is_compressed:
+        yield conversion
+        return
     directory = arguments.output / f".unpacked{TEMPORARY_SUFFIX}"
-    return plan_conversion(source.unpack(directory), arguments.tensor_para_size, arguments.weight_data_type)
+    with full_disk_explained(directory):
+        unpacked = conversion.archive.unpack(directory)
+    yield plan_conversion(unpacked, arguments.tensor_para_size, arguments.weight_data_type)
+    shutil.rmtree(directory)
 
 
 def _check_space(conversion: Conversion, output: Path, journal: Journal) -> None:

@@ -15,7 +15,7 @@ from handover.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 
-STORAGE = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
+STORAGE: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
 _LARGEST = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
 _EXPONENT_BITS = {"fp16": 0x7C00, "bf16": 0x7F80}
 
@@ -30,7 +30,8 @@ def cast(values: Array, source: str, target: str, name: str) -> Array:
 
     Args:
         values: any shape, in the storage type of ``source``.
-        source, target: fp32, fp16 or bf16.
+        source: fp32, fp16 or bf16.
+        target: fp32, fp16 or bf16.
         name: of the tensor, for the error.
 
     Raises:

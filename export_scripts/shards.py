@@ -1,4 +1,4 @@
-"""Write tensors as FasterTransformer's shards: split, cast, raw little-endian bytes, each file digested as it is written."""
+"""Write tensors as FasterTransformer's shards: split, cast, raw little-endian bytes, digested as they are written."""
 
 from __future__ import annotations
 
@@ -86,6 +86,20 @@ def check_space(directory: Path, needed_bytes: int) -> None:
         )
 
 
+@contextmanager
+def full_disk_explained(path: Path) -> Iterator[None]:
+    """Turn a full disk into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ArtefactError(
+            f"the disk is full: {path.name} could not be written to {path.parent}",
+            "free some space; the next run continues where this one stopped",
+        ) from error
+
+
 def write_tensor(
     assignment: Assignment, source: LazyTensor | None, settings: ShardSettings, root: Path, journal: Journal
 ) -> list[FileRecord]:
@@ -156,9 +170,9 @@ def _write(
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     digest = hashlib.sha256()
     size_bytes = 0
-    with _disk(path), temporary.open("wb", buffering=0) as stream:
+    with full_disk_explained(path), temporary.open("wb", buffering=0) as stream:
         for block in blocks:
-            content = memoryview(block.reshape(-1)).cast("B")
+            content = block.reshape(-1).view(np.uint8).data
             digest.update(content)
             size_bytes += len(content)
             while content:
@@ -167,17 +181,3 @@ def _write(
         journal.add(record)
         os.replace(temporary, path)
     return record
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """Turn a full disk into one clear error."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ArtefactError(
-            f"the disk is full: {path.name} could not be written to {path.parent}",
-            "free some space; the next run continues where this one stopped",
-        ) from error

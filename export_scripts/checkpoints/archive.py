@@ -7,6 +7,7 @@ directory, or that is not a plain file, condemns the whole archive.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import tarfile
@@ -191,6 +192,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # that is the disk unpacked to, not the archive
         raise CheckpointError(
             f"{path} is not a tar archive, or it is truncated or damaged ({error})", "copy the checkpoint again"
         ) from error

@@ -73,15 +73,14 @@ def _members(archive: Archive, settings: Mapping[str, Any], keys: tuple[str, ...
 
 
 def _member(archive: Archive, key: str, value: Any) -> str:
-    """Find the file a key names: ``nemo:<name>``, ``/artifacts/<name>``, or any path, whose place is not this machine."""
-    text = str(value or "")
-    if text.startswith("nemo:"):
-        pattern = f"*{text.removeprefix('nemo:')}"
-    elif text.startswith("/artifacts/"):
-        pattern = f"*{text.rpartition('/')[2]}"
-    else:
-        pattern = _FILES[key][1]
-    found = [name for name in archive.sizes if "/" not in name and fnmatchcase(name, pattern)]
+    """Find the file a key names: ``nemo:<name>``, ``/artifacts/<name>``, or a path of the training machine."""
+    name = str(value or "").removeprefix("nemo:").rpartition("/")[2]
+    at_root = [member for member in archive.sizes if "/" not in member]
+    if name in at_root:
+        return name
+    found = [member for member in at_root if name and member.endswith(name)]
+    if not found and not str(value).startswith("nemo:"):
+        found = [member for member in at_root if fnmatchcase(member, _FILES[key][1])]
     if len(found) != 1:
         what = f"several: {', '.join(found)}" if found else "it is not there"
         raise CheckpointError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.checkpoints.archive import Archive, Extent
+from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.pickled import StoredTensor, read_state
 from export_scripts.dtypes import STORAGE, Array
 from handover.errors import CheckpointError
@@ -55,6 +55,9 @@ class TorchFile:
                 self._check_byte_order(records)
                 with records.open(f"{self._prefix}data.pkl") as pickled:
                     self.state: Mapping[str, Any] = read_state(pickled, self._where)
+            for value in self.state.values():
+                if isinstance(value, StoredTensor):
+                    self._check_record(value)
         except _DAMAGE as error:
             raise CheckpointError(
                 f"{self._where} is truncated, damaged or older than torch 1.6 ({error})", "copy the checkpoint again"
@@ -62,41 +65,39 @@ class TorchFile:
 
     def read(self, tensor: StoredTensor) -> Array:
         """Map one tensor, read-only; bf16 comes as uint16."""
-        dtype = STORAGE.get(tensor.storage.data_type)
-        if dtype is None:
-            raise CheckpointError(f"{self._where}: tensors of {tensor.storage.data_type} are not weights")
-        extent = self._extent(f"{self._prefix}data/{tensor.storage.key}")
-        last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))
-        if min((tensor.offset, *tensor.shape, *tensor.stride)) < 0 or (last + 1) * dtype.itemsize > extent.size_bytes:
-            raise CheckpointError(f"{self._where}: record {tensor.storage.key} is smaller than its tensor")
+        dtype = STORAGE[tensor.storage.data_type]
         if 0 in tensor.shape:
             return np.empty(tensor.shape, dtype)
-        mapped = np.memmap(
-            extent.path,
-            dtype,
-            mode="r",
-            offset=extent.offset + tensor.offset * dtype.itemsize,
-            shape=(last - tensor.offset + 1,),
-        )
+        start, length = self._start(tensor), _reach(tensor) - tensor.offset
+        extent = self._archive.extent(self.name)
+        offset = extent.offset + start + tensor.offset * dtype.itemsize
+        mapped = np.memmap(extent.path, dtype, mode="r", offset=offset, shape=(length,))
         strides = tuple(step * dtype.itemsize for step in tensor.stride)
         return np.lib.stride_tricks.as_strided(mapped, tensor.shape, strides, writeable=False)
 
-    def _extent(self, record: str) -> Extent:
-        info = self._records.get(record)
-        if info is None or info.compress_type != zipfile.ZIP_STORED:
-            raise CheckpointError(f"{self._where}: record {record} is missing or compressed")
-        # The central directory does not say how long the local header is: torch pads it to align the data.
+    def _start(self, tensor: StoredTensor) -> int:
+        """Find where a record's data begin: torch pads the local header, and the directory does not say how much."""
+        info = self._records[f"{self._prefix}data/{tensor.storage.key}"]
         with self._archive.open(self.name) as stream:
             stream.seek(info.header_offset)
             header = stream.read(_LOCAL_HEADER_BYTES)
         if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(_LOCAL_HEADER_MAGIC):
-            raise CheckpointError(f"{self._where}: record {record} is damaged")
+            raise CheckpointError(f"{self._where}: record {info.filename} is damaged")
         padding = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
         start = info.header_offset + _LOCAL_HEADER_BYTES + padding
-        outer = self._archive.extent(self.name)
-        if start + info.file_size > outer.size_bytes:
-            raise CheckpointError(f"{self._where}: record {record} is truncated")
-        return Extent(outer.path, outer.offset + start, info.file_size)
+        if start + info.file_size > self._archive.sizes[self.name]:
+            raise CheckpointError(f"{self._where}: record {info.filename} is truncated")
+        return start
+
+    def _check_record(self, tensor: StoredTensor) -> None:
+        """Refuse a tensor that its record cannot fill: it would show a neighbour's bytes."""
+        dtype = STORAGE.get(tensor.storage.data_type)
+        info = self._records.get(f"{self._prefix}data/{tensor.storage.key}")
+        if info is None or info.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError(f"{self._where}: record {tensor.storage.key} is missing or compressed")
+        is_sane = min((tensor.offset, *tensor.shape, *tensor.stride)) >= 0 and len(tensor.shape) == len(tensor.stride)
+        if not is_sane or (dtype and _reach(tensor) * dtype.itemsize > info.file_size):
+            raise CheckpointError(f"{self._where}: record {tensor.storage.key} is smaller than its tensor")
 
     def _find_prefix(self) -> str:
         pickles = [name for name in self._records if name == "data.pkl" or name.endswith("/data.pkl")]
@@ -108,3 +109,10 @@ class TorchFile:
         name = f"{self._prefix}byteorder"
         if name in self._records and records.read(name) != b"little":
             raise CheckpointError(f"{self._where} was written on a big-endian machine")
+
+
+def _reach(tensor: StoredTensor) -> int:
+    """Elements of the storage up to the last one that a tensor shows."""
+    if 0 in tensor.shape:
+        return 0
+    return tensor.offset + 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))

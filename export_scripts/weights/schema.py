@@ -137,7 +137,7 @@ class SourceMap:
         """Find the rule of a key and the name of its target, with the layer's number filled in."""
         pattern, layer = split_layer(key)
         rule = self.rules.get(pattern)
-        return rule and (rule, rule.target.format(layer=layer))
+        return (rule, rule.target.format(layer=layer)) if rule else None
 
     def is_ignored(self, key: str) -> bool:
         """Whether a key is dropped on purpose."""
