@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,8 @@ from handover.progress import human_bytes
 
 # Enough to hide the cost of a call, little enough that several workers stay small.
 _BLOCK_BYTES = 4 << 20
-# Columns gathered at a time from a transposed tensor: their cache lines stay in the first-level cache.
-_TILE_COLUMNS = 32
+# A tile of a transposed tensor, staged in the second-level cache, and the elements that keep its rows apart.
+_TILE_ROWS, _TILE_COLUMNS, _TILE_PADDING = 1024, 64, 32
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,30 @@ def _blocks(view: Array) -> Iterator[Array]:
 
 
 def _gathered(view: Array) -> Array:
-    """Copy a strided view into row-major order, tile by tile: several times faster than numpy's own loop."""
-    if view.ndim < 2 or abs(view.strides[-1]) <= view.itemsize:
+    """Copy a strided view into row-major order; a transposed one tile by tile, much faster than numpy's own loop."""
+    if view.ndim < 2 or view.strides[-1] <= view.itemsize:
         return np.ascontiguousarray(view)
     result = np.empty(view.shape, view.dtype)
-    for start in range(0, view.shape[-1], _TILE_COLUMNS):
-        tile = slice(start, start + _TILE_COLUMNS)
-        result[..., tile] = view[..., tile]
+    for middle in np.ndindex(view.shape[1:-1]):
+        matrix: tuple[Any, ...] = (slice(None), *middle)
+        _copy_tiles(view[matrix], result[matrix])
     return result
+
+
+def _copy_tiles(source: Array, target: Array) -> None:
+    """Copy a matrix whose columns are contiguous into one whose rows are.
+
+    Each tile goes through a buffer whose rows do not lie a power of two apart: with the weights' own strides all
+    rows of a tile would compete for the same few lines of the cache.
+    """
+    buffer = np.empty((_TILE_COLUMNS, _TILE_ROWS + _TILE_PADDING), source.dtype)
+    for row in range(0, source.shape[0], _TILE_ROWS):
+        for column in range(0, source.shape[1], _TILE_COLUMNS):
+            tile = (slice(row, row + _TILE_ROWS), slice(column, column + _TILE_COLUMNS))
+            columns = source[tile].T
+            staged = buffer[: columns.shape[0], : columns.shape[1]]
+            staged[...] = columns
+            target[tile] = staged.T
 
 
 def _write(

@@ -50,7 +50,7 @@ def test_transposed_and_unchanged() -> None:
     assert unchanged(weight, TWO_BY_TWO) is weight
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 33), (31, 100), (3, 2, 40, 5)])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 33), (31, 100), (1100, 70), (3, 2, 40, 5)])
 def test_gathering_tiles_is_a_plain_copy(shape: tuple[int, ...]) -> None:
     values = np.random.default_rng(0).random(shape)
     for view in (values, values.T, values[::2], values.swapaxes(0, 1)):
