@@ -1,0 +1,339 @@
+"""A real two-node Slurm with accounting, everything below one directory, for as long as its parent lives.
+
+Each node is a slurmd in its own UTS, mount and pid namespace: own host name, own /dev/shm, own /etc/hosts, own
+process table. Ending a node's first process therefore ends whatever a job has left there. Needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+NODES = ("node1", "node2")
+GPUS_PER_NODE = 8
+PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch", "srun", "unshare")
+
+_INSTALL = Path(__file__).with_name("install")
+_SQL = Path("/usr/share/mysql")
+_PR_SET_PDEATHSIG = 1
+_START_TIMEOUT_S = 60
+_FINAL_STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+
+# The first process of a node. bash waits for orphans, as init does; arguments: name, hosts file, slurmd's command.
+_NODE = """
+set -e
+hostname "$1"
+mount --bind "$2" /etc/hosts
+mount -t tmpfs -o size=2g tmpfs /dev/shm
+shift 2
+"$@" &
+wait
+"""
+
+_SLURM_CONF = """
+ClusterName=slipway
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ctld_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={directory}/munge/socket,cred_expire=5
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool.%n
+TmpFS={directory}/tmp.%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+MailProg=/bin/true
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1
+ReturnToService=2
+KillWait=30
+KillOnBadExit=1
+JobRequeue=1
+FirstJobId={first_job}
+PropagateResourceLimits=NONE
+GresTypes=gpu
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={dbd_port}
+AccountingStoragePass={directory}/munge/socket
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=1
+{nodes}
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+_NODE_CONF = (
+    "NodeName={0} NodeHostname={0} NodeAddr=127.0.0.1 Port={1} CPUs=16 RealMemory=64000 Gres=gpu:8 State=UNKNOWN"
+)
+
+_SLURMDBD_CONF = """
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge/socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={dbd_port}
+SlurmUser=root
+LogFile={directory}/slurmdbd.log
+PidFile={directory}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={db_port}
+StorageUser=root
+StorageLoc=slurm_acct_db
+"""
+
+_GRES_CONF = """
+AutoDetect=off
+NodeName={nodes} Name=gpu File={directory}/dev/nvidia[0-{last}]
+"""
+
+
+class SlurmCluster:
+    """The cluster; a context manager.
+
+    Args:
+        directory: everything is kept there. It must be short: the paths of sockets are at most 107 characters.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.environment = {"SLURM_CONF": str(directory / "slurm.conf")}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> SlurmCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start every daemon and wait until both nodes are idle and the accounting answers."""
+        self._check_requirements()
+        try:
+            self._write_configuration()
+            self._start_munge()
+            self._start_database()
+            self._start_slurm()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every daemon and everything that jobs have left on the nodes."""
+        for name in reversed(self._processes):
+            process = self._processes[name]
+            if name in NODES:
+                process.kill()  # the node's first process dies with it, and all others with that one
+            else:
+                process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        self._processes.clear()
+
+    @property
+    def daemons(self) -> Mapping[str, int]:
+        """Pid of each daemon; a node's is that of the process that holds its namespaces."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def client_environment(self) -> dict[str, str]:
+        """Return the environment of a shell on the login node."""
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(("NGC_", "SLURM_", "SBATCH_"))}
+        return {**mine, **self.environment}
+
+    def run(self, *argv: str, timeout_s: float = 30) -> str:
+        """Run a client command; returns what it printed."""
+        result = subprocess.run(
+            argv, env=self.client_environment(), capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+        assert result.returncode == 0, f"{argv}: {result.returncode}\n{result.stdout}{result.stderr}"
+        return result.stdout
+
+    def states(self, *jobs: str) -> dict[str, str]:
+        """Accounting's state of each job, such as COMPLETED; the part before ' by <uid>'."""
+        printed = self.run("sacct", "-X", "-n", "-P", "-o", "JobIDRaw,State", "-j", ",".join(jobs))
+        rows = [line.split("|") for line in printed.splitlines()]
+        return {job: state.split()[0] for job, state in rows}
+
+    def wait_for_end(self, *jobs: str, timeout_s: float = 90) -> dict[str, str]:
+        """Wait until accounting has the final state of every job."""
+        found: dict[str, str] = {}
+
+        def all_final() -> bool:
+            found.update(self.states(*jobs))
+            return set(found) >= set(jobs) and all(found[job] in _FINAL_STATES for job in jobs)
+
+        wait_until(all_final, timeout_s, lambda: f"jobs still at {found}", interval_s=0.5)
+        return found
+
+    def processes_on(self, node: str) -> list[str]:
+        """Command lines of what runs on a node."""
+        namespace = self._pid_namespace(node)
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == namespace:
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip())
+        return [line for line in found if line]
+
+    def shared_memory_of(self, node: str) -> list[str]:
+        """Names in a node's /dev/shm."""
+        return sorted(path.name for path in Path(f"/proc/{self._first_process(node)}/root/dev/shm").iterdir())
+
+    def _first_process(self, node: str) -> int:
+        holder = self._processes[node].pid
+        return int(Path(f"/proc/{holder}/task/{holder}/children").read_text().split()[0])
+
+    def _pid_namespace(self, node: str) -> str:
+        return os.readlink(f"/proc/{self._first_process(node)}/ns/pid")
+
+    def _check_requirements(self) -> None:
+        missing = [program for program in PROGRAMS if not shutil.which(program)]
+        assert not missing, f"there is no {', '.join(missing)} here; run {_INSTALL}"
+        assert os.geteuid() == 0, "the Slurm tests give each node a host name of its own, which takes root"
+
+    def _write_configuration(self) -> None:
+        for name in ("munge", "state", "dev", "db", *(f"{kind}.{node}" for kind in ("tmp", "spool") for node in NODES)):
+            (self.directory / name).mkdir(parents=True, mode=0o755)
+        for index in range(GPUS_PER_NODE):
+            (self.directory / "dev" / f"nvidia{index}").symlink_to("/dev/null")
+        host = socket.gethostname()
+        ctld_port, dbd_port, self._db_port, *node_ports = free_ports(3 + len(NODES))
+        values = {
+            "directory": self.directory,
+            "host": host,
+            "ctld_port": ctld_port,
+            "dbd_port": dbd_port,
+            "db_port": self._db_port,
+            "first_job": random.randint(1000, 900_000),  # an id is not met again by a later cluster
+            "last": GPUS_PER_NODE - 1,
+        }
+        nodes = "\n".join(_NODE_CONF.format(node, port) for node, port in zip(NODES, node_ports, strict=True))
+        self._write("slurm.conf", _SLURM_CONF.format(**values, nodes=nodes))
+        self._write("slurmdbd.conf", _SLURMDBD_CONF.format(**values))
+        self._write("gres.conf", _GRES_CONF.format(**values, nodes=",".join(NODES)))
+        self._write("cgroup.conf", "CgroupAutomount=no\n")
+        self._write("hosts", f"127.0.0.1 localhost {host} {' '.join(NODES)}\n")
+
+    def _write(self, name: str, content: str) -> None:
+        file = self.directory / name
+        file.write_text(content.lstrip())
+        file.chmod(0o600 if name == "slurmdbd.conf" else 0o644)
+
+    def _start_munge(self) -> None:
+        place = self.directory / "munge"
+        key = place / "key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        options = [f"--{option}={place / name}" for option, name in files.items()]
+        self._spawn("munged", "munged", "--foreground", "--force", "--num-threads=2", *options)
+        self._wait_for("munged", (place / "socket").exists)
+
+    def _start_database(self) -> None:
+        place = self.directory / "db"
+        server = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={place}", "--innodb-log-file-size=8M"]
+        server += ["--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=0", "--skip-log-bin"]
+        tables = [(_SQL / f"mysql_system_tables{part}.sql").read_text() for part in ("", "_data")]
+        script = "\n".join(["create database mysql;", "use mysql;", *tables])
+        made = subprocess.run(
+            [*server, "--bootstrap"], input=script, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert made.returncode == 0, made.stderr
+        listen = ["--skip-grant-tables", "--bind-address=127.0.0.1", f"--port={self._db_port}"]
+        files = [f"--socket={place / 'socket'}", f"--pid-file={place / 'pid'}"]
+        self._spawn("mariadbd", *server, *listen, *files)
+        self._wait_for("mariadbd", (place / "socket").exists)
+
+    def _start_slurm(self) -> None:
+        self._spawn("slurmdbd", "slurmdbd", "-D")
+        self._wait_for("slurmdbd", lambda: self._answers("sacctmgr", "-n", "list", "cluster"))
+        self._spawn("slurmctld", "slurmctld", "-D")
+        hosts = str(self.directory / "hosts")
+        for node in NODES:
+            namespaces = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+            self._spawn(node, *namespaces, "bash", "-c", _NODE, "node", node, hosts, "slurmd", "-D", "-N", node)
+        self._wait_for("slurmctld", self._is_up)
+
+    def _is_up(self) -> bool:
+        """Both nodes are idle, and accounting knows the cluster (jobs of before would be lost to sacct)."""
+        idle = self._output("sinfo", "-h", "-N", "-o", "%N %t").split("\n")
+        known = self._output("sacctmgr", "-n", "-P", "list", "cluster", "format=Cluster,ControlPort").split("|")
+        return idle == [f"{node} idle" for node in NODES] and known[0] == "slipway" and known[1] != "0"
+
+    def _answers(self, *argv: str) -> bool:
+        return subprocess.run(argv, env=self.client_environment(), capture_output=True, check=False).returncode == 0
+
+    def _output(self, *argv: str) -> str:
+        result = subprocess.run(argv, env=self.client_environment(), capture_output=True, text=True, check=False)
+        return result.stdout.strip()
+
+    def _spawn(self, name: str, *argv: str) -> None:
+        with (self.directory / f"{name}.out").open("wb") as output:
+            self._processes[name] = subprocess.Popen(
+                argv,
+                env=self.client_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the tests; stop() comes in their wake
+                preexec_fn=_die_with_parent,
+            )
+
+    def _wait_for(self, name: str, is_ready: Callable[[], bool]) -> None:
+        process = self._processes[name]
+        wait_until(
+            lambda: process.poll() is not None or is_ready(), _START_TIMEOUT_S, lambda: self._explain(name), 0.05
+        )
+        assert process.poll() is None, self._explain(name)
+
+    def _explain(self, name: str) -> str:
+        logs: Sequence[Path] = sorted([*self.directory.glob("*.log"), *self.directory.glob("*.out")])
+        tails = [f"--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-10:]) for log in logs]
+        return f"{name} did not come up\n" + "\n".join(tails)
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float, explain: Callable[[], str], interval_s: float = 0.1
+) -> None:
+    """Wait for a condition; an AssertionError with the explanation if it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{explain()} after {timeout_s:g} s"
+        time.sleep(interval_s)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
