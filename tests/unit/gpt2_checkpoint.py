@@ -1,11 +1,12 @@
 """Write a Hugging Face GPT-2 as FasterTransformer shards, without a line of the project's own converter.
 
 GPT-2's Conv1D keeps matrices as [in, out] and its fused QKV as [in, q | k | v], which is FasterTransformer's order, so
-a rank's shard is a numpy slice. Written from FasterTransformer's ``huggingface_gpt_convert.py`` description of the format.
+a rank's shard is a numpy slice. The layout is FasterTransformer's ``huggingface_gpt_convert.py``'s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,39 +34,40 @@ def write_shards(model: GPT2LMHeadModel, directory: Path, ranks: int = 1, dtype:
     """Write ``directory/<ranks>-gpu`` and return it; ``ini`` adds or replaces keys of config.ini (None removes one)."""
     directory = directory / f"{ranks}-gpu"
     directory.mkdir(parents=True)
-    tensors = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-
-    def save(name: str, array: np.ndarray) -> None:
+    for file, array in _shards(model, ranks):
         if dtype == "bf16":
-            torch.from_numpy(np.ascontiguousarray(array)).bfloat16().view(torch.int16).numpy().tofile(directory / name)
+            torch.from_numpy(np.ascontiguousarray(array)).bfloat16().view(torch.int16).numpy().tofile(directory / file)
         else:
-            np.ascontiguousarray(array, {"fp32": "<f4", "fp16": "<f2"}[dtype]).tofile(directory / name)
+            np.ascontiguousarray(array, {"fp32": "<f4", "fp16": "<f2"}[dtype]).tofile(directory / file)
+    write_config_ini(model, directory, ranks, dtype, ini)
+    return directory
 
-    def save_split(name: str, array: np.ndarray) -> None:
-        for rank, part in enumerate(np.split(array, ranks, axis=-1)):
-            save(f"{name}.{rank}.bin", part)
 
-    save("model.wte.bin", tensors["transformer.wte.weight"])
-    save("model.wpe.bin", tensors["transformer.wpe.weight"])
+def _shards(model: GPT2LMHeadModel, ranks: int) -> Iterator[tuple[str, np.ndarray]]:
+    tensors = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    yield "model.wte.bin", tensors["transformer.wte.weight"]
+    yield "model.wpe.bin", tensors["transformer.wpe.weight"]
     if not model.config.tie_word_embeddings:
-        save("model.lm_head.weight.bin", tensors["lm_head.weight"])
+        yield "model.lm_head.weight.bin", tensors["lm_head.weight"]
     for kind in ("weight", "bias"):
-        save(f"model.final_layernorm.{kind}.bin", tensors[f"transformer.ln_f.{kind}"])
-    hidden = model.config.n_embd
+        yield f"model.final_layernorm.{kind}.bin", tensors[f"transformer.ln_f.{kind}"]
     for index in range(model.config.n_layer):
         source, target = f"transformer.h.{index}.", f"model.layers.{index}."
         for kind in ("weight", "bias"):
-            save(f"{target}input_layernorm.{kind}.bin", tensors[f"{source}ln_1.{kind}"])
-            save(f"{target}post_attention_layernorm.{kind}.bin", tensors[f"{source}ln_2.{kind}"])
+            yield f"{target}input_layernorm.{kind}.bin", tensors[f"{source}ln_1.{kind}"]
+            yield f"{target}post_attention_layernorm.{kind}.bin", tensors[f"{source}ln_2.{kind}"]
             qkv = tensors[f"{source}attn.c_attn.{kind}"]
-            save_split(f"{target}attention.query_key_value.{kind}", qkv.reshape(*qkv.shape[:-1], 3, hidden))
-            save_split(f"{target}mlp.dense_h_to_4h.{kind}", tensors[f"{source}mlp.c_fc.{kind}"])
+            qkv = qkv.reshape(*qkv.shape[:-1], 3, model.config.n_embd)
+            yield from _split(f"{target}attention.query_key_value.{kind}", qkv, ranks, axis=-1)
+            yield from _split(f"{target}mlp.dense_h_to_4h.{kind}", tensors[f"{source}mlp.c_fc.{kind}"], ranks, axis=-1)
         for theirs, ours in (("attn.c_proj", "attention.dense"), ("mlp.c_proj", "mlp.dense_4h_to_h")):
-            save(f"{target}{ours}.bias.bin", tensors[f"{source}{theirs}.bias"])
-            for rank, part in enumerate(np.split(tensors[f"{source}{theirs}.weight"], ranks, axis=0)):
-                save(f"{target}{ours}.weight.{rank}.bin", part)
-    write_config_ini(model, directory, ranks, dtype, ini)
-    return directory
+            yield f"{target}{ours}.bias.bin", tensors[f"{source}{theirs}.bias"]
+            yield from _split(f"{target}{ours}.weight", tensors[f"{source}{theirs}.weight"], ranks, axis=0)
+
+
+def _split(name: str, array: np.ndarray, ranks: int, axis: int) -> Iterator[tuple[str, np.ndarray]]:
+    for rank, part in enumerate(np.split(array, ranks, axis=axis)):
+        yield f"{name}.{rank}.bin", part
 
 
 def write_config_ini(

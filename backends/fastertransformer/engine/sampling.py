@@ -124,9 +124,14 @@ def draw_uniform(seeds: Sequence[int], counts: Sequence[int]) -> Tensor:
 
 
 def choose_tokens(logits: Tensor, parameters: SamplingParameters, uniform: Tensor) -> Tensor:
-    """Filter and draw: penalised logits [B, V] -> token ids [B]. Rows with top_k = 1 take the largest logit."""
+    """Filter and draw: penalised logits [B, V] -> token ids [B].
+
+    A row takes its largest logit if top_k is 1 or if that token alone fills the nucleus; nothing is sorted if all do.
+    """
     greedy = logits.argmax(dim=-1)
     is_greedy = parameters.top_k == 1
+    if not bool(is_greedy.all()):
+        is_greedy |= (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp() >= parameters.top_p
     if bool(is_greedy.all()):
         return greedy
     candidates = keep_top_p(keep_top_k(logits, parameters.top_k), parameters.top_p)

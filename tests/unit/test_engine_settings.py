@@ -1,0 +1,71 @@
+"""config.pbtxt's parameters and where a checkpoint is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.settings import find_checkpoint, read_settings
+
+PARAMETERS = {"tensor_para_size": "2", "pipeline_para_size": "3", "data_type": "fp16", "model_type": "GPT"}
+PARAMETERS |= {"int8_mode": "0", "enable_custom_all_reduce": "1", "model_checkpoint_path": ""}
+
+
+def checkpoint(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.ini").write_text("[gpt]\n")
+    return directory
+
+
+def test_parameters_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_CPU_THREADS", "3")
+    place = checkpoint(tmp_path / "1" / "2-gpu")
+    settings = read_settings(PARAMETERS, tmp_path, "1")
+    assert (settings.checkpoint, settings.tensor_para_size, settings.pipeline_para_size) == (place, 2, 3)
+    assert (settings.data_type, settings.cpu_threads) == ("fp16", 3)
+    assert read_settings(PARAMETERS | {"cpu_threads": "1"}, tmp_path, "1").cpu_threads == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "T5"}, "model_type = T5"),
+        ({"int8_mode": "1"}, "int8_mode = 1"),
+        ({"tensor_para_size": "0"}, "tensor_para_size = 0"),
+        ({"pipeline_para_size": "two"}, "pipeline_para_size = two"),
+        ({"enable_custom_all_reduce": "2"}, "enable_custom_all_reduce = 2"),
+        ({"cpu_threads": "-1"}, "cpu_threads = -1"),
+    ],
+)
+def test_a_parameter_that_does_not_fit_is_named(tmp_path: Path, changes: dict[str, str], words: str) -> None:
+    checkpoint(tmp_path / "1" / "2-gpu")
+    with pytest.raises(EngineError, match=words):
+        read_settings(PARAMETERS | changes, tmp_path, "1")
+
+
+def test_a_missing_data_type_is_said(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "1" / "2-gpu")
+    with pytest.raises(EngineError, match="no parameter data_type"):
+        read_settings({key: value for key, value in PARAMETERS.items() if key != "data_type"}, tmp_path, "1")
+
+
+def test_a_relative_path_is_below_the_version_then_below_the_model(tmp_path: Path) -> None:
+    below_model = checkpoint(tmp_path / "weights" / "2-gpu")
+    assert find_checkpoint("weights/2-gpu", tmp_path, "1", 2) == below_model
+    below_version = checkpoint(tmp_path / "1" / "weights" / "2-gpu")
+    assert find_checkpoint("weights/2-gpu", tmp_path, "1", 2) == below_version
+
+
+def test_an_absolute_path_that_is_gone_falls_back_to_the_moved_repository(tmp_path: Path) -> None:
+    moved = checkpoint(tmp_path / "repository" / "1" / "2-gpu")
+    given = tmp_path / "elsewhere"
+    assert find_checkpoint(str(given), tmp_path / "repository", "1", 2) == moved
+    assert find_checkpoint(str(checkpoint(given)), tmp_path / "repository", "1", 2) == given
+
+
+def test_no_checkpoint_lists_every_place(tmp_path: Path) -> None:
+    with pytest.raises(EngineError) as caught:
+        find_checkpoint("/gone/4-gpu", tmp_path, "1", 4)
+    assert "/gone/4-gpu, " in str(caught.value) and str(tmp_path / "1" / "4-gpu") in str(caught.value)

@@ -1,0 +1,136 @@
+"""config.ini and shards: what is read, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gpt2_checkpoint import random_gpt2, write_shards
+from transformers import GPT2LMHeadModel
+
+from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.errors import ConfigIniError, EngineError, WeightsError
+from backends.fastertransformer.engine.precision import choose_device, choose_precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> GPT2LMHeadModel:
+    return random_gpt2()
+
+
+def test_config_ini_as_fastertransformers_converter_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "config.ini").write_text(
+        "[gpt]\nmodel_name = gpt\ntensor_para_size = 2\nhead_num = 4\nsize_per_head = 16\ninter_size = 256\n"
+        "num_layer = 4\nmax_pos_seq_len = 32 ;for position embedding tables\nweight_data_type = fp16\n"
+        "vocab_size = 1024\nstart_id = 0\nend_id = 0\n\n"
+    )
+    config = read_config(tmp_path)
+    assert (config.hidden_units, config.max_pos_seq_len, config.weight_data_type) == (64, 32, "fp16")
+    assert (config.layernorm_eps, config.tensor_para_size) == (1e-6, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"head_num": None}, "no head_num"),
+        ({"num_layer": "three"}, "num_layer = three"),
+        ({"vocab_size": 0}, "vocab_size = 0"),
+        ({"weight_data_type": "int4"}, "weight_data_type = int4"),
+        ({"layernorm_eps": "small"}, "layernorm_eps = small"),
+        ({"activation_type": "Relu"}, "activation_type = Relu"),
+        ({"layernorm_type": "post_layernorm"}, "layernorm_type = post_layernorm"),
+        ({"use_attention_linear_bias": "1"}, "use_attention_linear_bias = 1"),
+        ({"has_positional_encoding": "False"}, "has_positional_encoding = False"),
+        ({"has_adapters": "True"}, "has_adapters = True"),
+    ],
+)
+def test_a_config_ini_that_does_not_fit_is_refused_by_key(
+    gpt2: GPT2LMHeadModel, tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    directory = write_shards(gpt2, tmp_path, **changes)
+    with pytest.raises(ConfigIniError, match=words):
+        open_engine(directory, 1, "fp32", CPU)
+
+
+def test_a_missing_config_ini_or_section_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigIniError, match=r"config\.ini"):
+        read_config(tmp_path)
+    (tmp_path / "config.ini").write_text("[gptj]\nhead_num = 1\n")
+    with pytest.raises(ConfigIniError, match=r"\[gpt\].*gptj"):
+        read_config(tmp_path)
+
+
+def test_every_unusable_shard_is_named(gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:
+    directory = write_shards(gpt2, tmp_path, 2)
+    gone = "model.layers.1.attention.query_key_value.weight.1.bin"
+    short = "model.layers.2.mlp.dense_4h_to_h.weight.0.bin"
+    long = "model.wpe.bin"
+    (directory / gone).unlink()
+    (directory / short).write_bytes((directory / short).read_bytes()[:-4])
+    (directory / long).write_bytes((directory / long).read_bytes() + b"\0\0\0\0")
+    with pytest.raises(WeightsError) as caught:
+        open_engine(directory, 2, "fp32", CPU)
+    message = str(caught.value)
+    assert message.startswith("3 shards")
+    assert f"{gone}: No such file" in message
+    assert f"{short}: {64 * 32 * 4 - 4} bytes, expected {64 * 32 * 4} for [64, 32]" in message
+    assert long in message
+
+
+def test_shards_of_another_type_than_config_ini_says_are_refused(gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:
+    directory = write_shards(gpt2, tmp_path, 1, "fp16", weight_data_type="fp32")
+    with pytest.raises(WeightsError, match=r"model\.wte\.bin"):
+        open_engine(directory, 1, "fp32", CPU)
+
+
+@pytest.mark.parametrize(("tensor_para_size", "words"), [(1, "written for 2"), (3, "written for 2")])
+def test_a_tensor_para_size_that_is_not_the_shards_is_refused(
+    gpt2: GPT2LMHeadModel, tmp_path: Path, tensor_para_size: int, words: str
+) -> None:
+    with pytest.raises(WeightsError, match=words):
+        open_engine(write_shards(gpt2, tmp_path, 2), tensor_para_size, "fp32", CPU)
+
+
+def test_a_tensor_para_size_that_does_not_divide_the_heads_is_refused(gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:
+    directory = write_shards(gpt2, tmp_path, 1, tensor_para_size=None)
+    with pytest.raises(WeightsError, match="does not divide head_num = 4"):
+        open_engine(directory, 3, "fp32", CPU)
+
+
+def test_the_engine_keeps_its_own_copy_of_the_weights(gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:
+    directory = write_shards(gpt2, tmp_path)
+    engine = open_engine(directory, 1, "fp32", CPU)
+    ones = np.ones((1, 1), np.uint32)
+    tensors = {"input_ids": np.full((1, 4), 5, np.uint32), "input_lengths": 4 * ones, "request_output_len": 6 * ones}
+    before = engine.generate([engine.parse(tensors)])[0]["output_ids"].tolist()
+    for shard in directory.glob("*.bin"):
+        shard.write_bytes(b"")
+    assert engine.generate([engine.parse(tensors)])[0]["output_ids"].tolist() == before
+
+
+def test_precision_is_said_and_unknown_ones_are_refused() -> None:
+    assert choose_precision("fp32", CPU).compute == torch.float32
+    half = choose_precision("fp16", CPU)
+    assert (half.rounded, half.compute) == (torch.float16, torch.float32)
+    assert "arithmetic in fp32" in half.note
+    assert choose_precision("bf16", torch.device("cuda")).compute == torch.bfloat16
+    with pytest.raises(EngineError, match="data_type = int8"):
+        choose_precision("int8", CPU)
+
+
+def test_the_device_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("CPU", 0) == torch.device("cuda", 0)  # as FasterTransformer's config.pbtxt has it
+    assert choose_device("GPU", 1) == torch.device("cuda", 1)
+    with pytest.raises(EngineError, match="GPU 2; this machine has 2"):
+        choose_device("GPU", 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("CPU", 0) == CPU
+    with pytest.raises(EngineError, match="has 0"):
+        choose_device("KIND_GPU", 0)
