@@ -19,9 +19,10 @@ import numpy as np
 
 from evaluation.arguments import BenchmarkArguments
 from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows, write_rows
-from evaluation.client import NEVER_END_ID, Client, IdsRequest, UnreachableError, prepare_ids, read_generations
+from evaluation.client import Client, UnreachableError
 from evaluation.provenance import describe_machine, read_commit, timestamp
 from evaluation.served_model import ServedModel, check_identity, find_endpoint, inspect_endpoint
+from evaluation.tensors import NEVER_END_ID, IdsRequest, prepare_ids, read_generations
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, record_files
 from handover.progress import Progress
@@ -150,7 +151,7 @@ def _template(arguments: BenchmarkArguments, served: ServedModel) -> Row:
     endpoint, machine = served.endpoint, describe_machine()
     settings = endpoint.settings
     row = Row(
-        model=settings.get("model_name", arguments.model),
+        model=served.name or arguments.model,
         triton_model=arguments.model,
         engine=endpoint.engine,
         tensor_para_size=settings.get("tensor_para_size", ""),

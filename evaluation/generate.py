@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from evaluation.client import Client, Sampling
+from evaluation.client import Client
 from evaluation.served_model import DEFAULT_RESULTS, DEFAULT_URL, find_endpoint, inspect_endpoint
+from evaluation.tensors import Sampling
 from evaluation.tokenizer import load_tokenizer
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, exit_status

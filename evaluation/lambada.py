@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.arguments import LambadaArguments
-from evaluation.client import NEVER_END_ID, Client, Generation, RequestError
+from evaluation.client import Client, RequestError
 from evaluation.lambada_task import (
     KNOWN_FILES,
     Metric,
@@ -30,6 +30,7 @@ from evaluation.lambada_task import (
 )
 from evaluation.provenance import read_commit, timestamp
 from evaluation.served_model import ServedModel, check_identity, find_endpoint, inspect_endpoint
+from evaluation.tensors import NEVER_END_ID, Generation
 from evaluation.tokenizer import load_tokenizer
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, file_digest, record_files, write_atomically
@@ -218,8 +219,8 @@ def _line(figure: Metric) -> str:
     if figure.value is None:
         return f"{figure.name:<28} no sample could be scored"
     scale, sign = (100, "%") if figure.unit == "fraction" else (1, "")
-    error = "" if figure.stderr is None else f" +- {figure.stderr * scale:.2f}"
-    return f"{figure.name:<28} {figure.value * scale:.2f}{sign}{error}  (n={figure.n})"
+    error = "" if figure.stderr is None else f" +- {figure.stderr * scale:.5g}"
+    return f"{figure.name:<28} {figure.value * scale:.5g}{sign}{error}  (n={figure.n})"
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import metrics
-from evaluation.client import Generation
+from evaluation.tensors import Generation
 from evaluation.tokenizer import Tokenizer
 from handover.errors import ConfigError
 

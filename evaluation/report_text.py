@@ -42,8 +42,8 @@ def summarise_findings(findings: Findings) -> str:
 def accuracy_cells(metric: Metric) -> tuple[str, ...]:
     """One row under ACCURACY_COLUMNS; what is missing is empty."""
     fraction = metric.unit == "fraction"
-    value = "" if metric.value is None else _percent(metric.value) if fraction else f"{metric.value:.2f}"
-    error = "" if metric.stderr is None else _percent(metric.stderr) if fraction else f"{metric.stderr:.2f}"
+    show = _percent if fraction else _figure
+    value, error = show(metric.value), show(metric.stderr)
     samples = f"{metric.n:,}" + (f" ({metric.failed:,} failed)" if metric.failed else "")
     return metric.name, value, error, samples, metric.definition
 
@@ -111,9 +111,13 @@ def relative_path(path: str, results: Path) -> str:
 
 
 def failed_points(rows: Sequence[Row]) -> list[str]:
-    """One line a failed point, with its reason."""
+    """One line for the failed points of one pair of lengths that have the same reason."""
+    sizes: dict[tuple[tuple[int, int], str], list[str]] = {}
+    for row in rows:
+        sizes.setdefault(((row.input_length, row.output_length), row.error), []).append(str(row.batch_size))
     return [
-        f"batch {row.batch_size}, {lengths_label((row.input_length, row.output_length))}: {row.error}" for row in rows
+        f"batch {', '.join(batch_sizes)}, {lengths_label(lengths)}: {error}"
+        for (lengths, error), batch_sizes in sizes.items()
     ]
 
 
@@ -159,9 +163,12 @@ def _percent(value: float | None) -> str:
 
 
 def _figure(value: float | None) -> str:
+    """Show three or more digits; very large figures (an untrained model's perplexity) by their magnitude."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    if value >= 1e7:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
 def _size(count: int) -> str:

@@ -22,6 +22,7 @@ class ServedModel:
 
     Attributes:
         endpoint: where it listens.
+        name: that the model was exported under; empty if unknown.
         directory: of the FT checkpoint that is served, ``fastertransformer/1/<T>-gpu``; None where it is
             not on this machine.
         vocab_size: tokens, padding included; None if unknown.
@@ -29,6 +30,7 @@ class ServedModel:
     """
 
     endpoint: Endpoint
+    name: str = ""
     directory: Path | None = None
     vocab_size: int | None = None
     max_positions: int | None = None
@@ -58,9 +60,9 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
     if directory is not None:
         config.read(directory / "config.ini")
     section = next((config[name] for name in config.sections() if "vocab_size" in config[name]), None)
-    if section is None:
-        return ServedModel(endpoint, directory)
-    return ServedModel(endpoint, directory, section.getint("vocab_size"), section.getint("max_pos_seq_len"))
+    vocab_size = None if section is None else section.getint("vocab_size")
+    max_positions = None if section is None else section.getint("max_pos_seq_len")
+    return ServedModel(endpoint, _exported_name(endpoint), directory, vocab_size, max_positions)
 
 
 def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
@@ -89,6 +91,14 @@ def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
             f"the endpoint serves model {endpoint.model_digest}, but {endpoint.model_repository} now holds {current}",
             "restart the deployment",
         )
+
+
+def _exported_name(endpoint: Endpoint) -> str:
+    try:
+        made_from = Manifest.read(Path(endpoint.model_repository)).made_from
+    except ArtefactError:
+        return ""
+    return str(made_from.get("model_name", ""))
 
 
 def _model_directory(endpoint: Endpoint, parameters: Mapping[str, str]) -> Path | None:

@@ -13,7 +13,7 @@ from fake_triton import FakeTriton, RefusalError, Tensors, count_up
 from evaluation import benchmark
 from evaluation.arguments import BenchmarkArguments
 from evaluation.benchmark_table import Row, read_rows, write_rows
-from evaluation.client import NEVER_END_ID
+from evaluation.tensors import NEVER_END_ID
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest

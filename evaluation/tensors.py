@@ -1,0 +1,179 @@
+"""The tensors of a request and of its answer, named and shaped as in FasterTransformer backend's GPT guide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tritonclient import grpc as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from handover.errors import ServerError
+
+NEVER_END_ID = 2**31 - 1
+"""An end_id that no vocabulary holds, so that every requested token is generated. It fits FT's int."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; the default is greedy.
+
+    Attributes:
+        top_k: number of candidates; 1 is greedy, 0 leaves the choice to top_p.
+        top_p: probability mass of the candidates; 0 switches it off.
+        temperature: divisor of the logits.
+        repetition_penalty: 1 for none.
+        random_seed: row i of a batch samples with ``random_seed + i``.
+    """
+
+    top_k: int = 1
+    top_p: float = 0.0
+    temperature: float = 1.0
+    repetition_penalty: float = 1.0
+    random_seed: int = 0
+
+
+@dataclass(frozen=True)
+class IdsRequest:
+    """A batch for a model that takes token ids, ready to be sent.
+
+    Attributes:
+        prompts: token ids, one sequence a row.
+        output_lengths: tokens to generate for each row.
+        inputs: the tensors of the request.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    output_lengths: tuple[int, ...]
+    inputs: tuple[triton.InferInput, ...]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was generated for one row.
+
+    Attributes:
+        tokens: generated token ids, the end token included where it came.
+        cum_log_prob: sum of the natural log probabilities of the generated tokens and, if it was asked
+            for, of the prompt's tokens but the first; None if not asked for.
+        log_probs: of each generated token; None if not asked for.
+    """
+
+    tokens: tuple[int, ...]
+    cum_log_prob: float | None = None
+    log_probs: tuple[float, ...] | None = None
+
+
+def prepare_ids(
+    prompts: Sequence[Sequence[int]],
+    output_lengths: int | Sequence[int],
+    *,
+    sampling: Sampling | None = None,
+    end_id: int | None = None,
+    log_probs: bool = False,
+    context_log_probs: bool = False,
+) -> IdsRequest:
+    """Build the tensors of one batch.
+
+    Args:
+        prompts: token ids, at least one a row; shorter rows are padded with token 0, which is not read.
+        output_lengths: tokens to generate, for all rows or for each.
+        sampling: greedy if None.
+        end_id: token that ends a row; None for the model's own, NEVER_END_ID for none.
+        log_probs: ask for the generated tokens' log probabilities.
+        context_log_probs: let cum_log_prob sum over the prompt's tokens too; implies log_probs.
+    """
+    rows = len(prompts)
+    wanted = (output_lengths,) * rows if isinstance(output_lengths, int) else tuple(output_lengths)
+    if not rows or len(wanted) != rows or not all(prompts):
+        raise ValueError(f"{rows} prompts with {len(wanted)} output lengths; each prompt needs a token")
+    ids = np.zeros((rows, max(map(len, prompts))), np.uint32)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = prompt
+    inputs = [
+        _tensor("input_ids", ids),
+        _tensor("input_lengths", np.array([[len(prompt)] for prompt in prompts], np.uint32)),
+        _tensor("request_output_len", np.array([[length] for length in wanted], np.uint32)),
+        *_sampling_tensors(sampling or Sampling(), rows),
+    ]
+    if end_id is not None:
+        inputs.append(_tensor("end_id", np.full((rows, 1), end_id, np.uint32)))
+    if log_probs or context_log_probs:
+        inputs.append(_tensor("is_return_log_probs", np.ones((rows, 1), np.bool_)))
+    if context_log_probs:
+        inputs.append(_tensor("is_return_context_cum_log_probs", np.ones((rows, 1), np.bool_)))
+    return IdsRequest(tuple(map(tuple, prompts)), wanted, tuple(inputs))
+
+
+def prepare_texts(
+    prompts: Sequence[str], output_length: int, sampling: Sampling | None = None
+) -> tuple[triton.InferInput, ...]:
+    """Build the tensors of one batch for an ensemble: texts, tokens to generate, no bad and no stop words."""
+    rows = len(prompts)
+    texts = np.array([[prompt.encode()] for prompt in prompts], dtype=np.object_)
+    none = np.full((rows, 1), b"", dtype=np.object_)
+    return (
+        _tensor("INPUT_0", texts),
+        _tensor("INPUT_1", np.full((rows, 1), output_length, np.uint32)),
+        _tensor("INPUT_2", none),
+        _tensor("INPUT_3", none),
+        *_sampling_tensors(sampling or Sampling(), rows),
+    )
+
+
+def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Generation]:
+    """Take the generated part out of an answer, and prove that the answer continues the prompts.
+
+    ``output_ids`` is [rows, beams, longest input + longest output] and ``sequence_length`` [rows, beams];
+    generated tokens follow directly after each row's own input. The first beam is read. Our engine counts
+    ``sequence_length`` from a row's own input, FasterTransformer from the longest input of the batch; both
+    are understood.
+
+    Raises:
+        ServerError: a tensor is missing or misshapen, or a row does not begin with its prompt.
+    """
+    ids, lengths = answer.as_numpy("output_ids"), answer.as_numpy("sequence_length")
+    rows = len(request.prompts)
+    if ids is None or lengths is None or ids.ndim != 3 or ids.shape[0] != rows or lengths.shape[:1] != (rows,):
+        raise ServerError(f"the answer to {rows} prompts has no fitting output_ids and sequence_length")
+    cum_log_probs, log_probs = answer.as_numpy("cum_log_probs"), answer.as_numpy("output_log_probs")
+    generations = []
+    longest = max(map(len, request.prompts))
+    for row, (prompt, wanted) in enumerate(zip(request.prompts, request.output_lengths, strict=True)):
+        length = int(lengths[row].reshape(-1)[0])
+        count = wanted if length - longest == wanted else length - len(prompt)
+        sequence = tuple(int(token) for token in ids[row, 0, : len(prompt) + count])
+        if sequence[: len(prompt)] != prompt or not 0 <= count <= wanted:
+            raise ServerError(f"row {row} of the answer does not continue its prompt of {len(prompt)} tokens")
+        tokens = sequence[len(prompt) :]
+        generations.append(
+            Generation(
+                tokens,
+                None if cum_log_probs is None else float(cum_log_probs[row].reshape(-1)[0]),
+                None if log_probs is None else tuple(float(value) for value in log_probs[row, 0, : len(tokens)]),
+            )
+        )
+    return generations
+
+
+def _sampling_tensors(sampling: Sampling, rows: int) -> list[triton.InferInput]:
+    def full(name: str, value: float, dtype: npt.DTypeLike) -> triton.InferInput:
+        return _tensor(name, np.full((rows, 1), value, dtype))
+
+    seeds = sampling.random_seed + np.arange(rows, dtype=np.uint64).reshape(rows, 1)
+    return [
+        full("runtime_top_k", sampling.top_k, np.uint32),
+        full("runtime_top_p", sampling.top_p, np.float32),
+        full("temperature", sampling.temperature, np.float32),
+        full("repetition_penalty", sampling.repetition_penalty, np.float32),
+        _tensor("random_seed", seeds.astype(np.uint64)),
+    ]
+
+
+def _tensor(name: str, values: npt.NDArray[Any]) -> triton.InferInput:
+    tensor = triton.InferInput(name, list(values.shape), np_to_triton_dtype(values.dtype))
+    tensor.set_data_from_numpy(values)
+    return tensor
