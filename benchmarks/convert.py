@@ -10,6 +10,7 @@ an idle disk, and end with their bytes in the page cache.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -136,9 +137,28 @@ def _memory(pid: int) -> tuple[int, int]:
     return sizes.get("VmRSS", 0), sizes.get("RssAnon", 0)
 
 
-def _timed(argv: Sequence[str]) -> tuple[float, MemorySampler]:
-    """Run a command with nothing left to write back from before; returns seconds and memory."""
+@dataclass(frozen=True)
+class Measurement:
+    """One run of a command.
+
+    Attributes:
+        elapsed_s: wall-clock time.
+        cpu_s: processor time of all its processes: what a busy machine does not distort.
+        memory: its peaks.
+    """
+
+    elapsed_s: float
+    cpu_s: float
+    memory: MemorySampler
+
+    def __str__(self) -> str:
+        return f"{self.elapsed_s:6.2f} s ({self.cpu_s:5.2f} s of processor)"
+
+
+def _measure(argv: Sequence[str]) -> Measurement:
+    """Run a command with nothing left to write back from before."""
     os.sync()
+    cpu_s = _children_cpu_s()
     started = time.monotonic()
     process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     with MemorySampler(process.pid) as memory:
@@ -146,10 +166,15 @@ def _timed(argv: Sequence[str]) -> tuple[float, MemorySampler]:
     elapsed_s = time.monotonic() - started
     if status:
         raise RuntimeError(f"{argv[0]} ended with status {status}")
-    return elapsed_s, memory
+    return Measurement(elapsed_s, _children_cpu_s() - cpu_s, memory)
 
 
-def measure(arguments: BenchmarkArguments, folder: Path) -> None:
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def compare(arguments: BenchmarkArguments, folder: Path) -> None:
     """Alternate the two sides, print each measurement, then medians, ratio and peaks."""
     archive, shards, copy = folder / "gpt.nemo", folder / "shards", folder / "copy"
     making = [sys.executable, "-m", "benchmarks.convert", "--write-only", str(archive), *arguments.to_argv()]
@@ -158,23 +183,19 @@ def measure(arguments: BenchmarkArguments, folder: Path) -> None:
     converting = [sys.executable, "-m", "export_scripts.convert", f"--checkpoint={archive}", f"--output={shards}"]
     converting += [f"--tensor-para-size={arguments.tensor_para_size}", f"--processes={arguments.processes}"]
     converting += [f"--weight-data-type={arguments.weight_data_type}"]
-    convert_s, copy_s, peaks = [], [], []
+    copies, conversions = [], []
     for _ in range(arguments.repeats):
-        elapsed_s, _ = _timed(["cp", str(archive), str(copy)])
+        copies.append(_measure(["cp", str(archive), str(copy)]))
         copy.unlink()
-        copy_s.append(elapsed_s)
-        elapsed_s, memory = _timed(converting)
+        conversions.append(_measure(converting))
         shutil.rmtree(shards)
-        convert_s.append(elapsed_s)
-        peaks.append(memory)
-        print(f"cp {copy_s[-1]:7.2f} s   convert {convert_s[-1]:7.2f} s")
-    copy_median_s, convert_median_s = statistics.median(copy_s), statistics.median(convert_s)
-    print(f"cp {copy_median_s:7.2f} s   convert {convert_median_s:7.2f} s   (medians)")
-    print(f"ratio {convert_median_s / copy_median_s:.2f}")
-    print(
-        f"peak memory {human_bytes(max(peak.peak_bytes for peak in peaks))}, of which not file pages "
-        f"{human_bytes(max(peak.peak_private_bytes for peak in peaks))}"
-    )
+        print(f"cp {copies[-1]}   convert {conversions[-1]}")
+    copy_s = statistics.median(run.elapsed_s for run in copies)
+    convert_s = statistics.median(run.elapsed_s for run in conversions)
+    peak_bytes = max(run.memory.peak_bytes for run in conversions)
+    private_bytes = max(run.memory.peak_private_bytes for run in conversions)
+    print(f"cp {copy_s:.2f} s   convert {convert_s:.2f} s   (medians)   ratio {convert_s / copy_s:.2f}")
+    print(f"peak memory {human_bytes(peak_bytes)}, of which not file pages {human_bytes(private_bytes)}")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -184,7 +205,7 @@ def main(argv: Sequence[str]) -> None:
         return
     arguments = BenchmarkArguments.from_argv(argv, description=__doc__)
     with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="slipway-convert-") as folder:
-        measure(arguments, Path(folder))
+        compare(arguments, Path(folder))
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class Archive:
         if name not in self._extents:
             raise CheckpointError(f"{self.path} has no {name}")
         if not self.is_compressed:
-            with io.BufferedReader(Window(self._extents[name])) as stream:
+            with io.BufferedReader(_window(self._extents[name])) as stream:
                 yield stream
             return
         with _reading(self.path), tarfile.open(self.path, "r:gz") as tar:
@@ -158,11 +158,10 @@ def open_archive(path: Path) -> Archive:
     """
     if path.is_dir():
         return _open_directory(path)
-    try:
-        with path.open("rb") as stream:
-            is_gzip = stream.read(2) == _GZIP_MAGIC
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}", "check checkpoint_path") from error
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is neither a file nor a directory")
+    with _window(Extent(path, 0, len(_GZIP_MAGIC))) as start:
+        is_gzip = start.read() == _GZIP_MAGIC
     with _reading(path), tarfile.open(path, "r:gz" if is_gzip else "r:") as tar:
         extents: dict[str, Extent] = {}
         end = 0
@@ -184,6 +183,13 @@ def _open_directory(path: Path) -> Archive:
             if file.is_file():
                 extents[file.relative_to(path).as_posix()] = Extent(file, 0, file.stat().st_size)
     return Archive(path, extents)
+
+
+def _window(extent: Extent) -> Window:
+    try:
+        return Window(extent)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {extent.path}: {error.strerror}") from error
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from handover.errors import CheckpointError
 
 CONFIG_FILE = "model_config.yaml"
 _WEIGHTS_FILE = "model_weights.ckpt"
+# Some saves with megatron_amp_O2 keep the wrapper's name in every key.
+_O2_PREFIX, _PREFIX = "model.module.", "model."
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -38,13 +40,13 @@ def find_checkpoint(path: Path) -> Path:
         raise CheckpointError(
             f"{path} does not exist", "checkpoint_path names a .nemo archive or an unpacked directory"
         )
-    if path.is_file() or (path / CONFIG_FILE).is_file():
+    if not path.is_dir() or (path / CONFIG_FILE).is_file():
         return path
-    found = sorted(
-        entry
-        for entry in path.iterdir()
-        if (entry.is_file() and entry.suffix == ".nemo") or (entry / CONFIG_FILE).is_file()
-    )
+    try:
+        entries = sorted(path.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    found = [e for e in entries if (e.is_file() and e.suffix == ".nemo") or (e / CONFIG_FILE).is_file()]
     if len(found) > 1:
         names = "\n  ".join(entry.name for entry in found)
         raise CheckpointError(f"{path} holds {len(found)} checkpoints\n  {names}", "give the path of one of them")
@@ -157,13 +159,14 @@ class NemoCheckpoint:
         for name in self._weight_files(tensor_rank):
             file = TorchFile(self.archive, name)
             layers = 0
-            for key, value in file.state.items():
+            for saved_key, value in file.state.items():
+                key = _PREFIX + saved_key.removeprefix(_O2_PREFIX) if saved_key.startswith(_O2_PREFIX) else saved_key
                 _, layer = split_layer(key)
                 if layer is not None:
                     layers = max(layers, layer + 1)
                     key = with_layer(key, first_layer + layer)
                 if key in found:
-                    raise CheckpointError(f"{self.archive.path}: {key} is in two pipeline stages")
+                    raise CheckpointError(f"{self.archive.path}: {key} is there twice")
                 found[key] = (file, value)
             first_layer += layers
         return found

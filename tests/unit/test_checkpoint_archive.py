@@ -66,6 +66,10 @@ def test_garbage_is_not_a_tar(tmp_path: Path) -> None:
     assert "is not a tar archive" in refusal(tmp_path / "gpt.nemo")
 
 
+def test_device_in_place_of_an_archive() -> None:
+    assert "neither a file nor a directory" in refusal(Path("/dev/null"))
+
+
 def hostile(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, target

@@ -140,6 +140,13 @@ def test_other_forms_of_the_archive_give_the_same_bytes(form: str, tmp_path: Pat
     assert not list((tmp_path / "out").glob(".*")), "nothing is left of the work"
 
 
+def test_keys_with_the_o2_wrappers_name_are_the_same_model(tmp_path: Path) -> None:
+    plain = gpt_state()
+    wrapped = {key.replace("model.", "model.module.", 1): value for key, value in plain.items()}
+    expected = run(write_gpt(tmp_path / "plain.nemo", plain), tmp_path / "plain", 2)
+    assert run(write_gpt(tmp_path / "o2.nemo", wrapped), tmp_path / "o2", 2).digest == expected.digest
+
+
 def test_missing_biases_are_zeros(tmp_path: Path) -> None:
     state = {key: value for key, value in gpt_state().items() if not key.endswith("bias")}
     run(write_gpt(tmp_path / "gpt.nemo", state, bias=False), tmp_path / "out", 2)
