@@ -63,9 +63,18 @@ def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str)
 
 
 def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:
-    """Work out a conversion; see ``inspect_checkpoint`` for the errors."""
+    """Work out a conversion; see ``inspect_checkpoint`` for the errors, which all name the checkpoint."""
     if weight_data_type not in STORAGE:
         raise CheckpointError(f"weight_data_type '{weight_data_type}' is unknown", nearest(weight_data_type, STORAGE))
+    try:
+        return _plan(archive, tensor_para_size, weight_data_type)
+    except CheckpointError as error:
+        if str(archive.path) in error.problem:
+            raise
+        raise CheckpointError(f"{archive.path}: {error.problem}", error.hint) from None
+
+
+def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:
     checkpoint = NemoCheckpoint(archive)
     check_expressible(checkpoint.config)
     source_map = _source_map(checkpoint)
@@ -73,10 +82,7 @@ def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: s
     dims = read_dims(checkpoint.config, _vocab_size(source_map, tensors))
     settings = ShardSettings(tensor_para_size, weight_data_type, dims)
     check_split(settings)
-    try:
-        assignments = match(gpt.schema(dims), source_map, dims, tensors, checkpoint.other_keys())
-    except CheckpointError as error:
-        raise CheckpointError(f"{archive.path}: {error.problem}", error.hint) from None
+    assignments = match(gpt.schema(dims), source_map, dims, tensors, checkpoint.other_keys())
     _check_types(tensors, assignments)
     tokenizer = find_tokenizer(archive, checkpoint.config)
     return Conversion(

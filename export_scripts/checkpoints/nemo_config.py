@@ -77,7 +77,7 @@ def check_expressible(config: Mapping[str, Any]) -> None:
     if problems:
         raise CheckpointError(
             "FasterTransformer's GPT cannot express this checkpoint\n  " + "\n  ".join(problems),
-            "the keys are those of model_config.yaml; another model family may fit",
+            "the keys are those of model_config.yaml",
         )
 
 
