@@ -12,15 +12,14 @@ import json
 import math
 import statistics
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from fake_triton import FakeTriton, RefusalError, Tensors, count_up
-from tokenizers import ByteLevelBPETokenizer
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
+from learnt_gpt2 import POSITIONS, SUBSET, LearntModel, expected_figures, short_texts
 
 from evaluation import lambada
 from evaluation.lambada_task import (
@@ -36,92 +35,44 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest
 
-PROJECT = Path(__file__).resolve().parents[2]
-SUBSET = PROJECT / "examples" / "data" / "lambada_subset.jsonl"
-POSITIONS = 64
-LEARNT = 6
 
-
-def short_texts() -> list[str]:
-    """The last sentences of some texts, with a last word after a line break and curly quotes among them."""
-    texts = [" ".join(text.split(" ")[-12:]) for text in read_texts(SUBSET, 11)]
-    return ["It certainly was some kind of\n\nPower", *texts]
-
-
-class HuggingFaceModel:
-    """A tiny GPT-2 with its tokenizer files in one directory, and as a fake Triton model."""
-
-    def __init__(self, directory: Path) -> None:
-        torch.manual_seed(7)
-        trained = ByteLevelBPETokenizer()
-        trained.train_from_iterator(read_texts(SUBSET, 60), vocab_size=400, show_progress=False)
-        trained.save_model(str(directory))
-        self.directory = directory
-        self.tokenizer = GPT2TokenizerFast(vocab=str(directory / "vocab.json"), merges=str(directory / "merges.txt"))
-        (directory / "config.ini").write_text(f"[gpt]\nvocab_size = 400\nmax_pos_seq_len = {POSITIONS}\n")
-        config = GPT2Config(
-            vocab_size=400, n_positions=POSITIONS, n_embd=48, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
-        )
-        config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-        self.model = GPT2LMHeadModel(config)
-        self._learn([self.encode(text)[-POSITIONS:] for text in short_texts()[:LEARNT]])
-        self.model.eval()
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def log_probs(self, ids: list[int]) -> torch.Tensor:
-        """[len(ids), vocabulary]: of the token after each position."""
-        with torch.no_grad():
-            logits = self.model(torch.tensor([ids])).logits[0]
-        return torch.log_softmax(logits.double(), dim=-1)
-
-    def answer(self, tensors: Tensors) -> Tensors:
-        """Generate greedily as FasterTransformer would, one row after another."""
-        ids, lengths, wanted = tensors["input_ids"], tensors["input_lengths"][:, 0], tensors["request_output_len"][:, 0]
-        longest = int(wanted.max())
-        output = np.zeros((len(ids), 1, ids.shape[1] + longest), np.uint32)
-        cum, each = np.zeros((len(ids), 1), np.float32), np.zeros((len(ids), 1, longest), np.float32)
-        for row, (length, count) in enumerate(zip(lengths, wanted, strict=True)):
-            sequence = [int(token) for token in ids[row, :length]]
-            if length + count > POSITIONS:
-                raise RefusalError("too long")
-            prompt = self.log_probs(sequence)
-            cum[row] = sum(float(prompt[at, token]) for at, token in enumerate(sequence[1:]))
-            for step in range(count):
-                last = self.log_probs(sequence)[-1]
-                token = int(last.argmax())
-                cum[row] += float(last[token])
-                each[row, 0, step] = float(last[token])
-                sequence.append(token)
-            output[row, 0, : len(sequence)] = sequence
-        assert tensors["is_return_context_cum_log_probs"].all()
-        sequence_lengths = (lengths + wanted)[:, None].astype(np.uint32)
-        return {
-            "output_ids": output,
-            "sequence_length": sequence_lengths,
-            "cum_log_probs": cum,
-            "output_log_probs": each,
-        }
-
-    def _learn(self, texts: list[list[int]]) -> None:
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
-        for _ in range(40):
-            for ids in texts:
-                batch = torch.tensor([ids])
-                self.model(batch, labels=batch).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+def answer(model: LearntModel, tensors: Tensors) -> Tensors:
+    """A fake Triton model: generate greedily as FasterTransformer would, one row after another."""
+    ids, lengths, wanted = tensors["input_ids"], tensors["input_lengths"][:, 0], tensors["request_output_len"][:, 0]
+    longest = int(wanted.max())
+    output = np.zeros((len(ids), 1, ids.shape[1] + longest), np.uint32)
+    cum, each = np.zeros((len(ids), 1), np.float32), np.zeros((len(ids), 1, longest), np.float32)
+    for row, (length, count) in enumerate(zip(lengths, wanted, strict=True)):
+        sequence = [int(token) for token in ids[row, :length]]
+        if length + count > POSITIONS:
+            raise RefusalError("too long")
+        prompt = model.log_probs(sequence)
+        cum[row] = sum(float(prompt[at, token]) for at, token in enumerate(sequence[1:]))
+        for step in range(count):
+            last = model.log_probs(sequence)[-1]
+            token = int(last.argmax())
+            cum[row] += float(last[token])
+            each[row, 0, step] = float(last[token])
+            sequence.append(token)
+        output[row, 0, : len(sequence)] = sequence
+    assert tensors["is_return_context_cum_log_probs"].all()
+    sequence_lengths = (lengths + wanted)[:, None].astype(np.uint32)
+    return {
+        "output_ids": output,
+        "sequence_length": sequence_lengths,
+        "cum_log_probs": cum,
+        "output_log_probs": each,
+    }
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceModel:
-    return HuggingFaceModel(tmp_path_factory.mktemp("model"))
+def model(tmp_path_factory: pytest.TempPathFactory) -> LearntModel:
+    return LearntModel(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
-def fake(model: HuggingFaceModel) -> Iterator[FakeTriton]:
-    with FakeTriton(model.answer, parameters={"model_checkpoint_path": str(model.directory)}) as server:
+def fake(model: LearntModel) -> Iterator[FakeTriton]:
+    with FakeTriton(partial(answer, model), parameters={"model_checkpoint_path": str(model.directory)}) as server:
         yield server
 
 
@@ -138,29 +89,7 @@ def evaluate(endpoint: str, output: Path, data: Path, *flags: str) -> dict[str, 
     return content
 
 
-def expected_figures(model: HuggingFaceModel, texts: list[str]) -> dict[str, list[float]]:
-    """Per text, by the definitions of the metrics' sources and Hugging Face's log probabilities alone."""
-    figures: dict[str, list[float]] = {"token": [], "word": [], "openai": [], "log_prob": []}
-    for text in texts:
-        whole = model.encode(text)
-        figures["token"].append(float(model.log_probs(whole[:-1])[-1].argmax() == whole[-1]))
-        context_text, _, word = text.rpartition(" ")
-        context = model.encode(context_text)
-        log_probs = model.log_probs(whole)
-        steps = [(log_probs[at - 1], whole[at]) for at in range(len(context), len(whole))]
-        figures["openai"].append(float(all(int(step.argmax()) == token for step, token in steps)))
-        figures["log_prob"].append(sum(float(step[token]) for step, token in steps))
-        last = text.split()[-1]
-        label, given = model.encode(" " + last), model.encode(text[: -len(last)].strip())
-        forced = model.log_probs(given + label)
-        hits = [int(forced[len(given) - 1 + at].argmax()) == token for at, token in enumerate(label)]
-        figures["word"].append(float(all(hits)))
-    return figures
-
-
-def test_every_figure_equals_what_hugging_face_computes(
-    model: HuggingFaceModel, fake: FakeTriton, tmp_path: Path
-) -> None:
+def test_every_figure_equals_what_hugging_face_computes(model: LearntModel, fake: FakeTriton, tmp_path: Path) -> None:
     texts = short_texts()
     content = evaluate(fake.url, tmp_path / "out", write_data(tmp_path / "d.jsonl", texts), "--batch-size=5")
     expected = expected_figures(model, texts)
@@ -181,9 +110,7 @@ def test_every_figure_equals_what_hugging_face_computes(
     )
 
 
-def test_samples_are_in_file_order_with_their_own_figures(
-    model: HuggingFaceModel, fake: FakeTriton, tmp_path: Path
-) -> None:
+def test_samples_are_in_file_order_with_their_own_figures(model: LearntModel, fake: FakeTriton, tmp_path: Path) -> None:
     texts = short_texts()
     evaluate(fake.url, tmp_path, write_data(tmp_path / "d.jsonl", texts), "--batch-size=3", "--concurrency=3")
     with (tmp_path / "samples.csv").open(newline="") as stream:
@@ -219,7 +146,7 @@ def test_contexts_longer_than_the_model_are_cut_on_the_left_and_counted(
 
 
 def test_a_failed_request_fails_the_sample_and_the_run_but_is_no_miss(
-    model: HuggingFaceModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: LearntModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = short_texts()[:4]
     broken = model.encode(texts[1])
@@ -227,7 +154,7 @@ def test_a_failed_request_fails_the_sample_and_the_run_but_is_no_miss(
     def refuse_one(tensors: Tensors) -> Tensors:
         if [int(token) for token in tensors["input_ids"][0]] == broken:
             raise RefusalError("out of memory")
-        return model.answer(tensors)
+        return answer(model, tensors)
 
     data = write_data(tmp_path / "d.jsonl", texts)
     parameters = {"model_checkpoint_path": str(model.directory)}
@@ -244,9 +171,9 @@ def test_a_failed_request_fails_the_sample_and_the_run_but_is_no_miss(
     assert "out of memory" in row["error"]
 
 
-def test_a_server_that_dies_ends_the_evaluation(model: HuggingFaceModel, tmp_path: Path) -> None:
+def test_a_server_that_dies_ends_the_evaluation(model: LearntModel, tmp_path: Path) -> None:
     data = write_data(tmp_path / "d.jsonl", short_texts())
-    server = FakeTriton(model.answer, parameters={"model_checkpoint_path": str(model.directory)})
+    server = FakeTriton(partial(answer, model), parameters={"model_checkpoint_path": str(model.directory)})
 
     def die(tensors: Tensors) -> Tensors:
         server.server.stop(None)
@@ -258,9 +185,7 @@ def test_a_server_that_dies_ends_the_evaluation(model: HuggingFaceModel, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_results_carry_digests_settings_and_a_manifest(
-    model: HuggingFaceModel, fake: FakeTriton, tmp_path: Path
-) -> None:
+def test_results_carry_digests_settings_and_a_manifest(model: LearntModel, fake: FakeTriton, tmp_path: Path) -> None:
     endpoint = tmp_path / "endpoint.json"
     settings = {"tensor_para_size": "1", "data_type": "fp32"}
     Endpoint("127.0.0.1", grpc_port=fake.port, engine="slipway", model_digest="sha256:abc", settings=settings).write(
@@ -320,7 +245,7 @@ def test_texts_are_split_as_their_sources_split_them(
     assert split_last_word(text) == last_word
 
 
-def test_the_joint_encoding_is_split_where_the_contexts_own_encoding_ends(model: HuggingFaceModel) -> None:
+def test_the_joint_encoding_is_split_where_the_contexts_own_encoding_ends(model: LearntModel) -> None:
     # lm-eval: context ids, then whatever the joint encoding has after as many tokens.
     text = short_texts()[1]
     sample = prepare_sample(0, text, load_tokenizer(model.directory), None)
