@@ -29,6 +29,7 @@ from handover.errors import ServerError
 from handover.manifest import write_atomically
 
 _PREFIX = re.compile(r"slipway-[0-9a-f]{12}-")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 _SHARED_MEMORY = Path("/dev/shm")
 _PROGRAMS = ("tritonserver", "triton_python_backend_stub")
 _PROJECT = Path(__file__).resolve().parent.parent
@@ -65,7 +66,9 @@ def create_state(endpoint: Path) -> State:
     me = look_up(os.getpid())
     assert me is not None
     prefix = f"slipway-{uuid.uuid4().hex[:12]}-"
-    directory = tempfile.mkdtemp(prefix=prefix)
+    # Triton puts this path into a shell command: a TMPDIR with other characters is not used.
+    parent = tempfile.gettempdir() if _PLAIN_PATH.fullmatch(tempfile.gettempdir()) else "/tmp"
+    directory = tempfile.mkdtemp(prefix=prefix, dir=parent)
     state = State(_place(), me.pid, me.started, prefix, directory, str(endpoint.absolute()))
     write_atomically(state_file(endpoint), json.dumps(asdict(state), indent=1) + "\n")
     return state
@@ -90,6 +93,7 @@ def sweep_earlier(endpoint: Path) -> bool:
     """
     state = read_state(endpoint)
     if state is None or state.place != _place():
+        endpoint.unlink(missing_ok=True)  # nobody shall take it for the one that is about to start
         return False
     supervisor = look_up(state.pid)
     if supervisor and supervisor.started == state.started and supervisor.is_running:

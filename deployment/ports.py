@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from handover.errors import ServerError
 
-
 _LARGEST = 65535
 
 

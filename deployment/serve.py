@@ -1,6 +1,6 @@
 """Serve a model repository with tritonserver until stopped: ``python3 -m deployment.serve --help``.
 
-The order: prove the weights, sweep what a killed run left, choose ports, start the server, wait for a
+The order: sweep what a killed run left, prove the weights, choose ports, start the server, wait for a
 real generation through the ensemble, publish the endpoint file, watch. SIGTERM, Ctrl-C or the end of the
 parent process stop the server; nothing stays in the process table, in /dev/shm or as a temporary file.
 """
@@ -23,7 +23,7 @@ from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
 from deployment.served_models import ServedModel, find_served_models
 from deployment.supervise import Server
-from deployment.tritonserver import SLIPWAY, assemble_backends, build_argv, locate
+from deployment.tritonserver import SLIPWAY, assemble_backends, build_argv, link_repository, locate
 from deployment.weights import prove_weights
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status
@@ -81,15 +81,15 @@ def serve(arguments: ServeArguments, stop: StopRequest) -> None:
         ServerError: a port is in use, the server did not start in time, or it or a stub died.
     """
     given = {"http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port}
+    arguments.endpoint.parent.mkdir(parents=True, exist_ok=True)
+    if sweep_earlier(arguments.endpoint):
+        _say("swept      what a killed deployment had left")
     choose_ports(arguments.host, given)  # before the long part: a port in use is said at once
     installation = locate(arguments.engine)
     models = find_served_models(arguments.model_repository, follows_moves=arguments.engine == SLIPWAY)
     for model in models:
         vouched = prove_weights(model, arguments.model_repository)
         _say(f"weights    proved, {vouched} shards by digest" if vouched else "weights    proved by name and size only")
-    arguments.endpoint.parent.mkdir(parents=True, exist_ok=True)
-    if sweep_earlier(arguments.endpoint):
-        _say("swept      what a killed deployment had left")
     if stop.came(0):
         return
     state = create_state(arguments.endpoint)
@@ -97,8 +97,12 @@ def serve(arguments: ServeArguments, stop: StopRequest) -> None:
     try:
         ports = choose_ports(arguments.host, given)
         backends = assemble_backends(installation, Path(state.directory))
-        command = build_argv(installation.binary, arguments, ports, state.prefix, backends)
-        server = Server(command, installation.environment, models[0].directory, arguments.log, state.prefix)
+        repository = link_repository(arguments.model_repository, Path(state.directory))
+        command = build_argv(installation.binary, arguments, repository, ports, state.prefix, backends)
+        server = Server(
+            command, installation.environment, models[0].directory, arguments.log, state.prefix,
+            shown_paths={repository: arguments.model_repository},
+        )  # fmt: skip
         try:
             _run(arguments, server, ports, models[0], stop)
         finally:
@@ -158,10 +162,12 @@ def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel) -> Non
 
 
 def _stop(arguments: ServeArguments, server: Server, stop: StopRequest) -> None:
+    was_published = arguments.endpoint.exists()
     arguments.endpoint.unlink(missing_ok=True)  # first: nobody shall find a server that is going away
     if stop.reason:
         _say(f"stopping   {stop.reason}")
-    server.stop(arguments.exit_timeout_s)
+    # Before that there is no request to wait for, and a server that still loads does not listen to SIGTERM.
+    server.stop(arguments.exit_timeout_s if was_published else 0)
 
 
 def _say(line: str) -> None:

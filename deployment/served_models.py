@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from tritonclient.grpc import model_config_pb2
 from handover.errors import ArtefactError
 
 ENGINE_BACKEND = "fastertransformer"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,17 @@ def find_served_models(repository: Path, follows_moves: bool = True) -> list[Ser
             opens ``model_checkpoint_path`` as it is, from the working directory (the model's directory).
 
     Raises:
-        ArtefactError: there is none, or a configuration cannot be read.
+        ArtefactError: there is none, or a configuration cannot be read, or a model that has a Python stub
+            has a name that the stub's ``bash -c`` would not read as one word (ensembles have no stub).
     """
     models = []
     for path in sorted(repository.glob("*/config.pbtxt")):
         config = _parse(path)
+        if config.backend and not _PLAIN_NAME.fullmatch(path.parent.name):
+            raise ArtefactError(
+                f"the model directory '{path.parent}' has a name that Triton would pass to a shell",
+                "rename it: letters, digits, '_', '-', '.' and '+' are safe",
+            )
         if config.backend == ENGINE_BACKEND:
             models.append(_read_model(path.parent, config, follows_moves))
     if not models:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -26,6 +27,7 @@ from handover.errors import ServerError
 _RANDOM_WEIGHTS = "cannot be opened, loading model fails!"
 """FasterTransformer's warning before it serves random numbers in place of a shard."""
 
+_LOAD_FAILURE = re.compile(r"failed to load '.*' version \d+: (?:Internal: )?(.*)")
 _STUB_NAME = "triton_python_backend_stub"
 _TAIL_LINES, _TAIL_CHARACTERS = 15, 240
 _GRACE_S = 3.0
@@ -42,10 +44,17 @@ class Server:
         directory: working directory, which FasterTransformer's backend resolves relative paths against.
         log: file that receives what it prints; begun anew.
         prefix: unique prefix of its shared-memory regions.
+        shown_paths: paths that it knows by another name, and how to quote them.
     """
 
     def __init__(
-        self, argv: Sequence[str], environment: Mapping[str, str], directory: Path, log: Path, prefix: str
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        directory: Path,
+        log: Path,
+        prefix: str,
+        shown_paths: Mapping[Path, Path] | None = None,
     ) -> None:
         adopt_orphans()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +73,7 @@ class Server:
         self._log = log
         self._log_read_bytes = 0
         self._prefix = prefix
+        self._shown_paths = shown_paths or {}
         self._stubs: tuple[Process, ...] = ()
         self._zombie_since: float | None = None
 
@@ -76,7 +86,8 @@ class Server:
         """Look once.
 
         Raises:
-            ServerError: the server or one of its stubs died, or it serves random weights.
+            ServerError: the server or one of its stubs died, a model could not be loaded, or the engine
+                would serve random weights.
         """
         status = self._process.poll()
         if status is not None:
@@ -128,26 +139,35 @@ class Server:
             new = stream.read()
         whole_lines = new[: new.rfind(b"\n") + 1]
         self._log_read_bytes += len(whole_lines)
-        lines = [line for line in whole_lines.decode(errors="replace").splitlines() if _RANDOM_WEIGHTS in line]
-        if lines:
-            listed = "".join(f"\n  {line.strip()}" for line in lines[:10])
+        lines = whole_lines.decode(errors="replace").splitlines()
+        random = [line.strip() for line in lines if _RANDOM_WEIGHTS in line]
+        if random:
             raise ServerError(
-                f"the engine could not open {len(lines)} weight files and would serve random numbers{listed}",
+                f"the engine could not open {len(random)} weight files and would serve random numbers"
+                + "".join(f"\n  {self._shown(line)}" for line in random[:10]),
                 "the server was stopped; redo the stages that make the weights: force=[convert,export]",
             )
+        failures = [found.group(1) for line in lines if (found := _LOAD_FAILURE.search(line))]
+        if failures:  # Triton itself would first load the other models and unload them again
+            raise ServerError(f"a model could not be loaded: {self._shown(failures[0])}{self._quoted_log()}")
 
     def _quoted_log(self) -> str:
-        return f"\n  last lines of {self._log}:" + "".join(f"\n    {line}" for line in last_lines(self._log))
+        lines = "".join(f"\n    {self._shown(line)}" for line in last_lines(self._log))
+        return f"\n  last lines of {self._log}:{lines}"
+
+    def _shown(self, line: str) -> str:
+        for path, name in self._shown_paths.items():
+            line = line.replace(str(path), str(name))
+        return line[:_TAIL_CHARACTERS]
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the last lines of a log that say something, each cut to a readable length."""
+    """Return the last lines of a log that say something; Triton's tables do not."""
     try:
         with log.open(errors="replace") as stream:
-            kept = deque((line.rstrip() for line in stream if line.strip(" \n+-|")), maxlen=_TAIL_LINES)
+            return list(deque((line.rstrip() for line in stream if line.strip() and line[0] not in "+|"), _TAIL_LINES))
     except OSError:
         return []
-    return [line[:_TAIL_CHARACTERS] for line in kept]
 
 
 def _describe(status: int) -> str:

@@ -141,8 +141,23 @@ def assemble_backends(installation: Installation, directory: Path, engine_source
     return root
 
 
+def link_repository(repository: Path, directory: Path) -> Path:
+    """Give the repository a path of plain letters.
+
+    Triton starts a stub through ``bash -c`` with the model's path unquoted in it: a space there breaks
+    the command, and ``; touch x`` in a results directory would be run.
+
+    Args:
+        repository: under whatever name.
+        directory: private; the link is made below it.
+    """
+    link = directory / "repository"
+    link.symlink_to(repository.absolute(), target_is_directory=True)
+    return link
+
+
 def build_argv(
-    binary: Path, arguments: ServeArguments, ports: Ports, prefix: str, backends: Path | None
+    binary: Path, arguments: ServeArguments, repository: Path, ports: Ports, prefix: str, backends: Path | None
 ) -> tuple[str, ...]:
     """Build the server's command line; pure.
 
@@ -152,6 +167,7 @@ def build_argv(
     Args:
         binary: tritonserver.
         arguments: of the deployment.
+        repository: as made by ``link_repository``.
         ports: to listen on.
         prefix: unique prefix of shared-memory regions.
         backends: our backend directory; None: the server's own.
@@ -159,7 +175,7 @@ def build_argv(
     own = (f"--backend-directory={backends}", "--allow-gpu-metrics=false") if backends else ()
     return (
         str(binary),
-        f"--model-repository={arguments.model_repository.absolute()}",
+        f"--model-repository={repository}",
         *own,
         f"--http-address={arguments.host}",
         f"--http-port={ports.http}",

@@ -1,0 +1,362 @@
+"""The real tritonserver on a converted checkpoint: over HTTP and gRPC, moved, broken, killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from served import Deployment, generate, infer, shared_memory, wait_for
+from transformers import GPT2Tokenizer
+
+from backends.fastertransformer.engine.engine import open_engine
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.convert import convert
+from export_scripts.model_repository import build_repository
+from handover.endpoint import Endpoint
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+NAME = "my \"model\"; touch 'x'"
+PROMPTS = ["the world", "a", "where the river is wide and", "x y z"]
+OUTPUT_LEN = 8
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("convert") / "1-gpu"
+    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", output, 1, "fp32"))
+    return output
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("export") / "model_repo"
+    build_repository(ExportArguments(checkpoint, output, NAME, 1, 1, "fp32", 0, 0, max_batch_size=32))
+    return output
+
+
+@pytest.fixture
+def repository(exported: Path, tmp_path: Path) -> Path:
+    """A copy of its own, moved to where a shell would stumble: Triton starts stubs through ``bash -c``."""
+    return Path(shutil.copytree(exported, tmp_path / "moved \"repo'; touch injected;"))
+
+
+@pytest.fixture(scope="module")
+def deployment(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    running = Deployment(exported, tmp_path_factory.mktemp("deployment"))
+    running.wait_until_published()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def endpoint(deployment: Deployment) -> Endpoint:
+    return Endpoint.read(deployment.endpoint_file)
+
+
+@pytest.fixture(scope="module")
+def client(endpoint: Endpoint) -> Iterator[triton_grpc.InferenceServerClient]:
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as grpc_client:
+        yield grpc_client
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[str]:
+    """Prompt and completion: our engine in process, Hugging Face's tokenizer on both sides of it."""
+    tokenizer = GPT2Tokenizer(str(checkpoint / "vocab.json"), str(checkpoint / "merges.txt"))
+    engine = open_engine(checkpoint, 1, "fp32")
+    texts = []
+    for prompt in PROMPTS:
+        ids = tokenizer.encode(prompt)
+        tensors = {
+            "input_ids": np.array([ids], np.uint32),
+            "input_lengths": np.array([[len(ids)]], np.uint32),
+            "request_output_len": np.array([[OUTPUT_LEN]], np.uint32),
+        }
+        (answer,) = engine.generate([engine.parse(tensors)])
+        row = answer["output_ids"][0, 0, : int(answer["sequence_length"][0, 0])].tolist()
+        texts.append(tokenizer.decode(row, clean_up_tokenization_spaces=False).removesuffix("<|endoftext|>"))
+    return texts
+
+
+def text_request(prompts: list[str], output_len: int = OUTPUT_LEN) -> dict[str, np.ndarray]:
+    return {
+        "INPUT_0": np.array([[prompt] for prompt in prompts], dtype=object),
+        "INPUT_1": np.full((len(prompts), 1), output_len, np.uint32),
+    }
+
+
+def texts_of(result: Any) -> list[str]:
+    return [text.decode() for text in result.as_numpy("OUTPUT_0")]
+
+
+def test_text_over_grpc_is_what_the_engine_generates(client: object, expected: list[str]) -> None:
+    assert texts_of(infer(client, triton_grpc, "ensemble", text_request(PROMPTS))) == expected
+    one_by_one = [infer(client, triton_grpc, "ensemble", text_request([prompt])) for prompt in PROMPTS]
+    assert [texts_of(result)[0] for result in one_by_one] == expected
+
+
+def test_text_over_http_is_the_same(endpoint: Endpoint, expected: list[str]) -> None:
+    with triton_http.InferenceServerClient(f"{endpoint.host}:{endpoint.http_port}") as http_client:
+        assert texts_of(infer(http_client, triton_http, "ensemble", text_request(PROMPTS))) == expected
+
+
+def test_text_over_plain_http_json_is_the_same(endpoint: Endpoint, expected: list[str]) -> None:
+    body = {
+        "inputs": [
+            {"name": "INPUT_0", "shape": [1, 1], "datatype": "BYTES", "data": [PROMPTS[0]]},
+            {"name": "INPUT_1", "shape": [1, 1], "datatype": "UINT32", "data": [OUTPUT_LEN]},
+        ]
+    }
+    url = f"http://{endpoint.host}:{endpoint.http_port}/v2/models/ensemble/infer"
+    with urlopen(Request(url, json.dumps(body).encode()), timeout=30) as answer:
+        outputs = {output["name"]: output["data"] for output in json.load(answer)["outputs"]}
+    assert outputs["OUTPUT_0"] == [expected[0]]
+
+
+def test_the_next_token_is_the_argmax_of_nemos_logits(client: object) -> None:
+    ids = np.load(DATA / "nemo" / "gpt122_tp1_pp1.input_ids.npy").astype(np.uint32)
+    logits = np.load(DATA / "nemo" / "gpt122_tp1_pp1.logits.npy")
+    tensors = {
+        "input_ids": ids,
+        "input_lengths": np.full((len(ids), 1), ids.shape[1], np.uint32),
+        "request_output_len": np.ones((len(ids), 1), np.uint32),
+        "is_return_log_probs": np.ones((len(ids), 1), bool),
+    }
+    last = logits[:, -1].astype(np.float64)
+    log_probs = last.max(-1) - np.log(np.exp(last).sum(-1))
+    for model in ("fastertransformer", NAME):
+        result = infer(client, triton_grpc, model, tensors)
+        output = result.as_numpy("output_ids")
+        assert output[:, 0, :-1].tolist() == ids.tolist()
+        assert output[:, 0, -1].tolist() == last.argmax(-1).tolist()
+        np.testing.assert_allclose(result.as_numpy("cum_log_probs")[:, 0], log_probs, atol=1e-4)
+
+
+def test_every_input_that_published_clients_send_is_accepted(client: object, expected: list[str]) -> None:
+    ones = np.ones((len(PROMPTS), 1))
+    neutral = {
+        "INPUT_2": np.array([[""]] * len(PROMPTS), dtype=object),
+        "INPUT_3": np.array([[""]] * len(PROMPTS), dtype=object),
+        "runtime_top_k": ones.astype(np.uint32),
+        "runtime_top_p": 0 * ones.astype(np.float32),
+        "beam_search_diversity_rate": 0 * ones.astype(np.float32),
+        "temperature": ones.astype(np.float32),
+        "len_penalty": ones.astype(np.float32),
+        "repetition_penalty": ones.astype(np.float32),
+        "random_seed": 0 * ones.astype(np.uint64),
+        "is_return_log_probs": ones.astype(bool),
+        "beam_width": ones.astype(np.uint32),
+        "start_id": 0 * ones.astype(np.uint32),
+        "end_id": 0 * ones.astype(np.uint32),
+    }
+    result = infer(client, triton_grpc, "ensemble", {**text_request(PROMPTS), **neutral})
+    assert texts_of(result) == expected
+    assert result.as_numpy("output_log_probs").shape == (len(PROMPTS), 1, OUTPUT_LEN)
+    assert (result.as_numpy("cum_log_probs") < 0).all()
+
+
+def test_an_empty_prompt_continues_the_start_token(client: object) -> None:
+    result = infer(client, triton_grpc, "ensemble", text_request([""], output_len=3))
+    assert result.as_numpy("sequence_length").tolist() == [[4]]
+
+
+def test_a_request_of_another_shape_gets_an_error_of_its_own(client: object) -> None:
+    wrong = {"INPUT_0": np.array([["a", "b"]], dtype=object), "INPUT_1": np.array([[1]], np.uint32)}
+    with pytest.raises(Exception, match=r"QUERY must have the shape \[batch, 1\]"):
+        infer(client, triton_grpc, "ensemble", wrong)
+    assert texts_of(infer(client, triton_grpc, "ensemble", text_request(["a"], 1)))
+
+
+def test_concurrent_requests_are_batched(
+    client: triton_grpc.InferenceServerClient, endpoint: Endpoint, expected: list[str]
+) -> None:
+    def counts() -> tuple[int, int]:
+        (statistics,) = client.get_inference_statistics("fastertransformer").model_stats
+        return statistics.inference_count, statistics.execution_count
+
+    before = counts()
+    repeated = PROMPTS * 6
+    with ThreadPoolExecutor(len(repeated)) as pool:
+        texts = list(pool.map(lambda prompt: generate(endpoint, prompt, OUTPUT_LEN), repeated))
+    assert texts == expected * 6
+    inferences, executions = (after - earlier for after, earlier in zip(counts(), before, strict=True))
+    assert inferences == len(repeated)
+    assert executions < inferences / 2
+
+
+def test_the_endpoint_file_says_what_is_served(deployment: Deployment, endpoint: Endpoint, exported: Path) -> None:
+    assert endpoint.pid == deployment.process.pid
+    assert (endpoint.host, endpoint.engine) == ("127.0.0.1", "slipway")
+    assert endpoint.model_repository == str(exported)
+    assert endpoint.model_digest == json.loads((exported / "manifest.json").read_text())["digest"]
+    assert endpoint.settings["data_type"] == endpoint.settings["weight_data_type"] == "fp32"
+    with urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=10) as metrics:
+        assert b"nv_inference_request_success" in metrics.read()
+
+
+def test_the_server_listens_on_loopback_only(endpoint: Endpoint) -> None:
+    ports = {endpoint.http_port, endpoint.grpc_port, endpoint.metrics_port}
+    listening = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            address, port = line.split()[1].split(":")
+            if line.split()[3] == "0A" and int(port, 16) in ports:
+                listening[int(port, 16)] = address
+    assert listening.keys() == ports
+    # 127.0.0.1 in the kernel's byte order, also as IPv4 mapped into IPv6
+    assert set(listening.values()) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def test_a_port_in_use_is_refused(endpoint: Endpoint, repository: Path, tmp_path: Path) -> None:
+    second = Deployment(repository, tmp_path / "run", http_port=endpoint.http_port)
+    assert second.process.wait(20) == 1
+    assert f"port {endpoint.http_port} on 127.0.0.1 cannot be used for http" in second.text
+    assert "Traceback" not in second.text
+
+
+def test_a_second_deployment_with_the_same_endpoint_file_is_refused(deployment: Deployment, repository: Path) -> None:
+    second = Deployment(repository, deployment.directory)
+    assert second.process.wait(20) == 1
+    assert f"running already, pid {deployment.process.pid}" in second.text
+    assert deployment.endpoint_file.exists()
+
+
+def rewrite_checkpoint_path(repository: Path, path: str) -> None:
+    config = repository / "fastertransformer" / "config.pbtxt"
+    config.write_text(config.read_text().replace('string_value: "1/1-gpu"', f'string_value: "{path}"'))
+
+
+def nothing_is_left(deployment: Deployment, before: set[str]) -> bool:
+    return not (
+        deployment.processes
+        or [name for name in shared_memory() - before if name.startswith(deployment.prefix)]
+        or deployment.private.exists()
+        or deployment.endpoint_file.exists()
+        or list(deployment.directory.glob(".*.state"))
+    )
+
+
+def test_moved_and_relative_then_sigterm(repository: Path, tmp_path: Path, expected: list[str]) -> None:
+    before = shared_memory()
+    deployment = Deployment(repository, tmp_path / "run", exit_timeout_s=2)
+    endpoint = deployment.wait_until_published()
+    assert generate(endpoint, PROMPTS[0], OUTPUT_LEN) == expected[0]
+    assert len(deployment.pids_of("tritonserver")) == 1
+    assert len(deployment.pids_of("triton_python_backend_stub")) == 3
+    idle = socket.create_connection((endpoint.host, endpoint.http_port or 0))  # holds Triton for its whole time-out
+    started = time.monotonic()
+    assert deployment.stop() == 0
+    idle.close()
+    assert time.monotonic() - started < 8
+    assert nothing_is_left(deployment, before)
+
+
+def test_absolute_path_then_the_server_is_killed(
+    repository: Path, checkpoint: Path, tmp_path: Path, expected: list[str]
+) -> None:
+    before = shared_memory()
+    rewrite_checkpoint_path(repository, str(checkpoint))
+    deployment = Deployment(repository, tmp_path / "run")
+    assert generate(deployment.wait_until_published(), PROMPTS[1], OUTPUT_LEN) == expected[1]
+    os.kill(deployment.pids_of("tritonserver")[0], signal.SIGKILL)
+    assert deployment.process.wait(5) == 1
+    assert "tritonserver was killed by SIGKILL" in deployment.text
+    assert "last lines of" in deployment.text and "Started GRPCInferenceService" in deployment.text
+    assert "Traceback" not in deployment.text
+    assert nothing_is_left(deployment, before)
+
+
+def test_a_killed_stub_is_noticed_though_triton_says_ready(repository: Path, tmp_path: Path) -> None:
+    before = shared_memory()
+    rewrite_checkpoint_path(repository, "/where/it/was/made/1-gpu")  # gone: the repository was moved
+    deployment = Deployment(repository, tmp_path / "run")
+    deployment.wait_until_published()
+    (stub,) = [pid for pid, line in deployment.processes.items() if "fastertransformer_0_0" in line]
+    os.kill(stub, signal.SIGKILL)
+    assert deployment.process.wait(20) == 1
+    assert f"a Python stub of tritonserver died (pid {stub})" in deployment.text
+    assert nothing_is_left(deployment, before)
+
+
+def test_a_killed_supervisor_leaves_nothing(repository: Path, tmp_path: Path) -> None:
+    before = shared_memory()
+    deployment = Deployment(repository, tmp_path / "run")
+    deployment.wait_until_published()
+    assert deployment.stop(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: nothing_is_left(deployment, before), 8)
+
+
+def test_the_end_of_the_parent_ends_the_deployment(repository: Path, tmp_path: Path) -> None:
+    before = shared_memory()
+    parent = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    deployment = Deployment(repository, tmp_path / "run", parent=(sys.executable, "-c", parent))
+    deployment.wait_until_published()
+    deployment.stop(signal.SIGKILL)  # of the parent
+    wait_for(lambda: nothing_is_left(deployment, before), 16)
+    assert "the parent process ended" in deployment.text
+
+
+def test_after_everything_was_killed_the_next_start_sweeps(repository: Path, tmp_path: Path) -> None:
+    before = shared_memory()
+    deployment = Deployment(repository, tmp_path / "run")
+    deployment.wait_until_published()
+    for pid in deployment.processes:  # the helper too, as when a batch system kills the job
+        os.kill(pid, signal.SIGKILL)
+    deployment.process.wait(5)
+    region = Path("/dev/shm") / f"{json.loads((tmp_path / 'run/.endpoint.json.state').read_text())['prefix']}left"
+    region.touch()
+    again = Deployment(repository, tmp_path / "run")
+    again.wait_until_published()
+    assert "what a killed deployment had left" in again.text
+    assert not region.exists()
+    again.stop()
+    assert nothing_is_left(again, before)
+
+
+@pytest.mark.parametrize("harm", ["missing", "truncated", "swapped"])
+def test_a_harmed_shard_is_refused_by_name_and_nothing_starts(repository: Path, tmp_path: Path, harm: str) -> None:
+    shards = repository / "fastertransformer" / "1" / "1-gpu"
+    shard, other = (shards / f"model.layers.{layer}.mlp.dense_h_to_4h.weight.0.bin" for layer in (0, 1))
+    if harm == "missing":
+        shard.unlink()
+    elif harm == "truncated":
+        os.truncate(shard, shard.stat().st_size - 2)
+    else:
+        shard.rename(shards / "aside")
+        other.rename(shard)
+        (shards / "aside").rename(other)
+    deployment = Deployment(repository, tmp_path / "run")
+    assert deployment.process.wait(30) == 1
+    assert shard.name in deployment.text and "Traceback" not in deployment.text
+    assert not deployment.log.exists() and not deployment.endpoint_file.exists()
+
+
+def test_a_server_that_cannot_load_says_why(repository: Path, tmp_path: Path) -> None:
+    before = shared_memory()
+    (repository / "preprocessing" / "1" / "vocab.json").unlink()
+    deployment = Deployment(repository, tmp_path / "run")
+    assert deployment.process.wait(60) == 1
+    assert "no tokenizer in" in deployment.text
+    assert nothing_is_left(deployment, before)
+
+
+def test_a_start_that_takes_too_long_is_ended(repository: Path, tmp_path: Path) -> None:
+    before = shared_memory()
+    deployment = Deployment(repository, tmp_path / "run", start_timeout_s=0.5)
+    assert deployment.process.wait(30) == 1
+    assert "no generation came back within 0.5 s" in deployment.text or "took no request in time" in deployment.text
+    assert nothing_is_left(deployment, before)
