@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -80,7 +82,7 @@ def test_top_p_one_keeps_the_logits_and_a_tiny_one_keeps_the_largest(logits: tor
     assert torch.equal(kept.nonzero()[:, 1], logits.argmax(-1))
 
 
-def fastertransformer_walk(logits: np.ndarray, top_k: int, top_p: float, uniform: float) -> int:
+def fastertransformer_walk(logits: np.ndarray[Any, Any], top_k: int, top_p: float, uniform: float) -> int:
     """topk_stage2_sampling and topp_sampling: walk down the sorted probabilities until u * top_p * sum is used up."""
     probabilities = np.exp(logits - logits.max())
     order = np.argsort(-probabilities, kind="stable")[: top_k or None]
