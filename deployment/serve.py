@@ -69,33 +69,44 @@ class StopRequest:
 def main(argv: Sequence[str]) -> None:
     """Serve until stopped; a server that dies is an error."""
     arguments = ServeArguments.from_argv(argv, __doc__)
-    with StopRequest().listening() as stop:
-        serve(arguments, stop)
+    stop = StopRequest()
+    models = prepare(arguments)
+    with stop.listening():
+        serve(arguments, models, stop)
 
 
-def serve(arguments: ServeArguments, stop: StopRequest) -> None:
-    """Bring a deployment up and watch it until it is asked to stop.
+def prepare(arguments: ServeArguments) -> list[ServedModel]:
+    """Do everything that can be done without a server; nothing is left when this is cut off.
 
     Raises:
         ArtefactError: the weights are not what they must be.
-        ServerError: a port is in use, the server did not start in time, or it or a stub died.
+        ServerError: a port is in use, or a deployment with the same endpoint file is running.
     """
-    given = {"http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port}
     arguments.endpoint.parent.mkdir(parents=True, exist_ok=True)
     if sweep_earlier(arguments.endpoint):
         _say("swept      what a killed deployment had left")
-    choose_ports(arguments.host, given)  # before the long part: a port in use is said at once
-    installation = locate(arguments.engine)
+    locate(arguments.engine)
+    _choose_ports(arguments)  # before the long part: a port in use is said at once
     models = find_served_models(arguments.model_repository, follows_moves=arguments.engine == SLIPWAY)
     for model in models:
         vouched = prove_weights(model, arguments.model_repository)
         _say(f"weights    proved, {vouched} shards by digest" if vouched else "weights    proved by name and size only")
+    return models
+
+
+def serve(arguments: ServeArguments, models: Sequence[ServedModel], stop: StopRequest) -> None:
+    """Bring the server up and watch it until it is asked to stop.
+
+    Raises:
+        ServerError: the server did not start in time, or it or a stub died.
+    """
     if stop.came(0):
         return
+    installation = locate(arguments.engine)
     state = create_state(arguments.endpoint)
     sweeper = Sweeper(state)
     try:
-        ports = choose_ports(arguments.host, given)
+        ports = _choose_ports(arguments)
         backends = assemble_backends(installation, Path(state.directory))
         repository = link_repository(arguments.model_repository, Path(state.directory))
         command = build_argv(installation.binary, arguments, repository, ports, state.prefix, backends)
@@ -110,6 +121,11 @@ def serve(arguments: ServeArguments, stop: StopRequest) -> None:
     finally:
         sweep(state)
         sweeper.dismiss()
+
+
+def _choose_ports(arguments: ServeArguments) -> Ports:
+    given = {"http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port}
+    return choose_ports(arguments.host, given)
 
 
 def _run(arguments: ServeArguments, server: Server, ports: Ports, model: ServedModel, stop: StopRequest) -> None:

@@ -110,8 +110,12 @@ class Server:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(exit_timeout_s + _GRACE_S)
+        self._process.kill()
         kill_all(processes_of(self._prefix))
-        status = self._process.wait()
+        try:
+            status = self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:  # a process that even SIGKILL does not end waits for a device or a disk
+            raise ServerError(f"tritonserver, pid {self.pid}, cannot be killed") from None
         reap_orphans()
         remove_shared_memory(self._prefix)
         return status

@@ -7,8 +7,9 @@ its size; where a manifest records the shard, every byte is compared with its di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -190,11 +191,20 @@ def _size_problem(model: ServedModel, name: str, size_bytes: int) -> str:
     return "" if found == size_bytes else f"{found} bytes instead of {size_bytes}"
 
 
+@contextmanager
+def _cancelling(pool: ThreadPoolExecutor) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C waits for the shards being read, not for all
+
+
 def _content_problems(model: ServedModel, records: Mapping[str, FileRecord]) -> dict[str, str]:
     owners = {record.digest: name for name, record in records.items()}
     total = sum(record.size_bytes for record in records.values())
     problems = {}
-    with Progress("deploy", len(records), "shards", total) as bar, ThreadPoolExecutor() as pool:
+    pool = ThreadPoolExecutor()
+    with Progress("deploy", len(records), "shards", total) as bar, _cancelling(pool):
         digests = {pool.submit(file_digest, model.checkpoint / name): record for name, record in records.items()}
         for future in as_completed(digests):
             record = digests[future]
