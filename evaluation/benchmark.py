@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -72,22 +72,19 @@ def plan_points(arguments: BenchmarkArguments) -> list[Point]:
     return [(size, *pair) for pair, size in product(dict.fromkeys(lengths), sizes or [arguments.max_batch_size])]
 
 
-def make_requests(arguments: BenchmarkArguments, point: Point, vocab_size: int) -> list[IdsRequest]:
-    """Draw the prompts of one point: warm-up first, every request with ids of its own.
+def make_requests(arguments: BenchmarkArguments, point: Point, vocab_size: int) -> Iterator[IdsRequest]:
+    """Draw the prompts of one point, each when it is needed: warm-up first, every request with ids of its own.
 
     The draw depends on the seed and the point only, so that two deployments get the same prompts.
     """
     batch_size, input_length, output_length = point
     random = np.random.default_rng((arguments.seed, *point))
-    return [
-        prepare_ids(
-            random.integers(0, vocab_size, (batch_size, input_length)).tolist(), output_length, end_id=NEVER_END_ID
-        )
-        for _ in range(arguments.warmup + arguments.repeats)
-    ]
+    for _ in range(arguments.warmup + arguments.repeats):
+        ids = random.integers(0, vocab_size, (batch_size, input_length)).tolist()
+        yield prepare_ids(ids, output_length, end_id=NEVER_END_ID)
 
 
-def measure_point(client: Client, model: str, row: Row, requests: Sequence[IdsRequest]) -> Row:
+def measure_point(client: Client, model: str, row: Row, requests: Iterable[IdsRequest]) -> Row:
     """Send the requests of one point one after another and fill in its row.
 
     Args:

@@ -30,7 +30,7 @@ from evaluation.lambada_task import (
 )
 from evaluation.provenance import read_commit, timestamp
 from evaluation.served_model import ServedModel, check_identity, find_endpoint, inspect_endpoint
-from evaluation.tensors import NEVER_END_ID, Generation
+from evaluation.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, Generation
 from evaluation.tokenizer import load_tokenizer
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, file_digest, record_files, write_atomically
@@ -138,6 +138,7 @@ def _ask(
                     [query.prompt for query in batch],
                     [query.output_length for query in batch],
                     model=arguments.model,
+                    sampling=GREEDY_UNDER_THE_MODEL,
                     end_id=NEVER_END_ID,
                     context_log_probs=True,
                 )

@@ -36,6 +36,15 @@ class Sampling:
     random_seed: int = 0
 
 
+GREEDY_UNDER_THE_MODEL = Sampling(top_k=0, top_p=1e-6)
+"""Greedy, with log probabilities under the model.
+
+With top_k 1 FasterTransformer reports a token's probability among the top 1, so ``output_log_probs`` is 0
+(``topk_stage2_sampling``). Its top-p kernels report log softmax over the vocabulary, and the most probable of
+fewer than a million tokens alone always fills a nucleus of 1e-6.
+"""
+
+
 @dataclass(frozen=True)
 class IdsRequest:
     """A batch for a model that takes token ids, ready to be sent.
@@ -59,7 +68,7 @@ class Generation:
         tokens: generated token ids, the end token included where it came.
         cum_log_prob: sum of the natural log probabilities of the generated tokens and, if it was asked
             for, of the prompt's tokens but the first; None if not asked for.
-        log_probs: of each generated token; None if not asked for.
+        log_probs: of each generated token, with top_k among the top k only; None if not asked for.
     """
 
     tokens: tuple[int, ...]

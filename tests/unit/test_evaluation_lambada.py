@@ -52,7 +52,8 @@ def answer(model: LearntModel, tensors: Tensors) -> Tensors:
             last = model.log_probs(sequence)[-1]
             token = int(last.argmax())
             cum[row] += float(last[token])
-            each[row, 0, step] = float(last[token])
+            # FasterTransformer's top-k kernel reports the probability among the top k; its top-p kernel the model's.
+            each[row, 0, step] = float(last[token]) if tensors["runtime_top_k"][row, 0] == 0 else 0.0
             sequence.append(token)
         output[row, 0, : len(sequence)] = sequence
     assert tensors["is_return_context_cum_log_probs"].all()
