@@ -31,6 +31,8 @@ class TritonPythonModel:
         """Load the checkpoint that config.pbtxt names; an exception here keeps the model from being served."""
         model_config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
+        if model_config.get("model_transaction_policy", {}).get("decoupled", False):
+            raise pb_utils.TritonModelException(f"{args['model_name']}: decoupled mode is not supported yet")
         try:
             settings = read_settings(parameters, Path(args["model_repository"]), args["model_version"])
             device = choose_device(args["model_instance_kind"], int(args["model_instance_device_id"]))

@@ -186,3 +186,10 @@ def test_a_parameter_that_is_not_supported_keeps_the_model_from_being_served(bac
     write_shards(random_gpt2(), tmp_path / "1", 2)
     with pytest.raises(FakePbUtils.TritonModelException, match="int8_mode = 1"):
         backend.TritonPythonModel().initialize(arguments(tmp_path, int8_mode="1"))
+
+
+def test_decoupled_mode_is_refused_until_it_exists(backend: Any, tmp_path: Path) -> None:
+    given = arguments(tmp_path)
+    config = json.loads(given["model_config"]) | {"model_transaction_policy": {"decoupled": True}}
+    with pytest.raises(FakePbUtils.TritonModelException, match="decoupled"):
+        backend.TritonPythonModel().initialize(given | {"model_config": json.dumps(config)})

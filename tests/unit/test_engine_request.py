@@ -109,6 +109,7 @@ def test_what_is_not_honoured_yet_is_refused_by_name(name: str, value: np.ndarra
         ({"runtime_top_p": column(1.5, np.float32)}, "runtime_top_p is 1.5"),
         ({"runtime_top_p": column(np.nan, np.float32)}, "runtime_top_p is nan"),
         ({"temperature": column(-1, np.float32)}, "temperature is -1.0"),
+        ({"is_return_context_cum_log_probs": column(True, np.bool_)}, "it needs is_return_log_probs"),
         ({"repetition_penalty": column(0, np.float32)}, "repetition_penalty is 0.0"),
         (
             {"request_output_len": column(17, np.uint32)},

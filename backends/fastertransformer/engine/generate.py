@@ -125,7 +125,6 @@ class _Batch:
     def prefill(self) -> Tensor:
         """Run all inputs; give the hidden state of each place's last input token, [N, hidden]."""
         lengths = self._request.input_lengths[self.rows]
-        wants_context = self._request.wants_context_log_probs & self._request.wants_log_probs
         last = []
         for first, end in _prefill_passes(lengths):
             rows, width = self.rows[first:end], int(lengths[end - 1])
@@ -133,7 +132,7 @@ class _Batch:
             hidden = self._model.prefill(ids, self._slots[:, :, first:end])  # [b, width, hidden]
             ends = torch.from_numpy(lengths[first:end] - 1).to(self._device)
             last.append(hidden[torch.arange(end - first, device=self._device), ends])
-            for place in np.flatnonzero(wants_context[rows]):
+            for place in np.flatnonzero(self._request.wants_context_log_probs[rows]):
                 length = int(lengths[first + place])
                 self.result.cum_log_probs[rows[place]] = self._context_log_prob(hidden[place, :length], ids[place])
         return torch.cat(last)

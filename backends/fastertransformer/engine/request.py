@@ -237,6 +237,10 @@ def _check_ranges(request: Request, config: GptConfig) -> None:
     heat, penalty = request.temperature, request.repetition_penalty
     _refuse_rows("temperature", heat, ~((heat >= 0) & np.isfinite(heat)), "must be a number of at least 0")
     _refuse_rows("repetition_penalty", penalty, ~((penalty > 0) & np.isfinite(penalty)), "must be a positive number")
+    scope = request.wants_context_log_probs
+    _refuse_rows(
+        "is_return_context_cum_log_probs", scope, scope & ~request.wants_log_probs, "needs is_return_log_probs"
+    )
 
 
 def _refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
