@@ -168,8 +168,8 @@ class Sweeper:
 
 
 def _wait_and_sweep(note: Path, supervisor: IO[bytes]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     state = State(**json.loads(note.read_text()))
     if supervisor.read() != _ORDERLY:  # the pipe closes when the supervisor ends, however it ends
         sweep(state)

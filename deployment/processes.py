@@ -100,5 +100,9 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> None:
-    """In a fresh child: ask Linux for a SIGKILL when the parent dies, even by SIGKILL."""
+    """In a fresh child: ask Linux for a SIGKILL when the parent dies, even by SIGKILL; leave SIGUSR1 to the parent.
+
+    A Slurm step's signal reaches every process of the step.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Serve a model repository with tritonserver until stopped: ``python3 -m deployment.serve --help``.
 
 The order: sweep what a killed run left, prove the weights, choose ports, start the server, wait for a
-real generation through the ensemble, publish the endpoint file, watch. SIGTERM, Ctrl-C or the end of the
-parent process stop the server; nothing stays in the process table, in /dev/shm or as a temporary file.
+real generation through the ensemble, publish the endpoint file, watch. SIGTERM, SIGUSR1, Ctrl-C or the end of
+the parent process stop the server; nothing stays in the process table, in /dev/shm or as a temporary file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from deployment.served_models import ServedModel, find_served_models
 from deployment.supervise import Server
 from deployment.tritonserver import SLIPWAY, assemble_backends, build_argv, link_repository, locate
 from deployment.weights import prove_weights
-from handover.endpoint import Endpoint
+from handover.endpoint import RUN_VARIABLE, Endpoint
 from handover.errors import ServerError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import Manifest
 
 _POLL_S = 0.2
 _ANY_ADDRESS = ("0.0.0.0", "::")
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is what srun passes on in good order
 _PUBLISHED_SETTINGS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode")
 
 
@@ -45,8 +46,8 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Take SIGTERM and SIGINT as requests instead of dying of them."""
-        previous = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        """Take the signals as requests instead of dying of them."""
+        previous = {number: signal.signal(number, self._receive) for number in _STOP_SIGNALS}
         try:
             yield self
         finally:
@@ -172,6 +173,7 @@ def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel) -> Non
         model_repository=str(repository.absolute()),
         model_digest=Manifest.read(repository).digest if sealed else "",
         pid=os.getpid(),
+        run=os.environ.get(RUN_VARIABLE, ""),
         settings=settings,
     ).write(arguments.endpoint)
     _say(f"serving    http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}  {arguments.endpoint}")

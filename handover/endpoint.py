@@ -11,6 +11,8 @@ from handover.errors import ServerError
 from handover.manifest import write_atomically
 
 FILE_NAME = "endpoint.json"
+RUN_VARIABLE = "SLIPWAY_RUN"
+"""Environment variable with a token that the server copies into its endpoint file."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Endpoint:
         model_repository: path of the served repository; empty for a foreign server.
         model_digest: digest of the repository's manifest; empty for a foreign server.
         pid: process that stops the deployment on SIGTERM; None for a foreign server.
+        run: what SLIPWAY_RUN was for the server: the runner knows its own server by it.
         settings: tensor_para_size, pipeline_para_size, weight_data_type, data_type, ... as text.
     """
 
@@ -35,6 +38,7 @@ class Endpoint:
     model_repository: str = ""
     model_digest: str = ""
     pid: int | None = None
+    run: str = ""
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property

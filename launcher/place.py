@@ -6,6 +6,7 @@ Standard library only: the runner on a job host uses it.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -39,6 +40,14 @@ class Place:
             mounts = ",".join(f"{path}:{path}" for path in (*self.mounts, *resources.container_mounts))
             step += [f"--container-image={resources.container}", f"--container-mounts={mounts}"]
         return (*step, *self.srun_args, *argv)
+
+    @property
+    def stop_signals(self) -> tuple[signal.Signals, ...]:
+        """What ends a command in good order, then at once.
+
+        srun answers SIGTERM by killing its tasks with SIGKILL; SIGUSR1 it passes on to them.
+        """
+        return (signal.SIGUSR1, signal.SIGTERM) if self.steps else (signal.SIGTERM,)
 
     def to_json(self) -> str:
         """Render for the runner's command line."""

@@ -5,8 +5,10 @@ Standard library only.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -29,10 +31,18 @@ class Child:
         argv: program and arguments.
         env: variables added to ours.
         log: file that everything printed is appended to.
+        stop_signals: what asks it to end, each more urgent than the one before; the first is also sent when we die.
         quiet: keep what it prints off the terminal.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        stop_signals: Sequence[signal.Signals] = (signal.SIGTERM,),
+        quiet: bool = False,
+    ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         terminal = {"SLIPWAY_TERMINAL": "1"} if sys.stderr.isatty() else {}
         self._process = subprocess.Popen(
@@ -43,9 +53,10 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=functools.partial(_die_with_parent, stop_signals[0]),
         )
         self.pid = self._process.pid
+        self._stop_signals = tuple(stop_signals)
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._log = log.open("a", encoding="utf-8", errors="replace")
         self._log_lock = threading.Lock()
@@ -61,9 +72,10 @@ class Child:
     def _copy(self, pipe: IO[bytes], shown: IO[str] | None) -> None:
         """Pass bytes on as they come; the log gets whole lines, without what a progress bar overwrote."""
         line = b""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end within a character
         while chunk := os.read(pipe.fileno(), 65536):
             if shown:
-                shown.write(chunk.decode(errors="replace"))
+                shown.write(decoder.decode(chunk))
                 shown.flush()
             *whole, line = (line + chunk).split(b"\n")
             self._write_log(whole)
@@ -90,11 +102,12 @@ class Child:
         return status
 
     def stop(self, grace_s: float, whole_group: bool = True) -> int:
-        """End it: SIGTERM, after the grace period SIGKILL to its whole session. Returns the exit status."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                (os.killpg if whole_group else os.kill)(self.pid, signal.SIGTERM)
-            self.wait(grace_s)
+        """End it: its stop signals, a grace period after each, SIGKILL to its session. Returns the exit status."""
+        for number in self._stop_signals:
+            if self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    (os.killpg if whole_group else os.kill)(self.pid, number)
+                self.wait(grace_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         status = self.wait(5)
@@ -110,9 +123,11 @@ def describe_status(status: int) -> str:
     """Say what an exit status means."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
+    if status - 128 in set(signal.Signals):  # what a shell and srun make of it
+        return f"exit status {status}, killed by {signal.Signals(status - 128).name}"
     return f"exit status {status}"
 
 
-def _die_with_parent() -> None:
-    """Ask Linux for a SIGTERM when our parent dies, even by SIGKILL."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _die_with_parent(number: signal.Signals) -> None:
+    """Ask Linux for a signal when our parent dies, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

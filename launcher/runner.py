@@ -11,11 +11,14 @@ import json
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from handover.endpoint import FILE_NAME as ENDPOINT_FILE
+from handover.endpoint import RUN_VARIABLE
 from handover.errors import ArtefactError, ServerError, SlipwayError
 from handover.manifest import write_atomically
 from launcher import artefact, console
@@ -29,6 +32,7 @@ STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report")
 _POLL_S = 0.2
 _COMMAND_GRACE_S = 10.0
 _SERVER_GRACE_S = 40.0
+_SIGNAL_NOTICE_S = 0.5
 
 
 @dataclass
@@ -49,8 +53,16 @@ class StageResult:
     output: str = ""
 
 
+class TimeUp(KeyboardInterrupt):
+    """Slurm's notice that the time limit of the job is near."""
+
+
 def run_job(
-    plans: Sequence[StagePlan], wrap: Wrap, force: Collection[str] = (), stages_file: Path | None = None
+    plans: Sequence[StagePlan],
+    wrap: Wrap,
+    force: Collection[str] = (),
+    stages_file: Path | None = None,
+    stop_signals: Sequence[signal.Signals] = (signal.SIGTERM,),
 ) -> list[StageResult]:
     """Run plans in order; the first failure leaves the rest not run, but for those that run always.
 
@@ -59,31 +71,41 @@ def run_job(
         wrap: turns a command into the argv that starts it here.
         force: stages to redo although their output is current.
         stages_file: kept up to date with the results.
+        stop_signals: what ends a command here, see ``Place.stop_signals``.
 
     Returns:
-        One result a plan. An interrupt (Ctrl-C, SIGTERM) is raised again once everything is stopped.
+        One result a plan. An interrupt (Ctrl-C, SIGTERM, SIGUSR2) is raised again once everything is stopped.
     """
-    job = _Job(plans, wrap, force, stages_file)
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    job = _Job(plans, wrap, force, stages_file, stop_signals)
+    previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGUSR2)}
     try:
         job.run()
     finally:
         job.stop_server()
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     return job.results
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    for other in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(other, signal.SIG_IGN)  # one is enough: a second must not interrupt the stopping
+    raise TimeUp if number == signal.SIGUSR2 else KeyboardInterrupt
 
 
 class _Job:
     """The state of a job while it runs."""
 
     def __init__(
-        self, plans: Sequence[StagePlan], wrap: Wrap, force: Collection[str], stages_file: Path | None
+        self,
+        plans: Sequence[StagePlan],
+        wrap: Wrap,
+        force: Collection[str],
+        stages_file: Path | None,
+        stop_signals: Sequence[signal.Signals],
     ) -> None:
         self.plans, self.wrap, self.force, self.stages_file = plans, wrap, force, stages_file
+        self.stop_signals = stop_signals
         self.results = [
             StageResult(plan.stage, plan.name, log=str(plan.log), output=str(plan.output)) for plan in plans
         ]
@@ -110,6 +132,9 @@ class _Job:
             result.state, note = self._execute(index)
         except (SlipwayError, OSError) as error:
             result.state, result.error = "failed", str(error)
+        except TimeUp:
+            result.state, result.error = "failed", str(_out_of_time(plan))
+            raise
         except KeyboardInterrupt:
             result.state = "interrupted"
             raise
@@ -137,8 +162,11 @@ class _Job:
             kept = work.publish()
         return "done", f"{plan.output}" + (f"  (the one before is in {kept.name})" if kept else "")
 
+    def _start(self, plan: StagePlan, command: Command, **variables: str) -> Child:
+        return Child(self.wrap(command, plan.resources), {**plan.env, **variables}, plan.log, self.stop_signals)
+
     def _run_command(self, plan: StagePlan, command: Command) -> None:
-        child = Child(self.wrap(command, plan.resources), plan.env, plan.log)
+        child = self._start(plan, command)
         try:
             while (status := child.wait(_POLL_S)) is None:
                 if plan.needs_server and self.server and self.server.wait(0) is not None:
@@ -146,6 +174,8 @@ class _Job:
         finally:
             child.stop(_COMMAND_GRACE_S)
         if status:
+            if status < 0 or status > 128:
+                time.sleep(_SIGNAL_NOTICE_S)  # Slurm signals first the step, then us; ours says why
             raise ArtefactError(f"{plan.stage}: {describe_status(status)}\n{_indent(child.last_lines)}")
 
     def _serve(self, index: int) -> tuple[str, str]:
@@ -156,15 +186,16 @@ class _Job:
         self._announce(index)
         plan.output.mkdir(parents=True, exist_ok=True)
         (command,) = plan.commands
-        self.server = Child(self.wrap(command, plan.resources), plan.env, plan.log)
-        endpoint = plan.output / "endpoint.json"
+        run = uuid.uuid4().hex
+        self.server = self._start(plan, command, **{RUN_VARIABLE: run})
+        endpoint = plan.output / ENDPOINT_FILE
         if not clients:
             while (status := self.server.wait(_POLL_S)) is None:
                 pass
             if status:
                 raise ServerError(f"the server ended: {describe_status(status)}\n{_indent(self.server.last_lines)}")
             return "done", "the server was stopped"
-        while not _is_published(endpoint, self.server.pid):
+        while not _is_published(endpoint, run):
             if (status := self.server.wait(_POLL_S)) is not None:
                 lines = _indent(self.server.last_lines)
                 self.server = None
@@ -199,10 +230,21 @@ def write_results(file: Path, results: Sequence[StageResult]) -> None:
     write_atomically(file, json.dumps(entries, indent=1) + "\n")
 
 
-def _is_published(endpoint: Path, pid: int) -> bool:
-    """Whether the endpoint file is that of the process we started, not of an earlier one."""
+def _out_of_time(plan: StagePlan) -> SlipwayError:
+    return SlipwayError(
+        f"{plan.stage}: stopped, because the job's time limit is near",
+        f"raise the stage's run.time_limit (now {plan.resources.time_limit}); "
+        "the same command then continues with what was cut off",
+    )
+
+
+def _is_published(endpoint: Path, run: str) -> bool:
+    """Whether the endpoint file is that of the server we started, not of an earlier one.
+
+    A pid would not tell: under srun the server is no child of ours.
+    """
     try:
-        return bool(json.loads(endpoint.read_text())["pid"] == pid)
+        return bool(json.loads(endpoint.read_text())["run"] == run)
     except (OSError, ValueError, KeyError):
         return False
 
@@ -222,7 +264,9 @@ def main(argv: Sequence[str]) -> int:
     plans = [StagePlan.from_json(file.read_text()) for file in options.plans]
     force = [stage for stage in options.force.split(",") if stage]
     try:
-        results = run_job(plans, options.place.wrap, force, options.stages_file)
+        results = run_job(plans, options.place.wrap, force, options.stages_file, options.place.stop_signals)
+    except TimeUp:
+        return 1
     except KeyboardInterrupt:
         return 130
     return int(any(result.state == "failed" for result in results))

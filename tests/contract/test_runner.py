@@ -223,7 +223,7 @@ def stop(*_):
     (d / "stopped").touch()
     sys.exit(0)
 signal.signal(signal.SIGTERM, stop)
-(d / "endpoint.json").write_text(json.dumps({"host": "fake", "pid": os.getpid()}))
+(d / "endpoint.json").write_text(json.dumps({"host": "fake", "pid": os.getpid(), "run": os.environ["SLIPWAY_RUN"]}))
 time.sleep(float(sys.argv[2]))
 sys.exit("the fake server died")
 """
