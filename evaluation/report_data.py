@@ -14,7 +14,8 @@ from handover.errors import ArtefactError
 from handover.manifest import Manifest
 
 PARTIAL = ".partial"
-_BAD_STATES = ("failed", "not run")
+_BAD_STATES = ("failed", "interrupted", "not run")
+_OWN_STAGE = "report"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class StageOutcome:
     Attributes:
         stage: convert, export, deploy, evaluate, benchmark.
         name: of the job.
-        state: done, skipped, failed or not run.
+        state: done, skipped, failed, interrupted or not run.
         elapsed_s: wall time; None if it did not run.
         error: last lines of its log; empty if all is well.
         log: path of the log.
@@ -149,6 +150,7 @@ def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
                 log=str(entry.get("log") or ""),
             )
             for entry in json.loads(path.read_text())
+            if entry["stage"] != _OWN_STAGE
         )
     except OSError:
         remarks.append("How the stages ended is not known: the runner left no record of them.")

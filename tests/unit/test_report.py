@@ -113,7 +113,7 @@ class Page(HTMLParser):
 def test_a_complete_run_is_reported_by_name_with_every_figure(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.evaluate()
     run.benchmark(*(make_row(size) for size in (1, 2, 4)))
-    run.record(convert="skipped", deploy="done", evaluate="done", benchmark="done")
+    run.record(convert="skipped", deploy="done", evaluate="done", benchmark="done", report="running")
     markdown, html = run.report()
     printed = capsys.readouterr().out
     # 8 hits of 8; 4 of 8; 2 of 8; log probability -1 each; batch 4 takes 40 ms: 100 sequences and 2000 tokens a second
@@ -122,6 +122,7 @@ def test_a_complete_run_is_reported_by_name_with_every_figure(run: Run, capsys: 
         for where in (markdown, Page(html).text, printed):
             assert text in where, text
     assert "What to know first" not in html
+    assert "running" not in html, "the report does not report on itself"
     for text in ("c0ffee", "a known file", "fp16 weights", "tensor parallelism 2", "2 cores"):
         assert text in Page(html).text
 
@@ -173,12 +174,13 @@ def test_a_failed_evaluation_is_said_first_with_its_log(run: Run, capsys: pytest
 
 
 def test_a_run_that_failed_at_once_still_has_a_report(run: Run) -> None:
-    run.record(convert="failed", export="not run", deploy="not run", evaluate="not run", benchmark="not run")
+    run.record(convert="failed", export="not run", deploy="not run", evaluate="interrupted", benchmark="not run")
     markdown, html = run.report()
     for where in (markdown, Page(html).text):
         assert "There are no accuracy figures" in where
         assert "There are no latency figures" in where
         assert "Stage benchmark: not run" in where
+        assert "Stage evaluate: interrupted" in where
 
 
 def test_nothing_at_all_still_gives_a_report(run: Run) -> None:
