@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from export_scripts.pbtxt import parse
 from handover.errors import ArtefactError
 
 ENGINE_BACKEND = "fastertransformer"
@@ -59,7 +59,7 @@ def find_served_models(repository: Path, follows_moves: bool = True) -> list[Ser
     """
     models = []
     for path in sorted(repository.glob("*/config.pbtxt")):
-        config = _parse(path)
+        config = parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
         if config.backend and not _PLAIN_NAME.fullmatch(path.parent.name):
             raise ArtefactError(
                 f"the model directory '{path.parent}' has a name that Triton would pass to a shell",
@@ -72,13 +72,6 @@ def find_served_models(repository: Path, follows_moves: bool = True) -> list[Ser
             f"{repository} has no model with backend '{ENGINE_BACKEND}'", "give the model repository that export made"
         )
     return models
-
-
-def _parse(path: Path) -> model_config_pb2.ModelConfig:
-    try:
-        return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
-    except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise ArtefactError(f"{path} is not a Triton model configuration: {error}") from error
 
 
 def _read_model(directory: Path, message: model_config_pb2.ModelConfig, follows_moves: bool) -> ServedModel:

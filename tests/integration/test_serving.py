@@ -17,12 +17,13 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+import sentencepiece
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from served import Deployment, generate, infer, shared_memory, wait_for
 from transformers import GPT2Tokenizer
 
-from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.engine import Engine, open_engine
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.model_repository import build_repository
@@ -80,16 +81,21 @@ def expected(checkpoint: Path) -> list[str]:
     engine = open_engine(checkpoint, 1, "fp32")
     texts = []
     for prompt in PROMPTS:
-        ids = tokenizer.encode(prompt)
-        tensors = {
-            "input_ids": np.array([ids], np.uint32),
-            "input_lengths": np.array([[len(ids)]], np.uint32),
-            "request_output_len": np.array([[OUTPUT_LEN]], np.uint32),
-        }
-        (answer,) = engine.generate([engine.parse(tensors)])
-        row = answer["output_ids"][0, 0, : int(answer["sequence_length"][0, 0])].tolist()
+        row = generated_ids(engine, tokenizer.encode(prompt), OUTPUT_LEN)
         texts.append(tokenizer.decode(row, clean_up_tokenization_spaces=False).removesuffix("<|endoftext|>"))
     return texts
+
+
+def generated_ids(engine: Engine, ids: list[int], output_len: int) -> list[int]:
+    """Prompt and completion by our engine in process."""
+    tensors = {
+        "input_ids": np.array([ids], np.uint32),
+        "input_lengths": np.array([[len(ids)]], np.uint32),
+        "request_output_len": np.array([[output_len]], np.uint32),
+    }
+    (answer,) = engine.generate([engine.parse(tensors)])
+    row: list[int] = answer["output_ids"][0, 0, : int(answer["sequence_length"][0, 0])].tolist()
+    return row
 
 
 def text_request(prompts: list[str], output_len: int = OUTPUT_LEN) -> dict[str, np.ndarray]:
@@ -292,10 +298,18 @@ def test_a_killed_stub_is_noticed_though_triton_says_ready(repository: Path, tmp
     assert nothing_is_left(deployment, before)
 
 
-def test_a_killed_supervisor_leaves_nothing(repository: Path, tmp_path: Path) -> None:
+def test_sentencepiece_and_two_shards_then_the_supervisor_is_killed(tmp_path: Path) -> None:
     before = shared_memory()
+    shards, repository = tmp_path / "2-gpu", tmp_path / "model_repo"
+    convert(ConvertArguments(DATA / "nemo" / "gpt_spm.nemo", shards, 2, "fp16"))
+    build_repository(ExportArguments(shards, repository, "fastertransformer", 2, 1, "fp32", 0, 0, max_batch_size=2))
     deployment = Deployment(repository, tmp_path / "run")
-    deployment.wait_until_published()
+    endpoint = deployment.wait_until_published()
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(shards / "tokenizer.model"))
+    engine = open_engine(shards, 2, "fp32")
+    row = generated_ids(engine, tokenizer.encode(PROMPTS[0]), 4)
+    known = [token for token in row if token < tokenizer.get_piece_size()]
+    assert generate(endpoint, PROMPTS[0], 4) == tokenizer.decode(known)
     assert deployment.stop(signal.SIGKILL) == -signal.SIGKILL
     wait_for(lambda: nothing_is_left(deployment, before), 8)
 
