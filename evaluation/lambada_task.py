@@ -152,7 +152,8 @@ def read_texts(path: Path, samples: int | None) -> list[str]:
         ConfigError: the file is missing, damaged, or shorter than the samples asked for.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a text may hold a U+2028, which ends no line of JSON Lines.
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
         texts = [str(json.loads(line)["text"]) for line in lines[:samples]]
     except OSError as error:
         raise ConfigError(f"the LAMBADA file {path} cannot be read: {error.strerror}") from error

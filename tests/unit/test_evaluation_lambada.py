@@ -266,3 +266,8 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path, line: str) -> None:
 def test_more_samples_than_lines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 1 texts, but 2 are asked for"):
         read_texts(write_data(tmp_path / "d.jsonl", ["a b"]), 2)
+
+
+def test_a_line_separator_inside_a_text_ends_no_line(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{"text": "one\u2028line here"}\n', encoding="utf-8")
+    assert read_texts(tmp_path / "d.jsonl", None) == ["one\u2028line here"]
