@@ -15,12 +15,14 @@ from handover.manifest import FILE_NAME
 from launcher.config import ClusterType, Config, Engine, Stage
 from launcher.paths import RunPaths
 from launcher.stages.settings import serving_topology
+from launcher.time_limit import limit_s
 from launcher.topology import Topology
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     """Run every check that applies to the stages; the first problem is raised."""
     _check_numbers(config)
+    _check_time_limits(config)
     _check_model_name(config)
     _check_cluster(config, stages)
     if Stage.convert in stages:
@@ -56,6 +58,14 @@ def _check_numbers(config: Config) -> None:
     for pair in config.benchmark.lengths:
         if len(pair) != 2 or min(pair) < 1:
             raise ConfigError(f"benchmark.lengths holds {pair}", "each is [input, output], both at least 1")
+
+
+def _check_time_limits(config: Config) -> None:
+    for name in ("export", "deployment", "evaluation", "benchmark"):
+        try:
+            limit_s(getattr(config, name).run.time_limit)
+        except ConfigError as error:
+            raise ConfigError(f"{name}.run.time_limit: {error.problem}", error.hint) from None
 
 
 def _check_model_name(config: Config) -> None:

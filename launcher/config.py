@@ -210,7 +210,10 @@ class Config:
 
 def register() -> None:
     """Make the schema and the resolvers known to Hydra; call once, before composing."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    schema = OmegaConf.structured(Config)
+    for free in (schema.cluster.additional_parameters, schema.env_vars):
+        OmegaConf.set_struct(free, False)  # their keys are not ours: no '+' is needed to add one
+    ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_dir", lambda: str(PROJECT_DIR), replace=True)
     OmegaConf.register_new_resolver("training_dir", find_training_dir, replace=True)
 

@@ -6,8 +6,12 @@ submitit renders the sbatch file, calls sbatch and names the logs by job id. Not
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -17,13 +21,14 @@ from submitit import SlurmExecutor as SubmititSlurmExecutor
 from submitit.core.utils import FailedJobError
 from submitit.slurm.slurm import _make_sbatch_string
 
-from handover.errors import ConfigError
+from handover.errors import ConfigError, nearest
 from launcher.config import PROJECT_DIR, ClusterConfig
 from launcher.executors import Job
 from launcher.place import Place
-from launcher.plan import Command, Resources, StagePlan
+from launcher.plan import Command, Resources
+from launcher.time_limit import limit_s
 
-_SIGNAL_BEFORE_END = "B:USR2@60"  # to the runner alone, a minute before the time limit: it says so and stops its steps
+_NOTICE_S = 60  # before the time limit the runner alone gets SIGUSR2: it says so and stops its steps
 
 
 class SlurmExecutor:
@@ -44,16 +49,21 @@ class SlurmExecutor:
         return self.place.wrap(command, resources)
 
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> bool:
-        """Submit all jobs; each runs only if the one before succeeded. Prints one line a job."""
+        """Submit all jobs or none; each runs only if the one before succeeded. Prints one line a job."""
         if not shutil.which("sbatch"):
             raise ConfigError("there is no sbatch here", "start main.py on a Slurm login node")
-        previous: str | None = None
-        for job in jobs:
-            dependency = f"afterok:{previous}" if previous else self.dependency
-            previous = self._submit(job, force, dependency)
-            stages = "+".join(plan.stage for plan in job.plans())
-            log = _folder(job) / f"{previous}_0_log.out"
-            print(f"{stages:<36} submitted  job {previous}  {dependency or '':<18} log {log}", flush=True)
+        submitted: list[str] = []
+        try:
+            for job in jobs:
+                dependency = f"afterok:{submitted[-1]}" if submitted else self.dependency
+                submitted.append(self._submit(job, force, dependency))
+                stages = "+".join(plan.stage for plan in job.plans())
+                log = _folder(job) / f"{submitted[-1]}_0_log.out"
+                print(f"{stages:<36} submitted  job {submitted[-1]}  {dependency or '':<18} log {log}", flush=True)
+        except ConfigError:
+            if submitted:
+                subprocess.run(["scancel", *submitted], check=False)
+            raise
         return True
 
     def _submit(self, job: Job, force: Collection[str], dependency: str | None) -> str:
@@ -61,12 +71,28 @@ class SlurmExecutor:
         folder.mkdir(parents=True, exist_ok=True)
         executor = SubmititSlurmExecutor(folder)
         executor.parameters.update(self.parameters(job, dependency))
+        printed = io.StringIO()
         try:
-            submitted = executor._submit_command(self.script(job, force))
-        except FailedJobError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise ConfigError(f"sbatch refused {job.name}: {reason}", "mend conf/cluster/bcm.yaml") from None
+            with contextlib.redirect_stderr(printed):
+                submitted = executor._submit_command(self.script(job, force))
+        except FailedJobError:
+            raise self._refusal(job, printed.getvalue()) from None
+        sys.stderr.write(printed.getvalue())  # sbatch's warnings
         return str(submitted.job_id)
+
+    def _refusal(self, job: Job, printed: str) -> ConfigError:
+        """Word what sbatch printed, with what would be legal."""
+        unknown = re.search(r"unrecognized option '--([^'=]+)", printed)
+        if unknown:
+            options = re.findall(r"--([a-z][a-z-]+)", _output("sbatch", "--help"))
+            return ConfigError(
+                f"cluster.additional_parameters: sbatch has no option '{unknown[1]}'", nearest(unknown[1], set(options))
+            )
+        lines = [re.sub(r"^sbatch: (error: )?", "", line) for line in (printed.strip() or "no reason").splitlines()]
+        if "invalid partition" in printed.lower():
+            legal = nearest(str(self.cluster.partition), _output("sinfo", "-h", "-o", "%R").split())
+            return ConfigError(f"cluster.partition={self.cluster.partition}: {lines[-1]}", legal)
+        return ConfigError(f"sbatch refused {job.name}: {'; '.join(lines)}", "mend the keys below cluster")
 
     def render(self, job: Job, force: Collection[str], dependency: str | None) -> str:
         """The sbatch file, without submitting it; needs no Slurm."""
@@ -82,7 +108,9 @@ class SlurmExecutor:
     def parameters(self, job: Job, dependency: str | None) -> dict[str, Any]:
         """Derive the parameters that submitit renders: everything in conf/cluster/bcm.yaml reaches sbatch."""
         cluster, plans = self.cluster, job.plans()
-        extra: dict[str, Any] = {"signal": _SIGNAL_BEFORE_END, "time": _longest(plans)}
+        time_limit = max((plan.resources.time_limit for plan in plans), key=limit_s)  # they share one allocation
+        notice_s = int(min(_NOTICE_S, limit_s(time_limit) / 4))
+        extra: dict[str, Any] = {"signal": f"B:USR2@{notice_s}", "time": time_limit}
         extra |= {"overcommit": True} if cluster.overcommit else {}
         if dependency:
             extra |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
@@ -108,14 +136,5 @@ def _folder(job: Job) -> Path:
     return job.stages_file.parent / "slurm"
 
 
-def _longest(plans: Sequence[StagePlan]) -> str:
-    """The longest of the plans' time limits: they share one allocation."""
-    return max((plan.resources.time_limit for plan in plans), key=_seconds)
-
-
-def _seconds(time_limit: str) -> int:
-    days, _, clock = time_limit.rpartition("-")
-    seconds = 0
-    for part in clock.split(":"):
-        seconds = seconds * 60 + int(part)
-    return int(days or 0) * 86400 + seconds
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
