@@ -18,9 +18,10 @@ from pathlib import Path
 from types import FrameType
 
 from deployment.arguments import ServeArguments
-from deployment.leftovers import Sweeper, create_state, sweep, sweep_earlier
+from deployment.leftovers import State, Sweeper, create_state, sweep, sweep_earlier
 from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
+from deployment.ranks import arguments_of, find_rank
 from deployment.served_models import ServedModel, find_served_models
 from deployment.supervise import Server
 from deployment.tritonserver import SLIPWAY, assemble_backends, build_argv, link_repository, locate
@@ -69,11 +70,12 @@ class StopRequest:
 
 def main(argv: Sequence[str]) -> None:
     """Serve until stopped; a server that dies is an error."""
-    arguments = ServeArguments.from_argv(argv, __doc__)
+    rank = find_rank(os.environ)
+    arguments = arguments_of(rank, ServeArguments.from_argv(argv, __doc__))
     stop = StopRequest()
     models = prepare(arguments)
     with stop.listening():
-        serve(arguments, models, stop)
+        serve(arguments, models, stop, takes_requests=rank == 0)
 
 
 def prepare(arguments: ServeArguments) -> list[ServedModel]:
@@ -95,28 +97,34 @@ def prepare(arguments: ServeArguments) -> list[ServedModel]:
     return models
 
 
-def serve(arguments: ServeArguments, models: Sequence[ServedModel], stop: StopRequest) -> None:
+def serve(
+    arguments: ServeArguments, models: Sequence[ServedModel], stop: StopRequest, takes_requests: bool = True
+) -> None:
     """Bring the server up and watch it until it is asked to stop.
+
+    Args:
+        arguments: of this process.
+        models: as ``prepare`` gave them.
+        stop: ends the deployment.
+        takes_requests: False for a rank that only computes: nothing is probed or published.
 
     Raises:
         ServerError: the server did not start in time, or it or a stub died.
     """
     if stop.came(0):
         return
-    installation = locate(arguments.engine)
     state = create_state(arguments.endpoint)
     sweeper = Sweeper(state)
     try:
         ports = _choose_ports(arguments)
-        backends = assemble_backends(installation, Path(state.directory))
-        repository = link_repository(arguments.model_repository, Path(state.directory))
-        command = build_argv(installation.binary, arguments, repository, ports, state.prefix, backends)
-        server = Server(
-            command, installation.environment, models[0].directory, arguments.log, state.prefix,
-            shown_paths={repository: arguments.model_repository},
-        )  # fmt: skip
+        server = _start(arguments, ports, state, models[0].directory)
         try:
-            _run(arguments, server, ports, models[0], stop)
+            if not takes_requests or _wait_until_it_generates(arguments, server, ports, models[0], stop):
+                server.remember_stubs()
+                if takes_requests:
+                    _publish(arguments, ports, models[0])
+                while not stop.came(_POLL_S):
+                    server.check()
         finally:
             _stop(arguments, server, stop)
     finally:
@@ -124,18 +132,18 @@ def serve(arguments: ServeArguments, models: Sequence[ServedModel], stop: StopRe
         sweeper.dismiss()
 
 
+def _start(arguments: ServeArguments, ports: Ports, state: State, directory: Path) -> Server:
+    installation = locate(arguments.engine)
+    backends = assemble_backends(installation, Path(state.directory))
+    repository = link_repository(arguments.model_repository, Path(state.directory))
+    command = build_argv(installation.binary, arguments, repository, ports, state.prefix, backends)
+    shown_paths = {repository: arguments.model_repository}
+    return Server(command, installation.environment, directory, arguments.log, state.prefix, shown_paths)
+
+
 def _choose_ports(arguments: ServeArguments) -> Ports:
     given = {"http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port}
     return choose_ports(arguments.host, given)
-
-
-def _run(arguments: ServeArguments, server: Server, ports: Ports, model: ServedModel, stop: StopRequest) -> None:
-    if not _wait_until_it_generates(arguments, server, ports, model, stop):
-        return
-    server.remember_stubs()
-    _publish(arguments, ports, model)
-    while not stop.came(_POLL_S):
-        server.check()
 
 
 def _wait_until_it_generates(

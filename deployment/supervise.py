@@ -93,7 +93,10 @@ class Server:
         if status is not None:
             raise ServerError(f"tritonserver {_describe(status)}{self._quoted_log()}")
         self._scan_log()
-        dead = [stub for stub in self._stubs if not stub.is_running] or self._long_ended_stubs()
+        if self._stubs:
+            dead = [stub for stub in self._stubs if not stub.is_running]
+        else:  # still loading
+            dead = self._long_ended_stubs()
         if dead:
             raise ServerError(
                 f"a Python stub of tritonserver died (pid {', '.join(str(stub.pid) for stub in dead)}); "

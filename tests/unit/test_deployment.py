@@ -19,6 +19,7 @@ from deployment.arguments import ServeArguments
 from deployment.leftovers import create_state, read_state, state_file, sweep_earlier
 from deployment.ports import Ports, choose_ports
 from deployment.processes import command_line, descendants, look_up
+from deployment.ranks import arguments_of, find_rank
 from deployment.supervise import Server, last_lines
 from deployment.tritonserver import Installation, assemble_backends, build_argv, locate
 from handover.errors import ServerError
@@ -60,6 +61,31 @@ def test_the_containers_server_keeps_its_own_backends() -> None:
     argv = build_argv(Path("tritonserver"), arguments, Path("/r"), Ports(1, 2, 3), "slipway-0-", None)
     assert not any(flag.startswith(("--backend-directory", "--allow-gpu-metrics")) for flag in argv)
     assert argv[-2:] == ("--log-verbose=1", "a; b")
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, 0),
+        ({"SLURM_PROCID": "0"}, 0),
+        ({"SLURM_PROCID": "3"}, 3),
+        ({"OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0"}, 1),  # mpirun inside one Slurm task
+        ({"PMIX_RANK": "none"}, 0),
+    ],
+)
+def test_the_rank_is_mpis_or_slurms(environment: dict[str, str], rank: int) -> None:
+    assert find_rank(environment) == rank
+
+
+def test_only_the_first_rank_opens_ports_and_owns_the_endpoint() -> None:
+    files = (Path("/repo"), Path("/e/endpoint.json"), Path("/e/s.log"))
+    arguments = ServeArguments(*files, http_port=1, grpc_port=2, metrics_port=3, engine="fastertransformer")
+    assert arguments_of(0, arguments) == arguments
+    second = arguments_of(1, arguments)
+    assert (second.endpoint, second.log) == (Path("/e/endpoint.rank1.json"), Path("/e/s.rank1.log"))
+    assert {"--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"} <= set(second.server_args)
+    with pytest.raises(ServerError, match="one node"):
+        arguments_of(1, ARGUMENTS)
 
 
 def test_free_ports_differ_and_can_be_taken() -> None:
