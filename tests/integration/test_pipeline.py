@@ -1,0 +1,163 @@
+"""The five-stage command for real: every tensor parallelism, and kill -9 of each process in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
+FIVE = "stages=[convert,export,deploy,evaluate,benchmark]"
+
+
+def command(root: Path, *arguments: str) -> list[str]:
+    return [
+        *(sys.executable, str(PROJECT / "main.py"), "cluster_type=interactive", f"base_results_dir={root}", FIVE),
+        *(f"export.model.checkpoint_path={NEMO}", "export.run.model_train_name=tiny", "evaluation.task.samples=10"),
+        *("benchmark.batch_sizes=[1,2]", "benchmark.lengths=[[8,8]]", *arguments),
+    ]
+
+
+def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(root, *arguments), cwd=root, capture_output=True, text=True, check=False, timeout=180)
+
+
+def processes_of(root: Path) -> list[str]:
+    """Command lines that mention the run's directory, the test itself left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if str(root) in line:
+                found.append(f"{entry.name} {line}")
+    return found
+
+
+def family(pid: int) -> dict[int, str]:
+    """A process and all its descendants, with the name of each one's program."""
+    parents, names = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                names[int(entry.name)] = (entry / "cmdline").read_bytes().split(b"\0")[0].decode().rpartition("/")[2]
+            except OSError:
+                continue
+    members = {pid}
+    while grown := {child for child, parent in parents.items() if parent in members} - members:
+        members |= grown
+    return {member: names.get(member, "") for member in members}
+
+
+def abandoned_shared_memory() -> set[str]:
+    """Our regions in /dev/shm whose prefix no living process carries."""
+    regions = {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("slipway-")}
+    alive = " ".join(processes_of(Path("slipway-")))
+    return {name for name in regions if name[: len("slipway-0123456789ab-")] not in alive}
+
+
+def assert_nothing_is_left(root: Path, pids: Collection[int] = (), seconds: float = 30) -> None:
+    """No process of the run, neither by path nor by number, and no shared memory that nobody uses."""
+    deadline = time.monotonic() + seconds
+
+    def left() -> list[str]:
+        numbers = [str(pid) for pid in pids if Path(f"/proc/{pid}/exe").exists()]
+        return processes_of(root) + numbers + sorted(abandoned_shared_memory())
+
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left() == []
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, float]]:
+    """LAMBADA figures of the five-stage run at a tensor parallelism; each is run once."""
+    known: dict[int, dict[str, float]] = {}
+
+    def of(tensor_para_size: int) -> dict[str, float]:
+        if tensor_para_size not in known:
+            root = tmp_path_factory.mktemp(f"tp{tensor_para_size}")
+            precision = ("export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32")
+            result = run(root, f"export.model.tensor_model_parallel_size={tensor_para_size}", *precision)
+            assert result.returncode == 0, result.stdout + result.stderr
+            assert_nothing_is_left(root)
+            results = root / "tiny" / f"export_tp{tensor_para_size}_pp1_fp32_fp32"
+            assert str(results / "report") in result.stdout and "lambada_openai_accuracy" in result.stdout
+            table = pandas.read_csv(results / "benchmark" / "static" / "benchmark.csv")
+            assert list(table["batch_size"]) == [1, 2] and not table["errors"].any()
+            assert (results / "report" / "report.html").is_file() and (results / "report" / "report.md").is_file()
+            metrics = json.loads((results / "evaluation" / "lambada" / "metrics.json").read_text())
+            known[tensor_para_size] = {m["name"]: m["value"] for m in metrics["metrics"]}
+        return known[tensor_para_size]
+
+    return of
+
+
+@pytest.mark.parametrize("tensor_para_size", [2, 4])
+def test_every_tensor_parallelism_scores_the_same(
+    figures: Callable[[int], dict[str, float]], tensor_para_size: int
+) -> None:
+    assert figures(tensor_para_size) == pytest.approx(figures(1), rel=1e-4)
+
+
+@contextmanager
+def running_benchmark(root: Path) -> Iterator[subprocess.Popen[str]]:
+    """The five-stage command, in the middle of a benchmark that takes a while."""
+    arguments = command(root, "benchmark.repeats=300")
+    with subprocess.Popen(arguments, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout
+            assert any(re.search(r"benchmark +running", line) for line in process.stdout), "it never came so far"
+            time.sleep(0.5)
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("victim", ["tritonserver", "triton_python_backend_stub", "main.py"])
+def test_kill_9_in_the_middle_leaves_nothing_and_a_rerun_continues(tmp_path: Path, victim: str) -> None:
+    with running_benchmark(tmp_path) as process:
+        members = family(process.pid)
+        pid = process.pid if victim == "main.py" else next(p for p, name in members.items() if name == victim)
+        os.kill(pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=120)
+    results = tmp_path / "tiny" / "export_tp1_pp1_fp16_fp16"
+    if victim != "main.py":
+        assert process.returncode == 1
+        assert "the server died while benchmark ran" in output
+        assert "failed" in (results / "report" / "report.md").read_text()
+    assert_nothing_is_left(tmp_path, members)
+    assert not (results / "benchmark" / "static").exists()
+    again = run(tmp_path, "benchmark.repeats=300")
+    assert again.returncode == 0, again.stdout + again.stderr
+    states = re.findall(r"\] (\w+) +(done|skipped)", again.stdout)
+    assert states == [
+        *(("convert", "skipped"), ("export", "skipped"), ("deploy", "done"), ("evaluate", "skipped")),
+        *(("benchmark", "done"), ("report", "done")),
+    ]
+    assert_nothing_is_left(tmp_path)
+
+
+def test_ctrl_c_stops_everything_and_says_how_to_continue(tmp_path: Path) -> None:
+    with running_benchmark(tmp_path) as process:
+        members = family(process.pid)
+        assert {"tritonserver", "triton_python_backend_stub"} <= set(members.values())
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "run the same command again to continue" in output
+    assert "Traceback" not in output
+    assert_nothing_is_left(tmp_path, members)
