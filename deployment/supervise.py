@@ -93,10 +93,7 @@ class Server:
         if status is not None:
             raise ServerError(f"tritonserver {_describe(status)}{self._quoted_log()}")
         self._scan_log()
-        if self._stubs:
-            dead = [stub for stub in self._stubs if not stub.is_running]
-        else:  # still loading
-            dead = self._long_ended_stubs()
+        dead = self._dead_stubs()
         if dead:
             raise ServerError(
                 f"a Python stub of tritonserver died (pid {', '.join(str(stub.pid) for stub in dead)}); "
@@ -130,6 +127,11 @@ class Server:
     def _find_stubs(self) -> list[Process]:
         children = [process for process in list_processes() if process.parent == self.pid]
         return [child for child in children if Path(next(iter(command_line(child.pid)), "")).name == _STUB_NAME]
+
+    def _dead_stubs(self) -> list[Process]:
+        if self._stubs:
+            return [stub for stub in self._stubs if not stub.is_running]
+        return self._long_ended_stubs()
 
     def _long_ended_stubs(self) -> list[Process]:
         """While models load: children that have ended and that the server does not wait for."""
