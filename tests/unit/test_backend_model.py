@@ -90,7 +90,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def arguments(repository: Path, **changes: str) -> dict[str, str]:
-    parameters = {"tensor_para_size": "2", "data_type": "fp32", "model_checkpoint_path": "2-gpu"} | changes
+    parameters = {"tensor_para_size": "2", "data_type": "fp32", "model_checkpoint_path": "2-gpu"}
+    parameters |= {"cpu_threads": "1"} | changes
     config = {
         "max_batch_size": 4,
         "input": [{"name": name} for name in INPUTS],

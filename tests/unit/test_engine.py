@@ -36,7 +36,7 @@ def gpt2() -> GPT2LMHeadModel:
 
 @pytest.fixture(scope="module")
 def engine(gpt2: GPT2LMHeadModel, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return open_engine(write_shards(gpt2, tmp_path_factory.mktemp("gpt2")), 1, "fp32", CPU)
+    return open_engine(write_shards(gpt2, tmp_path_factory.mktemp("gpt2")), 1, "fp32", CPU, cpu_threads=1)
 
 
 def prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 5) -> list[list[int]]:
@@ -119,7 +119,7 @@ def test_greedy_tokens_and_log_probs_are_hugging_faces_in_a_mixed_batch(
     tensor_para_size: int, is_tied: bool, tmp_path: Path
 ) -> None:
     model = random_gpt2(seed=tensor_para_size, tie_word_embeddings=is_tied)
-    engine = open_engine(write_shards(model, tmp_path, tensor_para_size), tensor_para_size, "fp32", CPU)
+    engine = open_engine(write_shards(model, tmp_path, tensor_para_size), tensor_para_size, "fp32", CPU, cpu_threads=1)
     rows = prompts()
     for scope in ({}, {"is_return_context_cum_log_probs": True}):
         # Greedy by a tiny top_p, so that output_log_probs are the model's own probabilities.
@@ -252,7 +252,7 @@ def test_small_passes_give_the_same(engine: Engine, monkeypatch: pytest.MonkeyPa
 def test_every_pair_of_data_types_stays_near_fp32(
     gpt2: GPT2LMHeadModel, weight_data_type: str, data_type: str, tolerance: float, tmp_path: Path
 ) -> None:
-    engine = open_engine(write_shards(gpt2, tmp_path, 2, weight_data_type), 2, data_type, CPU)
+    engine = open_engine(write_shards(gpt2, tmp_path, 2, weight_data_type), 2, data_type, CPU, cpu_threads=1)
     rounded = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[weight_data_type]
     reference = random_gpt2()
     with torch.no_grad():
