@@ -19,7 +19,7 @@ check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(RUN) -m mypy backends/fastertransformer
+	cd backends && ../$(RUN) -m mypy --config-file ../pyproject.toml -p fastertransformer
 
 format: $(VENV)/.tests ## format the code
 	$(RUN) -m ruff check --fix .

@@ -20,12 +20,13 @@ import numpy as np
 from evaluation.arguments import BenchmarkArguments
 from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows, write_rows
 from evaluation.client import Client, UnreachableError
-from evaluation.provenance import describe_machine, read_commit, timestamp
+from evaluation.provenance import describe_machine, timestamp
 from evaluation.served_model import ServedModel, check_identity, find_endpoint, inspect_endpoint
 from evaluation.tensors import NEVER_END_ID, IdsRequest, prepare_ids, read_generations
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, record_files
 from handover.progress import Progress
+from handover.provenance import read_commit
 
 Point = tuple[int, int, int]
 

@@ -28,13 +28,14 @@ from evaluation.lambada_task import (
     score_sample,
     summarise,
 )
-from evaluation.provenance import read_commit, timestamp
+from evaluation.provenance import timestamp
 from evaluation.served_model import ServedModel, check_identity, find_endpoint, inspect_endpoint
 from evaluation.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, Generation
 from evaluation.tokenizer import load_tokenizer
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, file_digest, record_files, write_atomically
 from handover.progress import Progress
+from handover.provenance import read_commit
 
 ANY_FILE = "any"
 METRICS_NAME = "metrics.json"

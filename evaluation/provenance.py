@@ -1,4 +1,4 @@
-"""Where a figure comes from: the code's commit, the machine and the time."""
+"""Where a figure comes from: the machine and the time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import subprocess
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -33,15 +31,6 @@ class Machine:
 def describe_machine() -> Machine:
     """Read the host's processor, cores, memory and GPUs; what cannot be read is left empty."""
     return Machine(_cpu_model(), _usable_cores(), _memory_bytes(), _gpu_names())
-
-
-def read_commit() -> str:
-    """Return the repository's commit, ``<hex>`` or ``<hex>-dirty``; empty outside a git checkout."""
-    head = _output("git", "-C", str(_ROOT), "rev-parse", "HEAD")
-    if not head:
-        return ""
-    changed = _output("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no")
-    return f"{head}-dirty" if changed else head
 
 
 def timestamp() -> str:

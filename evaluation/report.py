@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluation.arguments import ReportArguments
-from evaluation.provenance import read_commit
 from evaluation.report_data import PARTIAL, Findings, collect_findings
 from evaluation.report_html import render_html
 from evaluation.report_markdown import render_markdown
@@ -32,6 +31,7 @@ from evaluation.report_text import (
 )
 from handover.errors import exit_status
 from handover.manifest import Manifest, record_files, write_atomically
+from handover.provenance import read_commit
 
 MARKDOWN_NAME = "report.md"
 HTML_NAME = "report.html"

@@ -20,7 +20,9 @@ class ConvertArguments(ScriptArguments):
     tensor_para_size: int = field(metadata={"help": "number of shards of each split tensor"})
     weight_data_type: str = field(metadata={"help": "fp32, fp16 or bf16: on disk"})
     processes: int = field(default=1, metadata={"help": "parallel workers at most"})
-    load_checkpoints_to_cpu: bool = field(default=True, metadata={"help": "false: rearrange on the GPU if there is one"})
+    load_checkpoints_to_cpu: bool = field(
+        default=True, metadata={"help": "accepted and without effect: weights are mapped, no GPU is used"}
+    )
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class ExportArguments(ScriptArguments):
 
     ft_checkpoint: Path = field(metadata={"help": "the <T>-gpu directory"})
     output: Path = field(metadata={"help": "directory to write the model repository into"})
-    model_name: str = field(metadata={"help": "second name under which the model is served, beside 'fastertransformer'"})
+    model_name: str = field(
+        metadata={"help": "name under which the model is served beside 'fastertransformer'"}
+    )
     tensor_para_size: int = field(metadata={"help": "tensor parallelism of the served model"})
     pipeline_para_size: int = field(metadata={"help": "pipeline parallelism of the served model"})
     data_type: str = field(metadata={"help": "fp32, fp16 or bf16: of the computation"})

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME, Manifest, record_files
+from handover.provenance import made_by
 from launcher.plan import StagePlan, partial
 
 
@@ -90,7 +91,8 @@ class Work:
             ArtefactError: files are missing, or present but not in the manifest.
         """
         manifest = self._verified_manifest()
-        replace(manifest, fingerprint=self.fingerprint).write(self.directory)
+        sealed = replace(manifest, fingerprint=self.fingerprint, made_by=manifest.made_by or made_by())
+        sealed.write(self.directory)
         kept = None
         if self.plan.output.exists():
             kept = self.plan.output.with_name(f"{self.plan.output.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -32,6 +32,7 @@ STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report")
 _POLL_S = 0.2
 _COMMAND_GRACE_S = 10.0
 _SERVER_GRACE_S = 40.0
+_DEATH_NOTICE_S = 3.0
 _SIGNAL_NOTICE_S = 0.5
 
 
@@ -110,6 +111,7 @@ class _Job:
             StageResult(plan.stage, plan.name, log=str(plan.log), output=str(plan.output)) for plan in plans
         ]
         self.server: Child | None = None
+        self.endpoint: Path | None = None
 
     def run(self) -> None:
         failed = False
@@ -169,14 +171,30 @@ class _Job:
         child = self._start(plan, command)
         try:
             while (status := child.wait(_POLL_S)) is None:
-                if plan.needs_server and self.server and self.server.wait(0) is not None:
-                    raise ServerError(f"the server died while {plan.stage} ran\n{_indent(self.server.last_lines)}")
+                self._check_server(plan)
         finally:
             child.stop(_COMMAND_GRACE_S)
         if status:
             if status < 0 or status > 128:
                 time.sleep(_SIGNAL_NOTICE_S)  # Slurm signals first the step, then us; ours says why
+            self._check_server(plan, patience_s=_DEATH_NOTICE_S)
             raise ArtefactError(f"{plan.stage}: {describe_status(status)}\n{_indent(child.last_lines)}")
+
+    def _check_server(self, plan: StagePlan, patience_s: float = 0) -> None:
+        """Raise if the plan needs the server and that is going down.
+
+        A client may notice before the server's supervisor does, hence the patience. The supervisor withdraws
+        the endpoint file first; its exit, with the reason, comes once the server is cleared away.
+        """
+        if not (plan.needs_server and self.server and self.endpoint):
+            return
+        deadline = time.monotonic() + patience_s
+        while self.endpoint.exists() and self.server.wait(0) is None:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_POLL_S)
+        self.server.wait(_SERVER_GRACE_S)
+        raise ServerError(f"the server died while {plan.stage} ran\n{_indent(self.server.last_lines)}")
 
     def _serve(self, index: int) -> tuple[str, str]:
         plan = self.plans[index]
@@ -188,19 +206,19 @@ class _Job:
         (command,) = plan.commands
         run = uuid.uuid4().hex
         self.server = self._start(plan, command, **{RUN_VARIABLE: run})
-        endpoint = plan.output / ENDPOINT_FILE
+        self.endpoint = plan.output / ENDPOINT_FILE
         if not clients:
             while (status := self.server.wait(_POLL_S)) is None:
                 pass
             if status:
                 raise ServerError(f"the server ended: {describe_status(status)}\n{_indent(self.server.last_lines)}")
             return "done", "the server was stopped"
-        while not _is_published(endpoint, run):
+        while not _is_published(self.endpoint, run):
             if (status := self.server.wait(_POLL_S)) is not None:
                 lines = _indent(self.server.last_lines)
                 self.server = None
                 raise ServerError(f"the server did not start: {describe_status(status)}\n{lines}")
-        return "done", f"{endpoint}"
+        return "done", f"{self.endpoint}"
 
     def stop_server(self) -> None:
         """Stop the service, if it runs; its supervisor cleans up after the server."""

@@ -15,7 +15,10 @@ OURS = {"handover", "launcher", "export_scripts", "deployment", "evaluation"}
 
 ALLOWED = {
     "handover": {"handover"},
-    "launcher": {"handover", "launcher", "export_scripts", "deployment", "evaluation", "hydra", "omegaconf", "submitit"},
+    "launcher": {
+        *("handover", "launcher", "export_scripts", "deployment", "evaluation"),
+        *("hydra", "omegaconf", "submitit"),
+    },
     "export_scripts": {
         *("handover", "export_scripts", "numpy", "torch", "yaml", "tokenizers", "sentencepiece"),
         *("tritonclient", "google", "triton_python_backend_utils"),
