@@ -191,15 +191,17 @@ class SlurmCluster:
         wait_until(all_final, timeout_s, lambda: f"jobs still at {found}", interval_s=0.5)
         return found
 
-    def processes_on(self, node: str) -> list[str]:
-        """Command lines of what runs on a node."""
-        namespace = self._pid_namespace(node)
-        found = []
+    def processes_on(self, node: str) -> dict[int, str]:
+        """Pid and command line of what runs on a node, beside the node's own daemon."""
+        namespace = os.readlink(f"/proc/{self._first_process(node)}/ns/pid")
+        found = {}
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == namespace:
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip())
-        return [line for line in found if line]
+                    argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                    if argv and argv[0] not in ("bash", "slurmd"):
+                        found[int(entry.name)] = " ".join(argv)
+        return found
 
     def shared_memory_of(self, node: str) -> list[str]:
         """Names in a node's /dev/shm."""
@@ -208,9 +210,6 @@ class SlurmCluster:
     def _first_process(self, node: str) -> int:
         holder = self._processes[node].pid
         return int(Path(f"/proc/{holder}/task/{holder}/children").read_text().split()[0])
-
-    def _pid_namespace(self, node: str) -> str:
-        return os.readlink(f"/proc/{self._first_process(node)}/ns/pid")
 
     def _check_requirements(self) -> None:
         missing = [program for program in PROGRAMS if not shutil.which(program)]
