@@ -1,0 +1,249 @@
+"""Train the demonstration checkpoint: a small GPT in plain torch, saved as a legacy NeMo ``.nemo``.
+
+    python3 examples/prepare_novels.py --novels=english_novels.tar.xz --output=prepared
+    python3 examples/train_gpt3_demo.py --prepared=prepared --output=trained
+
+The modules carry the names of NeMo's legacy GPT, so that the state dict needs only the prefix ``model.``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import math
+import tarfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+import yaml
+from torch import Tensor, nn
+
+HERE = Path(__file__).resolve().parent / "gpt3_demo"
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Dimensions of the model; the vocabulary is padded as NeMo pads it."""
+
+    vocabulary_size: int
+    layers: int = 6
+    hidden: int = 256
+    heads: int = 8
+    inner: int = 1024
+    positions: int = 512
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """Rows of the embedding: the next multiple of 128 (make_vocab_size_divisible_by)."""
+        return -(-self.vocabulary_size // 128) * 128
+
+
+class SelfAttention(nn.Module):
+    """Causal attention; the rows of query_key_value are [heads, (query, key, value), head size]."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.heads = dims.heads
+        self.query_key_value = nn.Linear(dims.hidden, 3 * dims.hidden)
+        self.dense = nn.Linear(dims.hidden, dims.hidden)
+        # A bias of the keys moves all scores of a query alike, so softmax undoes it and its gradient is nothing
+        # but rounding: Adam would still walk it off at full speed, until bf16 scores drown in it. It stays zero.
+        trained = torch.tensor([1.0, 0.0, 1.0]).view(1, 3, 1).expand(dims.heads, 3, dims.hidden // dims.heads)
+        self.register_buffer("trained_bias", trained.flatten(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [batch, length, hidden] to the same shape."""
+        batch, length, hidden = x.shape
+        bias = self.query_key_value.bias * self.trained_bias
+        mixed = F.linear(x, self.query_key_value.weight, bias).view(batch, length, self.heads, 3, hidden // self.heads)
+        query, key, value = (part.squeeze(3).transpose(1, 2) for part in mixed.split(1, dim=3))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.dense(attended.transpose(1, 2).reshape(batch, length, hidden))
+
+
+class Mlp(nn.Module):
+    """Two linear maps with the tanh form of GELU in between."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.dense_h_to_4h = nn.Linear(dims.hidden, dims.inner)
+        self.dense_4h_to_h = nn.Linear(dims.inner, dims.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [batch, length, hidden] to the same shape."""
+        return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x), approximate="tanh"))
+
+
+class Layer(nn.Module):
+    """A pre-LN transformer layer."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(dims.hidden)
+        self.self_attention = SelfAttention(dims)
+        self.post_attention_layernorm = nn.LayerNorm(dims.hidden)
+        self.mlp = Mlp(dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [batch, length, hidden] to the same shape."""
+        x = x + self.self_attention(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Gpt(nn.Module):
+    """A GPT with learned positions and the output tied to the word embeddings."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        embedding = {
+            "word_embeddings": nn.Embedding(dims.padded_vocabulary, dims.hidden),
+            "position_embeddings": nn.Embedding(dims.positions, dims.hidden),
+        }
+        encoder = {
+            "layers": nn.ModuleList(Layer(dims) for _ in range(dims.layers)),
+            "final_layernorm": nn.LayerNorm(dims.hidden),
+        }
+        self.language_model = nn.ModuleDict({"embedding": nn.ModuleDict(embedding), "encoder": nn.ModuleDict(encoder)})
+        for name, parameter in self.named_parameters():
+            if name.endswith(("dense.weight", "dense_4h_to_h.weight")):  # they add to the residual stream
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * dims.layers))
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits [batch, length, padded vocabulary] for ids [batch, length]."""
+        embedding, encoder = self.language_model["embedding"], self.language_model["encoder"]
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        x = embedding["word_embeddings"](ids) + embedding["position_embeddings"](positions)
+        for layer in encoder["layers"]:
+            x = layer(x)
+        return F.linear(encoder["final_layernorm"](x), embedding["word_embeddings"].weight)
+
+
+def loss_of(model: nn.Module, windows: Tensor, device: torch.device) -> Tensor:
+    """Return the mean cross-entropy in nats of predicting each next token of [batch, length + 1]."""
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        logits = model(windows[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+
+def windows_at(tokens: Tensor, starts: Tensor, length: int) -> Tensor:
+    """Gather windows of ``length + 1`` tokens at the given starts: int64 [batch, length + 1]."""
+    return tokens[starts[:, None] + torch.arange(length + 1, device=tokens.device)].long()
+
+
+@torch.no_grad()
+def validate(model: nn.Module, tokens: Tensor, dims: Dims) -> float:
+    """Return the mean loss over the first 1024 windows of the tokens, side by side."""
+    starts = torch.arange(0, len(tokens) - dims.positions, dims.positions, device=tokens.device)[:1024]
+    losses = [loss_of(model, windows_at(tokens, part, dims.positions), tokens.device) for part in starts.split(64)]
+    return torch.stack(losses).mean().item()
+
+
+def make_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
+    """AdamW that leaves biases and LayerNorms undecayed."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0},
+    ]
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=fused)
+
+
+def save_nemo(model: Gpt, dims: Dims, tokenizer: Path, path: Path) -> None:
+    """Write the legacy NeMo archive: configuration, fp16 weights and tokenizer, members prefixed with ``./``."""
+    members: dict[str, bytes] = {}
+    config = yaml.safe_load((HERE / "model_config.yaml").read_text("utf-8"))
+    for key, name in (("vocab_file", "vocab.json"), ("merge_file", "merges.txt")):
+        content = (tokenizer / name).read_bytes()
+        # NeMo prefixes a random id; the digest keeps the archive reproducible.
+        member = f"{hashlib.sha256(content).hexdigest()[:32]}_{name}"
+        members[member] = content
+        config["tokenizer"][key] = f"nemo:{member}"
+    config |= {"num_layers": dims.layers, "hidden_size": dims.hidden, "ffn_hidden_size": dims.inner}
+    config |= {"num_attention_heads": dims.heads, "max_position_embeddings": dims.positions}
+    config |= {"encoder_seq_length": dims.positions}
+    members["model_config.yaml"] = yaml.safe_dump(config, sort_keys=False).encode()
+
+    weights = {f"model.{name}": tensor.detach().cpu().half() for name, tensor in model.state_dict().items()}
+    stream = io.BytesIO()
+    torch.save(weights, stream)
+    members["model_weights.ckpt"] = stream.getvalue()
+    with tarfile.open(path, "w") as archive:
+        root = tarfile.TarInfo("./")
+        root.type, root.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(root)
+        for name, content in sorted(members.items()):
+            entry = tarfile.TarInfo(f"./{name}")
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Train, log to ``output/log.jsonl`` and save ``output/gpt3_demo.nemo`` whenever the validation is better."""
+    torch.manual_seed(1234)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    vocabulary_size = len(json.loads((arguments.prepared / "vocab.json").read_text("utf-8")))
+    dims = Dims(vocabulary_size)
+    tokens, held_out = (
+        torch.from_numpy(np.fromfile(arguments.prepared / f"{name}.bin", dtype="<u2").astype(np.int32)).to(device)
+        for name in ("train", "validation")
+    )
+    model = Gpt(dims).to(device)
+    run = torch.compile(loss_of) if device.type == "cuda" else loss_of
+    optimizer = make_optimizer(model, arguments.learning_rate)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    print(asdict(dims), sum(p.numel() for p in model.parameters()), "parameters", len(tokens), "tokens", flush=True)
+
+    started, path, best = time.monotonic(), arguments.output / "gpt3_demo.nemo", math.inf
+    for step in range(1, arguments.steps + 1):
+        warm, progress = min(1.0, step / arguments.warmup), step / arguments.steps
+        for group in optimizer.param_groups:
+            group["lr"] = arguments.learning_rate * warm * (0.01 + 0.99 * (1 + math.cos(math.pi * progress)) / 2)
+        starts = torch.randint(len(tokens) - dims.positions, (arguments.batch,), device=device)
+        loss = run(model, windows_at(tokens, starts, dims.positions), device)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % arguments.every == 0 or step == arguments.steps:
+            line = {"step": step, "train_loss": round(loss.item(), 4)}
+            line["validation_loss"] = round(validate(model, held_out, dims), 4)
+            line["elapsed_s"] = round(time.monotonic() - started, 1)
+            print(json.dumps(line), flush=True)
+            with (arguments.output / "log.jsonl").open("a") as log:
+                log.write(json.dumps(line) + "\n")
+            if line["validation_loss"] < best:
+                best = line["validation_loss"]
+                save_nemo(model, dims, arguments.prepared, path)
+            elif line["validation_loss"] > best + 0.5:
+                raise SystemExit(f"diverged; {path} holds the best weights so far; take a lower learning rate")
+    # Logits of the weights before they were rounded to fp16, to prove the archive against.
+    ids = held_out[: 4 * 64].view(4, 64).long()
+    with torch.no_grad():
+        np.savez(arguments.output / "proof.npz", ids=ids.cpu().numpy(), logits=model(ids).float().cpu().numpy())
+
+
+def main() -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prepared", type=Path, required=True, help="what prepare_novels.py wrote")
+    parser.add_argument("--output", type=Path, required=True, help="folder for gpt3_demo.nemo and log.jsonl")
+    parser.add_argument("--steps", type=int, default=4600)
+    parser.add_argument("--batch", type=int, default=64, help="windows of 512 tokens a step")
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="peak; cosine down to a hundredth")
+    parser.add_argument("--warmup", type=int, default=300, help="steps")
+    parser.add_argument("--every", type=int, default=2300, help="steps between validations and saves")
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
