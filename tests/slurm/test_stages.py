@@ -103,7 +103,7 @@ def finished(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> L
     return launched
 
 
-def serve(slurm: SlurmCluster, finished: Launched, root: Path, *arguments: str) -> Launched:
+def serve(slurm: SlurmCluster, finished: Launched, root: Path, *arguments: str, stages: str = "deploy") -> Launched:
     """Start a server job of its own on the exported model."""
     (repository,) = finished.results.glob("*/*/model_repo")
     places = (
@@ -111,7 +111,7 @@ def serve(slurm: SlurmCluster, finished: Launched, root: Path, *arguments: str) 
         "export.run.model_train_name=tiny",
         f"deployment.run.name={root.name}",  # another name: singleton makes jobs of one name wait for each other
     )
-    return launch(slurm, root / "results", "stages=[deploy]", *places, *arguments)
+    return launch(slurm, root / "results", f"stages=[{stages}]", *places, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +137,10 @@ def wait_for_endpoint(launched: Launched) -> None:
     wait_until(
         endpoint.exists, 60, lambda: f"no {endpoint}; {log.read_text() if log.exists() else 'the job is pending'}"
     )
+
+
+def is_running(launched: Launched, stage: str) -> bool:
+    return bool(list(launched.results.glob("*/*/logs/stages.json"))) and launched.stages[stage]["state"] == "running"
 
 
 def node_of(slurm: SlurmCluster, launched: Launched) -> str:
@@ -200,7 +204,7 @@ def test_nothing_is_left_on_the_nodes_after_all_stages(slurm: SlurmCluster, fini
 def test_a_stage_that_fails_cancels_the_rest(slurm: SlurmCluster, tmp_path: Path) -> None:
     checkpoint = Path(shutil.copy(NEMO, tmp_path / "gone.nemo"))
     names = ("export.run.model_train_name=doomed", override("export.model.checkpoint_path", checkpoint))
-    later = "cluster.additional_parameters={begin: now+4}"
+    later = "cluster.additional_parameters={begin: now+3}"
     launched = launch(slurm, tmp_path / "results", FIVE_STAGES, *names, *SMALL, later)
     checkpoint.unlink()
     states = slurm.wait_for_end(*launched.ids)
@@ -227,17 +231,19 @@ def test_scancel_leaves_no_process_no_shared_memory_and_no_endpoint(
     assert launched.stages["deploy"]["state"] == "interrupted"
 
 
-def test_a_killed_server_ends_its_job_with_a_message(slurm: SlurmCluster, finished: Launched, tmp_path: Path) -> None:
-    launched = serve(slurm, finished, tmp_path)
-    wait_for_endpoint(launched)
+def test_a_server_killed_under_its_client_ends_the_job_with_a_message(
+    slurm: SlurmCluster, finished: Launched, tmp_path: Path
+) -> None:
+    launched = serve(slurm, finished, tmp_path, *SMALL, "benchmark.repeats=1000", stages="deploy,benchmark")
+    wait_until(lambda: is_running(launched, "benchmark"), 60, lambda: f"no benchmark: {launched.jobs[0].errors}")
     node = node_of(slurm, launched)
-    (supervisor,) = [
-        pid for pid, line in slurm.processes_on(node).items() if re.match(r"\S+ -m deployment.serve ", line)
-    ]
+    running = slurm.processes_on(node).items()
+    (supervisor,) = [pid for pid, line in running if re.match(r"\S+ -m deployment.serve ", line)]
     os.kill(supervisor, signal.SIGKILL)
     assert list(slurm.wait_for_end(*launched.ids).values()) == ["FAILED"]
-    assert launched.stages["deploy"]["state"] == "failed"
-    assert "killed by SIGKILL" in launched.jobs[0].errors
+    assert "the server died while benchmark ran" in launched.jobs[0].errors
+    states = {name: stage["state"] for name, stage in launched.stages.items()}
+    assert states == {"deploy": "done", "benchmark": "failed", "report": "done"}
     assert_clean(slurm, node)
 
 
