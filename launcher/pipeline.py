@@ -11,6 +11,7 @@ from handover.manifest import FILE_NAME, write_atomically
 from launcher import checks
 from launcher.config import ClusterType, Config, Stage
 from launcher.executors import Executor, Job
+from launcher.jobs import FILE_NAME as JOBS_FILE
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan
 from launcher.runner import StageResult, write_results
@@ -41,7 +42,8 @@ def launch(config: Config) -> None:
         show(plans, executor)
         return
     jobs = [write_job(config, paths, job) for job in group(plans)]
-    paths.stages.unlink(missing_ok=True)
+    for stale in (paths.stages, paths.stages.with_name(JOBS_FILE)):
+        stale.unlink(missing_ok=True)
     write_results(paths.stages, [StageResult(plan.stage, plan.name, log=str(plan.log)) for plan in plans])
     if not executor.submit(jobs, {stage.name for stage in config.force}):
         sys.exit(1)

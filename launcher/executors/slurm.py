@@ -24,6 +24,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 from handover.errors import ConfigError, nearest
 from launcher.config import PROJECT_DIR, ClusterConfig
 from launcher.executors import Job
+from launcher.jobs import SubmittedJob, write_jobs
 from launcher.place import Place
 from launcher.plan import Command, Resources
 from launcher.time_limit import limit_s
@@ -36,7 +37,7 @@ class SlurmExecutor:
 
     Args:
         cluster: conf/cluster/bcm.yaml.
-        dependency: of the first job, such as singleton.
+        dependency: of every job, such as singleton: two runs at once then do not get in each other's way.
         mounts: directories that containers must see.
     """
 
@@ -52,21 +53,26 @@ class SlurmExecutor:
         """Submit all jobs or none; each runs only if the one before succeeded. Prints one line a job."""
         if not shutil.which("sbatch"):
             raise ConfigError("there is no sbatch here", "start main.py on a Slurm login node")
-        submitted: list[str] = []
+        submitted: list[SubmittedJob] = []
         try:
             for job in jobs:
-                dependency = f"afterok:{submitted[-1]}" if submitted else self.dependency
-                submitted.append(self._submit(job, force, dependency))
-                stages = "+".join(plan.stage for plan in job.plans())
-                log = _folder(job) / f"{submitted[-1]}_0_log.out"
-                print(f"{stages:<36} submitted  job {submitted[-1]}  {dependency or '':<18} log {log}", flush=True)
+                dependency = f"afterok:{submitted[-1].job_id}" if submitted else self.dependency or ""
+                job_id = self._submit(job, force, dependency)
+                stages = tuple(plan.stage for plan in job.plans())
+                submitted.append(SubmittedJob(job_id, stages, dependency, str(_folder(job) / f"{job_id}_0_log.out")))
         except ConfigError:
             if submitted:
-                subprocess.run(["scancel", *submitted], check=False)
+                subprocess.run(["scancel", *(job.job_id for job in submitted)], check=False)
             raise
+        write_jobs(jobs[0].stages_file.parent, submitted)
+        for one in submitted:
+            print(
+                f"{'+'.join(one.stages):<36} submitted  job {one.job_id}  {one.dependency:<18} log {one.log}",
+                flush=True,
+            )
         return True
 
-    def _submit(self, job: Job, force: Collection[str], dependency: str | None) -> str:
+    def _submit(self, job: Job, force: Collection[str], dependency: str) -> str:
         folder = _folder(job)
         folder.mkdir(parents=True, exist_ok=True)
         executor = SubmititSlurmExecutor(folder)
