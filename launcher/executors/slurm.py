@@ -56,7 +56,7 @@ class SlurmExecutor:
         submitted: list[SubmittedJob] = []
         try:
             for job in jobs:
-                dependency = f"afterok:{submitted[-1].job_id}" if submitted else self.dependency or ""
+                dependency = self._dependency(submitted)
                 job_id = self._submit(job, force, dependency)
                 stages = tuple(plan.stage for plan in job.plans())
                 submitted.append(SubmittedJob(job_id, stages, dependency, str(_folder(job) / f"{job_id}_0_log.out")))
@@ -67,10 +67,17 @@ class SlurmExecutor:
         write_jobs(jobs[0].stages_file.parent, submitted)
         for one in submitted:
             print(
-                f"{'+'.join(one.stages):<36} submitted  job {one.job_id}  {one.dependency:<18} log {one.log}",
+                f"{'+'.join(one.stages):<36} submitted  job {one.job_id}  {one.dependency:<24} log {one.log}",
                 flush=True,
             )
         return True
+
+    def _dependency(self, submitted: Sequence[SubmittedJob]) -> str:
+        """What the next job waits for; Slurm joins conditions with either ',' (all) or '?' (any)."""
+        own = self.dependency or ""
+        if not submitted:
+            return own
+        return f"afterok:{submitted[-1].job_id}" + (f",{own}" if own and "?" not in own else "")
 
     def _submit(self, job: Job, force: Collection[str], dependency: str) -> str:
         folder = _folder(job)
