@@ -166,10 +166,10 @@ class SlurmCluster:
         mine = {name: value for name, value in os.environ.items() if not name.startswith(("NGC_", "SLURM_", "SBATCH_"))}
         return {**mine, **self.environment}
 
-    def run(self, *argv: str, timeout_s: float = 30) -> str:
+    def run(self, *argv: str, cwd: Path | None = None, timeout_s: float = 30) -> str:
         """Run a client command; returns what it printed."""
         result = subprocess.run(
-            argv, env=self.client_environment(), capture_output=True, text=True, check=False, timeout=timeout_s
+            argv, cwd=cwd, env=self.client_environment(), capture_output=True, text=True, check=False, timeout=timeout_s
         )
         assert result.returncode == 0, f"{argv}: {result.returncode}\n{result.stdout}{result.stderr}"
         return result.stdout

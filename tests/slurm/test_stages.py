@@ -159,7 +159,11 @@ def test_five_stages_are_three_jobs_each_after_the_one_before(finished: Launched
     stages = [job.stages for job in finished.jobs]
     assert stages == ["convert", "export", "deploy+evaluate+benchmark+report"]
     first, second, _ = finished.ids
-    assert [job.dependency for job in finished.jobs] == ["singleton", f"afterok:{first}", f"afterok:{second}"]
+    assert [job.dependency for job in finished.jobs] == [
+        "singleton",
+        f"afterok:{first},singleton",
+        f"afterok:{second},singleton",
+    ]
     assert finished.elapsed_s < 15  # 1.5 s where nothing else runs; its target is kept in benchmarks/
 
 
@@ -185,6 +189,14 @@ def test_commands_ran_as_steps_of_one_allocation(slurm: SlurmCluster, finished: 
     assert [step[0] for step in steps] == [f"{serving}.{index}" for index in range(4)]
     assert len({node for _, _, node, _ in steps}) == 1
     assert {(state, status) for _, state, _, status in steps} == {("COMPLETED", "0:0")}
+
+
+def test_status_needs_only_the_results_directory(slurm: SlurmCluster, finished: Launched) -> None:
+    printed = slurm.run(sys.executable, "-m", "launcher", "status", str(finished.results), cwd=PROJECT)
+    found = re.findall(r"^  (\w+) +done .* job (\d+) COMPLETED 0:0 ", printed, re.MULTILINE)
+    convert, export, serving = finished.ids
+    clients = [(stage, serving) for stage in ("deploy", "evaluate", "benchmark", "report")]
+    assert found == [("convert", convert), ("export", export), *clients]
 
 
 def test_a_hostile_name_reaches_slurm_unchanged(slurm: SlurmCluster, finished: Launched) -> None:
@@ -215,6 +227,25 @@ def test_a_stage_that_fails_cancels_the_rest(slurm: SlurmCluster, tmp_path: Path
         "convert": "failed",
         **dict.fromkeys(("export", "deploy", "evaluate", "benchmark", "report"), "not run"),
     }
+
+
+def test_two_launches_at_once_do_not_get_in_each_others_way(slurm: SlurmCluster, tmp_path: Path) -> None:
+    name = (override("export.model.checkpoint_path", NEMO), "export.run.model_train_name=twins")
+    one, other = (launch(slurm, tmp_path / "results", "stages=[convert,export]", *name) for _ in range(2))
+    assert set(slurm.wait_for_end(*one.ids, *other.ids).values()) == {"COMPLETED"}
+    assert all("running" in job.log.read_text() for job in one.jobs)
+    assert all("skipped" in job.log.read_text() for job in other.jobs)
+
+
+def test_a_requeued_job_starts_over_at_what_was_cut_off(
+    slurm: SlurmCluster, finished: Launched, tmp_path: Path
+) -> None:
+    launched = serve(slurm, finished, tmp_path, *SMALL, "benchmark.repeats=60", stages="deploy,benchmark")
+    wait_until(lambda: is_running(launched, "benchmark"), 60, lambda: f"no benchmark: {launched.jobs[0].errors}")
+    slurm.run("scontrol", "requeue", launched.ids[0])
+    assert list(slurm.wait_for_end(*launched.ids).values()) == ["COMPLETED"]
+    printed = launched.jobs[0].log.read_text()
+    assert re.findall(r"benchmark  (interrupted|done)", printed) == ["interrupted", "done"]
 
 
 def test_scancel_leaves_no_process_no_shared_memory_and_no_endpoint(
@@ -269,18 +300,13 @@ def test_what_slurm_refuses_is_one_error(slurm: SlurmCluster, tmp_path: Path, ar
 
 def test_a_later_job_that_is_refused_takes_the_earlier_ones_along(slurm: SlurmCluster, tmp_path: Path) -> None:
     name = (override("export.model.checkpoint_path", NEMO), "export.run.model_train_name=half")
-    size = ("export.model.tensor_model_parallel_size=4", "cluster.gpus_per_node=16", "cluster.exclusive=false")
-    result = run_main(
-        slurm,
-        tmp_path / "results",
-        FIVE_STAGES,
-        *name,
-        *size,
-        "export.triton_deployment.pipeline_model_parallel_size=4",
-    )
-    assert result.returncode == 1 and "sbatch refused nemo-megatron-deploy_half" in result.stderr
-    submitted = re.findall(r"submitted  job (\d+)", result.stdout)
-    assert len(submitted) == 2
+    size = ("export.model.tensor_model_parallel_size=4", "export.triton_deployment.pipeline_model_parallel_size=4")
+    more_than_there_are = "cluster.gpus_per_node=16"
+    result = run_main(slurm, tmp_path / "results", FIVE_STAGES, *name, *size, more_than_there_are)
+    assert result.returncode == 1 and result.stdout == ""
+    assert "sbatch refused nemo-megatron-deploy_half" in result.stderr
+    scripts = (tmp_path / "results").glob("*/*/logs/slurm/*_submission.sh")
+    submitted = [script.name.partition("_")[0] for script in scripts]
     assert list(slurm.wait_for_end(*submitted).values()) == ["CANCELLED", "CANCELLED"]
 
 
