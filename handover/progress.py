@@ -47,6 +47,7 @@ class Progress:
         self._terminal = sys.stderr.isatty() or os.environ.get("SLIPWAY_TERMINAL") == "1"
         self._started = time.monotonic()
         self._shown = self._started
+        self._printed = -1
 
     def __enter__(self) -> Progress:
         return self
@@ -56,7 +57,7 @@ class Progress:
     ) -> None:
         if self._terminal:
             print(f"\r{self._line()}\x1b[K", file=sys.stderr, flush=True)
-        elif kind is None:
+        elif kind is None and self._printed < self.done:
             print(self._line(), file=sys.stderr, flush=True)
 
     def advance(self, items: int = 1, size_bytes: int = 0) -> None:
@@ -69,6 +70,7 @@ class Progress:
             if self._terminal:
                 print(f"\r{self._line()}\x1b[K", end="", file=sys.stderr, flush=True)
             else:
+                self._printed = self.done
                 print(self._line(), file=sys.stderr, flush=True)
 
     def _line(self) -> str:

@@ -1,25 +1,37 @@
-"""``python -m launcher status|logs|cancel RESULTS_DIR``: look after a run from its files on disk alone."""
+"""``python -m launcher status|logs|cancel|doctor [RESULTS_DIR]``: look after a run from its files on disk alone."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from handover.errors import exit_status
+from handover.errors import SlipwayError, exit_status
 from launcher import jobs
+from launcher.doctor import Finding, examine
 
-ACTIONS = {"status": jobs.status, "logs": jobs.logs, "cancel": jobs.cancel}
+ACTIONS: dict[str, Callable[[Path], Iterable[object]]] = {
+    "status": jobs.status,
+    "logs": jobs.logs,
+    "cancel": jobs.cancel,
+    "doctor": examine,
+}
 
 
 def main(argv: Sequence[str]) -> None:
     """Print what the action has to say, one line a fact."""
     parser = argparse.ArgumentParser(prog="python -m launcher", description=__doc__)
     parser.add_argument("action", choices=ACTIONS)
-    parser.add_argument("results", type=Path, help="results directory of a run, or one above it")
+    parser.add_argument(
+        "results", type=Path, nargs="?", default=Path("results"), help="results directory of a run, or one above it"
+    )
     options = parser.parse_args(list(argv))
+    bad = 0
     for line in ACTIONS[options.action](options.results):
-        print(line)
+        print(line, flush=True)
+        bad += isinstance(line, Finding) and line.state == "bad"
+    if bad:
+        raise SlipwayError(f"{bad} of the checks failed")
 
 
 if __name__ == "__main__":

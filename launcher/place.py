@@ -34,7 +34,7 @@ class Place:
         argv = command.argv if inside or command.argv[0] != PYTHON else (sys.executable, *command.argv[1:])
         if not self.steps:
             return argv
-        step = ["srun", "--unbuffered", "--overlap", "--kill-on-bad-exit=1", "--mpi=pmix"]
+        step = ["srun", "--overlap", "--kill-on-bad-exit=1", "--mpi=pmix"]
         step += [f"--nodes={resources.nodes}", f"--ntasks-per-node={command.tasks_per_node}"]
         if resources.container is not None:
             mounts = ",".join(f"{path}:{path}" for path in (*self.mounts, *resources.container_mounts))

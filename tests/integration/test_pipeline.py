@@ -114,6 +114,23 @@ def test_every_tensor_parallelism_scores_the_same(
     assert figures(tensor_para_size) == pytest.approx(figures(1), rel=1e-4)
 
 
+def test_the_demonstration_reaches_the_figures_of_its_model_card(tmp_path: Path) -> None:
+    """Oracle: Hugging Face's GPT-2 on the same weights and texts (examples/score_with_huggingface.py)."""
+    arguments = [f"base_results_dir={tmp_path}", "cluster_type=interactive", FIVE, "benchmark.batch_sizes=[1]"]
+    precision = ["export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32"]
+    launched = [sys.executable, str(PROJECT / "main.py"), *arguments, *precision]
+    result = subprocess.run(launched, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr
+    card = json.loads((PROJECT / "examples" / "gpt3_demo" / "model_card.json").read_text())
+    expected = card["lambada"]["lambada_subset.jsonl"]
+    results = tmp_path / "gpt3_demo" / "export_tp1_pp1_fp32_fp32" / "evaluation" / "lambada"
+    served = {m["name"]: m["value"] for m in json.loads((results / "metrics.json").read_text())["metrics"]}
+    for name in ("last_token_accuracy", "last_word_accuracy_greedy", "lambada_openai_accuracy"):
+        assert served[name] == expected[name], name
+    assert served["lambada_openai_perplexity"] == pytest.approx(expected["lambada_openai_perplexity"], rel=1e-4)
+    assert_nothing_is_left(tmp_path)
+
+
 @contextmanager
 def running_benchmark(root: Path) -> Iterator[subprocess.Popen[str]]:
     """The five-stage command, in the middle of a benchmark that takes a while."""

@@ -1,0 +1,187 @@
+"""``python -m launcher doctor``: check what a run will need on this host, and name the mend.
+
+Standard library only at import time; a check that needs more imports it itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from handover.errors import SlipwayError
+from handover.progress import human_bytes
+
+_TIMEOUT_S = 30
+_LOW_SPACE_BYTES = 20_000_000_000
+_USUAL_PORTS = (8000, 8001, 8002)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        check: its name.
+        state: ok, note (works, but know it) or bad.
+        text: what was found.
+        mend: what to do, where something is bad.
+    """
+
+    check: str
+    state: str
+    text: str
+    mend: str = ""
+
+    def __str__(self) -> str:
+        mend = f"\n             mend: {self.mend}" if self.mend else ""
+        return f"  {self.check:<14} {self.state:<5} {self.text}{mend}"
+
+
+def examine(results: Path) -> Iterator[Finding]:
+    """Run every check that applies here.
+
+    Args:
+        results: directory that results will go to; it and its file system are looked at.
+    """
+    checks: list[Callable[[], Finding]] = [check_python, check_tritonserver, lambda: check_space(results)]
+    checks += [check_ports, check_gpus]
+    for check in checks:
+        yield check()
+    if not shutil.which("srun"):
+        yield Finding("slurm", "note", "no srun here: cluster_type=auto runs on this machine")
+        return
+    slurm = check_slurm()
+    yield slurm
+    if slurm.state != "bad":
+        yield from (check_pmix(), check_pyxis(), check_shared(results), check_nodes())
+
+
+def check_python() -> Finding:
+    """The interpreter's version."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if (3, 10) <= sys.version_info[:2] <= (3, 12):
+        return Finding("python", "ok", f"{version}  {sys.executable}")
+    return Finding("python", "bad", version, "take Python 3.10 to 3.12: PYTHON=python3.12 make demo")
+
+
+def check_tritonserver() -> Finding:
+    """The server and the libraries of its Python stub."""
+    from deployment.tritonserver import locate
+
+    try:
+        return Finding("tritonserver", "ok", str(locate("slipway").binary))
+    except SlipwayError as error:
+        return Finding("tritonserver", "bad", error.problem, error.hint)
+
+
+def check_space(results: Path) -> Finding:
+    """Free space where the results go."""
+    directory = _existing(results)
+    free_bytes = shutil.disk_usage(directory).free
+    text = f"{human_bytes(free_bytes)} free at {directory}"
+    if not os.access(directory, os.W_OK):
+        return Finding("space", "bad", f"{directory} cannot be written", "choose another base_results_dir")
+    if free_bytes < _LOW_SPACE_BYTES:
+        return Finding("space", "note", text + "; a checkpoint in fp16 takes 2 bytes a parameter")
+    return Finding("space", "ok", text)
+
+
+def check_ports() -> Finding:
+    """Triton's usual ports."""
+    taken = []
+    for port in _USUAL_PORTS:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                taken.append(port)
+    if taken:
+        return Finding("ports", "note", f"{', '.join(map(str, taken))} in use; by default free ports are taken")
+    return Finding("ports", "ok", ", ".join(map(str, _USUAL_PORTS)) + " free")
+
+
+def check_gpus() -> Finding:
+    """GPUs and how they are linked: NCCL hangs where peers cannot reach each other."""
+    if not shutil.which("nvidia-smi"):
+        return Finding("gpus", "note", "no nvidia-smi here: the drop-in engine runs on the CPU")
+    status, listed = _run("nvidia-smi", "-L")
+    count = listed.count("GPU ")
+    if status or not count:
+        return Finding("gpus", "bad", "nvidia-smi lists no GPU", "check the driver: nvidia-smi")
+    _, topology = _run("nvidia-smi", "topo", "-m")
+    slow = [word for word in ("SYS", "NODE", "PHB") if any(word in line.split() for line in _gpu_rows(topology))]
+    if slow:
+        text = f"{count}, some linked across {'/'.join(slow)}: tensor parallelism over them is slow and can hang"
+        return Finding("gpus", "note", text, "see nvidia-smi topo -m; take GPUs that NVLink connects")
+    return Finding("gpus", "ok", str(count))
+
+
+def check_slurm() -> Finding:
+    """The controller."""
+    status, text = _run("scontrol", "ping")
+    if status == 0 and " UP" in text:
+        return Finding("slurm", "ok", text.strip().splitlines()[0])
+    return Finding("slurm", "bad", "the controller does not answer", "check scontrol ping and SLURM_CONF")
+
+
+def check_pmix() -> Finding:
+    """PMIx, without which all MPI ranks think that they are rank 0."""
+    _, text = _run("srun", "--mpi=list")
+    if "pmix" in text:
+        return Finding("pmix", "ok", ", ".join(word for word in text.split() if word.startswith("pmix")))
+    return Finding("pmix", "bad", "srun --mpi=list has no pmix", "install Slurm's pmix plugin")
+
+
+def check_pyxis() -> Finding:
+    """pyxis, which gives srun its --container-image."""
+    _, text = _run("srun", "--help")
+    if "--container-image" in text:
+        return Finding("pyxis", "ok", "srun takes --container-image")
+    return Finding("pyxis", "note", "srun has no --container-image: leave container unset")
+
+
+def check_shared(results: Path) -> Finding:
+    """Whether the first node sees a file that was just written to the results directory."""
+    directory = _existing(results)
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".slipway-doctor-") as file:
+        status, _ = _run("srun", "--immediate=10", "--nodes=1", "--ntasks=1", "test", "-e", file.name)
+    if status == 0:
+        return Finding("shared files", "ok", f"a node sees {directory}")
+    return Finding(
+        "shared files",
+        "bad",
+        f"no node confirmed that it sees {directory}",
+        "choose a base_results_dir on shared storage",
+    )
+
+
+def check_nodes() -> Finding:
+    """Whether a node has this interpreter, which the jobs are started with."""
+    status, _ = _run("srun", "--immediate=10", "--nodes=1", "--ntasks=1", sys.executable, "-c", "pass")
+    if status == 0:
+        return Finding("nodes", "ok", f"a node runs {sys.executable}")
+    return Finding("nodes", "bad", f"no node ran {sys.executable}", "put the checkout with its .venv on shared storage")
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _gpu_rows(topology: str) -> list[str]:
+    return [line for line in topology.splitlines() if line.startswith("GPU")]
+
+
+def _run(*command: str) -> tuple[int, str]:
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 1, ""
+    return ended.returncode, ended.stdout + ended.stderr
