@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from slurm_files import write_files
+
 NODES = ("node1", "node2")
-GPUS_PER_NODE = 8
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch", "srun", "unshare")
 
 _INSTALL = Path(__file__).with_name("install")
@@ -38,73 +37,6 @@ mount -t tmpfs -o size=2g tmpfs /dev/shm
 shift 2
 "$@" &
 wait
-"""
-
-_SLURM_CONF = """
-ClusterName=slipway
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ctld_port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-CredType=cred/munge
-AuthInfo=socket={directory}/munge/socket,cred_expire=5
-StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool.%n
-TmpFS={directory}/tmp.%n
-SlurmctldPidFile={directory}/slurmctld.pid
-SlurmdPidFile={directory}/slurmd.%n.pid
-SlurmctldLogFile={directory}/slurmctld.log
-SlurmdLogFile={directory}/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-MailProg=/bin/true
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
-ReturnToService=2
-KillWait=30
-KillOnBadExit=1
-JobRequeue=1
-FirstJobId={first_job}
-PropagateResourceLimits=NONE
-GresTypes=gpu
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
-AccountingStoragePort={dbd_port}
-AccountingStoragePass={directory}/munge/socket
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=1
-{nodes}
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
-"""
-_NODE_CONF = (
-    "NodeName={0} NodeHostname={0} NodeAddr=127.0.0.1 Port={1} CPUs=16 RealMemory=64000 Gres=gpu:8 State=UNKNOWN"
-)
-
-_SLURMDBD_CONF = """
-AuthType=auth/munge
-AuthInfo=socket={directory}/munge/socket
-DbdHost=localhost
-DbdAddr=127.0.0.1
-DbdPort={dbd_port}
-SlurmUser=root
-LogFile={directory}/slurmdbd.log
-PidFile={directory}/slurmdbd.pid
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort={db_port}
-StorageUser=root
-StorageLoc=slurm_acct_db
-"""
-
-_GRES_CONF = """
-AutoDetect=off
-NodeName={nodes} Name=gpu File={directory}/dev/nvidia[0-{last}]
 """
 
 
@@ -133,7 +65,7 @@ class SlurmCluster:
         """Start every daemon and wait until both nodes are idle and the accounting answers."""
         self._check_requirements()
         try:
-            self._write_configuration()
+            self._database_port = write_files(self.directory, NODES)
             self._start_munge()
             self._start_database()
             self._start_slurm()
@@ -216,34 +148,6 @@ class SlurmCluster:
         assert not missing, f"there is no {', '.join(missing)} here; run {_INSTALL}"
         assert os.geteuid() == 0, "the Slurm tests give each node a host name of its own, which takes root"
 
-    def _write_configuration(self) -> None:
-        for name in ("munge", "state", "dev", "db", *(f"{kind}.{node}" for kind in ("tmp", "spool") for node in NODES)):
-            (self.directory / name).mkdir(parents=True, mode=0o755)
-        for index in range(GPUS_PER_NODE):
-            (self.directory / "dev" / f"nvidia{index}").symlink_to("/dev/null")
-        host = socket.gethostname()
-        ctld_port, dbd_port, self._db_port, *node_ports = free_ports(3 + len(NODES))
-        values = {
-            "directory": self.directory,
-            "host": host,
-            "ctld_port": ctld_port,
-            "dbd_port": dbd_port,
-            "db_port": self._db_port,
-            "first_job": random.randint(1000, 900_000),  # an id is not met again by a later cluster
-            "last": GPUS_PER_NODE - 1,
-        }
-        nodes = "\n".join(_NODE_CONF.format(node, port) for node, port in zip(NODES, node_ports, strict=True))
-        self._write("slurm.conf", _SLURM_CONF.format(**values, nodes=nodes))
-        self._write("slurmdbd.conf", _SLURMDBD_CONF.format(**values))
-        self._write("gres.conf", _GRES_CONF.format(**values, nodes=",".join(NODES)))
-        self._write("cgroup.conf", "CgroupAutomount=no\n")
-        self._write("hosts", f"127.0.0.1 localhost {host} {' '.join(NODES)}\n")
-
-    def _write(self, name: str, content: str) -> None:
-        file = self.directory / name
-        file.write_text(content.lstrip())
-        file.chmod(0o600 if name == "slurmdbd.conf" else 0o644)
-
     def _start_munge(self) -> None:
         place = self.directory / "munge"
         key = place / "key"
@@ -264,7 +168,7 @@ class SlurmCluster:
             [*server, "--bootstrap"], input=script, capture_output=True, text=True, check=False, timeout=60
         )
         assert made.returncode == 0, made.stderr
-        listen = ["--skip-grant-tables", "--bind-address=127.0.0.1", f"--port={self._db_port}"]
+        listen = ["--skip-grant-tables", "--bind-address=127.0.0.1", f"--port={self._database_port}"]
         files = [f"--socket={place / 'socket'}", f"--pid-file={place / 'pid'}"]
         self._spawn("mariadbd", *server, *listen, *files)
         self._wait_for("mariadbd", (place / "socket").exists)
@@ -315,13 +219,6 @@ class SlurmCluster:
         logs: Sequence[Path] = sorted([*self.directory.glob("*.log"), *self.directory.glob("*.out")])
         tails = [f"--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-10:]) for log in logs]
         return f"{name} did not come up\n" + "\n".join(tails)
-
-
-def free_ports(count: int) -> list[int]:
-    """Different TCP ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def wait_until(

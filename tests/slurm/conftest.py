@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import SlurmCluster
+from launches import FIVE_STAGES, HOSTILE, NEMO, SMALL, Launched, launch, override, serve
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,23 @@ def slurm() -> Iterator[SlurmCluster]:
             yield cluster
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def finished(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """All five stages, in a directory and under a name that a shell would trip over."""
+    root = tmp_path_factory.mktemp("five") / HOSTILE
+    root.mkdir()
+    checkpoint = shutil.copy(NEMO, root / "the checkpoint's.nemo")
+    names = (override("export.run.model_train_name", HOSTILE), override("export.model.checkpoint_path", checkpoint))
+    launched = launch(slurm, root / "re sults", FIVE_STAGES, *names, *SMALL)
+    still_to_come = slurm.states(*launched.ids)
+    assert "COMPLETED" not in still_to_come.values(), f"main.py did not return at once: {still_to_come}"
+    slurm.wait_for_end(*launched.ids)
+    return launched
+
+
+@pytest.fixture(scope="session")
+def limited(slurm: SlurmCluster, finished: Launched, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """A server with the shortest time limit there is; begun early, as Slurm looks at the clock every 30 s only."""
+    return serve(slurm, finished, tmp_path_factory.mktemp("limited"), "deployment.run.time_limit=0:01:00")

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import GPUS_PER_NODE, NODES, SlurmCluster, wait_until
+from cluster import NODES, SlurmCluster, wait_until
+from slurm_files import GPUS_PER_NODE
 
 HOLD = """
 import sys, time

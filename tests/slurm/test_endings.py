@@ -1,0 +1,101 @@
+"""Jobs that end badly: what the user is told, and that nothing is left on the nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import NODES, SlurmCluster, wait_until
+from launches import (
+    FIVE_STAGES,
+    NEMO,
+    SMALL,
+    Launched,
+    assert_clean,
+    endpoint_of,
+    is_running,
+    launch,
+    node_of,
+    override,
+    serve,
+    wait_for_endpoint,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_server_outlives_its_test(slurm: SlurmCluster, tmp_path: Path) -> Iterator[None]:
+    yield
+    slurm.run("scancel", f"--name=nemo-megatron-{tmp_path.name}")
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_stage_that_fails_cancels_the_rest(slurm: SlurmCluster, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copy(NEMO, tmp_path / "gone.nemo"))
+    names = ("export.run.model_train_name=doomed", override("export.model.checkpoint_path", checkpoint))
+    later = "cluster.additional_parameters={begin: now+3}"
+    launched = launch(slurm, tmp_path / "results", FIVE_STAGES, *names, *SMALL, later)
+    checkpoint.unlink()
+    states = slurm.wait_for_end(*launched.ids)
+    assert list(states.values()) == ["FAILED", "CANCELLED", "CANCELLED"]
+    assert slurm.run("squeue", "-h", "-j", launched.ids[0]) == ""
+    assert f"convert needs {checkpoint}, which is not there" in launched.jobs[0].errors
+    assert {name: stage["state"] for name, stage in launched.stages.items()} == {
+        "convert": "failed",
+        **dict.fromkeys(("export", "deploy", "evaluate", "benchmark", "report"), "not run"),
+    }
+
+
+def test_scancel_leaves_no_process_no_shared_memory_and_no_endpoint(
+    slurm: SlurmCluster, finished: Launched, tmp_path: Path
+) -> None:
+    launched = serve(slurm, finished, tmp_path)
+    wait_for_endpoint(launched)
+    node = node_of(slurm, launched)
+    assert any("triton_python_backend_stub" in line for line in slurm.processes_on(node).values())
+    slurm.run("scancel", launched.ids[0])
+    assert list(slurm.wait_for_end(*launched.ids).values()) == ["CANCELLED"]
+    assert_clean(slurm, node)
+    assert sorted(path.name for path in endpoint_of(launched).parent.iterdir()) == ["server.log"]
+    assert launched.stages["deploy"]["state"] == "interrupted"
+
+
+def test_a_server_killed_under_its_client_ends_the_job_with_a_message(
+    slurm: SlurmCluster, finished: Launched, tmp_path: Path
+) -> None:
+    launched = serve(slurm, finished, tmp_path, *SMALL, "benchmark.repeats=1000", stages="deploy,benchmark")
+    wait_until(lambda: is_running(launched, "benchmark"), 60, lambda: f"no benchmark: {launched.jobs[0].errors}")
+    node = node_of(slurm, launched)
+    running = slurm.processes_on(node).items()
+    (supervisor,) = [pid for pid, line in running if re.match(r"\S+ -m deployment.serve ", line)]
+    os.kill(supervisor, signal.SIGKILL)
+    assert list(slurm.wait_for_end(*launched.ids).values()) == ["FAILED"]
+    assert "the server died while benchmark ran" in launched.jobs[0].errors
+    states = {name: stage["state"] for name, stage in launched.stages.items()}
+    assert states == {"deploy": "done", "benchmark": "failed", "report": "done"}
+    assert_clean(slurm, node)
+
+
+def test_a_requeued_job_starts_over_at_what_was_cut_off(
+    slurm: SlurmCluster, finished: Launched, tmp_path: Path
+) -> None:
+    launched = serve(slurm, finished, tmp_path, *SMALL, "benchmark.repeats=60", stages="deploy,benchmark")
+    wait_until(lambda: is_running(launched, "benchmark"), 60, lambda: f"no benchmark: {launched.jobs[0].errors}")
+    slurm.run("scontrol", "requeue", launched.ids[0])
+    assert list(slurm.wait_for_end(*launched.ids).values()) == ["COMPLETED"]
+    printed = launched.jobs[0].log.read_text()
+    assert re.findall(r"benchmark  (interrupted|done)", printed) == ["interrupted", "done"]
+
+
+def test_a_time_limit_is_named_and_the_server_stopped_in_good_order(slurm: SlurmCluster, limited: Launched) -> None:
+    assert list(slurm.wait_for_end(*limited.ids).values()) == ["FAILED"]
+    for text in (limited.jobs[0].errors, limited.stages["deploy"]["error"]):
+        assert "deploy: stopped, because the job's time limit is near" in text
+        assert "run.time_limit (now 0:01:00)" in text
+    assert "stopping   SIGUSR1" in limited.jobs[0].log.read_text()
+    assert not endpoint_of(limited).exists()
+    assert_clean(slurm, *NODES)
