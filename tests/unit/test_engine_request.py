@@ -30,6 +30,11 @@ def column(value: float, dtype: Any) -> np.ndarray:
     return np.full((2, 1), value, dtype)
 
 
+def words(ends: list[int]) -> np.ndarray:
+    """The same list in both rows: tokens 5, 6, ... and these ends."""
+    return np.tile(np.array([range(5, 5 + len(ends)), ends], np.int32), (2, 1, 1))
+
+
 def test_what_is_not_sent_has_fastertransformers_default() -> None:
     request = parse_request(tensors(), CONFIG)
     assert request.end_id.tolist() == [7, 7]
@@ -73,8 +78,6 @@ def test_the_neutral_values_that_fastertransformers_clients_send_are_accepted() 
         ("beam_search_diversity_rate", column(0.3, np.float32)),
         ("len_penalty", column(0.6, np.float32)),
         ("is_return_context_embeddings", column(True, np.bool_)),
-        ("stop_words_list", np.tile(np.array([[5, 6], [2, -1]], np.int32), (2, 1, 1))),
-        ("bad_words_list", np.concatenate([EMPTY_LIST[:1], np.array([[[9], [1]]], np.int32)])),
         ("prompt_learning_task_name_ids", column(0, np.uint32)),
         ("request_prompt_embedding", np.ones((2, 3, 8), np.float16)),
         ("request_prompt_lengths", column(3, np.uint32)),
@@ -101,8 +104,13 @@ def test_what_is_not_honoured_yet_is_refused_by_name(name: str, value: np.ndarra
         ({"temperature": np.ones((3, 1), np.float32)}, r"temperature has shape \[3, 1\], expected \[2, 1\]"),
         ({"beam_width": np.ones((2, 2), np.uint32)}, r"beam_width has shape \[2, 2\], expected \[2, 1\]"),
         ({"beam_width": np.ones((2, 1), np.int32)}, "beam_width has type int32, expected uint32"),
-        ({"stop_words_list": np.zeros((2, 3, 1), np.int32)}, r"stop_words_list has shape \[2, 3, 1\]"),
-        ({"stop_words_list": np.zeros((2, 2), np.int32)}, r"stop_words_list has shape .* \[batch, 2, n\]"),
+        ({"stop_words_list": np.zeros((2, 3, 1), np.int32)}, r"stop_words_list has shape \[2, 3, 1\], .*\[2, 2, n\]"),
+        ({"bad_words_list": np.zeros((2, 2), np.int32)}, r"bad_words_list has shape \[2, 2\], expected \[2, 2, n\]"),
+        ({"bad_words_list": np.zeros((3, 2, 1), np.int32)}, r"bad_words_list has shape \[3, 2, 1\], .*\[2, 2, n\]"),
+        ({"bad_words_list": np.zeros((2, 2, 1), np.int64)}, "bad_words_list has type int64, expected int32"),
+        ({"bad_words_list": words([3, 1])}, r"ends \[3, 1\] in row 0, shape \[2, 2, 2\]; expected \[2, 2, n\]"),
+        ({"bad_words_list": words([2, 1])}, r"bad_words_list has ends \[2, 1\]"),
+        ({"stop_words_list": words([-1, 1])}, r"stop_words_list has ends \[-1, 1\]"),
         ({"input_lengths": np.array([[4], [5]], np.uint32)}, "input_lengths is 5 in row 1; it must be 1 to 4"),
         ({"input_lengths": np.array([[0], [2]], np.uint32)}, "input_lengths is 0 in row 0"),
         ({"input_ids": np.array([[1, 2, 3, 100], [5, 6, 0, 0]], np.uint32)}, "input_ids holds 100; .* 100 tokens"),

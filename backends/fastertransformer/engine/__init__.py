@@ -1,6 +1,7 @@
 """GPT inference over FasterTransformer's shards: torch, numpy and the standard library only.
 
 Read in this order: ``config`` (what the model is) -> ``weights`` (shards to tensors) -> ``model`` (the network and its
-KV cache) -> ``sampling`` (logits to a token) -> ``request`` (what a client asked for) -> ``generate`` (the loop) ->
-``engine`` (all of it behind two functions). Nothing here knows about Triton.
+KV cache) -> ``sampling`` (logits to a token) -> ``words`` (what must not come, what ends a row) -> ``request`` (what a
+client asked for) -> ``generate`` (the loop) -> ``engine`` (all of it behind two functions). Nothing here knows about
+Triton.
 """

@@ -25,6 +25,7 @@ from .sampling import (
     resolve_top_k_top_p,
     token_log_probs,
 )
+from .words import ban
 
 _PREFILL_TOKENS = 4096  # of one prefill pass, padding included: bounds the MLP's inner activations
 _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
@@ -36,7 +37,7 @@ class Generated:
 
     Attributes:
         tokens: int64 [B, max(output_lengths)], filled up with each row's end_id.
-        counts: int64 [B], tokens generated, a final end_id included.
+        counts: int64 [B], tokens generated, a final end_id or stop word included.
         cum_log_probs: fp32 [B], see sampling.token_log_probs; with wants_context_log_probs it also has the
             log-probabilities (without temperature and penalty) of the input's tokens from the second on. 0 for a row
             that does not want log-probabilities.
@@ -51,7 +52,7 @@ class Generated:
 
 @torch.inference_mode()
 def generate(model: Gpt, cache: KvCache, request: Request) -> Generated:
-    """Continue every row until its end_id or its output length.
+    """Continue every row until its end_id, one of its stop words or its output length.
 
     Greedy and seeded rows get the same tokens whatever else is in the batch.
 
@@ -112,6 +113,8 @@ class _Batch:
         self._parameters = self._all_parameters.rows(self._places)
         self._has_temperature = bool((self._request.temperature[self.rows] != 1).any())
         self._wants_log_probs = bool(self._request.wants_log_probs[self.rows].any())
+        self._bad_words = [self._request.bad_words[row] for row in self.rows]
+        self._stop_words = [self._request.stop_words[row] for row in self.rows]
 
     def _mark_inputs(self) -> Tensor:
         """Say which tokens occur in the input of each place: bool [N, V]."""
@@ -150,6 +153,9 @@ class _Batch:
     def sample(self, hidden: Tensor) -> None:
         """Choose the next token of every place from its last hidden state, [N, hidden]."""
         logits = self._model.logits(hidden)  # [N, V]
+        if any(self._bad_words):
+            pairs = zip(self._bad_words, self.rows, strict=True)
+            logits = ban(logits, [words.completions(self._tail(row, words.reach)) for words, row in pairs])
         if self._has_temperature:
             logits = apply_temperature(logits, self._parameters.temperature)
         if self._occurred is not None:
@@ -160,10 +166,21 @@ class _Batch:
         if self._wants_log_probs:
             self._record_log_probs(logits)
         tokens = self._tokens.cpu().numpy()
+        is_last = tokens == self._request.end_id[self.rows]
+        if any(self._stop_words):
+            places = zip(tokens.tolist(), self._stop_words, self.rows, strict=True)
+            is_last |= [words.is_completed_by(token, self._tail(row, words.reach)) for token, words, row in places]
+        self._has_ended[self.rows] = is_last
         self.result.tokens[self.rows, self._step] = tokens
         self.result.counts[self.rows] += 1
-        self._has_ended[self.rows] = tokens == self._request.end_id[self.rows]
         self._step += 1
+
+    def _tail(self, row: int, count: int) -> list[int]:
+        """Give the last tokens of a row's input and output."""
+        output = self.result.tokens[row, max(0, self._step - count) : self._step].tolist()
+        end = int(self._request.input_lengths[row])
+        start = max(0, end - (count - len(output)))
+        return [*self._request.input_ids[row, start:end].tolist(), *output]
 
     def _record_log_probs(self, logits: Tensor) -> None:
         full, reported = token_log_probs(logits, self._parameters.top_k, self._tokens)

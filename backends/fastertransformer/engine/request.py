@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .config import GptConfig
 from .errors import RequestError
+from .words import WordList, parse_word_lists
 
 Array = npt.NDArray[Any]
 
@@ -57,18 +58,11 @@ def _only(*values: float) -> Callable[[Array], bool]:
     return lambda array: bool(np.isin(array, np.asarray(values, array.dtype)).all())
 
 
-def _is_empty_word_list(words: Array) -> bool:
-    return bool((words[:, 1] == -1).all())  # [B, 2, n]: token ids, then the end of each word, padded with -1
-
-
-_EMPTY_LIST = "an empty list is [[0], [-1]] in each row"
 UNHONOURED: dict[str, Unhonoured] = {
     "beam_width": Unhonoured(np.uint32, 0, _only(0, 1), "only 1"),
     "beam_search_diversity_rate": Unhonoured(np.float32, 0, _only(0.0), "only 0"),
     "len_penalty": Unhonoured(np.float32, 0, _only(0.0, 1.0), "only 0 or 1"),
     "is_return_context_embeddings": Unhonoured(np.bool_, 0, _only(False), "only false"),
-    "stop_words_list": Unhonoured(np.int32, 2, _is_empty_word_list, _EMPTY_LIST),
-    "bad_words_list": Unhonoured(np.int32, 2, _is_empty_word_list, _EMPTY_LIST),
     "prompt_learning_task_name_ids": Unhonoured(np.uint32, 0, lambda array: False, "leave it out"),
     "request_prompt_embedding": Unhonoured(None, 2, lambda array: array.size == 0, "leave it out"),
     "request_prompt_lengths": Unhonoured(np.uint32, 0, _only(0), "only 0"),
@@ -77,7 +71,8 @@ UNHONOURED: dict[str, Unhonoured] = {
     "top_p_min": Unhonoured(np.float32, 0, _only(0.0, 1e-6), "only 0 or 1e-6"),
     "top_p_reset_ids": Unhonoured(np.uint32, 0, _only(0, 0xFFFFFFFF), "only 0 or 4294967295"),
 }
-INPUT_NAMES = frozenset(("input_ids", *_SCALARS, *UNHONOURED))
+_WORD_LISTS = ("bad_words_list", "stop_words_list")
+INPUT_NAMES = frozenset(("input_ids", *_SCALARS, *_WORD_LISTS, *UNHONOURED))
 
 
 @dataclass(frozen=True)
@@ -93,6 +88,7 @@ class Request:
         end_id: int64 [B].
         wants_log_probs: bool [B].
         wants_context_log_probs: bool [B]: cum_log_probs starts with the input's own log-probabilities.
+        bad_words, stop_words: B lists: what must not come, and what ends a row when it has come.
         hides_input: the input was empty and input_ids holds the start token, which the output leaves out.
     """
 
@@ -107,6 +103,8 @@ class Request:
     end_id: Array
     wants_log_probs: Array
     wants_context_log_probs: Array
+    bad_words: Sequence[WordList]
+    stop_words: Sequence[WordList]
     hides_input: bool = False
 
     @property
@@ -120,7 +118,7 @@ def parse_request(tensors: Mapping[str, Array], config: GptConfig) -> Request:
 
     Args:
         tensors: by FasterTransformer's names; absent optional tensors take FasterTransformer's defaults: greedy,
-            temperature 1, no penalty, seed 0, end_id and start_id of config.ini, no log-probabilities.
+            temperature 1, no penalty, seed 0, end_id and start_id of config.ini, no log-probabilities, no words.
         config: the model's dimensions.
 
     Raises:
@@ -154,6 +152,8 @@ def parse_request(tensors: Mapping[str, Array], config: GptConfig) -> Request:
         end_id=_or_default(values["end_id"], config.end_id, batch),
         wants_log_probs=_present(values["is_return_log_probs"]),
         wants_context_log_probs=_present(values["is_return_context_cum_log_probs"]),
+        bad_words=_word_lists(tensors, "bad_words_list", batch),
+        stop_words=_word_lists(tensors, "stop_words_list", batch),
         hides_input=hides_input,
     )
     _check_ranges(request, config)
@@ -178,7 +178,7 @@ def _tensor(tensors: Mapping[str, Array], name: str, dtype: type | None, rank: i
         expected = "a float type" if dtype is None else np.dtype(dtype).name
         raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
     if array.ndim != rank + 1:
-        axes = ", ".join(["batch", "2", "n"] if name.endswith("words_list") else ["batch", "n", "n"][: rank + 1])
+        axes = ", ".join(["batch", "n", "n"][: rank + 1])
         raise RequestError(f"{name} has shape {list(array.shape)}, expected [{axes}]")
     return array
 
@@ -202,10 +202,18 @@ def _refuse_unless_neutral(tensors: Mapping[str, Array], name: str, rule: Unhono
         assert array is not None  # it is among the tensors
     else:
         array = _tensor(tensors, name, rule.dtype, rule.rank)
-        if array.shape[0] != batch or (name.endswith("words_list") and array.shape[1] != 2):
-            raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, 2, n]")
+        if array.shape[0] != batch:
+            raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, n, n]")
     if not rule.neutral(array):
         raise RequestError(f"{name} is not supported by this engine yet ({rule.advice})")
+
+
+def _word_lists(tensors: Mapping[str, Array], name: str, batch: int) -> list[WordList]:
+    if name not in tensors:
+        return [WordList()] * batch
+    if tensors[name].dtype != np.int32:
+        raise RequestError(f"{name} has type {tensors[name].dtype.name}, expected int32")
+    return parse_word_lists(name, tensors[name], batch)
 
 
 def _present(array: Array | None) -> Array:
@@ -279,4 +287,6 @@ def join_requests(requests: Sequence[Request], pad_id: int = 0) -> Request:
         end_id=rows("end_id"),
         wants_log_probs=rows("wants_log_probs"),
         wants_context_log_probs=rows("wants_context_log_probs"),
+        bad_words=[words for request in requests for words in request.bad_words],
+        stop_words=[words for request in requests for words in request.stop_words],
     )
