@@ -13,6 +13,7 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError, SlipwayError
 from handover.manifest import FILE_NAME
 from launcher.config import ClusterType, Config, Engine, Stage
+from launcher.executors.bcp import check_job
 from launcher.paths import RunPaths
 from launcher.stages.settings import serving_topology
 from launcher.time_limit import limit_s
@@ -84,6 +85,8 @@ def _check_cluster(config: Config, stages: Collection[Stage]) -> None:
     if interactive and config.cluster.gpus_per_node is None:
         config.cluster.gpus_per_node = gpus_here()
     layout: Topology = serving_topology(config)
+    if config.cluster_type is ClusterType.bcp and not config.dry_run:
+        check_job(layout.nodes)
     limit = config.cluster.nodes
     if limit is not None and layout.nodes > limit:
         raise ConfigError(

@@ -11,6 +11,7 @@ from handover.manifest import FILE_NAME, write_atomically
 from launcher import checks
 from launcher.config import ClusterType, Config, Stage
 from launcher.executors import Executor, Job
+from launcher.executors.bcp import BcpExecutor, is_first_instance
 from launcher.jobs import FILE_NAME as JOBS_FILE
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan
@@ -33,6 +34,8 @@ PLANNERS = {
 
 def launch(config: Config) -> None:
     """Plan the run and submit it; exit with status 1 if a stage that ran here failed."""
+    if config.cluster_type is ClusterType.bcp and not is_first_instance():
+        return  # every instance of a BCP job runs main.py; the first starts everything
     paths = RunPaths.of(config)
     stages = ordered_stages(config, paths)
     checks.check(config, paths, stages)
@@ -101,10 +104,7 @@ def executor_for(config: Config) -> Executor:
 
         mounts = [config.launcher_scripts_path, config.data_dir, config.base_results_dir]
         return SlurmExecutor(config.cluster, config.export.run.dependency or None, mounts)
-    raise ConfigError(
-        f"cluster_type={config.cluster_type} cannot be submitted to yet",
-        "take cluster_type=interactive on one node of the job",
-    )
+    return BcpExecutor(config.launcher_scripts_path, redirect=not config.bcp_no_redirect)
 
 
 def show(plans: Sequence[StagePlan], executor: Executor) -> None:
@@ -112,4 +112,4 @@ def show(plans: Sequence[StagePlan], executor: Executor) -> None:
     for plan in plans:
         sys.stdout.write(f"--- {plan.stage}\n{plan.to_json()}")
         for command in plan.commands:
-            sys.stdout.write(f"$ {shlex.join(executor.wrap(command, plan.resources))}\n")
+            sys.stdout.write(f"$ {shlex.join(executor.wrap(command, plan.resources, plan.env))}\n")

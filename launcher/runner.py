@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -26,7 +26,7 @@ from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan
 from launcher.process import Child, describe_status
 
-Wrap = Callable[[Command, Resources], tuple[str, ...]]
+Wrap = Callable[[Command, Resources, Mapping[str, str]], tuple[str, ...]]
 
 STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report")
 _POLL_S = 0.2
@@ -112,6 +112,7 @@ class _Job:
         ]
         self.server: Child | None = None
         self.endpoint: Path | None = None
+        self.token = uuid.uuid4().hex  # the server writes it into its endpoint file
 
     def run(self) -> None:
         failed = False
@@ -165,7 +166,8 @@ class _Job:
         return "done", f"{plan.output}" + (f"  (the one before is in {kept.name})" if kept else "")
 
     def _start(self, plan: StagePlan, command: Command, **variables: str) -> Child:
-        return Child(self.wrap(command, plan.resources), {**plan.env, **variables}, plan.log, self.stop_signals)
+        env = {**plan.env, **variables}
+        return Child(self.wrap(command, plan.resources, env), env, plan.log, self.stop_signals)
 
     def _run_command(self, plan: StagePlan, command: Command) -> None:
         child = self._start(plan, command)
@@ -189,7 +191,7 @@ class _Job:
         if not (plan.needs_server and self.server and self.endpoint):
             return
         deadline = time.monotonic() + patience_s
-        while self.endpoint.exists() and self.server.wait(0) is None:
+        while _is_published(self.endpoint, self.token) and self.server.wait(0) is None:
             if time.monotonic() >= deadline:
                 return
             time.sleep(_POLL_S)
@@ -204,8 +206,7 @@ class _Job:
         self._announce(index)
         plan.output.mkdir(parents=True, exist_ok=True)
         (command,) = plan.commands
-        run = uuid.uuid4().hex
-        self.server = self._start(plan, command, **{RUN_VARIABLE: run})
+        self.server = self._start(plan, command, **{RUN_VARIABLE: self.token})
         self.endpoint = plan.output / ENDPOINT_FILE
         if not clients:
             while (status := self.server.wait(_POLL_S)) is None:
@@ -213,7 +214,7 @@ class _Job:
             if status:
                 raise ServerError(f"the server ended: {describe_status(status)}\n{_indent(self.server.last_lines)}")
             return "done", "the server was stopped"
-        while not _is_published(self.endpoint, run):
+        while not _is_published(self.endpoint, self.token):
             if (status := self.server.wait(_POLL_S)) is not None:
                 lines = _indent(self.server.last_lines)
                 self.server = None

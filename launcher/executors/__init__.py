@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,7 +32,7 @@ class Job:
 class Executor(Protocol):
     """What a place to run has to offer."""
 
-    def wrap(self, command: Command, resources: Resources) -> tuple[str, ...]:
+    def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:
         """Turn a command into the argv that starts it there."""
         ...
 

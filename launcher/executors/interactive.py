@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from launcher.executors import Job
 from launcher.place import Place
@@ -13,9 +13,9 @@ from launcher.runner import run_job
 class InteractiveExecutor:
     """This machine, now: all jobs become one, in this process."""
 
-    def wrap(self, command: Command, resources: Resources) -> tuple[str, ...]:
+    def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:
         """Start with this interpreter; there is no container here."""
-        return Place().wrap(command, resources)
+        return Place().wrap(command, resources, env)
 
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> bool:
         """Run every plan in order; True if all went well."""

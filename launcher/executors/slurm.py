@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,11 @@ class SlurmExecutor:
 
     def __init__(self, cluster: ClusterConfig, dependency: str | None, mounts: Sequence[str]) -> None:
         self.cluster, self.dependency = cluster, dependency
-        self.place = Place(steps=True, mounts=tuple(mounts), srun_args=tuple(cluster.srun_args))
+        self.place = Place("srun", mounts=tuple(mounts), srun_args=tuple(cluster.srun_args))
 
-    def wrap(self, command: Command, resources: Resources) -> tuple[str, ...]:
+    def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:
         """Start as a step of the allocation."""
-        return self.place.wrap(command, resources)
+        return self.place.wrap(command, resources, env)
 
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> bool:
         """Submit all jobs or none; each runs only if the one before succeeded. Prints one line a job."""
