@@ -12,7 +12,8 @@ help: ## list the targets
 demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the demonstration checkpoint
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]'
 
-test: $(VENV)/.tests ## run the whole test suite
+test: $(VENV)/.tests ## run the whole test suite, a real Slurm included
+	tests/slurm/install
 	$(RUN) -m pytest
 
 check: $(VENV)/.tests ## lint, formatting and types
