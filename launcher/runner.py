@@ -209,17 +209,25 @@ class _Job:
         self.server = self._start(plan, command, **{RUN_VARIABLE: self.token})
         self.endpoint = plan.output / ENDPOINT_FILE
         if not clients:
-            while (status := self.server.wait(_POLL_S)) is None:
-                pass
-            if status:
-                raise ServerError(f"the server ended: {describe_status(status)}\n{_indent(self.server.last_lines)}")
-            return "done", "the server was stopped"
+            return self._serve_until_stopped(self.server)
         while not _is_published(self.endpoint, self.token):
             if (status := self.server.wait(_POLL_S)) is not None:
                 lines = _indent(self.server.last_lines)
                 self.server = None
                 raise ServerError(f"the server did not start: {describe_status(status)}\n{lines}")
         return "done", f"{self.endpoint}"
+
+    def _serve_until_stopped(self, server: Child) -> tuple[str, str]:
+        """Wait for Ctrl-C or SIGTERM: that is how a server without clients in this run is meant to end."""
+        try:
+            while (status := server.wait(_POLL_S)) is None:
+                pass
+        except KeyboardInterrupt:
+            self.stop_server()
+            return "done", "the server was stopped"
+        if status:
+            raise ServerError(f"the server ended: {describe_status(status)}\n{_indent(server.last_lines)}")
+        return "done", "the server ended"
 
     def stop_server(self) -> None:
         """Stop the service, if it runs; its supervisor cleans up after the server."""

@@ -311,3 +311,13 @@ def test_a_killed_runner_takes_its_server_along(tmp_path: Path) -> None:
     os.kill(runner.pid, signal.SIGKILL)
     runner.communicate(timeout=20)
     wait_for(server.output / "stopped")
+
+
+def test_a_server_without_clients_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    server = fake_server(tmp_path)
+    runner = start_runner(tmp_path, server)
+    wait_for(server.output / "endpoint.json")
+    runner.send_signal(signal.SIGINT)
+    output, _ = runner.communicate(timeout=20)
+    assert runner.returncode == 0 and "the server was stopped" in output
+    assert (server.output / "stopped").exists()
