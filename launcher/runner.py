@@ -222,6 +222,8 @@ class _Job:
         try:
             while (status := server.wait(_POLL_S)) is None:
                 pass
+        except TimeUp:
+            raise
         except KeyboardInterrupt:
             self.stop_server()
             return "done", "the server was stopped"
