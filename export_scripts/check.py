@@ -1,7 +1,8 @@
-"""Look at a checkpoint without reading its weights: can it be converted, and into what.
+"""Look at a checkpoint before anything is written: can it be converted, and into what.
 
-No torch here, and no weights are read: the configuration, the keys and the shapes say it all, in a fraction of a
-second, on the login node. Only a weight that overflows its new type cannot be known before it is read.
+No torch here: the configuration, the keys and the shapes say nearly all of it, in a fraction of a second, on the
+login node. Only a weight that overflows its new type must be read; that is done here while it takes no longer than
+the rest, and by the conversion itself for larger checkpoints.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from export_scripts.checkpoints.nemo import JoinedTensor, NemoCheckpoint, find_c
 from export_scripts.checkpoints.nemo_config import check_expressible, read_dims, remarks
 from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles, find_tokenizer, special_ids
 from export_scripts.dtypes import STORAGE
-from export_scripts.shards import ShardSettings, check_split
+from export_scripts.shards import ShardSettings, check_split, check_values
 from export_scripts.weights import gpt
 from export_scripts.weights.schema import Assignment, ModelDims, SourceMap, match
 from handover.errors import CheckpointError, nearest
+
+_READ_LIMIT_BYTES = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,20 @@ def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str)
 
     Raises:
         CheckpointError: it is missing, truncated, hostile, ambiguous, incomplete, or not a model that
-            FasterTransformer's GPT can express.
+            FasterTransformer's GPT can express; or, up to half a gigabyte, a weight is not finite in its new type.
     """
     archive = open_archive(find_checkpoint(Path(path)))
-    return plan_conversion(archive, tensor_para_size, weight_data_type).settings.dims
+    conversion = plan_conversion(archive, tensor_para_size, weight_data_type)
+    _check_values(conversion)
+    return conversion.settings.dims
+
+
+def _check_values(conversion: Conversion) -> None:
+    sources = {a.name: conversion.tensors[a.source_key] for a in conversion.assignments if a.source_key}
+    if sum(source.size_bytes for source in sources.values()) > _READ_LIMIT_BYTES:
+        return
+    for name, source in sources.items():
+        check_values(name, source, conversion.settings.data_type)
 
 
 def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:

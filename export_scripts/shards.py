@@ -73,6 +73,17 @@ def check_split(settings: ShardSettings) -> None:
         raise CheckpointError(f"tensor_para_size {ranks} does not divide the feed-forward's width {dims.inter_size}")
 
 
+def check_values(name: str, source: LazyTensor, data_type: str) -> None:
+    """Read a tensor and make sure that all of it is finite in another data type.
+
+    Raises:
+        CheckpointError: a value is NaN, infinite or too large for the data type.
+    """
+    values = source.read().ravel(order="K")
+    for start in range(0, values.size, _BLOCK_BYTES // values.itemsize):
+        cast(values[start : start + _BLOCK_BYTES // values.itemsize], source.data_type, data_type, name)
+
+
 def check_space(directory: Path, needed_bytes: int) -> None:
     """Refuse to start what cannot end.
 

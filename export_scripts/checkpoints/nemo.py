@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import yaml
 from export_scripts.checkpoints.archive import Archive, open_archive
 from export_scripts.checkpoints.pickled import StoredTensor
 from export_scripts.checkpoints.torch_file import TorchFile
-from export_scripts.dtypes import Array
+from export_scripts.dtypes import Array, item_bytes
 from export_scripts.weights.schema import split_layer, with_layer
 from handover.errors import CheckpointError
 
@@ -79,6 +80,11 @@ class JoinedTensor:
     def data_type(self) -> str:
         """fp32, fp16 or bf16."""
         return self.parts[0][1].storage.data_type
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the joined tensor."""
+        return prod(self.shape) * item_bytes(self.data_type)
 
     def read(self) -> Array:
         """Map the parts and join them; one part is not copied."""

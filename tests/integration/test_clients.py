@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from gpt2_checkpoint import write_shards
+from learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
 from served import Deployment, wait_for
 
 from evaluation import benchmark, generate, lambada, report
@@ -28,10 +30,6 @@ from handover.errors import ServerError
 from handover.manifest import Manifest, record_files
 
 PROJECT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PROJECT / "tests" / "unit"))  # where the model and its writer live
-
-from gpt2_checkpoint import write_shards  # noqa: E402
-from learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from nemo_archive import gpt_state, write_gpt
 
 PROJECT = Path(__file__).resolve().parents[2]
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
@@ -119,6 +120,21 @@ def test_a_member_that_escapes_its_directory(tmp_path: Path) -> None:
     with tarfile.open(hostile, "w") as archive:
         archive.add(NEMO, "../../escaped")
     assert_refused(slipway(*run_of(tmp_path, "stages=[export]", checkpoint=hostile)), tmp_path, "escape")
+
+
+def test_weights_that_overflow_fp16(tmp_path: Path) -> None:
+    state = gpt_state()
+    state["model.language_model.encoder.layers.1.mlp.dense_4h_to_h.weight"][2, 3] = 1e5
+    checkpoint = write_gpt(tmp_path / "large.nemo", state)
+    arguments = run_of(tmp_path, "stages=[export]", checkpoint=checkpoint)
+    assert_refused(slipway(*arguments), tmp_path, "layers.1.mlp.dense_4h_to_h.weight", "overflows fp16")
+
+
+def test_an_architecture_that_gpt_of_fastertransformer_cannot_express(tmp_path: Path) -> None:
+    changes = {"position_embedding_type": "rope", "activation": "fast-swiglu"}
+    checkpoint = write_gpt(tmp_path / "rotary.nemo", **changes)
+    arguments = run_of(tmp_path, "stages=[export]", checkpoint=checkpoint)
+    assert_refused(slipway(*arguments), tmp_path, "position_embedding_type", "activation")
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
