@@ -39,7 +39,7 @@ class BenchmarkArguments(ScriptArguments):
     model: str = field(default="fastertransformer", metadata={"help": "model to ask"})
     batch_sizes: tuple[int, ...] = field(default=(1, 2, 4, 8, 16, 32, 64, 128, 256), metadata={"help": "JSON list"})
     lengths: tuple[tuple[int, int], ...] = field(
-        default=((60, 20),), metadata={"help": "JSON list of [input, output] lengths in tokens"}
+        default=(), metadata={"help": "JSON list of [input, output] lengths in tokens; 60 and 20 if empty"}
     )
     warmup: int = field(default=1, metadata={"help": "requests before each point that do not count"})
     repeats: int = field(default=5, metadata={"help": "requests a point"})

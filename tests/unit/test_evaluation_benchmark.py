@@ -21,6 +21,11 @@ from handover.manifest import Manifest
 DELAY_S = 0.02
 
 
+@pytest.mark.parametrize(("positions", "expected"), [(None, (60, 20)), (512, (60, 20)), (80, (60, 20)), (32, (24, 8))])
+def test_usual_lengths_fit_the_model(positions: int | None, expected: tuple[int, int]) -> None:
+    assert benchmark.usual_lengths(positions) == expected
+
+
 def slow_count_up(tensors: Tensors) -> Tensors:
     time.sleep(DELAY_S)
     return count_up(tensors)
