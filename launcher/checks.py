@@ -12,7 +12,7 @@ from pathlib import Path
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError, SlipwayError
 from handover.manifest import FILE_NAME
-from launcher.config import ClusterType, Config, Engine, Stage
+from launcher.config import ClusterType, Config, ContainerRuntime, Engine, Stage
 from launcher.executors.bcp import check_job
 from launcher.paths import RunPaths
 from launcher.stages.settings import serving_topology
@@ -26,6 +26,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     _check_time_limits(config)
     _check_model_name(config)
     _check_cluster(config, stages)
+    _check_mounts(config, paths)
     if Stage.convert in stages:
         from export_scripts.check import inspect_checkpoint
 
@@ -101,6 +102,22 @@ def _check_cluster(config: Config, stages: Collection[Stage]) -> None:
             "export.triton_deployment.int8_mode=true: the drop-in engine does not quantise yet",
             "take int8_mode=false, or deployment.engine=fastertransformer in its container",
         )
+
+
+def _check_mounts(config: Config, paths: RunPaths) -> None:
+    """Every container runtime separates mounts by commas and their two sides by a colon, and has no escape."""
+    if not config.container or config.cluster_type is not ClusterType.bcm:
+        return
+    if config.cluster.container_runtime is ContainerRuntime.none:
+        return
+    given = [*map(str, paths.mounts), *(mount for mount in config.container_mounts if mount)]
+    for path in given:
+        if not path.startswith("/") or set(",:") & set(path):
+            raise ConfigError(
+                f"'{path}' cannot be mounted in a container",
+                "a mount is an absolute path without comma and colon; it is the same inside and outside "
+                "(container_mounts, launcher_scripts_path, data_dir, base_results_dir)",
+            )
 
 
 def gpus_here() -> int:

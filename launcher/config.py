@@ -57,6 +57,15 @@ class Engine(Choice):
     fastertransformer = "fastertransformer"
 
 
+class ContainerRuntime(Choice):
+    """What runs ``container`` in a Slurm job."""
+
+    pyxis = "pyxis"
+    docker = "docker"
+    apptainer = "apptainer"
+    none = "none"
+
+
 class ModelType(Choice):
     """Model families that export knows."""
 
@@ -78,6 +87,8 @@ class ClusterConfig:
     nodes: int | None = None  # upper limit; None: as many as TP x PP fill
     setup: list[str] = field(default_factory=list)  # lines of the sbatch file before the command
     srun_args: list[str] = field(default_factory=list)  # more flags for each srun
+    container_runtime: ContainerRuntime = ContainerRuntime.pyxis  # none: on the host, whatever container says
+    container_args: list[str] = field(default_factory=list)  # more flags for docker run and apptainer exec
     additional_parameters: dict[str, Any] = field(default_factory=dict)  # any other sbatch option
 
 

@@ -27,6 +27,7 @@ class RunPaths:
     """
 
     project: Path
+    mounts: tuple[Path, ...]  # what a container sees: repository, data, results
     checkpoint: Path
     ft_checkpoint: Path
     results: Path
@@ -48,6 +49,9 @@ class RunPaths:
         deployment = _absolute(config.deployment.run.results_dir)
         return cls(
             project=_absolute(config.launcher_scripts_path),
+            mounts=tuple(
+                _absolute(path) for path in (config.launcher_scripts_path, config.data_dir, config.base_results_dir)
+            ),
             checkpoint=_absolute(model.checkpoint_path),
             ft_checkpoint=train_root / f"ft_tp{tensor_para_size}_{model.weight_data_type}" / f"{tensor_para_size}-gpu",
             results=results,

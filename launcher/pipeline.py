@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from handover.errors import ConfigError
-from handover.manifest import FILE_NAME, write_atomically
+from handover.manifest import FILE_NAME
 from launcher import checks
 from launcher.config import ClusterType, Config, Stage
 from launcher.executors import Executor, Job
@@ -40,15 +40,19 @@ def launch(config: Config) -> None:
     stages = ordered_stages(config, paths)
     checks.check(config, paths, stages)
     plans = plan_stages(config, paths, stages)
-    executor = executor_for(config)
+    executor = executor_for(config, paths)
+    force = {stage.name for stage in config.force}
+    jobs = make_jobs(config, paths, plans)
     if config.dry_run:
         show(plans, executor)
+        sys.stdout.write(executor.preview(jobs, force))
         return
-    jobs = [write_job(config, paths, job) for job in group(plans)]
+    for job in jobs:
+        job.write()
     for stale in (paths.stages, paths.stages.with_name(JOBS_FILE)):
         stale.unlink(missing_ok=True)
     write_results(paths.stages, [StageResult(plan.stage, plan.name, log=str(plan.log)) for plan in plans])
-    if not executor.submit(jobs, {stage.name for stage in config.force}):
+    if not executor.submit(jobs, force):
         sys.exit(1)
 
 
@@ -82,18 +86,13 @@ def group(plans: Sequence[StagePlan]) -> list[list[StagePlan]]:
     return jobs
 
 
-def write_job(config: Config, paths: RunPaths, plans: Sequence[StagePlan]) -> Job:
-    """Write the plans beside their logs."""
-    files = []
-    for plan in plans:
-        file = plan.log.with_suffix(".plan.json")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, plan.to_json())
-        files.append(file)
-    return Job(config.cluster.job_name_prefix + plans[0].name, tuple(files), paths.stages)
+def make_jobs(config: Config, paths: RunPaths, plans: Sequence[StagePlan]) -> list[Job]:
+    """Name the jobs that the plans come to."""
+    prefix = config.cluster.job_name_prefix
+    return [Job(prefix + together[0].name, tuple(together), paths.stages) for together in group(plans)]
 
 
-def executor_for(config: Config) -> Executor:
+def executor_for(config: Config, paths: RunPaths) -> Executor:
     """The executor of the cluster type; imported only where it is used."""
     if config.cluster_type is ClusterType.interactive:
         from launcher.executors.interactive import InteractiveExecutor
@@ -102,8 +101,7 @@ def executor_for(config: Config) -> Executor:
     if config.cluster_type is ClusterType.bcm:
         from launcher.executors.slurm import SlurmExecutor
 
-        mounts = [config.launcher_scripts_path, config.data_dir, config.base_results_dir]
-        return SlurmExecutor(config.cluster, config.export.run.dependency or None, mounts)
+        return SlurmExecutor(config.cluster, config.export.run.dependency or None, paths.project, paths.mounts)
     return BcpExecutor(config.launcher_scripts_path, redirect=not config.bcp_no_redirect)
 
 

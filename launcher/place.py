@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
+from launcher import containers
 from launcher.plan import PYTHON, Command, Resources
 
 
@@ -23,10 +24,12 @@ class Place:
 
     Attributes:
         starter: ``child`` of this process, ``srun`` step of the allocation, or ``bcprun`` over a BCP job's nodes.
-        directory: in which bcprun's processes start; the other starters inherit ours.
+        directory: in which bcprun's processes and containers start; the others inherit ours.
         redirect: bcprun writes each process's output to a file of its own too.
         mounts: directories that a container sees at the same path.
         srun_args: more flags for each srun.
+        runtime: of containers: pyxis, docker or apptainer.
+        container_args: more flags for docker run and apptainer exec.
     """
 
     starter: str = "child"
@@ -34,6 +37,8 @@ class Place:
     redirect: bool = False
     mounts: tuple[str, ...] = ()
     srun_args: tuple[str, ...] = ()
+    runtime: str = "pyxis"
+    container_args: tuple[str, ...] = ()
 
     def wrap(
         self, command: Command, resources: Resources, env: Mapping[str, str] = MappingProxyType({})
@@ -43,7 +48,7 @@ class Place:
         Args:
             command: what to start.
             resources: how many nodes, in which container.
-            env: variables that bcprun must be told; the others inherit them.
+            env: variables that bcprun and docker must be told; the others inherit them.
         """
         inside = resources.container is not None
         argv = command.argv if inside or command.argv[0] != PYTHON else (sys.executable, *command.argv[1:])
@@ -51,12 +56,28 @@ class Place:
             return argv
         if self.starter == "bcprun":
             return self._bcprun(argv, command.tasks_per_node, resources.nodes, env)
-        step = ["srun", "--overlap", "--kill-on-bad-exit=1", "--mpi=pmix"]
-        step += ["--relative=0", f"--nodes={resources.nodes}", f"--ntasks-per-node={command.tasks_per_node}"]
-        if resources.container is not None:
-            mounts = ",".join(f"{path}:{path}" for path in (*self.mounts, *resources.container_mounts))
-            step += [f"--container-image={resources.container}", f"--container-mounts={mounts}"]
-        return (*step, *self.srun_args, *argv)
+        if resources.container is None:
+            return (*self._srun(command, resources), *argv)
+        return (*self._contained(command, resources, resources.container, env), *argv)
+
+    def _srun(self, command: Command, resources: Resources, more: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Start a step on the first nodes of the allocation."""
+        size = ("--relative=0", f"--nodes={resources.nodes}", f"--ntasks-per-node={command.tasks_per_node}")
+        return ("srun", "--overlap", "--kill-on-bad-exit=1", "--mpi=pmix", *size, *more, *self.srun_args)
+
+    def _contained(self, command: Command, resources: Resources, image: str, env: Mapping[str, str]) -> tuple[str, ...]:
+        """Start in a container: srun's own flag, a program that srun starts, or docker under mpirun."""
+        mounts = containers.outermost((*self.mounts, *resources.container_mounts))
+        if self.runtime == "pyxis":
+            return self._srun(command, resources, containers.pyxis(image, mounts, self.directory))
+        with_gpus = resources.gpus_per_node > 0
+        if self.runtime == "apptainer":
+            prefix = containers.apptainer(image, mounts, self.directory, with_gpus, self.container_args)
+            return (*self._srun(command, resources), *prefix)
+        is_rank = resources.nodes * command.tasks_per_node > 1
+        run = containers.docker(image, mounts, self.directory, env, is_rank, with_gpus, self.container_args)
+        # A lone process needs no mpirun: the runner is on the first node already.
+        return (*containers.mpirun(resources.nodes, command.tasks_per_node), *run) if is_rank else run
 
     def _bcprun(
         self, argv: tuple[str, ...], tasks_per_node: int, nodes: int, env: Mapping[str, str]
@@ -71,7 +92,7 @@ class Place:
     def stop_signals(self) -> tuple[signal.Signals, ...]:
         """What ends a command in good order, then at once.
 
-        srun answers SIGTERM by killing its tasks with SIGKILL; SIGUSR1 it passes on to them.
+        srun answers SIGTERM by killing its tasks with SIGKILL; SIGUSR1 it passes on to them, as mpirun and docker do.
         """
         return (signal.SIGUSR1, signal.SIGTERM) if self.starter == "srun" else (signal.SIGTERM,)
 
@@ -83,5 +104,5 @@ class Place:
     def from_json(cls, text: str) -> Place:
         """Inverse of ``to_json``."""
         content: dict[str, Any] = json.loads(text)
-        content["mounts"], content["srun_args"] = tuple(content["mounts"]), tuple(content["srun_args"])
-        return cls(**content)
+        tuples: dict[str, Any] = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
+        return cls(**{**content, **tuples})

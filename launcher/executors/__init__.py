@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from handover.manifest import write_atomically
 from launcher.plan import Command, Resources, StagePlan
 
 
@@ -16,17 +17,24 @@ class Job:
 
     Attributes:
         name: of the job.
-        plan_files: rendered plans, in order.
+        plans: in order.
         stages_file: where the runner keeps the results.
     """
 
     name: str
-    plan_files: tuple[Path, ...]
+    plans: tuple[StagePlan, ...]
     stages_file: Path
 
-    def plans(self) -> list[StagePlan]:
-        """Read the plans back."""
-        return [StagePlan.from_json(path.read_text()) for path in self.plan_files]
+    @property
+    def plan_files(self) -> tuple[Path, ...]:
+        """Where the plans are written, beside their logs."""
+        return tuple(plan.log.with_suffix(".plan.json") for plan in self.plans)
+
+    def write(self) -> None:
+        """Write the plans."""
+        for plan, file in zip(self.plans, self.plan_files, strict=True):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, plan.to_json())
 
 
 class Executor(Protocol):
@@ -34,6 +42,10 @@ class Executor(Protocol):
 
     def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:
         """Turn a command into the argv that starts it there."""
+        ...
+
+    def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
+        """What would be submitted for the jobs, as text; empty where the commands are all there is."""
         ...
 
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> bool:

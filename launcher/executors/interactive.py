@@ -17,8 +17,12 @@ class InteractiveExecutor:
         """Start with this interpreter; there is no container here."""
         return Place().wrap(command, resources, env)
 
+    def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
+        """Nothing but the commands: no job is submitted."""
+        return ""
+
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> bool:
         """Run every plan in order; True if all went well."""
-        plans = [plan for job in jobs for plan in job.plans()]
+        plans = [plan for job in jobs for plan in job.plans]
         results = run_job(plans, self.wrap, force, jobs[0].stages_file)
         return not any(result.state == "failed" for result in results)

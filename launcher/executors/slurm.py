@@ -38,12 +38,20 @@ class SlurmExecutor:
     Args:
         cluster: conf/cluster/bcm.yaml.
         dependency: of every job, such as singleton: two runs at once then do not get in each other's way.
+        directory: the project as the nodes see it.
         mounts: directories that containers must see.
     """
 
-    def __init__(self, cluster: ClusterConfig, dependency: str | None, mounts: Sequence[str]) -> None:
+    def __init__(self, cluster: ClusterConfig, dependency: str | None, directory: Path, mounts: Sequence[Path]) -> None:
         self.cluster, self.dependency = cluster, dependency
-        self.place = Place("srun", mounts=tuple(mounts), srun_args=tuple(cluster.srun_args))
+        self.place = Place(
+            "srun",
+            directory=str(directory),
+            mounts=tuple(map(str, mounts)),
+            srun_args=tuple(cluster.srun_args),
+            runtime=str(cluster.container_runtime),
+            container_args=tuple(cluster.container_args),
+        )
 
     def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:
         """Start as a step of the allocation."""
@@ -53,12 +61,13 @@ class SlurmExecutor:
         """Submit all jobs or none; each runs only if the one before succeeded. Prints one line a job."""
         if not shutil.which("sbatch"):
             raise ConfigError("there is no sbatch here", "start main.py on a Slurm login node")
+        self._check_pyxis(jobs)
         submitted: list[SubmittedJob] = []
         try:
             for job in jobs:
-                dependency = self._dependency(submitted)
+                dependency = self._dependency(submitted[-1].job_id if submitted else None)
                 job_id = self._submit(job, force, dependency)
-                stages = tuple(plan.stage for plan in job.plans())
+                stages = tuple(plan.stage for plan in job.plans)
                 submitted.append(SubmittedJob(job_id, stages, dependency, str(_folder(job) / f"{job_id}_0_log.out")))
         except ConfigError:
             if submitted:
@@ -72,12 +81,33 @@ class SlurmExecutor:
             )
         return True
 
-    def _dependency(self, submitted: Sequence[SubmittedJob]) -> str:
-        """What the next job waits for; Slurm joins conditions with either ',' (all) or '?' (any)."""
+    def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
+        """The sbatch files as they would be submitted; JOB1 stands where the id of the first will be."""
+        befores = [None, *(f"JOB{index + 1}" for index in range(len(jobs)))]
+        return "".join(
+            f"=== sbatch JOB{index + 1}: {job.name}\n{self.render(job, force, self._dependency(befores[index]))}"
+            for index, job in enumerate(jobs)
+        )
+
+    def _check_pyxis(self, jobs: Sequence[Job]) -> None:
+        """Without pyxis, srun would refuse the container only once the first job has waited for its turn."""
+        wanted = any(plan.resources.container for job in jobs for plan in job.plans)
+        if wanted and self.place.runtime == "pyxis" and "--container-image" not in _output("srun", "--help"):
+            raise ConfigError(
+                "this Slurm has no pyxis: srun does not know --container-image",
+                "take cluster.container_runtime=docker or apptainer, or leave container unset",
+            )
+
+    def _dependency(self, before: str | None) -> str:
+        """What a job waits for; Slurm joins conditions with either ',' (all) or '?' (any).
+
+        Args:
+            before: id of the job before it.
+        """
         own = self.dependency or ""
-        if not submitted:
+        if before is None:
             return own
-        return f"afterok:{submitted[-1].job_id}" + (f",{own}" if own and "?" not in own else "")
+        return f"afterok:{before}" + (f",{own}" if own and "?" not in own else "")
 
     def _submit(self, job: Job, force: Collection[str], dependency: str) -> str:
         folder = _folder(job)
@@ -120,7 +150,7 @@ class SlurmExecutor:
 
     def parameters(self, job: Job, dependency: str | None) -> dict[str, Any]:
         """Derive the parameters that submitit renders: everything in conf/cluster/bcm.yaml reaches sbatch."""
-        cluster, plans = self.cluster, job.plans()
+        cluster, plans = self.cluster, job.plans
         time_limit = max((plan.resources.time_limit for plan in plans), key=limit_s)  # they share one allocation
         notice_s = int(min(_NOTICE_S, limit_s(time_limit) / 4))
         extra: dict[str, Any] = {"signal": f"B:USR2@{notice_s}", "time": time_limit}

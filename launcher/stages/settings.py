@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.config import Config
+from launcher.config import Config, ContainerRuntime
 from launcher.plan import Resources
 from launcher.topology import Topology, topology
 
@@ -13,9 +13,10 @@ def environment(config: Config) -> dict[str, str]:
 
 
 def resources(config: Config, time_limit: str, nodes: int, gpus_per_node: int) -> Resources:
-    """Resources of a stage, in the run's container."""
+    """Resources of a stage, in the run's container unless there is nothing to run that."""
     mounts = tuple(mount for mount in config.container_mounts if mount)
-    return Resources(nodes, gpus_per_node, time_limit, config.container, mounts)
+    container = None if config.cluster.container_runtime is ContainerRuntime.none else config.container
+    return Resources(nodes, gpus_per_node, time_limit, container, mounts)
 
 
 def serving_topology(config: Config) -> Topology:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
+from composed import FIVE, compare, compose, plans_of
 
-from launcher.config import PROJECT_DIR, Config, register, to_typed
 from launcher.paths import RunPaths
-from launcher.pipeline import group, ordered_stages, plan_stages
-from launcher.plan import StagePlan
+from launcher.pipeline import group
 
 HERE = Path(__file__).resolve().parent
-PLACES = ["launcher_scripts_path=/opt/slipway", "base_results_dir=/mount/results"]
-FIVE = "stages=[convert,export,deploy,evaluate,benchmark]"
 CASES = {
     "one_gpu": [FIVE],
     "two_nodes": [
@@ -28,31 +22,10 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def schema() -> Iterator[None]:
-    register()
-    yield
-    GlobalHydra.instance().clear()
-
-
-def compose(overrides: list[str]) -> Config:
-    with hydra.initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
-        return to_typed(hydra.compose("config", overrides=[*PLACES, *overrides]))
-
-
-def plans_of(config: Config) -> list[StagePlan]:
-    paths = RunPaths.of(config)
-    return plan_stages(config, paths, ordered_stages(config, paths))
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_plans_are_as_reviewed(case: str, request: pytest.FixtureRequest) -> None:
-    config = compose(CASES[case])
-    text = "".join(plan.to_json() for plan in plans_of(config)).replace(str(PROJECT_DIR), "<project>")
-    golden = HERE / f"{case}.json"
-    if request.config.getoption("--rewrite-golden"):
-        golden.write_text(text)
-    assert text == golden.read_text()
+    text = "".join(plan.to_json() for plan in plans_of(compose(CASES[case])))
+    compare(text, HERE / f"{case}.json", request)
 
 
 def test_a_server_and_its_clients_are_one_job() -> None:
