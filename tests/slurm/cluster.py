@@ -20,7 +20,7 @@ from types import TracebackType
 from slurm_files import write_files
 
 NODES = ("node1", "node2")
-PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch", "srun", "unshare")
+PROGRAMS = ("gcc", "slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch", "srun", "unshare")
 
 _INSTALL = Path(__file__).with_name("install")
 _SQL = Path("/usr/share/mysql")
@@ -66,6 +66,7 @@ class SlurmCluster:
         self._check_requirements()
         try:
             self._database_port = write_files(self.directory, NODES)
+            self._build_plugin()
             self._start_munge()
             self._start_database()
             self._start_slurm()
@@ -147,6 +148,22 @@ class SlurmCluster:
         missing = [program for program in PROGRAMS if not shutil.which(program)]
         assert not missing, f"there is no {', '.join(missing)} here; run {_INSTALL}"
         assert os.geteuid() == 0, "the Slurm tests give each node a host name of its own, which takes root"
+
+    def received_options(self, job: str) -> dict[str, list[str]]:
+        """pyxis's options that slurmd received, for each step of a job that had any; see container_options.c."""
+        files = sorted((self.directory / "containers").glob(f"{job}.*"))
+        return {file.name: file.read_text().splitlines() for file in files}
+
+    def _build_plugin(self) -> None:
+        source = Path(__file__).with_name("container_options.c")
+        flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Wno-missing-field-initializers"]
+        made = subprocess.run(
+            ["gcc", *flags, f"-o{self.directory / 'container_options.so'}", str(source)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert made.returncode == 0 and not made.stderr, made.stderr
 
     def _start_munge(self) -> None:
         place = self.directory / "munge"

@@ -43,6 +43,7 @@ JobRequeue=1
 FirstJobId={first_job}
 PropagateResourceLimits=NONE
 GresTypes=gpu
+PlugStackConfig={directory}/plugstack.conf
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={dbd_port}
@@ -80,7 +81,14 @@ NodeName={nodes} Name=gpu File={directory}/dev/nvidia[0-{last}]
 
 def write_files(directory: Path, nodes: Sequence[str]) -> int:
     """Make the directories and files that the daemons read; returns the port for the database."""
-    for name in ("munge", "state", "dev", "db", *(f"{kind}.{node}" for kind in ("tmp", "spool") for node in nodes)):
+    for name in (
+        "munge",
+        "state",
+        "dev",
+        "db",
+        "containers",
+        *(f"{kind}.{node}" for kind in ("tmp", "spool") for node in nodes),
+    ):
         (directory / name).mkdir(parents=True, mode=0o755)
     for index in range(GPUS_PER_NODE):
         (directory / "dev" / f"nvidia{index}").symlink_to("/dev/null")
@@ -99,6 +107,7 @@ def write_files(directory: Path, nodes: Sequence[str]) -> int:
     _write(directory / "slurm.conf", _SLURM_CONF.format(**values, nodes=lines))
     _write(directory / "slurmdbd.conf", _SLURMDBD_CONF.format(**values))
     _write(directory / "gres.conf", _GRES_CONF.format(**values, nodes=",".join(nodes)))
+    _write(directory / "plugstack.conf", f"required {directory}/container_options.so {directory}/containers\n")
     _write(directory / "cgroup.conf", "CgroupAutomount=no\n")
     _write(directory / "hosts", f"127.0.0.1 localhost {host} {' '.join(nodes)}\n")
     return db_port

@@ -14,6 +14,7 @@ from launches import (
     HOSTILE,
     NEMO,
     PROJECT,
+    SMALL,
     Launched,
     assert_clean,
     launch,
@@ -78,6 +79,17 @@ def test_a_hostile_name_reaches_slurm_unchanged(slurm: SlurmCluster, finished: L
 
 def test_nothing_is_left_on_the_nodes_after_all_stages(slurm: SlurmCluster, finished: Launched) -> None:
     assert_clean(slurm, *NODES)
+
+
+def test_a_dry_run_shows_the_sbatch_files_that_are_submitted(slurm: SlurmCluster, finished: Launched) -> None:
+    name = (override("export.run.model_train_name", HOSTILE), *SMALL, "dry_run=true")
+    checkpoint = override("export.model.checkpoint_path", finished.results.parent / "the checkpoint's.nemo")
+    shown = run_main(slurm, finished.results, FIVE_STAGES, checkpoint, *name)
+    assert shown.returncode == 0, shown.stderr
+    scripts = [script.partition("\n")[2] for script in shown.stdout.split("=== sbatch ")[1:]]
+    for index, (job, script) in enumerate(zip(finished.jobs, scripts, strict=True)):
+        expected = script.replace(f"JOB{index}", finished.ids[index - 1])
+        assert job.log.with_name(f"{job.job}_submission.sh").read_text() == expected
 
 
 def test_two_launches_at_once_do_not_get_in_each_others_way(slurm: SlurmCluster, tmp_path: Path) -> None:

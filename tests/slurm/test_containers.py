@@ -1,0 +1,92 @@
+"""Containers on the real Slurm: what slurmd receives of pyxis's options, and ranks under docker and apptainer.
+
+There is no container here. pyxis's options are registered by a plugin of this suite (container_options.c, which is
+not pyxis); docker and apptainer are fakes (fakes/) that refuse unknown flags. srun, mpirun and the ranks are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from cluster import NODES, SlurmCluster
+from launches import NEMO, PROJECT, assert_clean, launch, override
+
+from launcher.place import Place
+from launcher.plan import Command, Resources, StagePlan, partial
+
+FAKES = Path(__file__).with_name("fakes")
+IMAGE = "registry.example/team/image:1.0"
+VENV_FIRST = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the host plays the image: its python3 is ours
+REPORT = """
+import json, os, pathlib, socket, sys, time
+names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+rank = next(os.environ[name] for name in names if name in os.environ)
+found = {"host": socket.gethostname(), "cwd": os.getcwd()}
+found |= {"image": os.environ["FAKE_IMAGE"], "given": os.environ["GIVEN"]}
+place = pathlib.Path(sys.argv[1])
+place.mkdir(exist_ok=True)
+(place / f"rank{rank}.json").write_text(json.dumps(found))
+while len(list(place.glob("rank*"))) < 2:
+    time.sleep(0.05)
+"""
+
+
+def test_slurmd_receives_pyxis_options_as_rendered(slurm: SlurmCluster, tmp_path: Path) -> None:
+    data = tmp_path / "da ta; 'x'"
+    data.mkdir()
+    launched = launch(
+        slurm,
+        tmp_path / "results",
+        "stages=[convert]",
+        "export.run.model_train_name=contained",
+        override("export.model.checkpoint_path", NEMO),
+        override("env_vars.PATH", VENV_FIRST),
+        f"container={IMAGE}",
+        f'container_mounts=["{data}"]',
+        "cluster.srun_args=[--no-container-mount-home]",
+    )
+    (job,) = launched.ids
+    assert slurm.wait_for_end(job) == {job: "COMPLETED"}, launched.jobs[0].errors
+    mounts = ",".join(f"{path}:{path}" for path in (PROJECT, tmp_path / "results", data))
+    expected = [f"--container-image={IMAGE}", f"--container-mounts={mounts}", f"--container-workdir={PROJECT}"]
+    assert slurm.received_options(job) == {f"{job}.0": [*expected, "--no-container-mount-home"]}
+
+
+def test_without_a_container_slurmd_receives_none(slurm: SlurmCluster) -> None:
+    job = slurm.run("sbatch", "--parsable", "--output=/dev/null", "--wrap=srun true").strip()
+    assert slurm.wait_for_end(job) == {job: "COMPLETED"}
+    assert slurm.received_options(job) == {}
+
+
+@pytest.mark.parametrize(("runtime", "image"), [("docker", IMAGE), ("apptainer", f"docker://{IMAGE}")])
+def test_ranks_in_containers_run_one_a_node(slurm: SlurmCluster, tmp_path: Path, runtime: str, image: str) -> None:
+    directory = tmp_path / "a di'r; touch x"
+    directory.mkdir()
+    plan = StagePlan(
+        stage="deploy",
+        name="ranks",
+        commands=(Command((sys.executable, "-c", REPORT, str(partial(tmp_path / "ranks")))),),
+        resources=Resources(nodes=2, container=IMAGE),
+        inputs=(),
+        output=tmp_path / "ranks",
+        log=tmp_path / "ranks.log",
+        env={"GIVEN": "it's $(touch x)", "PATH": f"{FAKES}:{VENV_FIRST}"},
+    )
+    file = tmp_path / "plan.json"
+    file.write_text(plan.to_json())
+    place = Place("srun", directory=str(directory), mounts=(str(tmp_path), str(directory)), runtime=runtime)
+    runner = [sys.executable, "-m", "launcher.runner", f"--place={place.to_json()}", str(file)]
+    output = tmp_path / "job.txt"
+    options = ["--parsable", "--nodes=2", f"--output={output}", f"--chdir={PROJECT}", "--time=2"]
+    job = slurm.run("sbatch", *options, f"--wrap=exec {shlex.join(runner)}").strip()
+    assert slurm.wait_for_end(job) == {job: "COMPLETED"}, output.read_text()
+    found = [json.loads((tmp_path / "ranks" / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [each.pop("host") for each in found] == list(NODES)
+    assert found == [{"cwd": str(directory), "image": image, "given": "it's $(touch x)"}] * 2
+    assert list(directory.iterdir()) == []
+    assert_clean(slurm, *NODES)
