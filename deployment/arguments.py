@@ -9,6 +9,16 @@ from handover.arguments import ScriptArguments
 
 
 @dataclass(frozen=True)
+class GemmAutotuneArguments(ScriptArguments):
+    """Let FasterTransformer's gpt_gemm find the fastest matrix products for a model."""
+
+    model_repository: Path = field(metadata={"help": "Triton model repository"})
+    binary: Path = field(metadata={"help": "gpt_gemm of the container"})
+    input_length: int = field(default=32, metadata={"help": "longest prompt in tokens to tune for"})
+    beam_width: int = field(default=1, metadata={"help": "beams to tune for"})
+
+
+@dataclass(frozen=True)
 class ServeArguments(ScriptArguments):
     """Start tritonserver on a model repository, prove that it generates, supervise it."""
 

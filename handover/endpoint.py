@@ -70,3 +70,14 @@ class Endpoint:
             f"no deployment at '{source}'",
             "give an endpoint.json, its directory, or host:port of a gRPC endpoint",
         )
+
+
+def is_published(path: Path, run: str) -> bool:
+    """Whether the endpoint file is that of the server of this run, not of an earlier one.
+
+    A pid would not tell: under srun the server is no child of the runner.
+    """
+    try:
+        return bool(json.loads(path.read_text())["run"] == run)
+    except (OSError, ValueError, KeyError):
+        return False

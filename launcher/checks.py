@@ -97,6 +97,11 @@ def _check_cluster(config: Config, stages: Collection[Stage]) -> None:
             "export.triton_deployment.pipeline_model_parallel_size, or raise cluster.nodes",
         )
     engine = config.deployment.engine
+    if Stage.deploy in stages and engine is Engine.slipway and config.deployment.gemm_autotune:
+        raise ConfigError(
+            "deployment.gemm_autotune=true: the drop-in engine does not read gemm_config.ini",
+            "take gemm_autotune=false, or deployment.engine=fastertransformer in its container",
+        )
     if Stage.deploy in stages and engine is Engine.slipway and config.export.triton_deployment.int8_mode:
         raise ConfigError(
             "export.triton_deployment.int8_mode=true: the drop-in engine does not quantise yet",

@@ -159,6 +159,8 @@ class DeploymentConfig:
     grpc_port: int = 0
     metrics_port: int = 0
     start_timeout_s: int = 300  # until a real generation has come back
+    gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving
+    gemm_binary: str = "/workspace/build/fastertransformer_backend/build/bin/gpt_gemm"  # in the container
     exit_timeout_s: int = 10  # for requests in flight when the server is stopped
     endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
     server_args: list[str] = field(default_factory=list)

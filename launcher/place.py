@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -52,6 +52,8 @@ class Place:
         """
         inside = resources.container is not None
         argv = command.argv if inside or command.argv[0] != PYTHON else (sys.executable, *command.argv[1:])
+        if command.nodes is not None:
+            resources = replace(resources, nodes=command.nodes)
         if self.starter == "child":
             return argv
         if self.starter == "bcprun":

@@ -26,10 +26,12 @@ class Command:
     Attributes:
         argv: program and arguments, each passed on unchanged.
         tasks_per_node: processes to start on each node.
+        nodes: how many of the stage's nodes, from the first; None for all.
     """
 
     argv: tuple[str, ...]
     tasks_per_node: int = 1
+    nodes: int | None = None
 
 
 def python_module(module: str, arguments: ScriptArguments) -> Command:
@@ -64,13 +66,14 @@ class StagePlan:
         stage: convert, export, deploy, evaluate, benchmark or report.
         name: of the job, for people.
         commands: run one after another; the first failure stops the stage.
+            Those of a service are what prepares it, and last the server itself.
         resources: what they need.
         inputs: paths that must exist when the plan runs (not when it is written).
         output: directory that is published on success. Commands write to ``partial(output)``.
             A service publishes nothing: its output is where it keeps its endpoint file.
         log: file that receives what the commands print.
         env: variables added to the environment.
-        service: the single command is a server: it runs until the stages after it are done.
+        service: the last command is a server: it runs until the stages after it are done.
         needs_server: runs while the service of the same job is up.
         always: runs even if a stage before it failed (the report).
     """
@@ -96,7 +99,8 @@ class StagePlan:
         """Inverse of ``to_json``."""
         content: dict[str, Any] = json.loads(text)
         content["commands"] = tuple(
-            Command(tuple(command["argv"]), command["tasks_per_node"]) for command in content["commands"]
+            Command(tuple(command["argv"]), command["tasks_per_node"], command["nodes"])
+            for command in content["commands"]
         )
         resources = content["resources"]
         resources["container_mounts"] = tuple(resources["container_mounts"])

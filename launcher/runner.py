@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
-from handover.endpoint import RUN_VARIABLE
+from handover.endpoint import RUN_VARIABLE, is_published
 from handover.errors import ArtefactError, ServerError, SlipwayError
 from handover.manifest import write_atomically
 from launcher import artefact, console
@@ -191,7 +191,7 @@ class _Job:
         if not (plan.needs_server and self.server and self.endpoint):
             return
         deadline = time.monotonic() + patience_s
-        while _is_published(self.endpoint, self.token) and self.server.wait(0) is None:
+        while is_published(self.endpoint, self.token) and self.server.wait(0) is None:
             if time.monotonic() >= deadline:
                 return
             time.sleep(_POLL_S)
@@ -205,12 +205,14 @@ class _Job:
             return "skipped", "nothing after it needs a server"
         self._announce(index)
         plan.output.mkdir(parents=True, exist_ok=True)
-        (command,) = plan.commands
+        *preparations, command = plan.commands
+        for preparation in preparations:
+            self._run_command(plan, preparation)
         self.server = self._start(plan, command, **{RUN_VARIABLE: self.token})
         self.endpoint = plan.output / ENDPOINT_FILE
         if not clients:
             return self._serve_until_stopped(self.server)
-        while not _is_published(self.endpoint, self.token):
+        while not is_published(self.endpoint, self.token):
             if (status := self.server.wait(_POLL_S)) is not None:
                 lines = _indent(self.server.last_lines)
                 self.server = None
@@ -265,17 +267,6 @@ def _out_of_time(plan: StagePlan) -> SlipwayError:
         f"raise the stage's run.time_limit (now {plan.resources.time_limit}); "
         "the same command then continues with what was cut off",
     )
-
-
-def _is_published(endpoint: Path, run: str) -> bool:
-    """Whether the endpoint file is that of the server we started, not of an earlier one.
-
-    A pid would not tell: under srun the server is no child of ours.
-    """
-    try:
-        return bool(json.loads(endpoint.read_text())["run"] == run)
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 def _indent(lines: str) -> str:

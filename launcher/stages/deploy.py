@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from deployment.arguments import ServeArguments
+from dataclasses import replace
+from pathlib import Path
+
+from deployment.arguments import GemmAutotuneArguments, ServeArguments
 from launcher.config import Config
 from launcher.paths import RunPaths
-from launcher.plan import StagePlan, python_module
+from launcher.plan import Command, StagePlan, python_module
 from launcher.stages.settings import environment, resources, serving_topology
 
 
@@ -32,7 +35,7 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
     return StagePlan(
         stage="deploy",
         name=deployment.run.name,
-        commands=(python_module("deployment.serve", arguments),),
+        commands=(*_preparations(config, paths), python_module("deployment.serve", arguments)),
         resources=resources(config, deployment.run.time_limit, layout.nodes, layout.gpus // layout.nodes),
         inputs=(paths.model_repository,),
         output=paths.deployment,
@@ -40,3 +43,11 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
         env=env,
         service=True,
     )
+
+
+def _preparations(config: Config, paths: RunPaths) -> tuple[Command, ...]:
+    """Plan what runs once, on the first node, before the server is started."""
+    if not config.deployment.gemm_autotune:
+        return ()
+    arguments = GemmAutotuneArguments(paths.model_repository, binary=Path(config.deployment.gemm_binary))
+    return (replace(python_module("deployment.gemm_autotune", arguments), nodes=1),)

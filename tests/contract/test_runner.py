@@ -261,6 +261,22 @@ def test_a_service_runs_until_its_last_client_is_done(tmp_path: Path) -> None:
     assert not is_running(pid)
 
 
+def test_what_prepares_a_service_comes_first(tmp_path: Path) -> None:
+    server = fake_server(tmp_path)
+    prepare = python("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", server.output / "tuned")
+    prepared = replace(server, commands=(prepare, *server.commands))
+    tuned = f"assert pathlib.Path({str(server.output / 'tuned')!r}).exists()"
+    assert states(run(prepared, client(tmp_path, "evaluate", tuned))) == ["done", "done"]
+
+
+def test_a_service_that_cannot_be_prepared_is_not_started(tmp_path: Path) -> None:
+    server = fake_server(tmp_path)
+    unprepared = replace(server, commands=(python("import sys; sys.exit('no GPU')"), *server.commands))
+    results = run(unprepared, client(tmp_path, "evaluate"))
+    assert states(results) == ["failed", "not run"] and "no GPU" in results[0].error
+    assert not (server.output / "endpoint.json").exists()
+
+
 def test_a_service_is_stopped_when_a_client_fails(tmp_path: Path) -> None:
     server = fake_server(tmp_path)
     results = run(server, client(tmp_path, "evaluate", "sys.exit(9)"), client(tmp_path, "benchmark"))

@@ -17,7 +17,7 @@ from composed import FIVE, compare, compose, plans_of
 
 from handover.errors import ConfigError
 from launcher import checks
-from launcher.config import PROJECT_DIR, Config
+from launcher.config import PROJECT_DIR, Config, Stage
 from launcher.paths import RunPaths
 from launcher.pipeline import executor_for, make_jobs
 
@@ -34,6 +34,7 @@ SLURM = {
     "pyxis": [*BCM, *TWO_NODES, IMAGE, "container_mounts=[null,/mount/data]", "data_dir=/mount/data/pile"],
     "docker": [*BCM, *TWO_NODES, IMAGE, "cluster.container_runtime=docker", "cluster.container_args=[--privileged]"],
     "apptainer": [*BCM, *TWO_NODES, IMAGE, "cluster.container_runtime=apptainer"],
+    "gemm_autotune": [*BCM, *TWO_NODES, IMAGE, "stages=[deploy]", "deployment.gemm_autotune=true"],
     "none": [*BCM, IMAGE, "cluster.container_runtime=none", "stages=[convert]"],
     "every_key": [
         *(*BCM, IMAGE, "stages=[convert,export,deploy]", "force=[export]", "env_vars.NCCL_DEBUG=INFO"),
@@ -101,6 +102,12 @@ def test_a_path_that_cannot_be_mounted_is_refused(path: str, runtime: str) -> No
     with pytest.raises(ConfigError, match=path) as refused:
         checks.check(config, paths, [])
     assert "container_mounts" in refused.value.hint
+
+
+def test_only_fasterTransformer_is_tuned() -> None:  # noqa: N802
+    config = compose([*BCM, "deployment.gemm_autotune=true"])
+    with pytest.raises(ConfigError, match="gemm_autotune=true: the drop-in"):
+        checks.check(config, RunPaths.of(config), [Stage.deploy])
 
 
 def test_results_that_cannot_be_mounted_are_refused_only_in_a_container(tmp_path: Path) -> None:
