@@ -11,6 +11,7 @@ request: the client, gRPC, the scheduler, shared memory and the Python stub.
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import subprocess
 import sys
@@ -149,5 +150,13 @@ def main(argv: Sequence[str]) -> None:
             )
 
 
+def _spin_as_the_server_does() -> None:
+    """Start over with the server's OpenMP setting (deployment/tritonserver.py), which is read when torch is loaded."""
+    if "GOMP_SPINCOUNT" not in os.environ:
+        argv = [sys.executable, "-m", "benchmarks.triton_overhead", *sys.argv[1:]]
+        os.execve(sys.executable, argv, {**os.environ, "GOMP_SPINCOUNT": "1000"})
+
+
 if __name__ == "__main__":
+    _spin_as_the_server_does()
     raise SystemExit(exit_status(main, "triton_overhead"))
