@@ -3,6 +3,8 @@
 The order: sweep what a killed run left, prove the weights, choose ports, start the server, wait for a
 real generation through the ensemble, publish the endpoint file, watch. SIGTERM, SIGUSR1, Ctrl-C or the end of
 the parent process stop the server; nothing stays in the process table, in /dev/shm or as a temporary file.
+
+Started several times by srun or mpirun, the first of the processes serves and the others take part; see ``ranks``.
 """
 
 from __future__ import annotations
@@ -13,19 +15,20 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 from deployment.arguments import ServeArguments
 from deployment.leftovers import State, Sweeper, create_state, sweep, sweep_earlier
 from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
-from deployment.ranks import arguments_of, find_rank
+from deployment.ranks import arguments_of, check_world_size, engine_environment, find_rank, rendezvous_file
 from deployment.served_models import ServedModel, find_served_models
 from deployment.supervise import Server
 from deployment.tritonserver import SLIPWAY, assemble_backends, build_argv, link_repository, locate
 from deployment.weights import prove_weights
+from deployment.workers import take_part
 from handover.endpoint import RUN_VARIABLE, Endpoint
 from handover.errors import ServerError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST_NAME
@@ -71,11 +74,25 @@ class StopRequest:
 def main(argv: Sequence[str]) -> None:
     """Serve until stopped; a server that dies is an error."""
     rank = find_rank(os.environ)
-    arguments = arguments_of(rank, ServeArguments.from_argv(argv, __doc__))
+    given = ServeArguments.from_argv(argv, __doc__)
+    arguments = arguments_of(rank.rank, given)
     stop = StopRequest()
+    is_spread = arguments.engine == SLIPWAY and rank.world_size > 1
+    if is_spread:
+        models = find_served_models(arguments.model_repository)
+        check_world_size(rank, models)
+    if is_spread and rank.rank:
+        with stop.listening():
+            take_part(arguments, models[0], rank, given.endpoint, stop.came)
+        return
+    rendezvous_file(given.endpoint).unlink(missing_ok=True)  # a killed run's: nobody shall look for that
     models = prepare(arguments)
+    environment = engine_environment(rank, given.endpoint, given.start_timeout_s) if is_spread else {}
     with stop.listening():
-        serve(arguments, models, stop, takes_requests=rank == 0)
+        try:
+            serve(arguments, models, stop, takes_requests=rank.rank == 0, environment=environment)
+        finally:
+            rendezvous_file(given.endpoint).unlink(missing_ok=True)
 
 
 def prepare(arguments: ServeArguments) -> list[ServedModel]:
@@ -98,7 +115,11 @@ def prepare(arguments: ServeArguments) -> list[ServedModel]:
 
 
 def serve(
-    arguments: ServeArguments, models: Sequence[ServedModel], stop: StopRequest, takes_requests: bool = True
+    arguments: ServeArguments,
+    models: Sequence[ServedModel],
+    stop: StopRequest,
+    takes_requests: bool = True,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Bring the server up and watch it until it is asked to stop.
 
@@ -107,6 +128,7 @@ def serve(
         models: as ``prepare`` gave them.
         stop: ends the deployment.
         takes_requests: False for a rank that only computes: nothing is probed or published.
+        environment: variables for the server.
 
     Raises:
         ServerError: the server did not start in time, or it or a stub died.
@@ -117,7 +139,7 @@ def serve(
     sweeper = Sweeper(state)
     try:
         ports = _choose_ports(arguments)
-        server = _start(arguments, ports, state, models[0].directory)
+        server = _start(arguments, ports, state, models[0].directory, environment)
         try:
             if not takes_requests or _wait_until_it_generates(arguments, server, ports, models[0], stop):
                 server.remember_stubs()
@@ -132,13 +154,16 @@ def serve(
         sweeper.dismiss()
 
 
-def _start(arguments: ServeArguments, ports: Ports, state: State, directory: Path) -> Server:
+def _start(
+    arguments: ServeArguments, ports: Ports, state: State, directory: Path, environment: Mapping[str, str]
+) -> Server:
     installation = locate(arguments.engine)
     backends = assemble_backends(installation, Path(state.directory))
     repository = link_repository(arguments.model_repository, Path(state.directory))
     command = build_argv(installation.binary, arguments, repository, ports, state.prefix, backends)
     shown_paths = {repository: arguments.model_repository}
-    return Server(command, installation.environment, directory, arguments.log, state.prefix, shown_paths)
+    variables = {**installation.environment, **environment}
+    return Server(command, variables, directory, arguments.log, state.prefix, shown_paths)
 
 
 def _choose_ports(arguments: ServeArguments) -> Ports:

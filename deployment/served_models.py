@@ -44,6 +44,12 @@ class ServedModel:
         """Number of shards of each split tensor."""
         return int(self.parameters["tensor_para_size"])
 
+    @property
+    def pipeline_para_size(self) -> int:
+        """Number of stages that the layers are cut into."""
+        text = self.parameters.get("pipeline_para_size", "1")
+        return int(text) if text.isdigit() else 1
+
 
 def find_served_models(repository: Path, follows_moves: bool = True) -> list[ServedModel]:
     """Read every model of the repository whose backend is ``fastertransformer``.

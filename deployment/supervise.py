@@ -91,7 +91,7 @@ class Server:
         """
         status = self._process.poll()
         if status is not None:
-            raise ServerError(f"tritonserver {_describe(status)}{self._quoted_log()}")
+            raise ServerError(f"tritonserver {describe(status)}{self._quoted_log()}")
         self._scan_log()
         dead = self._dead_stubs()
         if dead:
@@ -179,5 +179,6 @@ def last_lines(log: Path) -> list[str]:
         return []
 
 
-def _describe(status: int) -> str:
+def describe(status: int) -> str:
+    """Say how a process ended."""
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"

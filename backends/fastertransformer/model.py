@@ -8,6 +8,7 @@ file and ``engine/`` beside it, both below a directory named ``fastertransformer
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
 from fastertransformer.engine.errors import EngineError  # noqa: E402
+from fastertransformer.engine.parallel import Group  # noqa: E402
 from fastertransformer.engine.precision import choose_device  # noqa: E402
+from fastertransformer.engine.ranks import read_ranks  # noqa: E402
 from fastertransformer.engine.request import INPUT_NAMES, Request  # noqa: E402
 from fastertransformer.engine.settings import read_settings  # noqa: E402
 
@@ -36,8 +39,13 @@ class TritonPythonModel:
         try:
             settings = read_settings(parameters, Path(args["model_repository"]), args["model_version"])
             device = choose_device(args["model_instance_kind"], int(args["model_instance_device_id"]))
+            ranks = read_ranks(os.environ)
+            instances = sum(int(each.get("count", 1)) for each in model_config.get("instance_group", []))
+            if ranks and instances > 1:
+                raise EngineError(f"instance_group asks for {instances} instances; several processes make up one")
+            group = Group(ranks, settings.tensor_para_size, settings.pipeline_para_size, device) if ranks else None
             self._engine: Engine = open_engine(
-                settings.checkpoint, settings.tensor_para_size, settings.data_type, device, settings.cpu_threads
+                settings.checkpoint, settings.tensor_para_size, settings.data_type, device, settings.cpu_threads, group
             )
         except EngineError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
@@ -62,6 +70,10 @@ class TritonPythonModel:
             outputs = [pb_utils.Tensor(name, array) for name, array in tensors.items() if name in wanted]
             responses[index] = pb_utils.InferenceResponse(output_tensors=outputs)
         return responses
+
+    def finalize(self) -> None:
+        """Send the other ranks home, where there are any."""
+        self._engine.close()
 
     def _parse(self, request: Any) -> Request | str:
         """Check one request; give what is wrong with it as text."""

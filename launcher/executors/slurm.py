@@ -159,6 +159,7 @@ class SlurmExecutor:
             extra |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
         extra |= cluster.additional_parameters
         gpus = max(plan.resources.gpus_per_node for plan in plans)
+        tasks = max(command.tasks_per_node for plan in plans for command in plan.commands)
         chosen = {
             "job_name": job.name,
             "partition": cluster.partition,
@@ -166,6 +167,7 @@ class SlurmExecutor:
             "exclusive": cluster.exclusive or None,
             "mem": cluster.mem,
             "nodes": max(plan.resources.nodes for plan in plans),
+            "ntasks_per_node": tasks if tasks > 1 else None,  # a CPU each, else srun could not start them
             "gpus_per_node": cluster.gpus_per_node if gpus and cluster.exclusive else gpus or None,
             "gpus_per_task": cluster.gpus_per_task,
             "setup": list(cluster.setup) or None,

@@ -6,14 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from deployment.arguments import GemmAutotuneArguments, ServeArguments
-from launcher.config import Config
+from launcher.config import ClusterType, Config, Engine
 from launcher.paths import RunPaths
 from launcher.plan import Command, StagePlan, python_module
 from launcher.stages.settings import environment, resources, serving_topology
 
 
 def deploy(config: Config, paths: RunPaths) -> StagePlan:
-    """Plan one tritonserver a node over the nodes that TP x PP fill."""
+    """Plan the server over the nodes that TP x PP fill.
+
+    FasterTransformer drives all GPUs of a node from one process. Our engine takes one process a rank on Slurm, whose
+    steps start them; elsewhere one process runs all ranks of a node.
+    """
     deployment = config.deployment
     layout = serving_topology(config)
     arguments = ServeArguments(
@@ -32,11 +36,17 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
     env = environment(config)
     if layout.cuda_devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = layout.cuda_devices
+    gpus_per_node = layout.gpus // layout.nodes
+    is_task_a_rank = deployment.engine is Engine.slipway and config.cluster_type is ClusterType.bcm
+    tasks_per_node = max(1, gpus_per_node) if is_task_a_rank else 1
     return StagePlan(
         stage="deploy",
         name=deployment.run.name,
-        commands=(*_preparations(config, paths), python_module("deployment.serve", arguments)),
-        resources=resources(config, deployment.run.time_limit, layout.nodes, layout.gpus // layout.nodes),
+        commands=(
+            *_preparations(config, paths),
+            replace(python_module("deployment.serve", arguments), tasks_per_node=tasks_per_node),
+        ),
+        resources=resources(config, deployment.run.time_limit, layout.nodes, gpus_per_node),
         inputs=(paths.model_repository,),
         output=paths.deployment,
         log=paths.log("deploy"),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpt2_checkpoint import random_gpt2, write_shards
+from rank_processes import rank_environment
 
 MODEL_PY = Path(__file__).resolve().parent.parent.parent / "backends" / "fastertransformer" / "model.py"
 INPUTS = ["input_ids", "input_lengths", "request_output_len", "runtime_top_k", "beam_width", "is_return_log_probs"]
@@ -194,3 +195,19 @@ def test_decoupled_mode_is_refused_until_it_exists(backend: Any, tmp_path: Path)
     config = json.loads(given["model_config"]) | {"model_transaction_policy": {"decoupled": True}}
     with pytest.raises(FakePbUtils.TritonModelException, match="decoupled"):
         backend.TritonPythonModel().initialize(given | {"model_config": json.dumps(config)})
+
+
+def test_several_processes_make_up_one_instance(backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_shards(random_gpt2(), tmp_path / "1", 2)
+    for name, value in rank_environment(0, 4, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FakePbUtils.TritonModelException, match=r"world_size \(4\) should equal to .* \(2 \* 1 here\)"):
+        backend.TritonPythonModel().initialize(arguments(tmp_path))
+    given = arguments(tmp_path)
+    config = json.loads(given["model_config"]) | {"instance_group": [{"count": 2}]}
+    with pytest.raises(FakePbUtils.TritonModelException, match="2 instances"):
+        backend.TritonPythonModel().initialize(given | {"model_config": json.dumps(config)})
+
+
+def test_an_instance_that_is_alone_ends_without_more_ado(instance: Any) -> None:
+    assert instance.finalize() is None

@@ -19,9 +19,11 @@ from deployment.arguments import ServeArguments
 from deployment.leftovers import create_state, read_state, state_file, sweep_earlier
 from deployment.ports import Ports, choose_ports
 from deployment.processes import command_line, descendants, look_up
-from deployment.ranks import arguments_of, find_rank
+from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank
+from deployment.served_models import ServedModel
 from deployment.supervise import Server, last_lines
 from deployment.tritonserver import Installation, assemble_backends, build_argv, locate
+from deployment.workers import worker_argv
 from handover.errors import ServerError
 
 ARGUMENTS = ServeArguments(Path("/repo with space"), Path("/run/endpoint.json"), Path("/run/server.log"))
@@ -66,14 +68,26 @@ def test_the_containers_server_keeps_its_own_backends() -> None:
 @pytest.mark.parametrize(
     ("environment", "rank"),
     [
-        ({}, 0),
-        ({"SLURM_PROCID": "0"}, 0),
-        ({"SLURM_PROCID": "3"}, 3),
-        ({"OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0"}, 1),  # mpirun inside one Slurm task
-        ({"PMIX_RANK": "none"}, 0),
+        ({}, Rank()),
+        ({"SLURM_PROCID": "0"}, Rank()),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, Rank(3, 8)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0"},
+            Rank(1, 2),
+        ),  # mpirun in a task
+        ({"PMIX_RANK": "none"}, Rank()),
+        # What srun 22.05 --mpi=pmix --nodes=2 --ntasks-per-node=2 sets, in part; then a batch script's.
+        (
+            {
+                **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "PMIX_RANK": "3", "SLURM_PROCID": "3"},
+                **{"SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
+            },
+            Rank(3, 4, 1, 2),
+        ),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, Rank()),
     ],
 )
-def test_the_rank_is_mpis_or_slurms(environment: dict[str, str], rank: int) -> None:
+def test_the_rank_is_mpis_or_slurms(environment: dict[str, str], rank: Rank) -> None:
     assert find_rank(environment) == rank
 
 
@@ -84,8 +98,45 @@ def test_only_the_first_rank_opens_ports_and_owns_the_endpoint() -> None:
     second = arguments_of(1, arguments)
     assert (second.endpoint, second.log) == (Path("/e/endpoint.rank1.json"), Path("/e/s.rank1.log"))
     assert {"--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"} <= set(second.server_args)
-    with pytest.raises(ServerError, match="one node"):
-        arguments_of(1, ARGUMENTS)
+
+
+def served(tensor: str, pipeline: str) -> ServedModel:
+    parameters = {"tensor_para_size": tensor, "pipeline_para_size": pipeline, "data_type": "fp32", "cpu_threads": "3"}
+    return ServedModel("gpt", Path("/repo/gpt"), Path("/repo/gpt/1/2-gpu"), parameters, 1, {}, {})
+
+
+def test_as_many_processes_as_ranks_or_one() -> None:
+    for rank, models in (
+        (Rank(), [served("8", "2")]),
+        (Rank(), [served("1", "1")] * 2),
+        (Rank(1, 4), [served("2", "2")]),
+    ):
+        check_world_size(rank, models)
+    with pytest.raises(ServerError) as error:
+        check_world_size(Rank(3, 4), [served("1", "1")])
+    assert error.value.problem == (
+        "world_size (4) should equal to tensor_para_size_ * pipeline_para_size_ (1 * 1 here)"
+    )
+    assert error.value.hint.startswith("start 1 processes")
+    with pytest.raises(ServerError, match="one model together"):
+        check_world_size(Rank(0, 2), [served("2", "1")] * 2)
+
+
+def test_every_rank_is_told_the_same_place_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    first, second = (
+        json.loads(engine_environment(Rank(rank, 2, rank, 2), Path("/e/endpoint.json"), 30)["SLIPWAY_RANKS"])
+        for rank in (0, 1)
+    )
+    assert first | {"rank": 1, "local_rank": 1} == second
+    assert second["rendezvous"] == "/e/.endpoint.json.ranks" and "7" in second["run"]
+
+
+def test_the_workers_command_line() -> None:
+    assert worker_argv(served("2", "4"))[1:] == (
+        *("-m", "backends.fastertransformer.worker", "--checkpoint=/repo/gpt/1/2-gpu", "--tensor-para-size=2"),
+        *("--pipeline-para-size=4", "--data-type=fp32", "--cpu-threads=3"),
+    )
 
 
 def test_free_ports_differ_and_can_be_taken() -> None:

@@ -271,5 +271,5 @@ def test_what_the_last_batch_left_in_the_cache_does_not_matter(engine: Engine) -
     tensors = ask(prompts(), OUTPUTS)
     expected = generated_rows(answer(engine, tensors))
     with torch.inference_mode():
-        engine._cache.slots(5, 32).fill_(1e4)
+        engine._steps.cache.slots(5, 32).fill_(1e4)
     assert generated_rows(answer(engine, tensors)) == expected

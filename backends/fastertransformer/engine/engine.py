@@ -14,9 +14,11 @@ import torch
 from .config import GptConfig, read_config
 from .generate import Generated, generate
 from .model import Gpt, KvCache
+from .parallel import Group, Leader
 from .precision import choose_device, choose_precision
 from .request import Array, Request, join_requests, parse_request
-from .weights import load_weights
+from .steps import Steps
+from .weights import Share, load_weights
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +31,9 @@ class Engine:
         description: one line for a log: what runs, where and how.
     """
 
-    def __init__(self, model: Gpt, cache: KvCache, description: str) -> None:
-        self._model, self._cache = model, cache
-        self.config: GptConfig = model.config
+    def __init__(self, steps: Steps, description: str) -> None:
+        self._steps = steps
+        self.config: GptConfig = steps.config
         self.description = description
 
     def parse(self, tensors: Mapping[str, Array]) -> Request:
@@ -50,7 +52,7 @@ class Engine:
         """
         answers: list[dict[str, Array]] = []
         for group in _groups(requests, max_rows):
-            generated = generate(self._model, self._cache, join_requests(group))
+            generated = generate(self._steps, join_requests(group))
             first = 0
             for request in group:
                 rows = slice(first, first + request.batch_size)
@@ -58,9 +60,18 @@ class Engine:
                 first = rows.stop
         return answers
 
+    def close(self) -> None:
+        """End the other processes of a group in good order."""
+        self._steps.close()
+
 
 def open_engine(
-    directory: Path, tensor_para_size: int, data_type: str, device: torch.device | None = None, cpu_threads: int = 0
+    directory: Path,
+    tensor_para_size: int,
+    data_type: str,
+    device: torch.device | None = None,
+    cpu_threads: int = 0,
+    group: Group | None = None,
 ) -> Engine:
     """Load a checkpoint.
 
@@ -70,24 +81,49 @@ def open_engine(
         data_type: fp32, fp16 or bf16 at run time.
         device: None for a GPU where there is one, else the CPU.
         cpu_threads: of torch, for the whole process; 0 for one a core that this process may use.
+        group: the processes that hold the network together, of which this is the first; None: this one holds it all.
 
     Raises:
-        EngineError: config.ini or shards are not as they must be; the message names them.
+        EngineError: config.ini or shards are not as they must be, or another process of the group was lost; the
+            message names them.
     """
-    torch.set_num_threads(cpu_threads or _available_cores())
+    steps, description = load_steps(directory, tensor_para_size, data_type, device, cpu_threads, group)
+    if group:
+        group.wait_until_loaded()
+    return Engine(steps, description)
+
+
+def load_steps(
+    directory: Path,
+    tensor_para_size: int,
+    data_type: str,
+    device: torch.device | None = None,
+    cpu_threads: int = 0,
+    group: Group | None = None,
+) -> tuple[Steps, str]:
+    """Load this process's part of a checkpoint, and describe it in one line; see open_engine."""
+    local_size = group.ranks.local_size if group else 1
+    torch.set_num_threads(cpu_threads or max(1, _available_cores() // local_size))
     device = device or choose_device()
     config = read_config(directory)
     precision = choose_precision(data_type, device)
     start = time.perf_counter()
+    share = group.share(config) if group else Share(range(config.num_layer))
     with torch.inference_mode():
-        weights = load_weights(directory, config, tensor_para_size, precision, device)
+        weights = load_weights(directory, config, tensor_para_size, precision, device, share)
+    heads = config.head_num // (1 if share.rank is None else tensor_para_size)
+    cache = KvCache(config, precision.compute, device, len(share.layers), heads)
+    what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
     description = (
         f"GPT {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size} from {directory}"
-        f" ({config.weight_data_type}, {tensor_para_size} shards) in {time.perf_counter() - start:.1f} s;"
+        f" ({config.weight_data_type}, {what}) in {time.perf_counter() - start:.1f} s;"
         f" {precision.note}; {torch.get_num_threads()} CPU threads"
     )
+    if group:
+        description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {share.layers}"
     _log.info(description)
-    return Engine(Gpt(config, weights), KvCache(config, precision.compute, device), description)
+    model = Gpt(config, weights, group.links(config, precision.compute, device) if group else None)
+    return (Leader(model, cache, group) if group and group.ranks.rank == 0 else Steps(model, cache)), description
 
 
 def _available_cores() -> int:

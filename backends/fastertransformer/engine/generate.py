@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .model import Gpt, KvCache
 from .request import Array, Request
 from .sampling import (
     SamplingParameters,
@@ -25,6 +24,7 @@ from .sampling import (
     resolve_top_k_top_p,
     token_log_probs,
 )
+from .steps import Steps
 from .words import ban
 
 _PREFILL_TOKENS = 4096  # of one prefill pass, padding included: bounds the MLP's inner activations
@@ -51,17 +51,16 @@ class Generated:
 
 
 @torch.inference_mode()
-def generate(model: Gpt, cache: KvCache, request: Request) -> Generated:
+def generate(steps: Steps, request: Request) -> Generated:
     """Continue every row until its end_id, one of its stop words or its output length.
 
     Greedy and seeded rows get the same tokens whatever else is in the batch.
 
     Args:
-        model: the network.
-        cache: whose memory may be overwritten.
+        steps: the network and its cache, whose content is overwritten.
         request: one or, joined, several requests.
     """
-    batch = _Batch(model, cache, request)
+    batch = _Batch(steps, request)
     hidden = batch.drop_finished(batch.prefill())  # a row may want no token at all
     while batch.rows.size:
         batch.sample(hidden)
@@ -79,9 +78,9 @@ class _Batch:
         result: of all rows.
     """
 
-    def __init__(self, model: Gpt, cache: KvCache, request: Request) -> None:
-        self._model, self._request = model, request
-        self._device = model.weights.token_embedding.device
+    def __init__(self, steps: Steps, request: Request) -> None:
+        self._steps, self._request = steps, request
+        self._device = steps.device
         batch, longest_output = request.batch_size, int(request.output_lengths.max())
         self.rows = np.argsort(request.input_lengths, kind="stable")
         self.result = Generated(
@@ -90,8 +89,8 @@ class _Batch:
             cum_log_probs=np.zeros(batch, np.float32),
             output_log_probs=np.zeros((batch, longest_output), np.float32),
         )
-        self._slots = cache.slots(batch, int((request.input_lengths + request.output_lengths).max()))
-        self._step = 0
+        steps.begin(batch, int((request.input_lengths + request.output_lengths).max()))
+        self._count = 0  # tokens generated in each place
         self._tokens = torch.zeros(0, dtype=torch.long)
         self._has_ended = np.zeros(batch, bool)
         self._all_parameters = self._upload_parameters()
@@ -119,7 +118,7 @@ class _Batch:
     def _mark_inputs(self) -> Tensor:
         """Say which tokens occur in the input of each place: bool [N, V]."""
         width = self._request.input_ids.shape[1]
-        vocab = self._model.config.vocab_size
+        vocab = self._steps.config.vocab_size
         is_real = np.arange(width) < self._request.input_lengths[:, None]
         ids = np.where(is_real, self._request.input_ids, vocab)[self.rows]  # padding marks a column that is cut off
         occurred = torch.zeros(len(ids), vocab + 1, dtype=torch.bool, device=self._device)
@@ -132,7 +131,7 @@ class _Batch:
         for first, end in _prefill_passes(lengths):
             rows, width = self.rows[first:end], int(lengths[end - 1])
             ids = torch.from_numpy(self._request.input_ids[rows, :width]).to(self._device)  # [b, width]
-            hidden = self._model.prefill(ids, self._slots[:, :, first:end])  # [b, width, hidden]
+            hidden = self._steps.prefill(ids, first)  # [b, width, hidden]
             ends = torch.from_numpy(lengths[first:end] - 1).to(self._device)
             last.append(hidden[torch.arange(end - first, device=self._device), ends])
             for place in np.flatnonzero(self._request.wants_context_log_probs[rows]):
@@ -143,16 +142,16 @@ class _Batch:
     def _context_log_prob(self, hidden: Tensor, ids: Tensor) -> float:
         """Sum the log-probabilities of ids[1:] given what precedes them: [length, hidden], [>=length] -> number."""
         length, total = hidden.shape[0], 0.0
-        block = max(1, _LOGITS_BYTES // (4 * self._model.config.vocab_size))
+        block = max(1, _LOGITS_BYTES // (4 * self._steps.config.vocab_size))
         for first in range(0, length - 1, block):
             end = min(first + block, length - 1)
-            log_probs = self._model.logits(hidden[first:end]).log_softmax(dim=-1)
+            log_probs = self._steps.logits(hidden[first:end]).log_softmax(dim=-1)
             total += float(log_probs.gather(1, ids[first + 1 : end + 1, None]).double().sum())
         return total
 
     def sample(self, hidden: Tensor) -> None:
         """Choose the next token of every place from its last hidden state, [N, hidden]."""
-        logits = self._model.logits(hidden)  # [N, V]
+        logits = self._steps.logits(hidden)  # [N, V]
         if any(self._bad_words):
             pairs = zip(self._bad_words, self.rows, strict=True)
             logits = ban(logits, [words.completions(self._tail(row, words.reach)) for words, row in pairs])
@@ -160,7 +159,7 @@ class _Batch:
             logits = apply_temperature(logits, self._parameters.temperature)
         if self._occurred is not None:
             logits = apply_repetition_penalty(logits, self._parameters.repetition_penalty, self._occurred)
-        self._tokens = choose_tokens(logits, self._parameters, self._uniform[self._places, self._step])
+        self._tokens = choose_tokens(logits, self._parameters, self._uniform[self._places, self._count])
         if self._occurred is not None:
             self._occurred.scatter_(1, self._tokens[:, None], True)
         if self._wants_log_probs:
@@ -171,13 +170,13 @@ class _Batch:
             places = zip(tokens.tolist(), self._stop_words, self.rows, strict=True)
             is_last |= [words.is_completed_by(token, self._tail(row, words.reach)) for token, words, row in places]
         self._has_ended[self.rows] = is_last
-        self.result.tokens[self.rows, self._step] = tokens
+        self.result.tokens[self.rows, self._count] = tokens
         self.result.counts[self.rows] += 1
-        self._step += 1
+        self._count += 1
 
     def _tail(self, row: int, count: int) -> list[int]:
         """Give the last tokens of a row's input and output."""
-        output = self.result.tokens[row, max(0, self._step - count) : self._step].tolist()
+        output = self.result.tokens[row, max(0, self._count - count) : self._count].tolist()
         end = int(self._request.input_lengths[row])
         start = max(0, end - (count - len(output)))
         return [*self._request.input_ids[row, start:end].tolist(), *output]
@@ -187,7 +186,7 @@ class _Batch:
         wanted = self._request.wants_log_probs[self.rows]
         rows = self.rows[wanted]
         self.result.cum_log_probs[rows] += full.cpu().numpy()[wanted]
-        self.result.output_log_probs[rows, self._step] = reported.cpu().numpy()[wanted]
+        self.result.output_log_probs[rows, self._count] = reported.cpu().numpy()[wanted]
 
     def drop_finished(self, hidden: Tensor) -> Tensor:
         """Keep the unfinished rows, in the first places: hidden [N, hidden] -> [N', hidden]."""
@@ -198,28 +197,22 @@ class _Batch:
             return hidden
         sources = np.arange(kept)
         sources[~open_places[:kept]] = kept + np.flatnonzero(open_places[kept:])  # from behind into the gaps
-        for place in np.flatnonzero(~open_places[:kept]):
-            self._slots[:, :, place] = self._slots[:, :, int(sources[place])]
+        gaps = np.flatnonzero(~open_places[:kept])
+        if gaps.size:
+            self._steps.move(gaps.tolist(), sources[gaps].tolist())
         index = torch.from_numpy(sources).to(self._device)
         self.rows = self.rows[sources]
         self._place_parameters()
         if self._occurred is not None:
             self._occurred = self._occurred[index]
-        if self._step:
+        if self._count:
             self._tokens = self._tokens[index]
         return hidden[index]
 
     def decode(self) -> Tensor:
         """Run the tokens just chosen; give the hidden state of each place, [N, hidden]."""
-        lengths = self._request.input_lengths[self.rows] + self._step  # with the token just chosen
-        longest = int(lengths.max())
-        return self._model.decode(
-            self._tokens,
-            torch.from_numpy(lengths - 1).to(self._device),
-            self._slots[:, :, : len(self.rows)],
-            longest,
-            is_uniform=longest == int(lengths.min()),
-        )
+        lengths = self._request.input_lengths[self.rows] + self._count  # with the token just chosen
+        return self._steps.decode(self._tokens, lengths)
 
 
 def _prefill_passes(lengths: Array) -> Iterator[tuple[int, int]]:

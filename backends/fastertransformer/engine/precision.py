@@ -55,12 +55,12 @@ def multiplies_bf16() -> bool:
     return any(bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "sve_bf16"))
 
 
-def choose_device(instance_kind: str = "", instance_device_id: int = 0) -> torch.device:
+def choose_device(instance_kind: str = "", instance_device_id: int = 0, local_rank: int = 0) -> torch.device:
     """Choose the device of one instance.
 
     FasterTransformer's published config.pbtxt says KIND_CPU although the backend runs on GPUs, so KIND_CPU does not
     forbid a GPU: an instance takes a GPU wherever there is one, and the given one if it says KIND_GPU. Hide GPUs with
-    CUDA_VISIBLE_DEVICES to run on the CPU.
+    CUDA_VISIBLE_DEVICES to run on the CPU. Of several processes on a host, each takes the GPU of its local rank.
 
     Raises:
         EngineError: KIND_GPU on a machine without that GPU.
@@ -70,5 +70,5 @@ def choose_device(instance_kind: str = "", instance_device_id: int = 0) -> torch
     if wants_gpu and instance_device_id >= count:
         raise EngineError(f"instance_group asks for GPU {instance_device_id}; this machine has {count}")
     if count:
-        return torch.device("cuda", instance_device_id if wants_gpu else 0)
+        return torch.device("cuda", instance_device_id if wants_gpu else local_rank % count)
     return torch.device("cpu")

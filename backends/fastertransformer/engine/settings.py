@@ -23,8 +23,9 @@ class Settings:
 
     Attributes:
         checkpoint: directory of the shards, ``<T>-gpu``.
-        tensor_para_size: ranks that the shards were written for. One process joins and runs them all.
-        pipeline_para_size: accepted and without effect: one process runs all layers, and shards do not depend on it.
+        tensor_para_size: ranks that the shards were written for. A process that is alone joins and runs them all.
+        pipeline_para_size: stages of layers, where there are several processes; a process that is alone runs all
+            layers. Shards do not depend on it.
         data_type: fp32, fp16 or bf16 at run time, whatever the shards are.
         cpu_threads: of torch; 0 for one a core.
     """
@@ -39,8 +40,9 @@ class Settings:
 def read_settings(parameters: Mapping[str, str], model_directory: Path, version: str) -> Settings:
     """Check config.pbtxt's parameters.
 
-    enable_custom_all_reduce is accepted as 0 or 1 and has no effect in one process. int8_mode other than 0 is refused.
-    ``cpu_threads`` is this engine's own parameter; the environment variable SLIPWAY_CPU_THREADS stands in for it.
+    enable_custom_all_reduce is accepted as 0 or 1 and has no effect: NCCL chooses its own way. int8_mode other than 0
+    is refused. ``cpu_threads`` is this engine's own parameter; the environment variable SLIPWAY_CPU_THREADS stands in
+    for it.
 
     Args:
         parameters: by key.

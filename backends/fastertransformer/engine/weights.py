@@ -1,4 +1,4 @@
-"""Read FasterTransformer's shards into full tensors, or refuse; never serve anything else.
+"""Read FasterTransformer's shards into tensors, or refuse; never serve anything else.
 
 A shard is the raw little-endian content of one tensor's slice, without a header. Layout: FasterTransformer,
 ``examples/pytorch/gpt/utils/nemo_ckpt_convert.py`` (writer), ``ParallelGptWeight.cc`` and
@@ -73,21 +73,39 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class GptWeights:
-    """All tensors of a GPT.
+    """The tensors of a GPT that this process holds; see Share.
 
     Attributes:
-        token_embedding: [vocab, hidden].
-        position_embedding: [max_pos_seq_len, hidden].
-        layers: num_layer of them.
+        token_embedding: [vocab, hidden]; without rows where this process does not embed.
+        position_embedding: [max_pos_seq_len, hidden]; without rows where this process does not embed.
+        layers: this process's.
         final_norm: (weight, bias), each [hidden].
-        head: hidden -> vocab; token_embedding's matrix where the checkpoint has no lm_head.
+        head: hidden -> vocab; token_embedding's matrix where the checkpoint has no lm_head. None where this process
+            does not predict.
     """
 
     token_embedding: Tensor
     position_embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: tuple[Tensor, Tensor]
-    head: Linear
+    head: Linear | None
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of the network a process holds.
+
+    Attributes:
+        layers: indices.
+        rank: whose shard of each split tensor; None: all shards, joined.
+        embeds: whether it has the embeddings.
+        predicts: whether it has the head.
+    """
+
+    layers: range
+    rank: int | None = None
+    embeds: bool = True
+    predicts: bool = True
 
 
 def checkpoint_tensors(config: GptConfig, has_head: bool) -> Iterator[ShardedTensor]:
@@ -167,65 +185,98 @@ def _problem(path: Path, shape: tuple[int, ...], item_bytes: int) -> str:
 
 
 def load_weights(
-    directory: Path, config: GptConfig, tensor_para_size: int, precision: Precision, device: torch.device
+    directory: Path,
+    config: GptConfig,
+    tensor_para_size: int,
+    precision: Precision,
+    device: torch.device,
+    share: Share | None = None,
 ) -> GptWeights:
-    """Read all shards, one tensor at a time, and join the ranks.
+    """Read shards, one tensor at a time.
 
     Args:
         directory: holds the shards, ``<T>-gpu``.
         config: its config.ini.
-        tensor_para_size: ranks that the shards were written for; any number of them runs in this one process.
+        tensor_para_size: ranks that the shards were written for.
         precision: number formats.
         device: where the tensors go.
+        share: None for the whole network: any number of shards, joined in this one process.
 
     Raises:
-        WeightsError: see check_shards.
+        WeightsError: see check_shards; every rank looks at all files.
     """
-    tensors = check_shards(directory, config, tensor_para_size)
-    source_type = TORCH_TYPES[config.weight_data_type]
-
-    def full(name: str) -> Tensor:
-        tensor = tensors[name]
-        local_shape = tensor.local_shape(tensor_para_size)
-        shards = [
-            torch.from_file(str(directory / file), size=torch.Size(local_shape).numel(), dtype=source_type)
-            for file in tensor.files(tensor_para_size)
-        ]
-        views = [shard.view(local_shape) for shard in shards]
-        return torch.cat(views, dim=tensor.split_axis or 0)  # a copy: the file may change under a running server
-
-    def place(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        return tensor.to(precision.rounded).to(device=device, dtype=dtype).contiguous()
-
-    def vector(name: str) -> Tensor:
-        return place(full(name).reshape(-1), precision.compute)
-
-    def linear(name: str) -> Linear:
-        weight = full(f"{name}.weight")  # [in, out] or [in, 3, out]
-        return Linear(place(weight.reshape(weight.shape[0], -1).T, precision.compute), vector(f"{name}.bias"))
-
-    def norm(name: str) -> tuple[Tensor, Tensor]:
-        return vector(f"{name}.weight"), vector(f"{name}.bias")
-
-    def layer(index: int) -> LayerWeights:
-        prefix = f"model.layers.{index}"
-        return LayerWeights(
-            input_norm=norm(f"{prefix}.input_layernorm"),
-            qkv=linear(f"{prefix}.attention.query_key_value"),
-            attention_out=linear(f"{prefix}.attention.dense"),
-            post_norm=norm(f"{prefix}.post_attention_layernorm"),
-            mlp_in=linear(f"{prefix}.mlp.dense_h_to_4h"),
-            mlp_out=linear(f"{prefix}.mlp.dense_4h_to_h"),
-        )
-
+    share = share or Share(range(config.num_layer))
+    reader = _Reader(directory, config, tensor_para_size, precision, device, share.rank)
     # A CPU multiplies the head in fp32 (see precision.py).
     head_type = torch.float32 if device.type == "cpu" else precision.compute
-    token_embedding = place(full("model.wte"), head_type)
-    head_name = HEAD_FILE.removesuffix(".bin")
+    nothing = torch.zeros(0, config.hidden_units, dtype=precision.compute, device=device)
+    token_embedding = reader.matrix("model.wte", head_type) if share.embeds else nothing
+    head = None
+    if share.predicts:
+        name = HEAD_FILE.removesuffix(".bin")
+        head = Linear(reader.matrix(name, head_type) if name in reader.tensors else token_embedding)
     return GptWeights(
         token_embedding=token_embedding,
-        position_embedding=place(full("model.wpe"), precision.compute),
-        layers=tuple(layer(index) for index in range(config.num_layer)),
-        final_norm=norm("model.final_layernorm"),
-        head=Linear(place(full(head_name), head_type) if head_name in tensors else token_embedding),
+        position_embedding=reader.matrix("model.wpe", precision.compute) if share.embeds else nothing,
+        layers=tuple(reader.layer(index) for index in share.layers),
+        final_norm=reader.norm("model.final_layernorm"),
+        head=head,
     )
+
+
+class _Reader:
+    """Reads tensors of one checkpoint onto a device: one rank's shards, or all of them joined (rank None)."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: GptConfig,
+        tensor_para_size: int,
+        precision: Precision,
+        device: torch.device,
+        rank: int | None,
+    ) -> None:
+        self.tensors = check_shards(directory, config, tensor_para_size)
+        self._directory, self._tensor_para_size, self._rank = directory, tensor_para_size, rank
+        self._source_type = TORCH_TYPES[config.weight_data_type]
+        self._precision, self._device = precision, device
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self.tensors[name]
+        shape = tensor.local_shape(self._tensor_para_size)
+        files = tensor.files(self._tensor_para_size)
+        if self._rank is not None and tensor.split_axis is not None:
+            files = files[self._rank : self._rank + 1]
+        size = torch.Size(shape).numel()
+        shards = [torch.from_file(str(self._directory / file), size=size, dtype=self._source_type) for file in files]
+        views = [shard.view(shape) for shard in shards]
+        return torch.cat(views, dim=tensor.split_axis or 0)  # a copy: the file may change under a running server
+
+    def _place(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.to(self._precision.rounded).to(device=self._device, dtype=dtype).contiguous()
+
+    def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self._place(self._read(name), dtype)
+
+    def _vector(self, name: str) -> Tensor:
+        return self._place(self._read(name).reshape(-1), self._precision.compute)
+
+    def _linear(self, name: str) -> Linear:
+        weight = self._read(f"{name}.weight")  # [in, out] or [in, 3, out]
+        is_part_of_a_sum = self.tensors[f"{name}.weight"].split_axis == 0 and self._rank not in (None, 0)
+        bias = None if is_part_of_a_sum else self._vector(f"{name}.bias")  # it is added once
+        return Linear(self._place(weight.reshape(weight.shape[0], -1).T, self._precision.compute), bias)
+
+    def norm(self, name: str) -> tuple[Tensor, Tensor]:
+        return self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
+
+    def layer(self, index: int) -> LayerWeights:
+        prefix = f"model.layers.{index}"
+        return LayerWeights(
+            input_norm=self.norm(f"{prefix}.input_layernorm"),
+            qkv=self._linear(f"{prefix}.attention.query_key_value"),
+            attention_out=self._linear(f"{prefix}.attention.dense"),
+            post_norm=self.norm(f"{prefix}.post_attention_layernorm"),
+            mlp_in=self._linear(f"{prefix}.mlp.dense_h_to_4h"),
+            mlp_out=self._linear(f"{prefix}.mlp.dense_4h_to_h"),
+        )

@@ -1,0 +1,87 @@
+"""A rank other than the first: the engine's worker process, started and watched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from deployment.arguments import ServeArguments
+from deployment.processes import die_with_parent
+from deployment.ranks import Rank, engine_environment
+from deployment.served_models import ServedModel
+from deployment.supervise import describe, last_lines
+from handover.errors import ServerError
+
+_PROJECT = Path(__file__).resolve().parent.parent
+_MODULE = "backends.fastertransformer.worker"
+_POLL_S = 0.2
+_GRACE_S = 10.0
+
+
+def take_part(
+    arguments: ServeArguments,
+    model: ServedModel,
+    rank: Rank,
+    endpoint: Path,
+    is_asked_to_stop: Callable[[float], bool],
+) -> None:
+    """Run the worker until rank 0 sends it home.
+
+    Args:
+        arguments: of this rank.
+        model: that all ranks serve.
+        rank: of this process.
+        endpoint: rank 0's endpoint file.
+        is_asked_to_stop: waits for that long at most; rank 0 is then asked too, and its farewell is awaited.
+
+    Raises:
+        ServerError: the worker ended otherwise.
+    """
+    process = _start(arguments, model, rank, endpoint)
+    try:
+        while (status := process.poll()) is None:
+            if is_asked_to_stop(_POLL_S):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(arguments.exit_timeout_s + _GRACE_S)
+                return
+    finally:
+        process.kill()
+        process.wait()
+    if status:
+        lines = "".join(f"\n    {line}" for line in last_lines(arguments.log))
+        raise ServerError(
+            f"rank {rank.rank} of {rank.world_size} {describe(status)}\n  last lines of {arguments.log}:{lines}"
+        )
+
+
+def _start(arguments: ServeArguments, model: ServedModel, rank: Rank, endpoint: Path) -> subprocess.Popen[bytes]:
+    arguments.log.parent.mkdir(parents=True, exist_ok=True)
+    with arguments.log.open("wb") as stream:
+        return subprocess.Popen(
+            worker_argv(model),
+            cwd=_PROJECT,
+            env={**os.environ, **engine_environment(rank, endpoint, arguments.start_timeout_s)},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def worker_argv(model: ServedModel) -> tuple[str, ...]:
+    """Build the worker's command line; pure."""
+    return (
+        sys.executable,
+        "-m",
+        _MODULE,
+        f"--checkpoint={model.checkpoint.absolute()}",
+        f"--tensor-para-size={model.tensor_para_size}",
+        f"--pipeline-para-size={model.pipeline_para_size}",
+        f"--data-type={model.parameters.get('data_type', '')}",
+        f"--cpu-threads={model.parameters.get('cpu_threads', os.environ.get('SLIPWAY_CPU_THREADS', '0'))}",
+    )

@@ -1,0 +1,122 @@
+"""A model over two nodes: one process of our engine on each, started by srun --mpi=pmix."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from cluster import NODES, SlurmCluster, wait_until
+from launches import NEMO, Launched, assert_clean, launch, override
+
+from backends.fastertransformer.engine.engine import open_engine
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
+from handover.endpoint import Endpoint
+
+OUTPUT = 24
+PROMPTS = np.array([[5, 6, 7, 8], [40, 30, 20, 10]], np.uint32)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """One shard in one process."""
+    shards = tmp_path_factory.mktemp("convert") / "1-gpu"
+    convert(ConvertArguments(NEMO, shards, 1, "fp32"))
+    engine = open_engine(shards, 1, "fp32", cpu_threads=1)
+    (answer,) = engine.generate([engine.parse(request())])
+    tokens: list[list[int]] = answer["output_ids"][:, 0].tolist()
+    return tokens
+
+
+def request() -> dict[str, np.ndarray]:
+    rows = len(PROMPTS)
+    return {
+        "input_ids": PROMPTS,
+        "input_lengths": np.full((rows, 1), PROMPTS.shape[1], np.uint32),
+        "request_output_len": np.full((rows, 1), OUTPUT, np.uint32),
+    }
+
+
+def ask(endpoint: Endpoint) -> list[list[int]]:
+    inputs = []
+    for name, values in request().items():
+        inputs.append(triton.InferInput(name, list(values.shape), "UINT32"))
+        inputs[-1].set_data_from_numpy(values)
+    with triton.InferenceServerClient(endpoint.grpc_url) as client:
+        tokens: list[list[int]] = client.infer("fastertransformer", inputs).as_numpy("output_ids")[:, 0].tolist()
+    return tokens
+
+
+def start(slurm: SlurmCluster, root: Path, tensor: int, pipeline: int) -> Launched:
+    """Serve over both nodes, each with half of the ranks."""
+    checkpoint = shutil.copy(NEMO, root / "model.nemo")
+    launched = launch(
+        slurm,
+        root / "results",
+        "stages=[convert,export,deploy]",
+        override("export.model.checkpoint_path", checkpoint),
+        "export.run.model_train_name=wide",
+        f"deployment.run.name={root.name}",
+        "export.model.weight_data_type=fp32",
+        "export.triton_deployment.data_type=fp32",
+        f"export.model.tensor_model_parallel_size={tensor}",
+        f"export.triton_deployment.pipeline_model_parallel_size={pipeline}",
+        f"cluster.gpus_per_node={tensor * pipeline // len(NODES)}",
+    )
+    log = launched.jobs[-1].log
+    wait_until(lambda: has_endpoint(launched), 120, lambda: log.read_text() if log.exists() else "the job is pending")
+    return launched
+
+
+@pytest.fixture(autouse=True)
+def no_server_outlives_its_test(slurm: SlurmCluster, tmp_path: Path) -> Iterator[None]:
+    yield
+    slurm.run("scancel", f"--name=nemo-megatron-{tmp_path.name}")
+
+
+def endpoint_of(launched: Launched) -> Path:
+    return next(launched.results.glob("wide/export_*")) / "deployment" / "endpoint.json"
+
+
+def has_endpoint(launched: Launched) -> bool:
+    return bool(list(launched.results.glob("wide/export_*/deployment/endpoint.json")))
+
+
+def workers(slurm: SlurmCluster, node: str) -> list[int]:
+    return [pid for pid, line in slurm.processes_on(node).items() if "fastertransformer.worker" in line]
+
+
+def test_two_ranks_on_two_nodes_give_the_tokens_of_one(
+    slurm: SlurmCluster, tmp_path: Path, expected: list[list[int]]
+) -> None:
+    server = start(slurm, tmp_path, tensor=2, pipeline=1)
+    assert ask(Endpoint.read(endpoint_of(server))) == expected
+    job = server.ids[-1]
+    printed = slurm.run("scontrol", "show", "job", job)
+    assert "NumNodes=2" in printed and re.search(r"NodeList=node\[1-2\]", printed)
+    first, second = (slurm.processes_on(node).values() for node in NODES)
+    assert any("tritonserver" in line for line in first) and not any("tritonserver" in line for line in second)
+    assert len(workers(slurm, NODES[1])) == 1 and not workers(slurm, NODES[0])
+    slurm.run("scancel", job)
+    slurm.wait_for_end(job)
+    assert_clean(slurm, *NODES)
+    assert not list(endpoint_of(server).parent.glob("*endpoint*"))
+
+
+def test_a_rank_killed_among_four_ends_the_job_within_a_minute(
+    slurm: SlurmCluster, tmp_path: Path, expected: list[list[int]]
+) -> None:
+    server = start(slurm, tmp_path, tensor=2, pipeline=2)
+    assert ask(Endpoint.read(endpoint_of(server))) == expected
+    assert [len(workers(slurm, node)) for node in NODES] == [1, 2]
+    os.kill(workers(slurm, NODES[1])[0], signal.SIGKILL)
+    assert slurm.wait_for_end(server.ids[-1], timeout_s=60) == {server.ids[-1]: "FAILED"}
+    assert re.search(r"rank [23] of 4 was killed by SIGKILL", server.jobs[-1].errors + server.jobs[-1].log.read_text())
+    assert_clean(slurm, *NODES)

@@ -1,0 +1,99 @@
+"""Several ranks on this machine: processes of their own, told by SLIPWAY_RANKS what each is.
+
+Run as a program it is rank 0 without Triton: it answers the requests that a file holds, one after another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PROJECT = Path(__file__).resolve().parents[2]
+Tensors = dict[str, np.ndarray[Any, Any]]
+
+
+class RankProcesses:
+    """World size T x P; rank 0 answers requests, the others are the project's worker."""
+
+    def __init__(
+        self, shards: Path, directory: Path, tensor: int, pipeline: int, requests: list[Tensors], on_gpu: bool = False
+    ) -> None:
+        self.answers_file = directory / "answers"
+        (directory / "requests").write_bytes(pickle.dumps(requests))
+        sizes = [f"--tensor-para-size={tensor}", f"--pipeline-para-size={pipeline}"]
+        worker = ["-m", "backends.fastertransformer.worker", f"--checkpoint={shards}", *sizes, "--data-type=fp32"]
+        leader = [__file__, str(shards), str(tensor), str(pipeline), str(directory)]
+        hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
+        self.processes, self.outputs = [], []
+        for rank in range(tensor * pipeline):
+            self.outputs.append(directory / f"rank{rank}.txt")
+            with self.outputs[-1].open("wb") as stream:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, *(worker if rank else leader)],
+                        cwd=PROJECT,
+                        env={**os.environ, **rank_environment(rank, tensor * pipeline, directory), **hidden},
+                        stdout=stream,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Exit status of each rank, within that time."""
+        deadline = time.monotonic() + timeout_s
+        return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait(10)
+
+    @property
+    def answers(self) -> list[Tensors]:
+        found: list[Tensors] = pickle.loads(self.answers_file.read_bytes())  # our own child wrote it
+        return found
+
+    @property
+    def text(self) -> str:
+        return "\n".join(f"--- {file.name}\n{file.read_text()}" for file in self.outputs)
+
+
+def rank_environment(rank: int, world_size: int, directory: Path) -> dict[str, str]:
+    ranks = {"rank": rank, "world_size": world_size, "local_rank": rank, "local_size": world_size, "timeout_s": 60}
+    ranks |= {"silence_s": 6}
+    ranks |= {"rendezvous": str(directory / "rendezvous"), "run": str(directory)}
+    return {"SLIPWAY_RANKS": json.dumps(ranks), "OMP_NUM_THREADS": "1"}
+
+
+def main(shards: str, tensor: str, pipeline: str, directory: str) -> None:
+    sys.path.insert(0, str(PROJECT))
+    from backends.fastertransformer.engine.engine import open_engine
+    from backends.fastertransformer.engine.parallel import Group
+    from backends.fastertransformer.engine.precision import choose_device
+    from backends.fastertransformer.engine.ranks import read_ranks
+
+    ranks = read_ranks(os.environ)
+    assert ranks
+    device = choose_device(local_rank=ranks.local_rank)
+    group = Group(ranks, int(tensor), int(pipeline), device)
+    engine = open_engine(Path(shards), int(tensor), "fp32", device, cpu_threads=1, group=group)
+    answers = []
+    for request in pickle.loads((Path(directory) / "requests").read_bytes()):
+        answers += engine.generate([engine.parse(request)])
+        sys.stdout.write("answered\n")
+        sys.stdout.flush()
+    engine.close()
+    (Path(directory) / "answers").write_bytes(pickle.dumps(answers))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,138 @@
+"""The network over several processes gives what one process gives; a process that dies or hangs ends them all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gpt2_checkpoint import random_gpt2, write_shards
+from rank_processes import RankProcesses, Tensors
+
+from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.parallel import Group
+from backends.fastertransformer.engine.ranks import Ranks, meet, read_ranks
+
+CPU = torch.device("cpu")
+running: list[RankProcesses] = []
+
+
+@pytest.fixture(autouse=True)
+def no_rank_outlives_its_test() -> Iterator[None]:
+    yield
+    while running:
+        running.pop().stop()
+
+
+def start(
+    shards: Path, directory: Path, tensor: int, pipeline: int, requests: list[Tensors], on_gpu: bool = False
+) -> RankProcesses:
+    running.append(RankProcesses(shards, directory, tensor, pipeline, requests, on_gpu))
+    return running[-1]
+
+
+def request(seed: int, lengths: tuple[int, ...], outputs: tuple[int, ...]) -> Tensors:
+    rows = len(lengths)
+    ids = np.random.default_rng(seed).integers(0, 96, (rows, max(lengths)))
+    return {
+        "input_ids": ids.astype(np.uint32),
+        "input_lengths": np.array(lengths, np.uint32)[:, None],
+        "request_output_len": np.array(outputs, np.uint32)[:, None],
+        "runtime_top_p": np.full((rows, 1), 1e-7, np.float32),  # greedy, with the model's own probabilities
+        "is_return_log_probs": np.ones((rows, 1), bool),
+        "is_return_context_cum_log_probs": np.ones((rows, 1), bool),
+    }
+
+
+# Rows that end at different steps and so move in the cache; the second batch reuses its memory.
+REQUESTS = [request(1, (7, 1, 12, 3, 7), (10, 4, 20, 1, 10)), request(2, (30,), (12,))]
+
+
+def sampled(tensors: Tensors) -> Tensors:
+    rows = len(tensors["input_ids"])
+    chance = {"runtime_top_p": np.full((rows, 1), 0.9, np.float32), "temperature": np.full((rows, 1), 2, np.float32)}
+    return tensors | chance | {"random_seed": np.arange(rows, dtype=np.uint64)[:, None]}
+
+
+def assert_layout_gives_what_one_process_gives(tensor: int, pipeline: int, directory: Path, device: str) -> None:
+    # 3 layers: over 2 stages they are 2 and 1, over 4 stages the last has none.
+    shards = write_shards(random_gpt2(tie_word_embeddings=tensor != 4), directory, tensor)
+    requests = [*REQUESTS, sampled(REQUESTS[0])]
+    ranks = start(shards, directory, tensor, pipeline, requests, on_gpu=device == "cuda")
+    engine = open_engine(shards, tensor, "fp32", torch.device(device), cpu_threads=1)
+    expected = [engine.generate([engine.parse(each)])[0] for each in requests]
+    assert ranks.wait(100) == [0] * (tensor * pipeline), ranks.text
+    for ours, theirs in zip(ranks.answers, expected, strict=True):
+        for name in ("output_ids", "sequence_length"):
+            np.testing.assert_array_equal(ours[name], theirs[name])
+        for name in ("cum_log_probs", "output_log_probs"):
+            np.testing.assert_allclose(ours[name], theirs[name], atol=1e-4)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 1), (2, 2), (4, 1), (1, 4)])
+def test_any_layout_gives_what_one_process_gives(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 1), (2, 2)])
+def test_any_layout_gives_what_one_gpu_gives(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < tensor * pipeline:
+        pytest.skip("no GPU for each rank")
+    assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_or_hangs_ends_the_others_within_a_minute(
+    victim: int, harm: signal.Signals, tmp_path: Path
+) -> None:
+    shards = write_shards(random_gpt2(), tmp_path, 2)
+    ranks = start(shards, tmp_path, 2, 1, [REQUESTS[0]] * 100_000)
+    other = 1 - victim
+    deadline = time.monotonic() + 60
+    while "answered" not in ranks.outputs[0].read_text():
+        assert time.monotonic() < deadline, ranks.text
+        time.sleep(0.1)
+    os.kill(ranks.processes[victim].pid, harm)
+    assert ranks.processes[other].wait(60) == 1
+    said = ranks.outputs[other].read_text()
+    assert f"rank {other} of 2: " in said and "lost" in said
+
+
+def test_a_rank_that_cannot_load_its_shard_ends_the_start(tmp_path: Path) -> None:
+    shards = write_shards(random_gpt2(), tmp_path, 2)
+    (shards / "model.layers.1.mlp.dense_h_to_4h.weight.1.bin").unlink()
+    ranks = start(shards, tmp_path, 2, 1, REQUESTS)
+    assert all(ranks.wait(60)), ranks.text
+    assert "model.layers.1.mlp.dense_h_to_4h.weight.1.bin" in ranks.outputs[1].read_text()
+
+
+def place(directory: Path, **changes: object) -> Ranks:
+    values = {"rank": 0, "world_size": 4, "local_rank": 0, "local_size": 4, "run": "now", "timeout_s": 1.0}
+    return Ranks(**(values | {"rendezvous": str(directory / "rendezvous")} | changes))  # type: ignore[arg-type]
+
+
+def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_path: Path) -> None:
+    words = r"world_size \(4\) should equal to tensor_para_size_ \* pipeline_para_size_ \(2 \* 1 here\)"
+    with pytest.raises(EngineError, match=words):
+        Group(place(tmp_path), 2, 1, CPU)
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"host": "127.0.0.1", "port": 1, "run": "before"}'])
+def test_a_rank_waits_for_rank_0_of_its_own_run_only(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "rendezvous").write_text(content)
+    with pytest.raises(EngineError, match="rank 1: rank 0 has not come within 1 s"):
+        meet(place(tmp_path, rank=1))
+
+
+def test_what_the_environment_says() -> None:
+    assert read_ranks({}) is None
+    with pytest.raises(EngineError, match="SLIPWAY_RANKS = nonsense"):
+        read_ranks({"SLIPWAY_RANKS": "nonsense"})
