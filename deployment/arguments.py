@@ -7,6 +7,9 @@ from pathlib import Path
 
 from handover.arguments import ScriptArguments
 
+NODE = "node"
+"""As host: the address of the node, where Slurm starts the server for clients on other nodes."""
+
 
 @dataclass(frozen=True)
 class GemmAutotuneArguments(ScriptArguments):
@@ -28,7 +31,7 @@ class ServeArguments(ScriptArguments):
     http_port: int = field(default=0, metadata={"help": "0: a free one"})
     grpc_port: int = field(default=0, metadata={"help": "0: a free one"})
     metrics_port: int = field(default=0, metadata={"help": "0: a free one"})
-    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
+    host: str = field(default="127.0.0.1", metadata={"help": f"address to listen on; {NODE}: the node's under Slurm"})
     engine: str = field(default="slipway", metadata={"help": "slipway (our drop-in) or fastertransformer"})
     start_timeout_s: float = field(default=300, metadata={"help": "seconds until a generation must have come back"})
     exit_timeout_s: float = field(default=10, metadata={"help": "seconds for requests in flight at the end"})

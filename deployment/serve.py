@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, MappingProxyType
 
+from deployment.address import slurm_job, with_address
 from deployment.arguments import ServeArguments
 from deployment.leftovers import State, Sweeper, create_state, sweep, sweep_earlier
 from deployment.ports import Ports, choose_ports
@@ -74,7 +75,7 @@ class StopRequest:
 def main(argv: Sequence[str]) -> None:
     """Serve until stopped; a server that dies is an error."""
     rank = find_rank(os.environ)
-    given = ServeArguments.from_argv(argv, __doc__)
+    given = with_address(ServeArguments.from_argv(argv, __doc__), os.environ)
     arguments = arguments_of(rank.rank, given)
     stop = StopRequest()
     is_spread = arguments.engine == SLIPWAY and rank.world_size > 1
@@ -208,6 +209,7 @@ def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel) -> Non
         pid=os.getpid(),
         run=os.environ.get(RUN_VARIABLE, ""),
         settings=settings,
+        **slurm_job(os.environ),
     ).write(arguments.endpoint)
     _say(f"serving    http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}  {arguments.endpoint}")
 

@@ -188,7 +188,7 @@ def _vocab_size(arguments: BenchmarkArguments, served: ServedModel) -> int:
     if size is None:
         raise ConfigError(
             f"the vocabulary size of the model at {served.endpoint.grpc_url} is unknown: its config.ini is not here",
-            "give --vocab-size",
+            "give --vocab-size (benchmark.vocab_size)",
         )
     return size
 

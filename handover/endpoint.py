@@ -27,6 +27,8 @@ class Endpoint:
         model_digest: digest of the repository's manifest; empty for a foreign server.
         pid: process that stops the deployment on SIGTERM; None for a foreign server.
         run: what SLIPWAY_RUN was for the server: the runner knows its own server by it.
+        job_id: Slurm job that serves; empty elsewhere.
+        nodes: of that job, in Slurm's notation.
         settings: tensor_para_size, pipeline_para_size, weight_data_type, data_type, ... as text.
     """
 
@@ -39,6 +41,8 @@ class Endpoint:
     model_digest: str = ""
     pid: int | None = None
     run: str = ""
+    job_id: str = ""
+    nodes: str = ""
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property

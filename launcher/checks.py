@@ -143,6 +143,7 @@ def _check_repository(paths: RunPaths, stages: Collection[Stage]) -> None:
 
 def _check_ports(config: Config) -> None:
     deployment = config.deployment
+    host = deployment.host or "127.0.0.1"
     if config.cluster_type is not ClusterType.interactive:
         return
     given = [
@@ -151,13 +152,13 @@ def _check_ports(config: Config) -> None:
         if getattr(deployment, name)
     ]
     for name, port in given:
-        with socket.socket(socket.AF_INET6 if ":" in deployment.host else socket.AF_INET) as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((deployment.host, port))
+                probe.bind((host, port))
             except (OSError, OverflowError) as error:
                 raise ConfigError(
-                    f"deployment.{name}={port} cannot be used on {deployment.host}: {error}",
+                    f"deployment.{name}={port} cannot be used on {host}: {error}",
                     "take another port, or 0 for a free one",
                 ) from None
     ports = [port for _, port in given]

@@ -154,7 +154,7 @@ class DeploymentConfig:
 
     run: StageRunConfig = field(default_factory=StageRunConfig)
     engine: Engine = Engine.slipway
-    host: str = "127.0.0.1"
+    host: str | None = None  # None: loopback; the node's address where the server runs alone as a Slurm job
     http_port: int = 0  # 0: a free one
     grpc_port: int = 0
     metrics_port: int = 0
@@ -195,6 +195,7 @@ class BenchmarkConfig:
     model: str = "fastertransformer"
     batch_sizes: list[int] = field(default_factory=list)  # capped at max_batch_size
     lengths: list[list[int]] = field(default_factory=list)  # pairs of input and output length in tokens
+    vocab_size: int | None = None  # of the random prompts; None: what the served model's config.ini says
     warmup: int = 1  # requests before each point that do not count
     repeats: int = 5  # requests a point
 

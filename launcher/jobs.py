@@ -17,6 +17,8 @@ from handover.manifest import write_atomically
 from handover.progress import human_time
 
 FILE_NAME = "jobs.json"
+STAGES_FILE = "stages.json"
+_ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING")
 _TAIL_LINES = 20
 
 
@@ -53,13 +55,31 @@ def read_jobs(logs: Path) -> list[SubmittedJob]:
     return [SubmittedJob(**{**job, "stages": tuple(job["stages"])}) for job in content]
 
 
+def forget_ended(logs: Path) -> None:
+    """Make room for a new run in the same directory: only jobs that have not ended stay, such as a server.
+
+    Their stages keep their results too, so that status, logs and cancel find them beside those of the new run.
+    """
+    jobs = read_jobs(logs)
+    states = slurm_states([job.job_id for job in jobs])
+    alive = [job for job in jobs if states.get(job.job_id, SlurmState("")).state in _ALIVE]
+    if not alive:
+        for file in (logs / FILE_NAME, logs / STAGES_FILE):
+            file.unlink(missing_ok=True)
+        return
+    write_jobs(logs, alive)
+    stages = {stage for job in alive for stage in job.stages}
+    kept = [entry for entry in json.loads((logs / STAGES_FILE).read_text()) if entry["stage"] in stages]
+    write_atomically(logs / STAGES_FILE, json.dumps(kept, indent=1) + "\n")
+
+
 def find_logs(results: Path) -> list[Path]:
     """Directories with a run's logs in or below a results directory, newest last.
 
     Raises:
         ArtefactError: there is none.
     """
-    found = sorted(results.rglob("logs/stages.json"), key=lambda path: path.stat().st_mtime)
+    found = sorted(results.rglob(f"logs/{STAGES_FILE}"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise ArtefactError(f"there is no run in {results}", "give the results directory of a run: .../export_tp1_...")
     return [path.parent for path in found]
@@ -73,7 +93,7 @@ def status(results: Path) -> list[str]:
         jobs = read_jobs(logs)
         states = slurm_states([job.job_id for job in jobs])
         job_of = {stage: job for job in jobs for stage in job.stages}
-        for entry in json.loads((logs / "stages.json").read_text()):
+        for entry in json.loads((logs / STAGES_FILE).read_text()):
             job = job_of.get(entry["stage"])
             slurm = states.get(job.job_id, SlurmState("unknown")) if job else None
             lines.append(_status_line(entry, job, slurm))
@@ -109,7 +129,7 @@ def cancel(results: Path) -> list[str]:
     """Cancel the jobs of the newest run that have not ended; returns one line a job."""
     jobs = read_jobs(find_logs(results)[-1])
     states = slurm_states([job.job_id for job in jobs])
-    waiting = [job for job in jobs if states.get(job.job_id, SlurmState("PENDING")).state in ("PENDING", "RUNNING")]
+    waiting = [job for job in jobs if states.get(job.job_id, SlurmState("PENDING")).state in _ALIVE]
     if waiting:
         subprocess.run(["scancel", *(job.job_id for job in waiting)], check=False)
     return [f"  cancelled  job {job.job_id}  {'+'.join(job.stages)}" for job in waiting] or ["  nothing to cancel"]
@@ -118,7 +138,7 @@ def cancel(results: Path) -> list[str]:
 def logs(results: Path) -> list[str]:
     """The last lines of each stage's log of the newest run, under its path."""
     lines = []
-    for entry in json.loads((find_logs(results)[-1] / "stages.json").read_text()):
+    for entry in json.loads((find_logs(results)[-1] / STAGES_FILE).read_text()):
         path = Path(entry["log"])
         lines.append(f"==> {path}")
         if path.is_file():

@@ -12,7 +12,7 @@ from launcher import checks
 from launcher.config import ClusterType, Config, Stage
 from launcher.executors import Executor, Job
 from launcher.executors.bcp import BcpExecutor, is_first_instance
-from launcher.jobs import FILE_NAME as JOBS_FILE
+from launcher.jobs import forget_ended
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan
 from launcher.runner import StageResult, write_results
@@ -49,8 +49,7 @@ def launch(config: Config) -> None:
         return
     for job in jobs:
         job.write()
-    for stale in (paths.stages, paths.stages.with_name(JOBS_FILE)):
-        stale.unlink(missing_ok=True)
+    forget_ended(paths.stages.parent)
     write_results(paths.stages, [StageResult(plan.stage, plan.name, log=str(plan.log)) for plan in plans])
     if not executor.submit(jobs, force):
         sys.exit(1)

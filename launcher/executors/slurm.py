@@ -24,7 +24,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 from handover.errors import ConfigError, nearest
 from launcher.config import PROJECT_DIR, ClusterConfig
 from launcher.executors import Job
-from launcher.jobs import SubmittedJob, write_jobs
+from launcher.jobs import SubmittedJob, read_jobs, write_jobs
 from launcher.place import Place
 from launcher.plan import Command, Resources
 from launcher.time_limit import limit_s
@@ -73,7 +73,8 @@ class SlurmExecutor:
             if submitted:
                 subprocess.run(["scancel", *(job.job_id for job in submitted)], check=False)
             raise
-        write_jobs(jobs[0].stages_file.parent, submitted)
+        logs = jobs[0].stages_file.parent
+        write_jobs(logs, [*read_jobs(logs), *submitted])
         for one in submitted:
             print(
                 f"{'+'.join(one.stages):<36} submitted  job {one.job_id}  {one.dependency:<24} log {one.log}",

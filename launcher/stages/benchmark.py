@@ -21,6 +21,7 @@ def benchmark(config: Config, paths: RunPaths) -> StagePlan:
         lengths=tuple((pair[0], pair[1]) for pair in sweep.lengths),
         warmup=sweep.warmup,
         repeats=sweep.repeats,
+        vocab_size=sweep.vocab_size,
         max_batch_size=config.export.triton_deployment.max_batch_size,
     )
     return StagePlan(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from deployment.arguments import GemmAutotuneArguments, ServeArguments
-from launcher.config import ClusterType, Config, Engine
+from deployment.arguments import NODE, GemmAutotuneArguments, ServeArguments
+from launcher.config import ClusterType, Config, Engine, Stage
 from launcher.paths import RunPaths
 from launcher.plan import Command, StagePlan, python_module
 from launcher.stages.settings import environment, resources, serving_topology
@@ -20,6 +20,7 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
     """
     deployment = config.deployment
     layout = serving_topology(config)
+    has_clients = deployment.endpoint is None and bool({Stage.evaluate, Stage.benchmark} & set(config.stages))
     arguments = ServeArguments(
         model_repository=paths.model_repository,
         endpoint=paths.endpoint,
@@ -27,7 +28,7 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
         http_port=deployment.http_port,
         grpc_port=deployment.grpc_port,
         metrics_port=deployment.metrics_port,
-        host=deployment.host,
+        host=deployment.host or ("127.0.0.1" if has_clients else NODE),
         engine=str(deployment.engine),
         start_timeout_s=deployment.start_timeout_s,
         exit_timeout_s=deployment.exit_timeout_s,

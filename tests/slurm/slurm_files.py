@@ -109,7 +109,8 @@ def write_files(directory: Path, nodes: Sequence[str]) -> int:
     _write(directory / "gres.conf", _GRES_CONF.format(**values, nodes=",".join(nodes)))
     _write(directory / "plugstack.conf", f"required {directory}/container_options.so {directory}/containers\n")
     _write(directory / "cgroup.conf", "CgroupAutomount=no\n")
-    _write(directory / "hosts", f"127.0.0.1 localhost {host} {' '.join(nodes)}\n")
+    addresses = "".join(f"127.0.1.{index} {node}\n" for index, node in enumerate(nodes, 1))
+    _write(directory / "hosts", f"127.0.0.1 localhost {host}\n{addresses}")
     return db_port
 
 

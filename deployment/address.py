@@ -1,0 +1,44 @@
+"""Where a deployment listens, and in which job it runs. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Mapping
+
+from deployment.arguments import NODE, ServeArguments
+from handover.errors import ServerError
+
+_LOOPBACK = "127.0.0.1"
+
+
+def listening_host(host: str, environment: Mapping[str, str]) -> str:
+    """Return the address to listen on.
+
+    Args:
+        host: as configured; ``node`` means that other nodes must reach the server: under Slurm the address that
+            this node's name has, elsewhere loopback.
+        environment: of this process.
+
+    Raises:
+        ServerError: the node's name has no address.
+    """
+    if host != NODE:
+        return host
+    if not environment.get("SLURM_JOB_ID"):
+        return _LOOPBACK
+    name = environment.get("SLURMD_NODENAME") or socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise ServerError(f"this node's name '{name}' has no address: {error}", "set deployment.host") from error
+
+
+def with_address(arguments: ServeArguments, environment: Mapping[str, str]) -> ServeArguments:
+    """Put in the address for ``host=node``."""
+    return dataclasses.replace(arguments, host=listening_host(arguments.host, environment))
+
+
+def slurm_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """Fields of the endpoint file that say which Slurm job serves; empty outside of Slurm."""
+    return {"job_id": environment.get("SLURM_JOB_ID", ""), "nodes": environment.get("SLURM_JOB_NODELIST", "")}
