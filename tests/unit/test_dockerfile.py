@@ -1,0 +1,36 @@
+"""docker/Dockerfile, which no test builds: linted by hadolint, and what it copies is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+DOCKERFILE = PROJECT / "docker" / "Dockerfile"
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    ended = subprocess.run(
+        [hadolint, "--no-color", "--failure-threshold=style", DOCKERFILE], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
+
+
+def test_what_it_copies_is_there_and_not_ignored() -> None:
+    sources = re.findall(r"^COPY (\S+) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
+    assert sources == ["requirements.lock", "backends/fastertransformer"]
+    assert (PROJECT / "backends" / "fastertransformer" / "model.py").is_file()
+    ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
+    assert [line[1:] for line in ignored if line.startswith("!")] == sources
+
+
+def test_its_triton_is_the_one_of_the_lock_file() -> None:
+    """Triton's release notes: container 24.10 is server 2.51.0, as is nvidia-pytriton 0.7.0."""
+    lock = (PROJECT / "requirements.lock").read_text()
+    assert "nvidia-pytriton==0.7.0\n" in lock and "tritonclient==2.51.0\n" in lock
+    assert re.findall(r"^FROM (\S+)$", DOCKERFILE.read_text(), re.MULTILINE) == [
+        "nvcr.io/nvidia/tritonserver:24.10-py3"
+    ]
