@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,30 @@ place.mkdir(exist_ok=True)
 (place / f"rank{rank}.json").write_text(json.dumps(found))
 while len(list(place.glob("rank*"))) < 2:
     time.sleep(0.05)
+"""
+
+SERVER = """
+import json, os, pathlib, signal, sys, time
+names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+rank = next(os.environ[name] for name in names if name in os.environ)
+place = pathlib.Path(sys.argv[1])
+def stop(*_):
+    (place / f"stopped{rank}").touch()
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, stop)
+if rank == "0":
+    (place / "endpoint.json").write_text(json.dumps({"host": "fake", "run": os.environ["SLIPWAY_RUN"]}))
+else:
+    (place / "up").touch()
+time.sleep(60)
+"""
+CLIENT = """
+import pathlib, sys, time
+while not (pathlib.Path(sys.argv[1]) / "up").exists():
+    time.sleep(0.05)
+place = pathlib.Path(sys.argv[2])
+place.mkdir()
+(place / "scored").touch()
 """
 
 
@@ -67,26 +92,48 @@ def test_without_a_container_slurmd_receives_none(slurm: SlurmCluster) -> None:
 def test_ranks_in_containers_run_one_a_node(slurm: SlurmCluster, tmp_path: Path, runtime: str, image: str) -> None:
     directory = tmp_path / "a di'r; touch x"
     directory.mkdir()
-    plan = StagePlan(
-        stage="deploy",
-        name="ranks",
-        commands=(Command((sys.executable, "-c", REPORT, str(partial(tmp_path / "ranks")))),),
-        resources=Resources(nodes=2, container=IMAGE),
-        inputs=(),
-        output=tmp_path / "ranks",
-        log=tmp_path / "ranks.log",
-        env={"GIVEN": "it's $(touch x)", "PATH": f"{FAKES}:{VENV_FIRST}"},
-    )
-    file = tmp_path / "plan.json"
-    file.write_text(plan.to_json())
-    place = Place("srun", directory=str(directory), mounts=(str(tmp_path), str(directory)), runtime=runtime)
-    runner = [sys.executable, "-m", "launcher.runner", f"--place={place.to_json()}", str(file)]
-    output = tmp_path / "job.txt"
-    options = ["--parsable", "--nodes=2", f"--output={output}", f"--chdir={PROJECT}", "--time=2"]
-    job = slurm.run("sbatch", *options, f"--wrap=exec {shlex.join(runner)}").strip()
-    assert slurm.wait_for_end(job) == {job: "COMPLETED"}, output.read_text()
-    found = [json.loads((tmp_path / "ranks" / f"rank{rank}.json").read_text()) for rank in range(2)]
-    assert [each.pop("host") for each in found] == list(NODES)
+    plan = plan_of(tmp_path, "deploy", REPORT, str(partial(tmp_path / "deploy")), nodes=2)
+    printed = run_as_job(slurm, tmp_path, directory, runtime, plan)
+    found = [json.loads((tmp_path / "deploy" / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [each.pop("host") for each in found] == list(NODES), printed
     assert found == [{"cwd": str(directory), "image": image, "given": "it's $(touch x)"}] * 2
     assert list(directory.iterdir()) == []
     assert_clean(slurm, *NODES)
+
+
+@pytest.mark.parametrize("runtime", ["docker", "apptainer"])
+def test_a_server_of_several_ranks_is_stopped_in_good_order(slurm: SlurmCluster, tmp_path: Path, runtime: str) -> None:
+    server = plan_of(tmp_path, "deploy", SERVER, str(tmp_path / "deploy"), nodes=2)
+    client = plan_of(tmp_path, "evaluate", CLIENT, str(tmp_path / "deploy"), str(partial(tmp_path / "evaluate")))
+    plans = replace(server, service=True), replace(client, needs_server=True)
+    printed = run_as_job(slurm, tmp_path, tmp_path, runtime, *plans)
+    stopped = sorted(path.name for path in (tmp_path / "deploy").glob("stopped*"))
+    assert stopped == ["stopped0", "stopped1"], printed
+    assert_clean(slurm, *NODES)
+
+
+def plan_of(root: Path, stage: str, code: str, *arguments: str, nodes: int = 1) -> StagePlan:
+    return StagePlan(
+        stage=stage,
+        name=stage,
+        commands=(Command((sys.executable, "-c", code, *arguments)),),
+        resources=Resources(nodes=nodes, container=IMAGE),
+        inputs=(),
+        output=root / stage,
+        log=root / f"{stage}.log",
+        env={"GIVEN": "it's $(touch x)", "PATH": f"{FAKES}:{VENV_FIRST}"},
+    )
+
+
+def run_as_job(slurm: SlurmCluster, root: Path, directory: Path, runtime: str, *plans: StagePlan) -> str:
+    """Run plans on two nodes to a good end; returns what was printed."""
+    files = [root / f"{plan.stage}.json" for plan in plans]
+    for file, plan in zip(files, plans, strict=True):
+        file.write_text(plan.to_json())
+    place = Place("srun", directory=str(directory), mounts=(str(root), str(directory)), runtime=runtime)
+    runner = [sys.executable, "-m", "launcher.runner", f"--place={place.to_json()}", *map(str, files)]
+    output = root / "job.txt"
+    options = ["--parsable", "--nodes=2", f"--output={output}", f"--chdir={PROJECT}", "--time=2"]
+    job = slurm.run("sbatch", *options, f"--wrap=exec {shlex.join(runner)}").strip()
+    assert slurm.wait_for_end(job) == {job: "COMPLETED"}, output.read_text()
+    return output.read_text()
