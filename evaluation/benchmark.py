@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def usual_lengths(max_positions: int | None) -> tuple[int, int]:
-    """Input and output length where none are asked for: 60 and 20, or as much of that as the model has positions for."""
+    """Input and output length where none are asked for: 60 and 20, or what the model has positions for."""
     if max_positions is None or max_positions >= sum(_USUAL_LENGTHS):
         return _USUAL_LENGTHS
     return max_positions - max_positions // 4, max_positions // 4

@@ -31,9 +31,7 @@ class ExportArguments(ScriptArguments):
 
     ft_checkpoint: Path = field(metadata={"help": "the <T>-gpu directory"})
     output: Path = field(metadata={"help": "directory to write the model repository into"})
-    model_name: str = field(
-        metadata={"help": "name under which the model is served beside 'fastertransformer'"}
-    )
+    model_name: str = field(metadata={"help": "name under which the model is served beside 'fastertransformer'"})
     tensor_para_size: int = field(metadata={"help": "tensor parallelism of the served model"})
     pipeline_para_size: int = field(metadata={"help": "pipeline parallelism of the served model"})
     data_type: str = field(metadata={"help": "fp32, fp16 or bf16: of the computation"})
