@@ -26,9 +26,14 @@ class Job:
     stages_file: Path
 
     @property
+    def folder(self) -> Path:
+        """The job's own: its plans and, on Slurm, its sbatch file and output by job id."""
+        return self.stages_file.parent / self.plans[0].stage
+
+    @property
     def plan_files(self) -> tuple[Path, ...]:
-        """Where the plans are written, beside their logs."""
-        return tuple(plan.log.with_suffix(".plan.json") for plan in self.plans)
+        """Where the plans are written."""
+        return tuple(self.folder / f"{plan.stage}.plan.json" for plan in self.plans)
 
     def write(self) -> None:
         """Write the plans."""

@@ -68,7 +68,7 @@ class SlurmExecutor:
                 dependency = self._dependency(submitted[-1].job_id if submitted else None)
                 job_id = self._submit(job, force, dependency)
                 stages = tuple(plan.stage for plan in job.plans)
-                submitted.append(SubmittedJob(job_id, stages, dependency, str(_folder(job) / f"{job_id}_0_log.out")))
+                submitted.append(SubmittedJob(job_id, stages, dependency, str(job.folder / f"{job_id}_0_log.out")))
         except ConfigError:
             if submitted:
                 subprocess.run(["scancel", *(job.job_id for job in submitted)], check=False)
@@ -111,7 +111,7 @@ class SlurmExecutor:
         return f"afterok:{before}" + (f",{own}" if own and "?" not in own else "")
 
     def _submit(self, job: Job, force: Collection[str], dependency: str) -> str:
-        folder = _folder(job)
+        folder = job.folder
         folder.mkdir(parents=True, exist_ok=True)
         executor = SubmititSlurmExecutor(folder)
         executor.parameters.update(self.parameters(job, dependency))
@@ -140,7 +140,7 @@ class SlurmExecutor:
 
     def render(self, job: Job, force: Collection[str], dependency: str | None) -> str:
         """The sbatch file, without submitting it; needs no Slurm."""
-        return str(_make_sbatch_string(self.script(job, force), _folder(job), **self.parameters(job, dependency)))
+        return str(_make_sbatch_string(self.script(job, force), job.folder, **self.parameters(job, dependency)))
 
     def script(self, job: Job, force: Collection[str]) -> str:
         """The job's command line, quoted for the sbatch file: the only shell text there is."""
@@ -176,10 +176,6 @@ class SlurmExecutor:
             "additional_parameters": extra,
         }
         return {name: value for name, value in chosen.items() if value is not None}
-
-
-def _folder(job: Job) -> Path:
-    return job.stages_file.parent / "slurm"
 
 
 def _output(*command: str) -> str:
