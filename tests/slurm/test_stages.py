@@ -127,6 +127,6 @@ def test_a_later_job_that_is_refused_takes_the_earlier_ones_along(slurm: SlurmCl
     result = run_main(slurm, tmp_path / "results", FIVE_STAGES, *name, *size, more_than_there_are)
     assert result.returncode == 1 and result.stdout == ""
     assert "sbatch refused nemo-megatron-deploy_half" in result.stderr
-    scripts = (tmp_path / "results").glob("*/*/logs/slurm/*_submission.sh")
+    scripts = (tmp_path / "results").glob("*/*/logs/*/*_submission.sh")
     submitted = [script.name.partition("_")[0] for script in scripts]
     assert list(slurm.wait_for_end(*submitted).values()) == ["CANCELLED", "CANCELLED"]
