@@ -85,6 +85,7 @@ class ClusterConfig:
     overcommit: bool = False
     job_name_prefix: str = "nemo-megatron-"
     nodes: int | None = None  # upper limit; None: as many as TP x PP fill
+    one_task_per_rank: bool = False  # the drop-in engine gets one task for each rank; False: one process joins them
     setup: list[str] = field(default_factory=list)  # lines of the sbatch file before the command
     srun_args: list[str] = field(default_factory=list)  # more flags for each srun
     container_runtime: ContainerRuntime = ContainerRuntime.pyxis  # none: on the host, whatever container says

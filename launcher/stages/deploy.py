@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deployment.arguments import NODE, GemmAutotuneArguments, ServeArguments
-from launcher.config import ClusterType, Config, Engine, Stage
+from launcher.config import Config, Engine, Stage
 from launcher.paths import RunPaths
 from launcher.plan import Command, StagePlan, python_module
 from launcher.stages.settings import environment, resources, serving_topology
@@ -15,8 +15,8 @@ from launcher.stages.settings import environment, resources, serving_topology
 def deploy(config: Config, paths: RunPaths) -> StagePlan:
     """Plan the server over the nodes that TP x PP fill.
 
-    FasterTransformer drives all GPUs of a node from one process. Our engine takes one process a rank on Slurm, whose
-    steps start them; elsewhere one process runs all ranks of a node.
+    FasterTransformer drives all GPUs of a node from one process. Our engine takes one process a rank where the
+    cluster's steps start them (Slurm); elsewhere one process runs all ranks of a node.
     """
     deployment = config.deployment
     layout = serving_topology(config)
@@ -38,7 +38,7 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
     if layout.cuda_devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = layout.cuda_devices
     gpus_per_node = layout.gpus // layout.nodes
-    is_task_a_rank = deployment.engine is Engine.slipway and config.cluster_type is ClusterType.bcm
+    is_task_a_rank = deployment.engine is Engine.slipway and config.cluster.one_task_per_rank
     tasks_per_node = max(1, gpus_per_node) if is_task_a_rank else 1
     return StagePlan(
         stage="deploy",
