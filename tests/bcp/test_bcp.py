@@ -74,6 +74,18 @@ def test_all_five_stages_run_and_auto_finds_the_job(tmp_path: Path, mount: Path)
     assert alive == ""
 
 
+def test_the_ranks_of_the_drop_in_engine_get_a_process_each(tmp_path: Path, mount: Path) -> None:
+    small = ("evaluation.task.samples=5", "evaluation.task.batch_size=4")
+    where = (f"base_results_dir={mount}/results", "export.run.model_train_name=gpt3_126m")
+    parallel = ("export.model.tensor_model_parallel_size=2", "export.triton_deployment.pipeline_model_parallel_size=2")
+    ended, calls = in_bcp_job(
+        tmp_path, "stages=[export,deploy,evaluate]", *where, *parallel, *small, "cluster.gpus_per_node=2"
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (served,) = [call for call in calls if "deployment.serve" in call[-1]]
+    assert served[:4] == ["--nnodes", "2", "--npernode", "2"]
+
+
 def test_only_the_first_instance_starts_anything(tmp_path: Path, mount: Path) -> None:
     ended, calls = in_bcp_job(tmp_path, *guide_command(mount), index=1)
     assert ended.returncode == 0 and calls == []
