@@ -14,7 +14,7 @@ from handover.errors import ConfigError, SlipwayError, nearest
 from handover.progress import human_time
 
 if TYPE_CHECKING:
-    from launcher.runner import StageResult
+    from launcher.results import StageResult
 
 
 def stage_line(position: int, total: int, result: StageResult, note: str = "") -> None:

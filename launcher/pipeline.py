@@ -15,7 +15,7 @@ from launcher.executors.bcp import BcpExecutor, is_first_instance
 from launcher.jobs import forget_ended
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan
-from launcher.runner import StageResult, write_results
+from launcher.results import StageResult, write_results
 from launcher.stages.benchmark import benchmark
 from launcher.stages.convert import convert
 from launcher.stages.deploy import deploy
@@ -33,7 +33,7 @@ PLANNERS = {
 
 
 def launch(config: Config) -> None:
-    """Plan the run and submit it; exit with status 1 if a stage that ran here failed."""
+    """Plan the run and submit it; exit with the status of a stage that ran here and failed."""
     if config.cluster_type is ClusterType.bcp and not is_first_instance():
         return  # every instance of a BCP job runs main.py; the first starts everything
     paths = RunPaths.of(config)
@@ -51,8 +51,9 @@ def launch(config: Config) -> None:
         job.write()
     forget_ended(paths.stages.parent)
     write_results(paths.stages, [StageResult(plan.stage, plan.name, log=str(plan.log)) for plan in plans])
-    if not executor.submit(jobs, force):
-        sys.exit(1)
+    status = executor.submit(jobs, force)
+    if status:
+        sys.exit(status)
 
 
 def ordered_stages(config: Config, paths: RunPaths) -> list[Stage]:

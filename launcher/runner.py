@@ -6,29 +6,25 @@ Standard library only. ``python3 -m launcher.runner PLAN.json ...`` is what a jo
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import signal
 import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
 from handover.endpoint import RUN_VARIABLE, is_published
 from handover.errors import ArtefactError, ServerError, SlipwayError
-from handover.manifest import write_atomically
 from launcher import artefact, console
 from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan
 from launcher.process import Child, describe_status
+from launcher.results import StageResult, failure_status, write_results
 
 Wrap = Callable[[Command, Resources, Mapping[str, str]], tuple[str, ...]]
 
-STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report")
 _POLL_S = 0.2
 _COMMAND_GRACE_S = 10.0
 _SERVER_GRACE_S = 40.0
@@ -36,22 +32,16 @@ _DEATH_NOTICE_S = 3.0
 _SIGNAL_NOTICE_S = 0.5
 
 
-@dataclass
-class StageResult:
-    """What became of one stage.
+class CommandError(SlipwayError):
+    """A command failed.
 
     Attributes:
-        state: running, done, skipped, failed, interrupted or not run.
-        error: the reason, with the last lines it printed; empty unless failed.
+        status: what a shell would make of its exit status: 128 and the signal where it was killed.
     """
 
-    stage: str
-    name: str
-    state: str = "not run"
-    elapsed_s: float = 0.0
-    error: str = ""
-    log: str = ""
-    output: str = ""
+    def __init__(self, problem: str, status: int) -> None:
+        super().__init__(problem)
+        self.status = status if status > 0 else 128 - status
 
 
 class TimeUp(KeyboardInterrupt):
@@ -135,8 +125,9 @@ class _Job:
             result.state, note = self._execute(index)
         except (SlipwayError, OSError) as error:
             result.state, result.error = "failed", str(error)
+            result.exit_status = error.status if isinstance(error, CommandError) else 1
         except TimeUp:
-            result.state, result.error = "failed", str(_out_of_time(plan))
+            result.state, result.error, result.exit_status = "failed", str(_out_of_time(plan)), 1
             raise
         except KeyboardInterrupt:
             result.state = "interrupted"
@@ -180,7 +171,7 @@ class _Job:
             if status < 0 or status > 128:
                 time.sleep(_SIGNAL_NOTICE_S)  # Slurm signals first the step, then us; ours says why
             self._check_server(plan, patience_s=_DEATH_NOTICE_S)
-            raise ArtefactError(f"{plan.stage}: {describe_status(status)}\n{_indent(child.last_lines)}")
+            raise CommandError(f"{plan.stage}: {describe_status(status)}\n{_indent(child.last_lines)}", status)
 
     def _check_server(self, plan: StagePlan, patience_s: float = 0) -> None:
         """Raise if the plan needs the server and that is going down.
@@ -249,18 +240,6 @@ class _Job:
             write_results(self.stages_file, self.results)
 
 
-def write_results(file: Path, results: Sequence[StageResult]) -> None:
-    """Update the results of these stages in the file; those of other jobs of the run stay."""
-    ours = {result.stage: dataclasses.asdict(result) for result in results}
-    try:
-        others = [entry for entry in json.loads(file.read_text()) if entry["stage"] not in ours]
-    except (OSError, ValueError, KeyError):
-        others = []
-    entries = sorted([*others, *ours.values()], key=lambda entry: STAGE_ORDER.index(entry["stage"]))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, json.dumps(entries, indent=1) + "\n")
-
-
 def _out_of_time(plan: StagePlan) -> SlipwayError:
     return SlipwayError(
         f"{plan.stage}: stopped, because the job's time limit is near",
@@ -289,7 +268,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    return int(any(result.state == "failed" for result in results))
+    return failure_status(results)
 
 
 if __name__ == "__main__":

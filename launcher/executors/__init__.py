@@ -53,6 +53,6 @@ class Executor(Protocol):
         """What would be submitted for the jobs, as text; empty where the commands are all there is."""
         ...
 
-    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> bool:
-        """Start the jobs in order; True if none is known to have failed."""
+    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
+        """Start the jobs in order; returns the exit status of the first that is known to have failed, or 0."""
         ...

@@ -14,6 +14,7 @@ from handover.errors import ConfigError
 from launcher.executors import Job
 from launcher.place import Place
 from launcher.plan import Command, Resources
+from launcher.results import failure_status
 from launcher.runner import run_job
 
 
@@ -36,11 +37,11 @@ class BcpExecutor:
         """Nothing but the commands: no job is submitted."""
         return ""
 
-    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> bool:
-        """Run every plan in order; the first failure stops the chain."""
+    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
+        """Run every plan in order; the first failure stops the chain and gives its exit status."""
         plans = [plan for job in jobs for plan in job.plans]
         results = run_job(plans, self.wrap, force, jobs[0].stages_file)
-        return not any(result.state == "failed" for result in results)
+        return failure_status(results)
 
 
 def is_first_instance() -> bool:

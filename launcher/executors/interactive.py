@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from launcher.executors import Job
 from launcher.place import Place
 from launcher.plan import Command, Resources
+from launcher.results import failure_status
 from launcher.runner import run_job
 
 
@@ -21,8 +22,8 @@ class InteractiveExecutor:
         """Nothing but the commands: no job is submitted."""
         return ""
 
-    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> bool:
-        """Run every plan in order; True if all went well."""
+    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
+        """Run every plan in order; returns the exit status of the first failure, or 0."""
         plans = [plan for job in jobs for plan in job.plans]
         results = run_job(plans, self.wrap, force, jobs[0].stages_file)
-        return not any(result.state == "failed" for result in results)
+        return failure_status(results)

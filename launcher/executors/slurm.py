@@ -57,7 +57,7 @@ class SlurmExecutor:
         """Start as a step of the allocation."""
         return self.place.wrap(command, resources, env)
 
-    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> bool:
+    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
         """Submit all jobs or none; each runs only if the one before succeeded. Prints one line a job."""
         if not shutil.which("sbatch"):
             raise ConfigError("there is no sbatch here", "start main.py on a Slurm login node")
@@ -80,7 +80,7 @@ class SlurmExecutor:
                 f"{'+'.join(one.stages):<36} submitted  job {one.job_id}  {one.dependency:<24} log {one.log}",
                 flush=True,
             )
-        return True
+        return 0
 
     def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
         """The sbatch files as they would be submitted; JOB1 stands where the id of the first will be."""

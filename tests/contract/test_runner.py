@@ -18,7 +18,8 @@ from handover.manifest import Manifest
 from launcher.artefact import begin, is_current, marker_of
 from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan, partial
-from launcher.runner import StageResult, run_job
+from launcher.results import StageResult, failure_status
+from launcher.runner import run_job
 
 PROJECT = Path(__file__).resolve().parents[2]
 WRITE = "import pathlib, sys; d = pathlib.Path(sys.argv[1]); d.mkdir(parents=True, exist_ok=True); "
@@ -68,6 +69,7 @@ def test_a_failure_stops_the_rest_but_not_what_always_runs(tmp_path: Path) -> No
     results = run(fails, plan_of(tmp_path, "export"), report)
     assert states(results) == ["failed", "not run", "done"]
     assert "the reason" in results[0].error and "exit status 1" in results[0].error
+    assert failure_status(results) == 1
     assert not fails.output.exists() and not (tmp_path / "export").exists()
     assert "the reason" in fails.log.read_text()
 
@@ -337,3 +339,9 @@ def test_a_server_without_clients_runs_until_it_is_stopped(tmp_path: Path) -> No
     output, _ = runner.communicate(timeout=20)
     assert runner.returncode == 0 and "the server was stopped" in output
     assert (server.output / "stopped").exists()
+
+
+@pytest.mark.parametrize(("code", "status"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])
+def test_the_exit_status_of_the_command_that_failed_comes_through(tmp_path: Path, code: str, status: int) -> None:
+    results = run(plan_of(tmp_path, "convert", python(f"import os, sys; {code}")), plan_of(tmp_path, "export"))
+    assert failure_status(results) == status

@@ -30,7 +30,7 @@ ALLOWED = {
     },
     "backends/fastertransformer": {"numpy", "torch", "fastertransformer", "triton_python_backend_utils"},
 }
-LAUNCHER_STDLIB_ONLY = ["plan", "runner", "artefact", "process", "place", "containers", "console"]
+LAUNCHER_STDLIB_ONLY = ["plan", "runner", "results", "artefact", "process", "place", "containers", "console"]
 
 
 def imported_packages(file: Path, top_level_only: bool = False) -> set[str]:

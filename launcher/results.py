@@ -1,0 +1,50 @@
+"""What became of the stages of a run, in memory and in ``stages.json``. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from handover.manifest import write_atomically
+
+STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report")
+
+
+@dataclass
+class StageResult:
+    """What became of one stage.
+
+    Attributes:
+        state: running, done, skipped, failed, interrupted or not run.
+        error: the reason, with the last lines it printed; empty unless failed.
+        exit_status: of the command that failed, 1 for any other failure, else 0.
+    """
+
+    stage: str
+    name: str
+    state: str = "not run"
+    elapsed_s: float = 0.0
+    error: str = ""
+    log: str = ""
+    output: str = ""
+    exit_status: int = 0
+
+
+def failure_status(results: Sequence[StageResult]) -> int:
+    """Exit status of the first stage that failed; 0 if none did."""
+    return next((result.exit_status for result in results if result.state == "failed"), 0)
+
+
+def write_results(file: Path, results: Sequence[StageResult]) -> None:
+    """Update the results of these stages in the file; those of other jobs of the run stay."""
+    ours = {result.stage: dataclasses.asdict(result) for result in results}
+    try:
+        others = [entry for entry in json.loads(file.read_text()) if entry["stage"] not in ours]
+    except (OSError, ValueError, KeyError):
+        others = []
+    entries = sorted([*others, *ours.values()], key=lambda entry: STAGE_ORDER.index(entry["stage"]))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(entries, indent=1) + "\n")
