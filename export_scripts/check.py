@@ -2,7 +2,7 @@
 
 No torch here: the configuration, the keys and the shapes say nearly all of it, in a fraction of a second, on the
 login node. Only a weight that overflows its new type must be read; that is done here while it takes no longer than
-the rest, and by the conversion itself for larger checkpoints.
+the rest, and by the conversion itself for larger and for compressed checkpoints.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str)
 
     Raises:
         CheckpointError: it is missing, truncated, hostile, ambiguous, incomplete, or not a model that
-            FasterTransformer's GPT can express; or, up to half a gigabyte, a weight is not finite in its new type.
+            FasterTransformer's GPT can express; or, up to half a gigabyte of
+            mappable weights, one is not finite in its new type.
     """
     archive = open_archive(find_checkpoint(Path(path)))
     conversion = plan_conversion(archive, tensor_para_size, weight_data_type)
@@ -69,7 +70,8 @@ def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str)
 
 def _check_values(conversion: Conversion) -> None:
     sources = {a.name: conversion.tensors[a.source_key] for a in conversion.assignments if a.source_key}
-    if sum(source.size_bytes for source in sources.values()) > _READ_LIMIT_BYTES:
+    is_large = sum(source.size_bytes for source in sources.values()) > _READ_LIMIT_BYTES
+    if is_large or conversion.archive.is_compressed:  # the latter would have to be unpacked first
         return
     for name, source in sources.items():
         check_values(name, source, conversion.settings.data_type)

@@ -86,7 +86,7 @@ def find_logs(results: Path) -> list[Path]:
 
 
 def status(results: Path) -> list[str]:
-    """One line a stage: its state, Slurm's state and exit code, elapsed time, the first line of its error."""
+    """One line a stage: its state, Slurm's state and exit code, elapsed time, the last line of its error."""
     lines = []
     for logs in find_logs(results):
         lines.append(str(logs.parent))
@@ -106,8 +106,13 @@ def _status_line(entry: Mapping[str, str | float], job: SubmittedJob | None, slu
         state = "lost" if state == "running" else state
     elapsed = human_time(float(entry["elapsed_s"])) if entry["elapsed_s"] else ""
     where = f"job {job.job_id} {slurm.state} {slurm.exit_code} {slurm.elapsed}".rstrip() if job and slurm else ""
-    error = str(entry["error"]).strip().splitlines()
-    return f"  {entry['stage']:<10} {state:<12} {elapsed:>8}  {where}  {error[0].strip() if error else ''}".rstrip()
+    return f"  {entry['stage']:<10} {state:<12} {elapsed:>8}  {where}  {_last_line(str(entry['error']))}".rstrip()
+
+
+def _last_line(error: str) -> str:
+    """The line of an error that says most: the last, but for hints what to do."""
+    lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith("hint:")]
+    return lines[-1] if lines else ""
 
 
 def slurm_states(job_ids: Sequence[str]) -> dict[str, SlurmState]:

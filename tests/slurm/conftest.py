@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import SlurmCluster
-from launches import FIVE_STAGES, HOSTILE, NEMO, SMALL, Launched, launch, override, serve
+from launches import DEMONSTRATION, FIVE_STAGES, HOSTILE, SMALL, Launched, launch, override, serve
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def finished(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> L
     """All five stages, in a directory and under a name that a shell would trip over."""
     root = tmp_path_factory.mktemp("five") / HOSTILE
     root.mkdir()
-    checkpoint = shutil.copy(NEMO, root / "the checkpoint's.nemo")
+    checkpoint = shutil.copy(DEMONSTRATION, root / "the checkpoint's.nemo")
     names = (override("export.run.model_train_name", HOSTILE), override("export.model.checkpoint_path", checkpoint))
     launched = launch(slurm, root / "re sults", FIVE_STAGES, *names, *SMALL)
     still_to_come = slurm.states(*launched.ids)
