@@ -80,6 +80,25 @@ def test_a_server_killed_under_its_client_ends_the_job_with_a_message(
     assert_clean(slurm, node)
 
 
+def test_a_step_killed_with_9_fails_its_stage_and_stops_the_server(
+    slurm: SlurmCluster, finished: Launched, tmp_path: Path
+) -> None:
+    launched = serve(slurm, finished, tmp_path, *SMALL, "benchmark.repeats=1000", stages="deploy,benchmark")
+    wait_until(lambda: is_running(launched, "benchmark"), 60, lambda: f"no benchmark: {launched.jobs[0].errors}")
+    node = node_of(slurm, launched)
+
+    def tasks() -> list[int]:
+        running = slurm.processes_on(node).items()
+        return [pid for pid, line in running if re.match(r"\S+ -m evaluation.benchmark ", line)]
+
+    wait_until(lambda: bool(tasks()), 30, lambda: "the step never started")
+    os.kill(tasks()[0], signal.SIGKILL)
+    assert list(slurm.wait_for_end(*launched.ids).values()) == ["FAILED"]
+    assert "benchmark: exit status 137, killed by SIGKILL" in launched.stages["benchmark"]["error"]
+    assert launched.stages["report"]["state"] == "done"
+    assert_clean(slurm, node)
+
+
 def test_a_requeued_job_starts_over_at_what_was_cut_off(
     slurm: SlurmCluster, finished: Launched, tmp_path: Path
 ) -> None:
