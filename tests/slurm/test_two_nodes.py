@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from cluster import NODES, SlurmCluster, wait_until
-from launches import NEMO, Launched, assert_clean, launch, override
+from launches import NEMO, Launched, assert_clean, is_running, launch, override
 
 from backends.fastertransformer.engine.engine import open_engine
 from export_scripts.arguments import ConvertArguments
@@ -54,13 +54,13 @@ def ask(endpoint: Endpoint) -> list[list[int]]:
     return tokens
 
 
-def start(slurm: SlurmCluster, root: Path, tensor: int, pipeline: int) -> Launched:
+def start(slurm: SlurmCluster, root: Path, tensor: int, pipeline: int, clients: str = "", *more: str) -> Launched:
     """Serve over both nodes, each with half of the ranks."""
     checkpoint = shutil.copy(NEMO, root / "model.nemo")
     launched = launch(
         slurm,
         root / "results",
-        "stages=[convert,export,deploy]",
+        f"stages=[convert,export,deploy{clients}]",
         override("export.model.checkpoint_path", checkpoint),
         "export.run.model_train_name=wide",
         f"deployment.run.name={root.name}",
@@ -69,6 +69,7 @@ def start(slurm: SlurmCluster, root: Path, tensor: int, pipeline: int) -> Launch
         f"export.model.tensor_model_parallel_size={tensor}",
         f"export.triton_deployment.pipeline_model_parallel_size={pipeline}",
         f"cluster.gpus_per_node={tensor * pipeline // len(NODES)}",
+        *more,
     )
     log = launched.jobs[-1].log
     wait_until(lambda: has_endpoint(launched), 120, lambda: log.read_text() if log.exists() else "the job is pending")
@@ -119,4 +120,15 @@ def test_a_rank_killed_among_four_ends_the_job_within_a_minute(
     os.kill(workers(slurm, NODES[1])[0], signal.SIGKILL)
     assert slurm.wait_for_end(server.ids[-1], timeout_s=60) == {server.ids[-1]: "FAILED"}
     assert re.search(r"rank [23] of 4 was killed by SIGKILL", server.jobs[-1].errors + server.jobs[-1].log.read_text())
+    assert_clean(slurm, *NODES)
+
+
+def test_a_rank_killed_during_the_benchmark_ends_the_job_within_a_minute(slurm: SlurmCluster, tmp_path: Path) -> None:
+    endless = ("benchmark.batch_sizes=[1]", "benchmark.lengths=[[8,8]]", "benchmark.repeats=5000")
+    server = start(slurm, tmp_path, 2, 1, ",benchmark", *endless)
+    wait_until(lambda: is_running(server, "benchmark"), 60, lambda: f"no benchmark: {server.jobs[-1].errors}")
+    os.kill(workers(slurm, NODES[1])[0], signal.SIGKILL)
+    assert slurm.wait_for_end(server.ids[-1], timeout_s=60) == {server.ids[-1]: "FAILED"}
+    assert server.stages["benchmark"]["state"] == "failed"
+    assert re.search(r"rank 1 of 2 was killed by SIGKILL", server.jobs[-1].errors + server.jobs[-1].log.read_text())
     assert_clean(slurm, *NODES)
