@@ -1,8 +1,7 @@
 """Look at a checkpoint before anything is written: can it be converted, and into what.
 
 No torch here: the configuration, the keys and the shapes say nearly all of it, in a fraction of a second, on the
-login node. Only a weight that overflows its new type must be read; that is done here while it takes no longer than
-the rest, and by the conversion itself for larger and for compressed checkpoints.
+login node. Only a weight that may overflow its new type must be read; where the type does not get narrower, none is.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from export_scripts.checkpoints.archive import Archive, open_archive
 from export_scripts.checkpoints.nemo import JoinedTensor, NemoCheckpoint, find_checkpoint
@@ -21,7 +21,7 @@ from export_scripts.weights import gpt
 from export_scripts.weights.schema import Assignment, ModelDims, SourceMap, match
 from handover.errors import CheckpointError, nearest
 
-_READ_LIMIT_BYTES = 500_000_000
+_NARROWER = {("fp32", "fp16"), ("bf16", "fp16"), ("fp32", "bf16")}  # source and new type, where a value can overflow
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str)
 
     Raises:
         CheckpointError: it is missing, truncated, hostile, ambiguous, incomplete, or not a model that
-            FasterTransformer's GPT can express; or, up to half a gigabyte of
-            mappable weights, one is not finite in its new type.
+            FasterTransformer's GPT can express; or a weight overflows its new type.
     """
     archive = open_archive(find_checkpoint(Path(path)))
     conversion = plan_conversion(archive, tensor_para_size, weight_data_type)
@@ -69,12 +68,17 @@ def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str)
 
 
 def _check_values(conversion: Conversion) -> None:
+    """Read the tensors whose new type is narrower than theirs; a compressed archive is unpacked for it and removed."""
+    settings = conversion.settings
     sources = {a.name: conversion.tensors[a.source_key] for a in conversion.assignments if a.source_key}
-    is_large = sum(source.size_bytes for source in sources.values()) > _READ_LIMIT_BYTES
-    if is_large or conversion.archive.is_compressed:  # the latter would have to be unpacked first
+    narrowed = {name: source for name, source in sources.items() if (source.data_type, settings.data_type) in _NARROWER}
+    if narrowed and conversion.archive.is_compressed:
+        with TemporaryDirectory(prefix="slipway-") as directory:
+            unpacked = conversion.archive.unpack(Path(directory) / "unpacked")
+            _check_values(plan_conversion(unpacked, settings.tensor_para_size, settings.data_type))
         return
-    for name, source in sources.items():
-        check_values(name, source, conversion.settings.data_type)
+    for name, source in narrowed.items():
+        check_values(name, source, settings.data_type)
 
 
 def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:
