@@ -1,0 +1,163 @@
+"""Keys and values of all sequences in flight, within a byte budget.
+
+A slot belongs to one row: a sequence, or one beam of it. The rows that decode fill the first slots, so what a step
+reads is a view of the first B slots and nothing is gathered; that is the scheduler's care. Memory is one block a layer,
+which lets it grow with one layer's worth of copies at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .errors import EngineError
+
+UNBOUNDED = 1 << 31  # window of a slot that keeps every token
+_CAPACITY_STEP = 32  # tokens: capacity is a multiple, so that it seldom grows
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one process caches.
+
+    Attributes:
+        layers: that this process holds.
+        head_num: key and value heads of each that this process holds.
+        size_per_head: width of one.
+        dtype: number format of keys and values.
+        has_cross: whether each slot also keeps the keys and values of an encoder's output.
+    """
+
+    layers: int
+    head_num: int
+    size_per_head: int
+    dtype: torch.dtype
+    has_cross: bool = False
+
+    @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of one token."""
+        return self.layers * 2 * self.head_num * self.size_per_head * self.dtype.itemsize
+
+    def bytes_for(self, slots: int, capacity: int, cross_capacity: int = 0) -> int:
+        """Of so many slots with so many tokens each."""
+        return slots * self.token_bytes * (capacity + (cross_capacity if self.has_cross else 0))
+
+
+class KvCache:
+    """Keys and values by layer and slot.
+
+    The entry of the token at position p of a row is p % window of its slot; so a slot with a window keeps the last
+    tokens only, and its valid entries are the first min(p + 1, window). Slots without one have window UNBOUNDED.
+
+    Args:
+        shape: of one token and of the layers.
+        device: where they live.
+        budget_bytes: that the blocks may take.
+
+    Attributes:
+        memory: a layer each: [2 (k, v), slots, H, capacity, D].
+        cross_memory: likewise for the encoder's output: [2, slots, H, cross_capacity, D]; empty without an encoder.
+        windows: int64 [slots], on the device.
+        slots, capacity, cross_capacity: present sizes; capacity is of every slot.
+    """
+
+    def __init__(self, shape: CacheShape, device: torch.device, budget_bytes: int) -> None:
+        self.shape, self.budget_bytes = shape, budget_bytes
+        self.slots = self.capacity = self.cross_capacity = 0
+        self._device = device
+        self.memory = [self._block(0, 0) for _ in range(shape.layers)]
+        self.cross_memory = [self._block(0, 0) for _ in range(shape.layers if shape.has_cross else 0)]
+        self.windows = torch.zeros(0, dtype=torch.long, device=device)
+
+    def _block(self, slots: int, capacity: int) -> Tensor:
+        # Zeros, not empty: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN.
+        size = (2, slots, self.shape.head_num, capacity, self.shape.size_per_head)
+        return torch.zeros(size, dtype=self.shape.dtype, device=self._device)
+
+    def fits(self, slots: int, capacity: int, cross_capacity: int = 0) -> bool:
+        """Say whether so many slots of so many tokens are within the budget."""
+        return self.shape.bytes_for(slots, capacity, cross_capacity) <= self.budget_bytes
+
+    def reserve(self, slots: int, capacity: int, cross_capacity: int = 0, kept: int = 0) -> None:
+        """Have at least so many slots of at least so many tokens; the first ``kept`` slots keep their content.
+
+        Raises:
+            EngineError: that is over the budget.
+        """
+        if slots <= self.slots and capacity <= self.capacity and cross_capacity <= self.cross_capacity:
+            return
+        wanted = (slots, capacity, cross_capacity)
+        if not self.fits(*wanted):
+            need = self.shape.bytes_for(*wanted)
+            raise EngineError(
+                f"{slots} rows of {capacity} tokens need {need} bytes of KV cache, over {self.budget_bytes}"
+            )
+        now = (self.slots, self.capacity, self.cross_capacity)
+        steps = (1 << (slots - 1).bit_length() if slots > self.slots else slots, *map(_rounded, wanted[1:]))
+        generous = tuple(map(max, steps, now))
+        chosen = next(size for size in (generous, steps, wanted) if self.fits(*size))
+        self.slots, self.capacity, self.cross_capacity = chosen
+        for blocks, size in ((self.memory, self.capacity), (self.cross_memory, self.cross_capacity)):
+            for layer, old in enumerate(blocks):
+                if not kept:
+                    blocks[layer] = self._block(0, 0)  # frees the old block before the new one
+                new = self._block(self.slots, size)
+                both = min(size, old.shape[3])
+                new[:, :kept, :, :both] = old[:, :kept, :, :both]
+                blocks[layer] = new
+        windows = torch.full((self.slots,), UNBOUNDED, dtype=torch.long, device=self._device)
+        windows[:kept] = self.windows[:kept]
+        self.windows = windows
+
+    def copy(self, targets: Sequence[int] | Tensor, sources: Sequence[int] | Tensor, length: int) -> None:
+        """Overwrite slots with what the first ``length`` entries of others hold; all are read before any is written."""
+        to = torch.as_tensor(targets, device=self._device)
+        of = torch.as_tensor(sources, device=self._device)
+        for block in self.memory:
+            block[:, to, :, :length] = block[:, of, :, :length]
+        for block in self.cross_memory:
+            block[:, to] = block[:, of]
+        self.windows[to] = self.windows[of]
+
+    def save(self, slot: int, length: int) -> list[Tensor]:
+        """Copy the first ``length`` entries of a slot out of the cache, [2, H, length, D] a layer."""
+        return [block[:, slot, :, :length].clone() for block in self.memory]
+
+    def restore(self, slot: int, saved: Sequence[Tensor]) -> None:
+        """Put back what save gave."""
+        for block, content in zip(self.memory, saved, strict=True):
+            block[:, slot, :, : content.shape[2]] = content
+
+
+def _rounded(capacity: int) -> int:
+    return -(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that a device has free: of a GPU as its driver says, of the host as far as the cgroup lets us."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) + _unused_bytes(device)
+    available = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
+    for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else []:
+        if line.startswith("MemAvailable:"):
+            available = [int(line.split()[1]) << 10]
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            available.append(int(limit) - int((_CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 here
+    return max(0, min(available))
+
+
+def _unused_bytes(device: torch.device) -> int:
+    """What torch holds of a GPU's memory without using it."""
+    return int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
