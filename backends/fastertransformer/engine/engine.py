@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .cache import CacheShape, KvCache, free_bytes
 from .config import GptConfig, read_config
 from .generate import Generated, generate
-from .model import Gpt, KvCache
+from .network import Network
 from .parallel import Group, Leader
 from .precision import choose_device, choose_precision
 from .request import Array, Request, join_requests, parse_request
@@ -112,7 +113,8 @@ def load_steps(
     with torch.inference_mode():
         weights = load_weights(directory, config, tensor_para_size, precision, device, share)
     heads = config.head_num // (1 if share.rank is None else tensor_para_size)
-    cache = KvCache(config, precision.compute, device, len(share.layers), heads)
+    shape = CacheShape(len(share.layers), heads, config.size_per_head, precision.compute)
+    cache = KvCache(shape, device, free_bytes(device) // 2)
     what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
     description = (
         f"GPT {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size} from {directory}"
@@ -122,7 +124,7 @@ def load_steps(
     if group:
         description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {share.layers}"
     _log.info(description)
-    model = Gpt(config, weights, group.links(config, precision.compute, device) if group else None)
+    model = Network(config, weights, group.links(config, precision.compute, device) if group else None)
     return (Leader(model, cache, group) if group and group.ranks.rank == 0 else Steps(model, cache)), description
 
 

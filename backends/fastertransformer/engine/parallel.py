@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore; mypy finds it here only
 
+from .cache import KvCache
 from .config import GptConfig
 from .errors import EngineError
-from .model import Gpt, KvCache, Links
+from .network import Links, Network
 from .ranks import Ranks, Watch, first_line, meet
 from .request import Array
 from .steps import Steps
@@ -180,7 +181,7 @@ class Leader(Steps):
     Any error leaves the processes out of step with each other, so it ends them all.
     """
 
-    def __init__(self, model: Gpt, cache: KvCache, group: Group) -> None:
+    def __init__(self, model: Network, cache: KvCache, group: Group) -> None:
         super().__init__(model, cache)
         self._group = group
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .model import Gpt, KvCache
+from .cache import KvCache
+from .network import Network
 from .request import Array
 
 
@@ -23,19 +24,19 @@ class Steps:
         cache: of that part.
     """
 
-    def __init__(self, model: Gpt, cache: KvCache) -> None:
+    def __init__(self, model: Network, cache: KvCache) -> None:
         self.model, self.cache = model, cache
         self.config = model.config
         self.device = model.weights.token_embedding.device
-        self._slots = cache.slots(0, 0)
 
     def begin(self, rows: int, length: int) -> None:
         """Make room for a batch of so many places, each of at most that many tokens."""
-        self._slots = self.cache.slots(rows, length)
+        self.cache.reserve(rows, length)
 
     def prefill(self, ids: Tensor, first: int) -> Tensor:
         """Run whole inputs in the places from first on: ids [B, T], padded -> [B, T, hidden], before the final norm."""
-        return self.model.prefill(ids, self._slots[:, :, first : first + len(ids)])
+        lengths = torch.full_like(ids[:, 0], ids.shape[1])
+        return self.model.extend(ids, None, lengths, slice(first, first + len(ids)), self.cache, ids.shape[1])
 
     def decode(self, ids: Tensor, lengths: Array) -> Tensor:
         """Run one token in each of the first B places.
@@ -47,19 +48,12 @@ class Steps:
         Returns:
             [B, hidden], before the final norm.
         """
-        longest = int(lengths.max())
-        return self.model.decode(
-            ids,
-            torch.from_numpy(lengths - 1).to(self.device),
-            self._slots[:, :, : len(lengths)],
-            longest,
-            is_uniform=longest == int(lengths.min()),
-        )
+        positions = torch.from_numpy(lengths - 1).to(self.device)
+        return self.model.decode(ids, positions, slice(0, len(lengths)), self.cache, int(lengths.max()))
 
     def move(self, places: Sequence[int], sources: Sequence[int]) -> None:
         """Overwrite places with what is cached in others."""
-        for place, source in zip(places, sources, strict=True):
-            self._slots[:, :, place] = self._slots[:, :, source]
+        self.cache.copy(places, sources, self.cache.capacity)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""

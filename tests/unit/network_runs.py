@@ -1,0 +1,77 @@
+"""Run the engine's network over shards in the ways that a scheduler does, and give its logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from backends.fastertransformer.engine.cache import CacheShape, KvCache
+from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.network import Network
+from backends.fastertransformer.engine.precision import Precision
+from backends.fastertransformer.engine.weights import load_weights
+
+CPU = torch.device("cpu")
+FP32 = Precision(torch.float32, torch.float32, "")
+
+
+def open_network(directory: Path, tensor_para_size: int) -> Network:
+    config = read_config(directory)
+    return Network(config, load_weights(directory, config, tensor_para_size, FP32, CPU))
+
+
+def new_cache(network: Network, slots: int, capacity: int, window: int | None = None) -> KvCache:
+    config = network.config
+    cache = KvCache(CacheShape(config.num_layer, config.head_num, config.size_per_head, torch.float32), CPU, 1 << 30)
+    cache.reserve(slots, capacity)
+    for block in cache.memory:
+        block.fill_(1e4)  # what an earlier row left must not matter
+    if window:
+        cache.windows.fill_(window)
+    return cache
+
+
+@torch.inference_mode()
+def prefill_logits(network: Network, ids: Tensor) -> Tensor:
+    """[B, T] -> [B, T, V], all at once."""
+    batch, length = ids.shape
+    cache = new_cache(network, batch, length)
+    lengths = torch.full((batch,), length)
+    return network.logits(network.extend(ids, None, lengths, slice(0, batch), cache, length))
+
+
+@torch.inference_mode()
+def decode_logits(network: Network, ids: Tensor, first: int = 1) -> Tensor:
+    """[B, T] -> [B, T - first, V]: all behind the first tokens one at a time, in slots out of order."""
+    batch, length = ids.shape
+    cache = new_cache(network, batch + 2, length)
+    slots = torch.arange(batch).flip(0) + 1
+    network.extend(ids[:, :first], None, torch.full((batch,), first), slots, cache, first)
+    hidden = [
+        network.decode(ids[:, step], torch.full((batch,), step), slots, cache, step + 1)
+        for step in range(first, length)
+    ]
+    return network.logits(torch.stack(hidden, 1))
+
+
+@torch.inference_mode()
+def mixed_logits(network: Network, ids: Tensor, cuts: list[list[int]]) -> list[Tensor]:
+    """Run rows in chunks, each row cut at its own places, [B, T] -> by row [last cut, V]; then a decode step of all."""
+    batch, length = ids.shape
+    cache = new_cache(network, batch, length)
+    hidden: list[list[Tensor]] = [[] for _ in range(batch)]
+    starts = [0] * batch
+    for ends in zip(*cuts, strict=True):
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        chunk = torch.full((batch, max(lengths)), 1)
+        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            chunk[row, : end - start] = ids[row, start:end]
+        out = network.extend(chunk, torch.tensor(starts), torch.tensor(lengths), slice(0, batch), cache, max(ends))
+        for row, count in enumerate(lengths):
+            hidden[row].append(out[row, :count])
+        starts = list(ends)
+    positions = torch.tensor(starts)
+    out = network.decode(ids[torch.arange(batch), positions], positions, slice(0, batch), cache, max(starts) + 1)
+    return [network.logits(torch.cat([*parts, out[row : row + 1]])) for row, parts in enumerate(hidden)]
