@@ -6,19 +6,17 @@ login node. Only a weight that may overflow its new type must be read; where the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from export_scripts.checkpoints.archive import Archive, open_archive
-from export_scripts.checkpoints.nemo import JoinedTensor, NemoCheckpoint, find_checkpoint
-from export_scripts.checkpoints.nemo_config import check_expressible, read_dims, remarks
-from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles, find_tokenizer, special_ids
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE
 from export_scripts.shards import ShardSettings, check_split, check_values
-from export_scripts.weights import gpt
-from export_scripts.weights.schema import Assignment, ModelDims, SourceMap, match
+from export_scripts.weights.schema import Assignment, Dims, LazyTensor, match
 from handover.errors import CheckpointError, nearest
 
 _NARROWER = {("fp32", "fp16"), ("bf16", "fp16"), ("fp32", "bf16")}  # source and new type, where a value can overflow
@@ -29,40 +27,38 @@ class Conversion:
     """A conversion that is known to work out, and everything it needs.
 
     Attributes:
-        archive: the source's files.
-        source_format: name of the table that fits the source.
-        tensors: the source's tensors by key, not read yet.
+        source: the checkpoint.
         assignments: every tensor to write and where it comes from.
         settings: how tensors become files.
-        tokenizer: the tokenizer's files.
-        ids: the tokenizer's special ids.
-        remarks: what is expressed only nearly, one line each.
     """
 
-    archive: Archive
-    source_format: str
-    tensors: Mapping[str, JoinedTensor]
+    source: Source
     assignments: tuple[Assignment, ...]
     settings: ShardSettings
-    tokenizer: TokenizerFiles
-    ids: SpecialIds
-    remarks: tuple[str, ...]
+
+    @property
+    def archive(self) -> Archive:
+        """The source's files."""
+        return self.source.archive
+
+    def sources(self, assignment: Assignment) -> tuple[LazyTensor, ...]:
+        """The tensors that a target is made from."""
+        return tuple(self.source.tensors[key] for key in assignment.keys)
 
 
-def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str) -> ModelDims:
+def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str) -> Dims:
     """Check that a checkpoint can be converted and return its dimensions.
 
     Args:
-        path: a ``.nemo`` archive, an unpacked directory, or a directory that holds exactly one of them.
+        path: a checkpoint, or a directory that holds exactly one.
         tensor_para_size: ranks to split for.
         weight_data_type: fp32, fp16 or bf16.
 
     Raises:
         CheckpointError: it is missing, truncated, hostile, ambiguous, incomplete, or not a model that
-            FasterTransformer's GPT can express; or a weight overflows its new type.
+            FasterTransformer can express; or a weight overflows its new type.
     """
-    archive = open_archive(find_checkpoint(Path(path)))
-    conversion = plan_conversion(archive, tensor_para_size, weight_data_type)
+    conversion = plan_conversion(find_archive(Path(path)), tensor_para_size, weight_data_type)
     _check_values(conversion)
     return conversion.settings.dims
 
@@ -70,15 +66,18 @@ def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str)
 def _check_values(conversion: Conversion) -> None:
     """Read the tensors whose new type is narrower than theirs; a compressed archive is unpacked for it and removed."""
     settings = conversion.settings
-    sources = {a.name: conversion.tensors[a.source_key] for a in conversion.assignments if a.source_key}
-    narrowed = {name: source for name, source in sources.items() if (source.data_type, settings.data_type) in _NARROWER}
+    narrowed = [
+        entry
+        for entry in conversion.assignments
+        if any((source.data_type, settings.data_type) in _NARROWER for source in conversion.sources(entry))
+    ]
     if narrowed and conversion.archive.is_compressed:
         with TemporaryDirectory(prefix="slipway-") as directory:
             unpacked = conversion.archive.unpack(Path(directory) / "unpacked")
             _check_values(plan_conversion(unpacked, settings.tensor_para_size, settings.data_type))
         return
-    for name, source in narrowed.items():
-        check_values(name, source, settings.data_type)
+    for entry in narrowed:
+        check_values(entry, conversion.sources(entry), settings)
 
 
 def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:
@@ -94,58 +93,16 @@ def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: s
 
 
 def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:
-    checkpoint = NemoCheckpoint(archive)
-    check_expressible(checkpoint.config)
-    source_map = _source_map(checkpoint)
-    tensors = checkpoint.tensors(lambda key: _join_axis(source_map, key))
-    dims = read_dims(checkpoint.config, _vocab_size(source_map, tensors))
-    settings = ShardSettings(tensor_para_size, weight_data_type, dims)
-    check_split(settings)
-    assignments = match(gpt.schema(dims), source_map, dims, tensors, checkpoint.other_keys())
-    _check_types(tensors, assignments)
-    tokenizer = find_tokenizer(archive, checkpoint.config)
-    return Conversion(
-        archive=archive,
-        source_format=source_map.name,
-        tensors=tensors,
-        assignments=assignments,
-        settings=settings,
-        tokenizer=tokenizer,
-        ids=special_ids(archive, tokenizer),
-        remarks=remarks(checkpoint.config),
-    )
+    source = open_source(archive)
+    settings = ShardSettings(tensor_para_size, weight_data_type, source.dims)
+    check_split(settings, source.family.divided)
+    assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
+    _check_types(source, assignments)
+    return Conversion(source, assignments, settings)
 
 
-def _source_map(checkpoint: NemoCheckpoint) -> SourceMap:
-    """Choose the table by the keys: a configuration may be silent about the format."""
-    keys = checkpoint.keys()
-    for source_map in gpt.SOURCE_MAPS:
-        if any(source_map.rule(key) for key in keys):
-            return source_map
-    some = ", ".join(keys[:3])
-    if any(key.startswith(gpt.MEGATRON_CORE_PREFIXES) for key in keys):
-        raise CheckpointError(
-            f"{checkpoint.archive.path} has megatron-core keys ({some}, ...)", "only legacy keys are read yet"
-        )
-    raise CheckpointError(f"{checkpoint.archive.path} has no keys of a GPT ({some or 'it is empty'})")
-
-
-def _join_axis(source_map: SourceMap, key: str) -> int | None:
-    ruled = source_map.rule(key)
-    return ruled[0].join_axis if ruled else None
-
-
-def _vocab_size(source_map: SourceMap, tensors: Mapping[str, JoinedTensor]) -> int:
-    """Rows of the embedding; 0 if it is missing, which the completeness check then says."""
-    for key, tensor in tensors.items():
-        ruled = source_map.rule(key)
-        if ruled and ruled[1] == "model.wte":
-            return tensor.shape[0]
-    return 0
-
-
-def _check_types(tensors: Mapping[str, JoinedTensor], assignments: tuple[Assignment, ...]) -> None:
-    keys = [assignment.source_key for assignment in assignments if assignment.source_key]
-    foreign = [f"{key}  {tensors[key].data_type}" for key in keys if tensors[key].data_type not in STORAGE]
+def _check_types(source: Source, assignments: Sequence[Assignment]) -> None:
+    keys = {key: source.tensors[key].data_type for assignment in assignments for key in assignment.keys}
+    foreign = [f"{key}  {data_type}" for key, data_type in keys.items() if data_type not in STORAGE]
     if foreign:
         raise CheckpointError(f"{len(foreign)} tensors are not of fp32, fp16 or bf16\n  " + "\n  ".join(foreign))

@@ -1,4 +1,4 @@
-"""Convert a NeMo GPT checkpoint into FasterTransformer's shards.
+"""Convert a checkpoint into FasterTransformer's shards.
 
     python3 -m export_scripts.convert --checkpoint=gpt.nemo --output=1-gpu --tensor-para-size=1 --weight-data-type=fp16
 
@@ -8,22 +8,19 @@ pass. A killed conversion continues where it stopped.
 
 from __future__ import annotations
 
-import configparser
-import io
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.check import Conversion, plan_conversion
-from export_scripts.checkpoints.archive import open_archive
-from export_scripts.checkpoints.nemo import find_checkpoint
+from export_scripts.checkpoints.formats import find_archive
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
 from export_scripts.shards import check_space, full_disk_explained, write_bytes, write_tensor
+from export_scripts.weights.family import ConfigValues, render_config
 from handover.errors import exit_status
 from handover.manifest import FileRecord, Manifest
 from handover.progress import Progress
@@ -42,19 +39,19 @@ def convert(arguments: ConvertArguments) -> Manifest:
         CheckpointError: the checkpoint cannot be converted; see ``check.inspect_checkpoint``.
         ArtefactError: the disk is full or the output directory holds foreign files.
     """
-    source = open_archive(find_checkpoint(arguments.checkpoint))
-    conversion = plan_conversion(source, arguments.tensor_para_size, arguments.weight_data_type)
+    archive = find_archive(arguments.checkpoint)
+    conversion = plan_conversion(archive, arguments.tensor_para_size, arguments.weight_data_type)
     made_from = {
-        "checkpoint": str(source.path),
-        "checkpoint_identity": source.identity(),
-        "source_format": conversion.source_format,
+        "checkpoint": str(archive.path),
+        "checkpoint_identity": archive.identity(),
+        "source_format": conversion.source.source_map.name,
         "tensor_para_size": arguments.tensor_para_size,
         "weight_data_type": arguments.weight_data_type,
     }
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION})
     try:
         _check_space(conversion, arguments.output, journal)
-        for remark in conversion.remarks:
+        for remark in conversion.source.remarks:
             print(f"convert: note: {remark}", file=sys.stderr)
         with _mappable(conversion, arguments) as mapped:
             records = _write_tensors(mapped, arguments.output, journal, arguments.processes)
@@ -107,7 +104,7 @@ def _write_tensors(conversion: Conversion, output: Path, journal: Journal, worke
         ThreadPoolExecutor(max(1, workers)) as pool,
     ):
         jobs = [
-            pool.submit(write_tensor, entry, conversion.tensors.get(entry.source_key or ""), settings, output, journal)
+            pool.submit(write_tensor, entry, conversion.sources(entry), settings, output, journal)
             for entry in largest_first
         ]
         try:
@@ -121,38 +118,18 @@ def _write_tensors(conversion: Conversion, output: Path, journal: Journal, worke
 
 
 def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -> list[FileRecord]:
-    contents = {name: conversion.archive.read_bytes(member) for name, member in conversion.tokenizer.members.items()}
-    contents[_CONFIG_FILE] = render_config(conversion).encode()
+    source, settings = conversion.source, conversion.settings
+    contents = {name: source.archive.read_bytes(member) for name, member in source.tokenizer.members.items()}
+    values = ConfigValues(
+        dims=source.dims,
+        tensor_para_size=settings.tensor_para_size,
+        data_type=settings.data_type,
+        start_id=source.ids.start_id,
+        end_id=source.ids.end_id,
+        extra=source.extra_config,
+    )
+    contents[_CONFIG_FILE] = render_config(source.family, values).encode()
     return [write_bytes(output / name, content, journal) for name, content in contents.items()]
-
-
-def render_config(conversion: Conversion) -> str:
-    """Render ``config.ini``: the keys of FasterTransformer's converter in its order, then those it leaves out.
-
-    FasterTransformer reads layernorm_eps with a default of 1e-6 where NeMo trains with 1e-5.
-    """
-    settings, dims, ids = conversion.settings, conversion.settings.dims, conversion.ids
-    values: dict[str, Any] = {
-        "model_name": "gpt",
-        "tensor_para_size": settings.tensor_para_size,
-        "head_num": dims.head_num,
-        "size_per_head": dims.size_per_head,
-        "inter_size": dims.inter_size,
-        "num_layer": dims.num_layer,
-        "max_pos_seq_len": dims.max_pos_seq_len,
-        "weight_data_type": settings.data_type,
-        "vocab_size": dims.vocab_size,
-        "start_id": ids.start_id,
-        "end_id": ids.end_id,
-        "layernorm_eps": dims.layernorm_eps,
-        "layernorm_type": "pre_layernorm",
-        "activation_type": "Gelu",
-    }
-    parser = configparser.ConfigParser(interpolation=None)
-    parser["gpt"] = {key: str(value) for key, value in values.items()}
-    stream = io.StringIO()
-    parser.write(stream)
-    return stream.getvalue()
 
 
 def main(argv: Sequence[str]) -> None:

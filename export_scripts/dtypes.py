@@ -37,13 +37,14 @@ def cast(values: Array, source: str, target: str, name: str) -> Array:
     Raises:
         CheckpointError: a value is NaN or infinite, or becomes infinite in the target type.
     """
-    result = values if source == target else _narrow(_widen(values, source), target)
+    result = values if source == target else _narrow(widen(values, source), target)
     if not _is_finite(result, target):
-        raise _not_finite(_widen(values, source), target, name)
+        raise _not_finite(widen(values, source), target, name)
     return result
 
 
-def _widen(values: Array, source: str) -> Array:
+def widen(values: Array, source: str) -> Array:
+    """Give fp32, fp16 or bf16 values in fp32, which holds all of them exactly."""
     if source == "bf16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.dtypes import STORAGE, Array, cast, item_bytes
+from export_scripts.dtypes import Array, cast, item_bytes, widen
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
-from export_scripts.weights.schema import Assignment, LazyTensor, ModelDims, TargetTensor
+from export_scripts.weights.schema import Assignment, Dims, LazyTensor, Rule, TargetTensor, laid_out_shape
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FileRecord
 from handover.progress import human_bytes
@@ -26,6 +26,7 @@ from handover.progress import human_bytes
 _BLOCK_BYTES = 4 << 20
 # A tile of a transposed tensor, staged in the second-level cache, and the elements that keep its rows apart.
 _TILE_ROWS, _TILE_COLUMNS, _TILE_PADDING = 1024, 64, 32
+_IN_WORDS = {"head_num": "the model's {} heads", "inter_size": "the feed-forward's width {}"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class ShardSettings:
 
     tensor_para_size: int
     data_type: str
-    dims: ModelDims
+    dims: Dims
 
     def shape(self, target: TargetTensor) -> tuple[int, ...]:
         """Shape of one file of a target."""
@@ -57,31 +58,39 @@ class ShardSettings:
         return tuple(f"{assignment.name}.{rank}.bin" for rank in range(self.tensor_para_size))
 
 
-def check_split(settings: ShardSettings) -> None:
+def check_split(settings: ShardSettings, divided: Sequence[str]) -> None:
     """Refuse a tensor_para_size that does not divide what it must.
+
+    Args:
+        settings: of the conversion.
+        divided: attributes of the dimensions that it must divide.
 
     Raises:
         CheckpointError: it does not divide the heads or the feed-forward's width.
     """
-    dims, ranks = settings.dims, settings.tensor_para_size
-    if ranks < 1 or dims.head_num % ranks:
-        legal = [str(n) for n in range(1, dims.head_num + 1) if dims.head_num % n == 0 and dims.inter_size % n == 0]
+    ranks, sizes = settings.tensor_para_size, {name: settings.dims.axis_size(name) for name in divided}
+    wrong = [
+        _IN_WORDS.get(name, name + " {}").format(size) for name, size in sizes.items() if ranks < 1 or size % ranks
+    ]
+    if wrong:
+        most = min(sizes.values())
+        legal = [str(n) for n in range(1, most + 1) if all(size % n == 0 for size in sizes.values())]
         raise CheckpointError(
-            f"tensor_para_size {ranks} does not divide the model's {dims.head_num} heads", f"legal: {', '.join(legal)}"
+            f"tensor_para_size {ranks} does not divide {' and '.join(wrong)}", f"legal: {', '.join(legal)}"
         )
-    if dims.inter_size % ranks:
-        raise CheckpointError(f"tensor_para_size {ranks} does not divide the feed-forward's width {dims.inter_size}")
 
 
-def check_values(name: str, source: LazyTensor, data_type: str) -> None:
-    """Read a tensor and make sure that all of it is finite in another data type.
+def check_values(assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings) -> None:
+    """Read what a target is made from and make sure that all of it is finite in its data type.
 
     Raises:
         CheckpointError: a value is NaN, infinite or too large for the data type.
     """
-    values = source.read().ravel(order="K")
+    view, data_type = _laid_out(assignment, sources, settings)
+    values = view.ravel(order="K")
     for start in range(0, values.size, _BLOCK_BYTES // values.itemsize):
-        cast(values[start : start + _BLOCK_BYTES // values.itemsize], source.data_type, data_type, name)
+        block = values[start : start + _BLOCK_BYTES // values.itemsize]
+        cast(block, data_type, settings.data_type, assignment.name)
 
 
 def check_space(directory: Path, needed_bytes: int) -> None:
@@ -113,7 +122,7 @@ def full_disk_explained(path: Path) -> Iterator[None]:
 
 
 def write_tensor(
-    assignment: Assignment, source: LazyTensor | None, settings: ShardSettings, root: Path, journal: Journal
+    assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings, root: Path, journal: Journal
 ) -> list[FileRecord]:
     """Write the shards of one target that are not finished yet; returns the records of all of them.
 
@@ -125,7 +134,7 @@ def write_tensor(
     if all(name in journal.finished for name in names):
         return [journal.finished[name] for name in names]
     shape = settings.shape(assignment.target)
-    views, data_type = _rank_views(assignment, source, settings, len(names))
+    views, data_type = _rank_views(assignment, sources, settings, len(names))
     records = []
     for name, view in zip(names, views, strict=True):
         if name not in journal.finished:
@@ -142,15 +151,44 @@ def write_bytes(path: Path, content: bytes, journal: Journal) -> FileRecord:
 
 
 def _rank_views(
-    assignment: Assignment, source: LazyTensor | None, settings: ShardSettings, ranks: int
+    assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings, ranks: int
 ) -> tuple[Sequence[Array], str]:
-    """Lay the source out and split it; nothing is copied but by the reader, to join training's shards."""
-    if source is None or assignment.layout is None:
-        zeros = np.zeros((), STORAGE[settings.data_type])
-        return [np.broadcast_to(zeros, settings.shape(assignment.target))] * ranks, settings.data_type
-    values = assignment.layout(source.read(), settings.dims)
+    """Lay the sources out and split them by rank."""
+    values, data_type = _laid_out(assignment, sources, settings)
     axis = assignment.target.split_axis
-    return ([values] if axis is None else np.split(values, ranks, axis)), source.data_type
+    return ([values] if axis is None else np.split(values, ranks, axis)), data_type
+
+
+def _laid_out(assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings) -> tuple[Array, str]:
+    """Give the whole target and its data type; one source in one part is not copied."""
+    dims, rule = settings.dims, assignment.rule
+    shape = assignment.target.full_shape(dims)
+    if rule is None:
+        made = assignment.generate(dims) if assignment.generate else np.broadcast_to(np.float32(0), shape)
+        return made, "fp32"
+    arrays = [_joined(rule, source, dims) for source in sources]
+    data_types = {source.data_type for source in sources}
+    if len(data_types) == 1 and not rule.elementwise and (len(arrays) == 1 or rule.concat_axis is not None):
+        return _together(rule, arrays), data_types.pop()
+    wide = _together(rule, [widen(array, source.data_type) for array, source in zip(arrays, sources, strict=True)])
+    return (rule.elementwise(wide, dims) if rule.elementwise else wide), "fp32"
+
+
+def _together(rule: Rule, arrays: Sequence[Array]) -> Array:
+    if len(arrays) == 1:
+        return arrays[0]
+    return sum(arrays[1:], arrays[0]) if rule.concat_axis is None else np.concatenate(arrays, rule.concat_axis)
+
+
+def _joined(rule: Rule, source: LazyTensor, dims: Dims) -> Array:
+    """Lay out each training rank's part and join them along the axis in which the whole is longer."""
+    laid_out = [rule.layout(part, dims) for part in source.parts()]
+    if len(laid_out) == 1:
+        return laid_out[0]
+    whole = laid_out_shape(rule.layout, source.shape, dims)
+    assert whole is not None, "match has compared the shapes"
+    axis = next(i for i, (full, part) in enumerate(zip(whole, laid_out[0].shape, strict=True)) if full != part)
+    return np.concatenate(laid_out, axis)
 
 
 def _blocks(view: Array) -> Iterator[Array]:

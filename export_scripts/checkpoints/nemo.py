@@ -8,52 +8,76 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
-from export_scripts.checkpoints.archive import Archive, open_archive
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.nemo_config import check_expressible, read_dims, remarks
 from export_scripts.checkpoints.pickled import StoredTensor
+from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizer import find_tokenizer, special_ids
 from export_scripts.checkpoints.torch_file import TorchFile
-from export_scripts.dtypes import Array, item_bytes
-from export_scripts.weights.schema import split_layer, with_layer
+from export_scripts.dtypes import Array
+from export_scripts.weights import gpt, nemo_gpt
+from export_scripts.weights.schema import SourceMap, split_layer, with_layer
 from handover.errors import CheckpointError
 
+NAME = "NeMo (.nemo archive or unpacked directory)"
 CONFIG_FILE = "model_config.yaml"
 _WEIGHTS_FILE = "model_weights.ckpt"
 # Some saves with megatron_amp_O2 keep the wrapper's name in every key.
 _O2_PREFIX, _PREFIX = "model.module.", "model."
 
 
-def find_checkpoint(path: Path) -> Path:
-    """Find the one checkpoint that a path means.
+def is_candidate(path: Path) -> bool:
+    """Whether a path is an archive by its name or an unpacked directory."""
+    return (path / CONFIG_FILE).is_file() or (path.suffix == ".nemo" and path.is_file())
 
-    Args:
-        path: an archive, an unpacked directory, or a directory that holds exactly one of them.
+
+def recognises(archive: Archive) -> bool:
+    """Whether the files are NeMo's; a file that is no directory is taken for one, so that its faults are named."""
+    return CONFIG_FILE in archive or archive.path.is_file()
+
+
+def open_source(archive: Archive) -> Source:
+    """Open a GPT.
 
     Raises:
-        CheckpointError: there is none, or there are several, which are listed.
+        CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
     """
-    if not path.exists():
+    checkpoint = NemoCheckpoint(archive)
+    check_expressible(checkpoint.config)
+    source_map = _source_map(checkpoint)
+    tensors = checkpoint.tensors(source_map.join_axis)
+    # The configuration does not know the vocabulary's padding; a missing embedding is for the completeness check.
+    vocab_size = next((t.shape[0] for key, t in tensors.items() if "model.wte" in source_map.targets(key)), 0)
+    tokenizer = find_tokenizer(archive, checkpoint.config)
+    return Source(
+        archive=archive,
+        family=gpt.FAMILY,
+        source_map=source_map,
+        dims=read_dims(checkpoint.config, vocab_size),
+        tensors=tensors,
+        tokenizer=tokenizer,
+        ids=special_ids(archive, tokenizer),
+        other_keys=checkpoint.other_keys(),
+        remarks=remarks(checkpoint.config),
+    )
+
+
+def _source_map(checkpoint: NemoCheckpoint) -> SourceMap:
+    """Choose the table by the keys: a configuration may be silent about the format."""
+    keys = checkpoint.keys()
+    if any(nemo_gpt.LEGACY.sources(key) for key in keys):
+        return nemo_gpt.LEGACY
+    some = ", ".join(keys[:3])
+    if any(key.startswith(nemo_gpt.MEGATRON_CORE_PREFIXES) for key in keys):
         raise CheckpointError(
-            f"{path} does not exist", "checkpoint_path names a .nemo archive or an unpacked directory"
+            f"{checkpoint.archive.path} has megatron-core keys ({some}, ...)", "only legacy keys are read yet"
         )
-    if not path.is_dir() or (path / CONFIG_FILE).is_file():
-        return path
-    try:
-        entries = sorted(path.iterdir())
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    found = [e for e in entries if (e.is_file() and e.suffix == ".nemo") or (e / CONFIG_FILE).is_file()]
-    if len(found) > 1:
-        names = "\n  ".join(entry.name for entry in found)
-        raise CheckpointError(f"{path} holds {len(found)} checkpoints\n  {names}", "give the path of one of them")
-    if not found:
-        raise CheckpointError(f"{path} holds no .nemo archive and no {CONFIG_FILE}")
-    return found[0]
+    raise CheckpointError(f"{checkpoint.archive.path} has no keys of a GPT ({some or 'it is empty'})")
 
 
 @dataclass(frozen=True)
@@ -61,35 +85,29 @@ class JoinedTensor:
     """A tensor whose parts lie in the files of several training ranks.
 
     Attributes:
-        parts: file and tensor of each tensor-parallel rank, in order.
+        stored: file and tensor of each tensor-parallel rank, in order.
         axis: along which they are joined; None: one part is all.
     """
 
-    parts: tuple[tuple[TorchFile, StoredTensor], ...]
+    stored: tuple[tuple[TorchFile, StoredTensor], ...]
     axis: int | None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the joined tensor."""
-        shape = list(self.parts[0][1].shape)
+        shape = list(self.stored[0][1].shape)
         if self.axis is not None:
-            shape[self.axis] = sum(tensor.shape[self.axis] for _, tensor in self.parts)
+            shape[self.axis] = sum(tensor.shape[self.axis] for _, tensor in self.stored)
         return tuple(shape)
 
     @property
     def data_type(self) -> str:
         """fp32, fp16 or bf16."""
-        return self.parts[0][1].storage.data_type
+        return self.stored[0][1].storage.data_type
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the joined tensor."""
-        return prod(self.shape) * item_bytes(self.data_type)
-
-    def read(self) -> Array:
-        """Map the parts and join them; one part is not copied."""
-        arrays = [file.read(tensor) for file, tensor in self.parts]
-        return arrays[0] if len(arrays) == 1 or self.axis is None else np.concatenate(arrays, axis=self.axis)
+    def parts(self) -> tuple[Array, ...]:
+        """Map the parts, without copying; bf16 comes as uint16."""
+        return tuple(file.read(tensor) for file, tensor in self.stored)
 
 
 class NemoCheckpoint:
@@ -107,11 +125,6 @@ class NemoCheckpoint:
         self.pipeline_parallel = _parallelism(self.config, "pipeline_model_parallel_size")
         # Per tensor-parallel rank: key with the model's own layer number -> (file, value).
         self._ranks: list[dict[str, tuple[TorchFile, Any]]] = []
-
-    @classmethod
-    def open(cls, path: Path) -> NemoCheckpoint:
-        """Find and open a checkpoint; see ``find_checkpoint`` and ``open_archive`` for the errors."""
-        return cls(open_archive(find_checkpoint(path)))
 
     def keys(self) -> tuple[str, ...]:
         """Every key of the model, layers numbered through all pipeline stages."""

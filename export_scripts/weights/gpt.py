@@ -1,12 +1,12 @@
-"""FasterTransformer's GPT: its layout, declared once, and the tables that lead to it.
+"""FasterTransformer's GPT: its layout, declared once, and its ``config.ini``.
 
 Layout: FasterTransformer, ParallelGptWeight.cc and ParallelGptDecoderLayerWeight.cc (``loadModel``).
 """
 
 from __future__ import annotations
 
-from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
-from export_scripts.weights.schema import ModelDims, Rule, SourceMap, TargetTensor
+from export_scripts.weights.family import ConfigValues, Family, Sections
+from export_scripts.weights.schema import ModelDims, TargetTensor
 
 _HEADS = ("head_num", "size_per_head")
 
@@ -41,42 +41,30 @@ def schema(dims: ModelDims) -> dict[str, TargetTensor]:
     return {**_OUTER, **(_HEAD if dims.has_untied_head else {}), **layers}
 
 
-_SOURCE_LAYER = "model.language_model.encoder.layers.{layer}."
-_TARGET_LAYER = "model.layers.{layer}."
+def config(values: ConfigValues) -> Sections:
+    """List ``config.ini``: the keys of FasterTransformer's converter in its order, then those it leaves out.
 
-NEMO_LEGACY = SourceMap(
-    name="NeMo GPT with legacy keys",
-    rules={
-        "model.language_model.embedding.word_embeddings.weight": Rule("model.wte", unchanged, join_axis=0),
-        "model.language_model.embedding.position_embeddings.weight": Rule("model.wpe", unchanged),
-        "model.language_model.encoder.final_layernorm.weight": Rule("model.final_layernorm.weight", unchanged),
-        "model.language_model.encoder.final_layernorm.bias": Rule("model.final_layernorm.bias", unchanged),
-        "model.language_model.output_layer.weight": Rule("model.lm_head.weight", unchanged, join_axis=0),
-        **{
-            _SOURCE_LAYER + source: Rule(_TARGET_LAYER + target, layout, join_axis)
-            for source, target, layout, join_axis in (
-                ("input_layernorm.weight", "input_layernorm.weight", unchanged, None),
-                ("input_layernorm.bias", "input_layernorm.bias", unchanged, None),
-                ("self_attention.query_key_value.weight", "attention.query_key_value.weight", qkv_by_head_to_block, 0),
-                ("self_attention.query_key_value.bias", "attention.query_key_value.bias", qkv_by_head_to_block, 0),
-                ("self_attention.dense.weight", "attention.dense.weight", transposed, 1),
-                ("self_attention.dense.bias", "attention.dense.bias", unchanged, None),
-                ("post_attention_layernorm.weight", "post_attention_layernorm.weight", unchanged, None),
-                ("post_attention_layernorm.bias", "post_attention_layernorm.bias", unchanged, None),
-                ("mlp.dense_h_to_4h.weight", "mlp.dense_h_to_4h.weight", transposed, 0),
-                ("mlp.dense_h_to_4h.bias", "mlp.dense_h_to_4h.bias", unchanged, 0),
-                ("mlp.dense_4h_to_h.weight", "mlp.dense_4h_to_h.weight", transposed, 1),
-                ("mlp.dense_4h_to_h.bias", "mlp.dense_4h_to_h.bias", unchanged, None),
-            )
-        },
-    },
-    ignored={
-        "*._extra_state": "Transformer Engine's FP8 scaling; None or bytes, no weights",
-        "model.word_embeddings.weight": "the last pipeline stage's copy of the tied embedding",
-    },
-)
-"""NeMo 1.x with ``mcore_gpt: false``; with bias, layer norm and learned positions."""
+    FasterTransformer reads layernorm_eps with a default of 1e-6 where NeMo trains with 1e-5.
+    """
+    dims = values.dims
+    return {
+        "gpt": {
+            "model_name": "gpt",
+            "tensor_para_size": values.tensor_para_size,
+            "head_num": dims.head_num,
+            "size_per_head": dims.size_per_head,
+            "inter_size": dims.inter_size,
+            "num_layer": dims.num_layer,
+            "max_pos_seq_len": dims.max_pos_seq_len,
+            "weight_data_type": values.data_type,
+            "vocab_size": dims.vocab_size,
+            "start_id": values.start_id,
+            "end_id": values.end_id,
+            "layernorm_eps": dims.layernorm_eps,
+            "layernorm_type": "pre_layernorm",
+            "activation_type": "Gelu",
+        }
+    }
 
-SOURCE_MAPS = (NEMO_LEGACY,)
-MEGATRON_CORE_PREFIXES = ("model.decoder.", "model.embedding.")
-"""How megatron-core's keys begin (``mcore_gpt: true``)."""
+
+FAMILY = Family("gpt", schema, config)

@@ -37,7 +37,7 @@ def qkv_by_head_to_block(values: Array, dims: ModelDims) -> Array:
         weight [hidden, 3, head_num, size_per_head] or bias [3, head_num, size_per_head]; splitting the head axis
         yields tensor_para ranks of [hidden, 3, local].
     """
-    by_head = values.reshape(dims.head_num, 3, dims.size_per_head, *values.shape[1:])
+    by_head = values.reshape(-1, 3, dims.size_per_head, *values.shape[1:])  # -1: one rank's part has its own heads
     blocks = by_head.swapaxes(0, 1)
     return blocks if values.ndim == 1 else blocks.transpose(3, 0, 1, 2)
 

@@ -1,7 +1,7 @@
 """What a table of weights is made of, and the equation that a conversion must fulfil.
 
 A model family declares FasterTransformer's layout once (``TargetTensor``), a checkpoint format declares which
-source tensor becomes which target (``SourceMap``). ``match`` then demands:
+source tensors become which target (``SourceMap``). ``match`` then demands:
 
     consumed + ignored = keys of the source        produced + zeros = schema        shapes are equal
 """
@@ -9,11 +9,11 @@ source tensor becomes which target (``SourceMap``). ``match`` then demands:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,11 +21,20 @@ from export_scripts.dtypes import Array
 from handover.errors import CheckpointError
 
 Symbol = str | int | tuple[str, ...]
+Shape = tuple[int, ...]
+
+
+class Dims:
+    """Dimensions of a model, in FasterTransformer's words; what a family needs is a dataclass that derives from it."""
+
+    def axis_size(self, symbol: str | int) -> int:
+        """Resolve one symbol of a shape."""
+        return symbol if isinstance(symbol, int) else int(getattr(self, symbol))
 
 
 @dataclass(frozen=True)
-class ModelDims:
-    """Dimensions of a GPT, in FasterTransformer's words.
+class ModelDims(Dims):
+    """Dimensions of a decoder-only model.
 
     Attributes:
         head_num, size_per_head: attention heads and the width of each.
@@ -51,10 +60,6 @@ class ModelDims:
         """Width of the residual stream."""
         return self.head_num * self.size_per_head
 
-    def axis_size(self, symbol: str | int) -> int:
-        """Resolve one symbol of a shape."""
-        return symbol if isinstance(symbol, int) else int(getattr(self, symbol))
-
 
 class LazyTensor(Protocol):
     """A source tensor that is read only when it is asked for."""
@@ -65,13 +70,21 @@ class LazyTensor(Protocol):
 
     @property
     def data_type(self) -> str:
-        """fp32, fp16 or bf16."""
+        """fp32, fp16 or bf16; another name where it is none of them."""
 
-    def read(self) -> Array:
-        """Read it; bf16 comes as uint16."""
+    @property
+    def axis(self) -> int | None:
+        """Axis along which the parts follow one another; None: there is one part."""
+
+    def parts(self) -> tuple[Array, ...]:
+        """Map the parts, without copying; bf16 comes as uint16."""
 
 
-Layout = Callable[[Array, ModelDims], Array]
+Layout = Callable[[Array, Any], Array]
+"""A rearrangement, given the array and the Dims: a view wherever numpy can, and right for one training rank's part."""
+
+Elementwise = Callable[[Array, Any], Array]
+"""A function of fp32 values, given the array and the Dims."""
 
 
 @dataclass(frozen=True)
@@ -79,21 +92,21 @@ class TargetTensor:
     """One tensor of FasterTransformer's layout.
 
     Attributes:
-        shape: symbols of ModelDims, or numbers; a tuple of symbols is one axis on disk that has inner structure,
-            as ("head_num", "size_per_head").
+        shape: symbols of the model's Dims, or numbers; a tuple of symbols is one axis on disk that has inner
+            structure, as ("head_num", "size_per_head").
         split_axis: axis of ``shape`` that tensor_para_size divides; None: written once, for all ranks.
     """
 
     shape: tuple[Symbol, ...]
     split_axis: int | None = None
 
-    def full_shape(self, dims: ModelDims) -> tuple[int, ...]:
+    def full_shape(self, dims: Dims) -> tuple[int, ...]:
         """Shape of the whole tensor with inner structure spelled out, as layouts return it."""
         return tuple(
             dims.axis_size(part) for axis in self.shape for part in (axis if isinstance(axis, tuple) else (axis,))
         )
 
-    def shard_shape(self, dims: ModelDims, tensor_para_size: int) -> tuple[int, ...]:
+    def shard_shape(self, dims: Dims, tensor_para_size: int) -> tuple[int, ...]:
         """Shape of one rank's file."""
         sizes = [
             prod(dims.axis_size(part) for part in axis) if isinstance(axis, tuple) else dims.axis_size(axis)
@@ -106,17 +119,25 @@ class TargetTensor:
 
 @dataclass(frozen=True)
 class Rule:
-    """What one source tensor becomes.
+    """What one source tensor, or several together, become.
 
     Attributes:
         target: FasterTransformer's name of it.
-        layout: the rearrangement.
+        layout: the rearrangement of each source.
         join_axis: axis along which training's tensor parallelism cut the source; None: every rank holds all of it.
+        concat_axis: axis of the target along which several sources follow one another; None: they are added.
+        elementwise: a function of fp32 values, applied last.
     """
 
     target: str
     layout: Layout
     join_axis: int | None = None
+    concat_axis: int | None = None
+    elementwise: Elementwise | None = None
+
+
+Sources = str | tuple[str, ...]
+Rules = Rule | tuple[Rule, ...]
 
 
 @dataclass(frozen=True)
@@ -125,19 +146,40 @@ class SourceMap:
 
     Attributes:
         name: of the format, for people.
-        rules: by source key.
+        rules: by source key, or by several keys that become one target together; several rules where one source
+            becomes several targets.
         ignored: source keys (shell patterns) that are dropped on purpose, with the reason.
+        generated: targets that no source holds, such as tables of positions; as fp32.
     """
 
     name: str
-    rules: Mapping[str, Rule]
+    rules: Mapping[Sources, Rules]
     ignored: Mapping[str, str]
+    generated: Mapping[str, Callable[[Any], Array]] = field(default_factory=dict)
 
-    def rule(self, key: str) -> tuple[Rule, str] | None:
-        """Find the rule of a key and the name of its target, with the layer's number filled in."""
+    def __post_init__(self) -> None:
+        by_key = {key: sources for sources in self.rules for key in _tuple(sources)}
+        object.__setattr__(self, "_sources_of", by_key)
+
+    def sources(self, key: str) -> tuple[Sources, int | None] | None:
+        """Find the entry of ``rules`` that a key belongs to, and the key's layer number."""
         pattern, layer = split_layer(key)
-        rule = self.rules.get(pattern)
-        return (rule, rule.target.format(layer=layer)) if rule else None
+        by_key: Mapping[str, Sources] = self._sources_of  # type: ignore[attr-defined]
+        if pattern in by_key:
+            return by_key[pattern], layer
+        return (by_key[key], None) if key in by_key else None
+
+    def targets(self, key: str) -> tuple[str, ...]:
+        """Names of what a key becomes a part of, with the layer's number filled in; none without a rule."""
+        found = self.sources(key)
+        if found is None:
+            return ()
+        return tuple(rule.target.format(layer=found[1]) for rule in _tuple(self.rules[found[0]]))
+
+    def join_axis(self, key: str) -> int | None:
+        """Axis along which training's tensor parallelism cut a key's tensor; None: it did not."""
+        found = self.sources(key)
+        return None if found is None else _tuple(self.rules[found[0]])[0].join_axis
 
     def is_ignored(self, key: str) -> bool:
         """Whether a key is dropped on purpose."""
@@ -151,41 +193,54 @@ class Assignment:
     Attributes:
         name: of the target, without ``.<rank>.bin``.
         target: its declaration.
-        source_key: of the source tensor; None: zeros.
-        layout: the rearrangement; None: zeros.
+        keys: of the source tensors; empty: generated, or zeros.
+        rule: how they become the target; None: generated, or zeros.
+        generate: makes the target's values in fp32; None with an empty ``keys``: zeros.
     """
 
     name: str
     target: TargetTensor
-    source_key: str | None = None
-    layout: Layout | None = None
+    keys: tuple[str, ...] = ()
+    rule: Rule | None = None
+    generate: Callable[[Any], Array] | None = None
 
 
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 
 
 def split_layer(key: str) -> tuple[str, int | None]:
-    """Split a key into its pattern and its layer number: ``a.layers.3.b`` gives (``a.layers.{layer}.b``, 3)."""
-    found = _LAYER.search(key)
+    """Split a key into its pattern and its layer number, which is its first part of digits alone.
+
+    ``a.layers.3.b`` gives (``a.layers.{layer}.b``, 3).
+    """
+    found = _NUMBER.search(key)
     if found is None:
         return key, None
-    return f"{key[: found.start(1)]}{{layer}}{key[found.end(1) :]}", int(found.group(1))
+    return f"{key[: found.start()]}{{layer}}{key[found.end() :]}", int(found.group())
 
 
 def with_layer(key: str, layer: int) -> str:
     """Replace a key's layer number."""
     pattern, _ = split_layer(key)
-    return pattern.replace("{layer}", str(layer))
+    return pattern.replace("{layer}", str(layer), 1)
+
+
+def laid_out_shape(layout: Layout, shape: Shape, dims: Dims) -> Shape | None:
+    """Run a layout on an array without memory of its own; None: it does not fit."""
+    try:
+        return layout(np.broadcast_to(np.zeros((), np.uint8), shape), dims).shape
+    except (ValueError, IndexError):
+        return None
 
 
 def match(
     schema: Mapping[str, TargetTensor],
     source_map: SourceMap,
-    dims: ModelDims,
+    dims: Dims,
     tensors: Mapping[str, LazyTensor],
     other_keys: Iterable[str] = (),
 ) -> tuple[Assignment, ...]:
-    """Give every target its source, or refuse the checkpoint.
+    """Give every target its sources, or refuse the checkpoint.
 
     Args:
         schema: every target by name, layers spelled out. A missing bias is zeros; anything else must be there.
@@ -197,46 +252,93 @@ def match(
     Raises:
         CheckpointError: listing every key without a rule, every target without a source and every wrong shape.
     """
-    found: dict[str, Assignment] = {}
     problems = [f"{key}  is not a tensor and has no rule" for key in other_keys if not source_map.is_ignored(key)]
+    groups: dict[tuple[Sources, int | None], dict[str, str]] = {}  # pattern -> key, of each entry and layer
     for key, tensor in tensors.items():
         if source_map.is_ignored(key):
             continue
-        ruled = source_map.rule(key)
-        if ruled is None:
+        found = source_map.sources(key)
+        if found is None:
             problems.append(f"{key}  {list(tensor.shape)}  has no rule")
-            continue
-        rule, name = ruled
-        if name not in schema:
-            problems.append(f"{key}  {list(tensor.shape)}  gives {name}, which this model does not have")
-        elif name in found:
-            problems.append(f"{key}  gives {name}, as {found[name].source_key} does")
         else:
-            problems += _shape_problems(key, tensor, rule, name, schema[name], dims)
-            found[name] = Assignment(name, schema[name], key, rule.layout)
-    for name, target in schema.items():
-        if name not in found and name.endswith(".bias"):
-            found[name] = Assignment(name, target)
-        elif name not in found:
-            problems.append(f"{name}  {list(target.full_shape(dims))}  has no source")
+            pattern = split_layer(key)[0] if found[1] is not None else key
+            groups.setdefault(found, {})[pattern] = key
+    assigned: dict[str, Assignment] = {}
+    for (sources, layer), present in groups.items():
+        absent = [pattern.replace("{layer}", str(layer), 1) for pattern in _tuple(sources) if pattern not in present]
+        if absent:
+            problems.append(f"{', '.join(absent)}  missing beside {', '.join(present.values())}")
+            continue
+        keys = tuple(present[pattern] for pattern in _tuple(sources))
+        for rule in _tuple(source_map.rules[sources]):
+            problems += _assign(assigned, rule, rule.target.format(layer=layer), keys, schema, tensors, dims)
+    problems += _fill(assigned, schema, source_map, dims)
     if problems:
         raise CheckpointError(
             f"{len(problems)} differences from {source_map.name}\n  " + "\n  ".join(problems),
             "nothing is skipped: the tables in export_scripts/weights must account for every tensor",
         )
-    return tuple(found[name] for name in schema)
+    return tuple(assigned[name] for name in schema)
 
 
-def _shape_problems(
-    key: str, tensor: LazyTensor, rule: Rule, name: str, target: TargetTensor, dims: ModelDims
+def _assign(
+    assigned: dict[str, Assignment],
+    rule: Rule,
+    name: str,
+    keys: tuple[str, ...],
+    schema: Mapping[str, TargetTensor],
+    tensors: Mapping[str, LazyTensor],
+    dims: Dims,
 ) -> list[str]:
-    """Run the layout on an array without memory of its own and compare the shapes."""
-    wanted = target.full_shape(dims)
-    try:
-        got = rule.layout(np.broadcast_to(np.zeros((), np.uint8), tensor.shape), dims).shape
-    except ValueError:
-        got = None
+    """Assign one target; returns what is wrong with it."""
+    given = ", ".join(f"{key}  {list(tensors[key].shape)}" for key in keys)
+    if name not in schema:
+        return [f"{given}  gives {name}, which this model does not have"]
+    if name in assigned:
+        return [f"{', '.join(keys)}  gives {name}, as {', '.join(assigned[name].keys)} does"]
+    assigned[name] = Assignment(name, schema[name], keys, rule)
+    wanted = schema[name].full_shape(dims)
+    got = _combined_shape(rule, [laid_out_shape(rule.layout, tensors[key].shape, dims) for key in keys])
     if got == wanted:
         return []
-    given = f"as {list(got)}" if got else "but does not fit"
-    return [f"{key}  {list(tensor.shape)}  gives {name} {given} instead of {list(wanted)}"]
+    return [f"{given}  gives {name} {f'as {list(got)}' if got else 'but does not fit'} instead of {list(wanted)}"]
+
+
+def _combined_shape(rule: Rule, shapes: Sequence[Shape | None]) -> Shape | None:
+    """Shape of several laid-out sources together; None: they do not fit."""
+    first, axis = shapes[0], rule.concat_axis
+    if first is None or len(shapes) == 1:
+        return first
+    if axis is None:
+        return first if all(shape == first for shape in shapes) else None
+    total = 0
+    for shape in shapes:
+        if (
+            shape is None
+            or len(shape) != len(first)
+            or shape[:axis] + shape[axis + 1 :] != first[:axis] + first[axis + 1 :]
+        ):
+            return None
+        total += shape[axis]
+    return (*first[:axis], total, *first[axis + 1 :])
+
+
+def _fill(
+    assigned: dict[str, Assignment], schema: Mapping[str, TargetTensor], source_map: SourceMap, dims: Dims
+) -> list[str]:
+    """Give the remaining targets what is generated, or zeros to a bias; returns what is still missing."""
+    problems = []
+    for name, target in schema.items():
+        if name in assigned:
+            continue
+        pattern = split_layer(name)[0]
+        generate = source_map.generated.get(name) or source_map.generated.get(pattern)
+        if generate or ".bias" in name:
+            assigned[name] = Assignment(name, target, generate=generate)
+        else:
+            problems.append(f"{name}  {list(target.full_shape(dims))}  has no source")
+    return problems
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

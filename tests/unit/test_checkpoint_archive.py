@@ -171,7 +171,7 @@ def test_several_candidates_are_listed(tmp_path: Path) -> None:
 
 
 def test_directory_without_a_checkpoint(tmp_path: Path) -> None:
-    assert "holds no .nemo archive" in refusal(tmp_path)
+    assert "holds no checkpoint" in refusal(tmp_path)
 
 
 def test_configuration_that_is_missing_or_broken(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""A checkpoint, opened: what every format's reader gives to the conversion. Nothing of the weights is read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
+from export_scripts.weights.family import Family, Sections
+from export_scripts.weights.schema import Dims, LazyTensor, SourceMap, TargetTensor
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of a checkpoint before its weights are read.
+
+    Attributes:
+        archive: its files.
+        family: FasterTransformer's model that expresses it.
+        source_map: the table of its format.
+        dims: dimensions, in the family's words.
+        tensors: by key; training's shards joined.
+        tokenizer: the tokenizer's files.
+        ids: the tokenizer's special ids.
+        other_keys: keys whose values are not tensors.
+        remarks: what is expressed only nearly, one line each.
+        extra_targets: tensors beyond the family's schema, by name.
+        extra_config: sections and keys of ``config.ini`` beyond the family's.
+    """
+
+    archive: Archive
+    family: Family
+    source_map: SourceMap
+    dims: Dims
+    tensors: Mapping[str, LazyTensor]
+    tokenizer: TokenizerFiles
+    ids: SpecialIds
+    other_keys: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    extra_targets: Mapping[str, TargetTensor] = field(default_factory=dict)
+    extra_config: Sections = field(default_factory=dict)
+
+    def schema(self) -> Mapping[str, TargetTensor]:
+        """List every tensor to write by name, without ``.<rank>.bin``."""
+        return {**self.family.schema(self.dims), **self.extra_targets}
