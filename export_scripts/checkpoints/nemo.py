@@ -6,6 +6,7 @@ alone, ``tp_rank_XX_pp_rank_YYY/`` with pipeline parallelism.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,8 @@ from handover.errors import CheckpointError
 NAME = "NeMo (.nemo archive or unpacked directory)"
 CONFIG_FILE = "model_config.yaml"
 _WEIGHTS_FILE = "model_weights.ckpt"
-# Some saves with megatron_amp_O2 keep the wrapper's name in every key.
-_O2_PREFIX, _PREFIX = "model.module.", "model."
+# The first pipeline stage of a stack holds this; the stack's later stages keep copies of it.
+_REPEATED = "_relative_position_embedding."
 
 
 def is_candidate(path: Path) -> bool:
@@ -172,18 +173,21 @@ class NemoCheckpoint:
         return self._ranks[tensor_rank]
 
     def _read_rank(self, tensor_rank: int) -> dict[str, tuple[TorchFile, Any]]:
-        """Gather one tensor-parallel rank's pipeline stages; a stage counts its layers from 0."""
+        """Gather one tensor-parallel rank's pipeline stages; a stage counts the layers of each stack from 0."""
         found: dict[str, tuple[TorchFile, Any]] = {}
-        first_layer = 0
+        first_layer: Counter[str] = Counter()  # by the name of the stack: a T5 has two
         for name in self._weight_files(tensor_rank):
             file = TorchFile(self.archive, name)
-            layers = 0
+            layers: Counter[str] = Counter()
             for saved_key, value in file.state.items():
-                key = _PREFIX + saved_key.removeprefix(_O2_PREFIX) if saved_key.startswith(_O2_PREFIX) else saved_key
-                _, layer = split_layer(key)
+                key = _without_wrapper(saved_key)
+                pattern, layer = split_layer(key)
                 if layer is not None:
-                    layers = max(layers, layer + 1)
-                    key = with_layer(key, first_layer + layer)
+                    stack = pattern.partition("{layer}")[0]
+                    layers[stack] = max(layers[stack], layer + 1)
+                    key = with_layer(key, first_layer[stack] + layer)
+                elif key in found and _REPEATED in key:
+                    continue
                 if key in found:
                     raise CheckpointError(f"{self.archive.path}: {key} is there twice")
                 found[key] = (file, value)
@@ -211,6 +215,12 @@ class NemoCheckpoint:
                 f"pipeline_model_parallel_size {self.pipeline_parallel}",
             )
         return names
+
+
+def _without_wrapper(key: str) -> str:
+    """Drop the wrapper's name, ``model.module.``: some saves with megatron_amp_O2 keep it in every key."""
+    model, dot, name = key.partition(".")
+    return f"{model}{dot}{name.removeprefix('module.')}"
 
 
 def _read_config(archive: Archive) -> Mapping[str, Any]:

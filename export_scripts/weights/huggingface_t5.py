@@ -47,9 +47,7 @@ _BLOCKS: dict[Sources, Rules] = {
     **_side("encoder", feed_forward_layer=1),
     **_attention("encoder.block.{layer}.layer.0.SelfAttention"),
     **_side("decoder", feed_forward_layer=2),
-    tuple(f"{_SELF}.{part}.weight" for part in "qkv"): Rule(
-        f"{_SELF}.qkv.weight", projection_in_block, concat_axis=1
-    ),
+    tuple(f"{_SELF}.{part}.weight" for part in "qkv"): Rule(f"{_SELF}.qkv.weight", projection_in_block, concat_axis=1),
     **_attention(_CROSS),
     f"{_CROSS}.o.weight": Rule(f"{_CROSS}.o.weight", output),
 }

@@ -6,7 +6,6 @@ Keys: NeMo 1.23, ``token_level_encoder_decoder.py`` and ``transformer.py``; wher
 
 from __future__ import annotations
 
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,5 +139,3 @@ def _up(source: str, target: str, variant: Variant) -> dict[Sources, Rules]:
 
 def _plus_one(values: Array, dims: Any) -> Array:
     return values + np.float32(1)
-
-

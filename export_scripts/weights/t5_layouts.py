@@ -37,7 +37,7 @@ def fused_part(index: int, count: int, is_legacy: bool = False) -> Callable[[Arr
     """
 
     def take(values: Array, dims: T5Dims) -> Array:
-        part = _by_block(values, dims, count, is_legacy)[index]
+        part: Array = _by_block(values, dims, count, is_legacy)[index]
         return part if values.ndim == 1 else part.transpose(2, 0, 1)
 
     return take
@@ -57,7 +57,8 @@ def half(index: int) -> Callable[[Array, T5Dims], Array]:
     """Take the first or second half of rows, and turn a weight around: gate and value of a fused gated projection."""
 
     def take(values: Array, dims: T5Dims) -> Array:
-        return values.reshape(2, -1, *values.shape[1:])[index].T
+        part: Array = values.reshape(2, -1, *values.shape[1:])[index]
+        return part.T
 
     return take
 
