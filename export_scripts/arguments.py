@@ -40,3 +40,8 @@ class ExportArguments(ScriptArguments):
     max_batch_size: int = field(metadata={"help": "largest batch that Triton forms or accepts"})
     max_queue_delay_us: int = field(default=0, metadata={"help": "microseconds a request may wait to fill a batch"})
     decoupled: bool = field(default=False, metadata={"help": "stream each token as it is made"})
+    interactive_sessions: int = field(
+        default=0,
+        metadata={"help": "conversations at a time that keep their state in the server; 0: requests have none"},
+    )
+    session_idle_s: float = field(default=60.0, metadata={"help": "seconds without a request that end a conversation"})

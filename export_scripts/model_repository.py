@@ -22,6 +22,7 @@ from pathlib import Path
 from export_scripts import gpt_interface
 from export_scripts.arguments import ExportArguments
 from export_scripts.gpt_interface import Serving
+from export_scripts.interactive_interface import make_interactive
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.pbtxt import ModelSpec, to_text
 from handover.errors import ArtefactError
@@ -57,13 +58,23 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     with Progress("export", len(engines) * len(checkpoint.files), "files", len(engines) * checkpoint.size_bytes) as bar:
         for name in engines:
             repository.link_checkpoint(f"{name}/{shards}", bar)
-    repository.add_config(gpt_interface.engine(serving))
+    repository.add_config(_form(gpt_interface.engine(serving), arguments))
     if arguments.model_name != ENGINE:
-        repository.add_ensemble(gpt_interface.alias(serving, arguments.model_name))
-    repository.add_tokenizer_model(gpt_interface.preprocessing(serving), _SOURCES / "preprocessing.py")
-    repository.add_tokenizer_model(gpt_interface.postprocessing(serving), _SOURCES / "postprocessing.py")
-    repository.add_ensemble(gpt_interface.ensemble(serving))
+        repository.add_ensemble(_form(gpt_interface.alias(serving, arguments.model_name), arguments))
+    for make, source in (
+        (gpt_interface.preprocessing, "preprocessing.py"),
+        (gpt_interface.postprocessing, "postprocessing.py"),
+    ):
+        repository.add_tokenizer_model(_form(make(serving), arguments), _SOURCES / source)
+    repository.add_ensemble(_form(gpt_interface.ensemble(serving), arguments))
     return repository.seal(arguments)
+
+
+def _form(spec: ModelSpec, arguments: ExportArguments) -> ModelSpec:
+    """Give the model as it is, or in its stateful form."""
+    if not arguments.interactive_sessions:
+        return spec
+    return make_interactive(spec, arguments.interactive_sessions, arguments.session_idle_s)
 
 
 class _Repository:
@@ -103,7 +114,8 @@ class _Repository:
         settings = {
             name: getattr(arguments, name)
             for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", "int8_mode",
-                         "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled")
+                         "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled",
+                         "interactive_sessions", "session_idle_s")
         }  # fmt: skip
         made_from = {
             "ft_checkpoint": str(self.ft_checkpoint),

@@ -23,7 +23,7 @@ class TensorSpec:
         name: as clients send it.
         data_type: Triton's name without its prefix: UINT32, INT32, UINT64, FP32, FP16, BOOL, STRING.
         dims: shape without the batch axis; -1 for any length.
-        scalar: the model sees the tensor as [batch] though clients send [batch, 1].
+        scalar: the model sees the tensor without its last axis: [batch] though clients send [batch, 1].
         optional: a request may leave it out.
         ragged: requests of different shapes may share a batch.
     """
@@ -46,6 +46,19 @@ class Step:
 
 
 @dataclass(frozen=True)
+class SequenceSpec:
+    """How Triton keeps the requests of one conversation together.
+
+    Attributes:
+        max_sessions: conversations at a time; a further one waits. 1 is Triton's direct strategy, more the oldest.
+        idle_timeout_us: microseconds without a request after which a conversation is over.
+    """
+
+    max_sessions: int
+    idle_timeout_us: int
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Everything that a ``config.pbtxt`` of ours says.
 
@@ -60,6 +73,7 @@ class ModelSpec:
         max_queue_delay_us: microseconds a request may wait for company; None: no dynamic batching.
         decoupled: several responses for one request; None: the model has no transaction policy.
         shape_inputs: ragged inputs whose item shapes the model wants as ``<name>_item_shape``.
+        sequence: of a stateful model, which has no dynamic batching; None: requests are independent.
     """
 
     name: str
@@ -73,6 +87,7 @@ class ModelSpec:
     max_queue_delay_us: int | None = None
     decoupled: bool | None = None
     shape_inputs: tuple[str, ...] = ()
+    sequence: SequenceSpec | None = None
 
 
 def to_message(spec: ModelSpec) -> model_config_pb2.ModelConfig:
@@ -134,7 +149,7 @@ def _input(tensor: TensorSpec) -> model_config_pb2.ModelInput:
         name=tensor.name,
         data_type=_data_type(tensor.data_type),
         dims=tensor.dims,
-        reshape=model_config_pb2.ModelTensorReshape(shape=()) if tensor.scalar else None,
+        reshape=model_config_pb2.ModelTensorReshape(shape=tensor.dims[:-1]) if tensor.scalar else None,
         optional=tensor.optional,
         allow_ragged_batch=tensor.ragged,
     )
@@ -151,6 +166,8 @@ def _add_batching(config: model_config_pb2.ModelConfig, spec: ModelSpec) -> None
     if spec.max_queue_delay_us is not None:
         config.dynamic_batching.SetInParent()
         config.dynamic_batching.max_queue_delay_microseconds = spec.max_queue_delay_us
+    if spec.sequence is not None:
+        _add_sequence_batching(config, spec.sequence)
     for name in spec.shape_inputs:
         config.batch_input.add(
             kind=model_config_pb2.BatchInput.BATCH_ITEM_SHAPE,
@@ -158,3 +175,15 @@ def _add_batching(config: model_config_pb2.ModelConfig, spec: ModelSpec) -> None
             data_type=_data_type("INT32"),
             source_input=[name],
         )
+
+
+def _add_sequence_batching(config: model_config_pb2.ModelConfig, sequence: SequenceSpec) -> None:
+    batching, control = config.sequence_batching, model_config_pb2.ModelSequenceBatching.Control
+    batching.max_sequence_idle_microseconds = sequence.idle_timeout_us
+    if sequence.max_sessions == 1:
+        batching.direct.SetInParent()
+    else:
+        batching.oldest.max_candidate_sequences = sequence.max_sessions
+    for name in ("START", "END"):
+        kind = control.Kind.Value(f"CONTROL_SEQUENCE_{name}")
+        batching.control_input.add(name=name).control.add(kind=kind, int32_false_true=(0, 1))

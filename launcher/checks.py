@@ -25,6 +25,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     _check_numbers(config)
     _check_time_limits(config)
     _check_model_name(config)
+    _check_sessions(config, stages)
     _check_cluster(config, stages)
     _check_mounts(config, paths)
     if Stage.convert in stages:
@@ -74,6 +75,24 @@ def _check_model_name(config: Config) -> None:
     from export_scripts.names import check_model_name
 
     check_model_name(config.export.run.model_train_name)
+
+
+def _check_sessions(config: Config, stages: Collection[Stage]) -> None:
+    """The stateful store is for conversations: its tensors have one axis more than evaluation and benchmark send."""
+    triton = config.export.triton_deployment
+    if triton.interactive_sessions < 0 or triton.session_idle_s <= 0:
+        raise ConfigError(
+            f"export.triton_deployment.interactive_sessions is {triton.interactive_sessions} and session_idle_s "
+            f"{triton.session_idle_s}",
+            "take at least 0 conversations and a time above 0",
+        )
+    askers = [stage.value for stage in (Stage.evaluate, Stage.benchmark) if stage in stages]
+    if triton.interactive_sessions and askers and not config.deployment.endpoint:
+        raise ConfigError(
+            f"export.triton_deployment.interactive_sessions={triton.interactive_sessions} makes a stateful store, "
+            f"which {' and '.join(askers)} cannot ask",
+            "take interactive_sessions=0 for them",
+        )
 
 
 def _check_cluster(config: Config, stages: Collection[Stage]) -> None:

@@ -129,6 +129,9 @@ class TritonDeploymentConfig:
     enable_custom_all_reduce: bool = False
     data_type: DataType = DataType.fp16
     max_queue_delay_us: int = 0  # how long the dynamic batcher holds a request back to fill a batch
+    decoupled: bool = False  # send each token as it is made, over gRPC streams and /generate_stream
+    interactive_sessions: int = 0  # conversations at a time that keep their state in the server; 0: no state
+    session_idle_s: float = 60.0  # a conversation without a request for so long is forgotten
 
 
 @dataclass

@@ -16,11 +16,16 @@ except ModuleNotFoundError:  # in the project
 
 
 class TritonPythonModel:
-    """TOKENS_BATCH [batch, beam, length] to OUTPUT [batch * beam], the shape that FT's repository gives."""
+    """TOKENS_BATCH [batch, beam, length] to OUTPUT [batch * beam], the shape that FT's repository gives.
+
+    A decoupled engine answers once a token; each answer becomes the text so far, which ends with a whole character.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
         """Build the tokenizer, once."""
-        parameters = json.loads(args["model_config"])["parameters"]
+        config = json.loads(args["model_config"])
+        parameters = config["parameters"]
+        self._has_axis = len(config["input"][0]["dims"]) > 2  # the stateful form: [1, batch, n] for [batch, n]
         self._end_id = int(parameters["end_id"]["string_value"])
         self._tokenizer = load_tokenizer(Path(__file__).parent)
 
@@ -29,11 +34,15 @@ class TritonPythonModel:
         return [self._decode(request) for request in requests]
 
     def _decode(self, request: Any) -> Any:
-        tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
-        input_lengths = pb_utils.get_input_tensor_by_name(request, "RESPONSE_INPUT_LENGTHS").as_numpy()
-        lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH")
+        tokens, input_lengths = self._read(request, "TOKENS_BATCH"), self._read(request, "RESPONSE_INPUT_LENGTHS")
         texts = decode_rows(
-            self._tokenizer, tokens, input_lengths, None if lengths is None else lengths.as_numpy(), self._end_id
+            self._tokenizer, tokens, input_lengths, self._read(request, "SEQUENCE_LENGTH"), self._end_id
         )
         encoded = np.array([text.encode("utf-8") for text in texts], dtype=object)
         return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT", encoded)])
+
+    def _read(self, request: Any, name: str) -> Any:
+        tensor = pb_utils.get_input_tensor_by_name(request, name)
+        if tensor is None:
+            return None
+        return tensor.as_numpy()[0] if self._has_axis else tensor.as_numpy()

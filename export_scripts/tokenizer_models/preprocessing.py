@@ -25,7 +25,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Build the tokenizer, once."""
-        parameters = json.loads(args["model_config"])["parameters"]
+        config = json.loads(args["model_config"])
+        parameters = config["parameters"]
+        self._has_axis = len(config["input"][0]["dims"]) > 1  # the stateful form: [1, batch, n] for [batch, n]
         self._start_id = int(parameters["start_id"]["string_value"])
         self._end_id = int(parameters["end_id"]["string_value"])
         self._tokenizer = load_tokenizer(Path(__file__).parent)
@@ -41,19 +43,23 @@ class TritonPythonModel:
         return responses
 
     def _encode(self, request: Any) -> list[Any]:
-        texts = read_texts(pb_utils.get_input_tensor_by_name(request, "QUERY").as_numpy(), "QUERY")
+        texts = read_texts(self._read(request, "QUERY"), "QUERY")
         ids, lengths = encode_prompts(self._tokenizer, texts, self._start_id, self._end_id)
-        output_len = pb_utils.get_input_tensor_by_name(request, "REQUEST_OUTPUT_LEN").as_numpy()
-        return [
-            pb_utils.Tensor("INPUT_ID", ids),
-            pb_utils.Tensor("REQUEST_INPUT_LEN", lengths),
-            pb_utils.Tensor("BAD_WORDS_IDS", self._words(request, "BAD_WORDS_DICT", len(texts))),
-            pb_utils.Tensor("STOP_WORDS_IDS", self._words(request, "STOP_WORDS_DICT", len(texts))),
-            pb_utils.Tensor("REQUEST_OUTPUT_LEN", output_len.astype(np.uint32)),
-        ]
+        tensors = {
+            "INPUT_ID": ids,
+            "REQUEST_INPUT_LEN": lengths,
+            "BAD_WORDS_IDS": self._words(request, "BAD_WORDS_DICT", len(texts)),
+            "STOP_WORDS_IDS": self._words(request, "STOP_WORDS_DICT", len(texts)),
+            "REQUEST_OUTPUT_LEN": self._read(request, "REQUEST_OUTPUT_LEN").astype(np.uint32),
+        }
+        return [pb_utils.Tensor(name, array[None] if self._has_axis else array) for name, array in tensors.items()]
+
+    def _read(self, request: Any, name: str) -> Any:
+        tensor = pb_utils.get_input_tensor_by_name(request, name)
+        if tensor is None:
+            return None
+        return tensor.as_numpy()[0] if self._has_axis else tensor.as_numpy()
 
     def _words(self, request: Any, name: str, batch: int) -> Any:
-        tensor = pb_utils.get_input_tensor_by_name(request, name)
-        return encode_word_lists(
-            self._tokenizer, [""] * batch if tensor is None else read_texts(tensor.as_numpy(), name)
-        )
+        words = self._read(request, name)
+        return encode_word_lists(self._tokenizer, [""] * batch if words is None else read_texts(words, name))

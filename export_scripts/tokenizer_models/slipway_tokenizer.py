@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+_BYTES = (*_PRINTED, *(byte for byte in range(256) if byte not in _PRINTED))
+_BYTE_LETTERS = {chr(byte if byte in _PRINTED else 256 + _BYTES.index(byte) - len(_PRINTED)): byte for byte in _BYTES}
+"""The character that byte-level BPE writes for each byte: itself where it prints, else one from 256 on."""
 
 
 class Tokenizer(Protocol):
@@ -19,7 +26,11 @@ class Tokenizer(Protocol):
         """Return the token ids of a text, without any added token."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; ids beyond the vocabulary (its padding) stand for nothing."""
+        """Return the text of token ids; ids beyond the vocabulary (its padding) stand for nothing.
+
+        A character whose last bytes have not come yet is left out, so that the text of the first tokens is always the
+        beginning of the text of more tokens. Other bytes that are no UTF-8 become U+FFFD.
+        """
 
 
 class BytePairTokenizer:
@@ -34,7 +45,7 @@ class BytePairTokenizer:
 
         self._tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab_file), str(merges_file)))
         self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self._tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        self._bytes = {id_: _token_bytes(token) for token, id_ in json.loads(vocab_file.read_text("utf-8")).items()}
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -42,8 +53,8 @@ class BytePairTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text; incomplete UTF-8 becomes U+FFFD."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        """Return the text of token ids."""
+        return _decode_utf8(b"".join(self._bytes.get(id_, b"") for id_ in ids))[0]
 
 
 class SentencePieceTokenizer:
@@ -62,7 +73,26 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
-        return str(self._processor.decode([i for i in ids if 0 <= i < self._size]))
+        known = [i for i in ids if 0 <= i < self._size]
+        first = len(known)
+        while first and self._processor.is_byte(known[first - 1]):
+            first -= 1
+        tail = bytes(int(self._processor.id_to_piece(id_)[1:-1], 16) for id_ in known[first:])  # pieces "<0xE4>"
+        return str(self._processor.decode(known[: len(known) - _decode_utf8(tail)[1]]))
+
+
+def _token_bytes(token: str) -> bytes:
+    """Return what a token of byte-level BPE stands for; one with a foreign character stands for itself."""
+    if set(token) <= _BYTE_LETTERS.keys():
+        return bytes(_BYTE_LETTERS[letter] for letter in token)
+    return token.encode("utf-8")
+
+
+def _decode_utf8(data: bytes) -> tuple[str, int]:
+    """Return the text and the number of bytes at its end that begin a character which is not complete."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data)
+    return text, len(decoder.getstate()[0])
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

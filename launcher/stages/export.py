@@ -23,6 +23,9 @@ def export(config: Config, paths: RunPaths) -> StagePlan:
         enable_custom_all_reduce=int(triton.enable_custom_all_reduce),
         max_batch_size=triton.max_batch_size,
         max_queue_delay_us=triton.max_queue_delay_us,
+        decoupled=triton.decoupled,
+        interactive_sessions=triton.interactive_sessions,
+        session_idle_s=triton.session_idle_s,
     )
     return StagePlan(
         stage="export",

@@ -72,6 +72,8 @@ def test_hydras_own_flags_work() -> None:
         ("export.triton_deployment.data_type=int8", ["no 'int8'", "bf16, fp16, fp32"]),
         ("export.triton_deployment.max_batch_size=many", ["max_batch_size", "many"]),
         ("export.triton_deployment.max_batch_size=0", ["max_batch_size is 0", "at least 1"]),
+        ("export.triton_deployment.interactive_sessions=-1", ["interactive_sessions is -1", "at least 0"]),
+        ("export.triton_deployment.interactive_sessions=4", ["stateful store", "evaluate", "interactive_sessions=0"]),
         ("benchmark.lengths=[[60]]", ["benchmark.lengths", "[input, output]"]),
         ("export.run.model_train_name=a/b", ["a/b"]),
         ("export.run.model_train_name=ensemble", ["ensemble"]),

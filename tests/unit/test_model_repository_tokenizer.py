@@ -54,6 +54,19 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def byte_spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It knows the letters of English only; every other character is made of byte pieces."""
+    directory = tmp_path_factory.mktemp("byte_spm")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the world don't end 12345", "Gruß, e!"] * 20), model_writer=model, vocab_size=300,
+        hard_vocab_limit=False, byte_fallback=True, character_coverage=1.0,
+    )  # fmt: skip
+    (directory / "tokenizer.model").write_bytes(model.getvalue())
+    return directory
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_gpt2_ids_are_those_of_hugging_face(gpt2: Path, text: str) -> None:
     reference = GPT2Tokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
@@ -82,9 +95,45 @@ def test_ids_of_the_padded_vocabulary_stand_for_nothing(gpt2: Path, spm: Path) -
         assert tokenizer.decode([*ids, 1_000, 51_199, 4_294_967_295]) == tokenizer.decode(ids)
 
 
-def test_cut_utf8_does_not_crash(gpt2: Path) -> None:
+def whole_characters(data: bytes) -> str:
+    """The text of the longest beginning that is UTF-8."""
+    for end in range(len(data), max(-1, len(data) - 4), -1):
+        try:
+            return data[:end].decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+    raise AssertionError("not UTF-8 cut short")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_text_so_far_never_splits_a_character_of_byte_level_bpe(gpt2: Path, text: str) -> None:
+    reference = GPT2Tokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
     tokenizer = load_tokenizer(gpt2)
-    assert tokenizer.decode(tokenizer.encode("世")[:2]) == "\ufffd"
+    ids = tokenizer.encode(text)
+    for count in range(len(ids) + 1):
+        letters = "".join(reference.convert_ids_to_tokens(ids[:count]))  # one a byte
+        assert tokenizer.decode(ids[:count]) == whole_characters(text.encode()[: len(letters)])
+
+
+@pytest.mark.parametrize("text", TEXTS[:4])
+def test_the_text_so_far_never_splits_a_character_of_byte_pieces(byte_spm: Path, text: str) -> None:
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(byte_spm / "tokenizer.model"))
+    tokenizer = load_tokenizer(byte_spm)
+    ids = tokenizer.encode(text)
+    whole = reference.decode(ids)
+    assert "世" in whole if "世" in text else "\ufffd" not in whole
+    texts = [tokenizer.decode(ids[:count]) for count in range(len(ids) + 1)]
+    assert texts[-1] == whole
+    assert all(whole.startswith(part) and "\ufffd" not in part for part in texts)
+    assert any(reference.is_byte(id_) for id_ in ids) == ("世" in text or "\n" in text or "<" in text)
+
+
+def test_bytes_that_are_no_utf8_are_shown_once_it_is_certain(gpt2: Path) -> None:
+    reference = GPT2Tokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
+    tokenizer = load_tokenizer(gpt2)
+    cut = [*tokenizer.encode("世")[:2], *tokenizer.encode("a")]
+    assert tokenizer.decode(cut) == reference.decode(cut) == "\ufffda"
+    assert tokenizer.decode(cut[:2]) == ""
 
 
 def test_no_tokenizer_is_an_error_that_names_the_files(tmp_path: Path) -> None:
