@@ -98,7 +98,7 @@ def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Con
     check_split(settings, source.family.divided)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     _check_types(source, assignments)
-    return Conversion(source, assignments, settings)
+    return Conversion(source, tuple(each.for_ranks(tensor_para_size) for each in assignments), settings)
 
 
 def _check_types(source: Source, assignments: Sequence[Assignment]) -> None:

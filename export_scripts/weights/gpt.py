@@ -1,6 +1,7 @@
-"""FasterTransformer's GPT: its layout, declared once, and its ``config.ini``.
+"""FasterTransformer's GPT and its variants: the layout, declared once, and ``config.ini``.
 
-Layout: FasterTransformer, ParallelGptWeight.cc and ParallelGptDecoderLayerWeight.cc (``loadModel``).
+Layout: FasterTransformer, ParallelGptWeight.cc and ParallelGptDecoderLayerWeight.cc (``loadModel``); keys:
+ParallelGptTritonModel.cc.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from export_scripts.weights.schema import ModelDims, TargetTensor
 
 _HEADS = ("head_num", "size_per_head")
 
-_OUTER = {
-    "model.wte": TargetTensor(("vocab_size", "hidden_units")),
-    "model.wpe": TargetTensor(("max_pos_seq_len", "hidden_units")),
+_EMBEDDING = {"model.wte": TargetTensor(("vocab_size", "hidden_units"))}
+_POSITIONS = {"model.wpe": TargetTensor(("max_pos_seq_len", "hidden_units"))}
+_PRE_NORM = {
+    "model.pre_decoder_layernorm.weight": TargetTensor(("hidden_units",)),
+    "model.pre_decoder_layernorm.bias": TargetTensor(("hidden_units",)),
+}
+_POST_NORM = {
     "model.final_layernorm.weight": TargetTensor(("hidden_units",)),
     "model.final_layernorm.bias": TargetTensor(("hidden_units",)),
 }
@@ -38,7 +43,14 @@ def schema(dims: ModelDims) -> dict[str, TargetTensor]:
     layers = {
         f"model.layers.{layer}.{name}": target for layer in range(dims.num_layer) for name, target in _LAYER.items()
     }
-    return {**_OUTER, **(_HEAD if dims.has_untied_head else {}), **layers}
+    return {
+        **_EMBEDDING,
+        **(_POSITIONS if dims.has_positional_encoding else {}),
+        **(_PRE_NORM if dims.has_pre_decoder_layernorm else {}),
+        **(_POST_NORM if dims.has_post_decoder_layernorm else {}),
+        **(_HEAD if dims.has_untied_head else {}),
+        **layers,
+    }
 
 
 def config(values: ConfigValues) -> Sections:
@@ -55,14 +67,18 @@ def config(values: ConfigValues) -> Sections:
             "size_per_head": dims.size_per_head,
             "inter_size": dims.inter_size,
             "num_layer": dims.num_layer,
-            "max_pos_seq_len": dims.max_pos_seq_len,
+            **({"max_pos_seq_len": dims.max_pos_seq_len} if dims.max_pos_seq_len else {}),
             "weight_data_type": values.data_type,
             "vocab_size": dims.vocab_size,
             "start_id": values.start_id,
             "end_id": values.end_id,
             "layernorm_eps": dims.layernorm_eps,
-            "layernorm_type": "pre_layernorm",
-            "activation_type": "Gelu",
+            "layernorm_type": dims.layernorm_type,
+            "activation_type": dims.activation_type,
+            "has_positional_encoding": int(dims.has_positional_encoding),
+            "has_pre_decoder_layernorm": int(dims.has_pre_decoder_layernorm),
+            "has_post_decoder_layernorm": int(dims.has_post_decoder_layernorm),
+            "use_attention_linear_bias": int(dims.use_attention_linear_bias),
         }
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, Protocol
@@ -44,6 +44,13 @@ class ModelDims(Dims):
         vocab_size: rows of the embedding, with the training's padding.
         layernorm_eps: epsilon of every layer norm.
         has_untied_head: the output projection has weights of its own.
+        activation_type: of the feed-forward, as FasterTransformer calls it: Gelu (its tanh form) or Relu.
+        layernorm_type: pre_layernorm or post_layernorm.
+        has_positional_encoding: there is a position table.
+        has_pre_decoder_layernorm, has_post_decoder_layernorm: norms before the first and after the last layer.
+        use_attention_linear_bias: ALiBi.
+        rotary_embedding: width of a head that is rotated by position.
+        use_gptj_residual: attention and feed-forward run side by side, on the same input.
     """
 
     head_num: int
@@ -54,6 +61,14 @@ class ModelDims(Dims):
     vocab_size: int
     layernorm_eps: float = 1e-5
     has_untied_head: bool = False
+    activation_type: str = "Gelu"
+    layernorm_type: str = "pre_layernorm"
+    has_positional_encoding: bool = True
+    has_pre_decoder_layernorm: bool = False
+    has_post_decoder_layernorm: bool = True
+    use_attention_linear_bias: bool = False
+    rotary_embedding: int = 0
+    use_gptj_residual: bool = False
 
     @property
     def hidden_units(self) -> int:
@@ -95,10 +110,12 @@ class TargetTensor:
         shape: symbols of the model's Dims, or numbers; a tuple of symbols is one axis on disk that has inner
             structure, as ("head_num", "size_per_head").
         split_axis: axis of ``shape`` that tensor_para_size divides; None: written once, for all ranks.
+        is_summed: every rank adds it before the ranks' sum, so that the file holds 1 / tensor_para_size of it.
     """
 
     shape: tuple[Symbol, ...]
     split_axis: int | None = None
+    is_summed: bool = False
 
     def full_shape(self, dims: Dims) -> tuple[int, ...]:
         """Shape of the whole tensor with inner structure spelled out, as layouts return it."""
@@ -203,6 +220,19 @@ class Assignment:
     keys: tuple[str, ...] = ()
     rule: Rule | None = None
     generate: Callable[[Any], Array] | None = None
+
+    def for_ranks(self, tensor_para_size: int) -> Assignment:
+        """Divide what every rank adds to the ranks' sum."""
+        rule = self.rule
+        if rule is None or not self.target.is_summed or tensor_para_size == 1:
+            return self
+
+        def share(values: Array, dims: Any) -> Array:
+            whole = rule.elementwise(values, dims) if rule.elementwise else values
+            result: Array = whole / np.float32(tensor_para_size)
+            return result
+
+        return replace(self, rule=replace(rule, elementwise=share))
 
 
 _NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")

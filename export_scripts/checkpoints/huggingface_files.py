@@ -1,0 +1,175 @@
+"""The files of a Hugging Face checkpoint: configuration, weights (single or sharded with an index), tokenizer.
+
+Names: transformers, ``utils/__init__.py`` (``SAFE_WEIGHTS_NAME``, ``WEIGHTS_INDEX_NAME``, ...). Every architecture is
+read through this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.pickled import StoredTensor
+from export_scripts.checkpoints.safetensors_file import read_safetensors
+from export_scripts.checkpoints.torch_file import TorchFile
+from export_scripts.dtypes import Array
+from export_scripts.weights.schema import LazyTensor
+from handover.errors import CheckpointError
+
+CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_config.json"
+# In transformers' order of preference.
+_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+_INDEX_SUFFIX = ".index.json"
+
+
+@dataclass(frozen=True)
+class TorchTensor:
+    """One tensor of a ``pytorch_model.bin``.
+
+    Attributes:
+        file, stored: where it lies.
+        axis: always None; the tensor is in one part.
+    """
+
+    file: TorchFile
+    stored: StoredTensor
+    axis: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape, per axis."""
+        return self.stored.shape
+
+    @property
+    def data_type(self) -> str:
+        """fp32, fp16, bf16 or another name."""
+        return self.stored.storage.data_type
+
+    def parts(self) -> tuple[Array, ...]:
+        """Map the tensor, read-only; bf16 comes as uint16."""
+        return (self.file.read(self.stored),)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the weight files hold.
+
+    Attributes:
+        tensors: by key.
+        other_keys: keys whose values are not tensors.
+    """
+
+    tensors: Mapping[str, LazyTensor]
+    other_keys: tuple[str, ...] = ()
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory looks like a Hugging Face checkpoint, by names alone."""
+    return (path / CONFIG_FILE).is_file() or (path / ADAPTER_FILE).is_file()
+
+
+def read_json(archive: Archive, name: str) -> Mapping[str, Any]:
+    """Read a JSON object; an absent file is empty.
+
+    Raises:
+        CheckpointError: it is not a JSON object.
+    """
+    if name not in archive:
+        return {}
+    try:
+        content = json.loads(archive.read_bytes(name))
+    except ValueError as error:
+        raise CheckpointError(f"{archive.path}: {name} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{archive.path}: {name} is not a JSON object")
+    return content
+
+
+def model_type(archive: Archive) -> str:
+    """Name the architecture, as transformers does; empty without a configuration that says it."""
+    try:
+        return str(read_json(archive, CONFIG_FILE).get("model_type") or "")
+    except CheckpointError:
+        return ""  # the format that takes the directory says what is wrong with it
+
+
+def read_config(archive: Archive) -> Mapping[str, Any]:
+    """Read ``config.json`` of a whole, unquantised model.
+
+    Raises:
+        CheckpointError: only an adapter, quantised, or no configuration.
+    """
+    if CONFIG_FILE not in archive and ADAPTER_FILE in archive:
+        base = read_json(archive, ADAPTER_FILE).get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{archive.path} holds an adapter of {base}, not a model",
+            "merge it into its model first: peft's merge_and_unload() and save_pretrained()",
+        )
+    config = read_json(archive, CONFIG_FILE)
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise CheckpointError(
+            f"{archive.path} is quantised ({method})", "FasterTransformer's shards are fp32, fp16 or bf16; convert those"
+        )
+    return config
+
+
+def open_weights(archive: Archive) -> Weights:
+    """List the tensors of all weight files, safetensors first, without reading them.
+
+    Raises:
+        CheckpointError: no weights, a shard of the index is missing, or index and shards name different keys.
+    """
+    for name in _WEIGHT_FILES:
+        if name in archive:
+            return _open_file(archive, name)
+        if name + _INDEX_SUFFIX in archive:
+            return _open_index(archive, name + _INDEX_SUFFIX)
+    others = sorted(n for n in archive.sizes if n.endswith((".h5", ".msgpack", ".gguf", ".ot", ".onnx", ".bin")))
+    found = f"; it has {', '.join(others[:4])}" if others else ""
+    raise CheckpointError(
+        f"{archive.path} has no weights that are read{found}",
+        f"these are: {', '.join(_WEIGHT_FILES)}, or their shards with a {_INDEX_SUFFIX}",
+    )
+
+
+def _open_file(archive: Archive, name: str) -> Weights:
+    if name.endswith(".safetensors"):
+        return Weights(read_safetensors(archive, name))
+    file = TorchFile(archive, name)
+    tensors = {key: TorchTensor(file, value) for key, value in file.state.items() if isinstance(value, StoredTensor)}
+    return Weights(tensors, tuple(key for key in file.state if key not in tensors))
+
+
+def _open_index(archive: Archive, index: str) -> Weights:
+    weight_map = read_json(archive, index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{archive.path}: {index} has no weight_map")
+    names = sorted(set(weight_map.values()))
+    if missing := [name for name in names if name not in archive]:
+        raise CheckpointError(
+            f"{archive.path} lacks {len(missing)} of the {len(names)} shards of {index}\n  " + "\n  ".join(missing),
+            "copy or download the checkpoint again",
+        )
+    tensors: dict[str, LazyTensor] = {}
+    other_keys: list[str] = []
+    problems = []
+    for name in names:
+        shard = _open_file(archive, name)
+        other_keys += shard.other_keys
+        given = {key for key, file in weight_map.items() if file == name}
+        held = {*shard.tensors, *shard.other_keys}
+        problems += [f"{key}  is not in {name}" for key in sorted(given - held)]
+        problems += [f"{key}  is in {name} and not in the index" for key in sorted(held - given)]
+        tensors.update(shard.tensors)
+    if problems:
+        raise CheckpointError(
+            f"{archive.path}: {index} and its shards differ in {len(problems)} keys\n  " + "\n  ".join(problems),
+            "copy or download the checkpoint again",
+        )
+    return Weights(tensors, tuple(other_keys))

@@ -1,0 +1,98 @@
+"""Tensors of a safetensors file, mapped in place.
+
+Format: https://github.com/huggingface/safetensors, "Format": eight bytes with the header's length, a JSON object with
+type, shape and begin and end of each tensor's bytes, then these bytes without holes, row-major, little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.dtypes import STORAGE, Array
+from handover.errors import CheckpointError
+
+_LENGTH_BYTES = 8
+_LARGEST_HEADER_BYTES = 100_000_000  # the format's own limit
+_METADATA = "__metadata__"
+# The format's name of a type: ours, and bytes of an element. What is no weight keeps the format's name.
+_TYPES = {"F32": ("fp32", 4), "F16": ("fp16", 2), "BF16": ("bf16", 2), "F64": ("fp64", 8), "BOOL": ("bool", 1)}
+_OTHER_BYTES = {"I8": 1, "U8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
+
+
+@dataclass(frozen=True)
+class SafeTensor:
+    """One tensor of a safetensors file.
+
+    Attributes:
+        archive, file: where it lies.
+        offset: of its first byte in the file.
+        shape: per axis.
+        data_type: fp32, fp16, bf16 or another name.
+        axis: always None; the tensor is in one part.
+    """
+
+    archive: Archive
+    file: str
+    offset: int
+    shape: tuple[int, ...]
+    data_type: str
+    axis: int | None = None
+
+    def parts(self) -> tuple[Array, ...]:
+        """Map the tensor, read-only; bf16 comes as uint16."""
+        dtype = STORAGE[self.data_type]
+        if 0 in self.shape:
+            return (np.empty(self.shape, dtype),)
+        extent = self.archive.extent(self.file)
+        return (np.memmap(extent.path, dtype, mode="r", offset=extent.offset + self.offset, shape=self.shape),)
+
+
+def read_safetensors(archive: Archive, name: str) -> Mapping[str, SafeTensor]:
+    """List a file's tensors without reading them.
+
+    Raises:
+        CheckpointError: it is truncated, damaged, or no safetensors file.
+    """
+    where, size_bytes = f"{archive.path}: {name}", archive.sizes[name]
+    with archive.open(name) as stream:
+        header_bytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
+            raise CheckpointError(
+                f"{where} is truncated or no safetensors file", "copy it again; git-lfs leaves a pointer in its place"
+            )
+        content = stream.read(header_bytes)
+    try:
+        header = json.loads(content, object_pairs_hook=_without_duplicates)
+        header.pop(_METADATA, None)
+        tensors = {key: _tensor(archive, name, _LENGTH_BYTES + header_bytes, header[key]) for key in header}
+        spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{where} has a damaged header: {error}", "copy the checkpoint again") from error
+    ends = [0, *(end for _, end in spans)]
+    if [begin for begin, _ in spans] != ends[:-1] or ends[-1] != size_bytes - _LENGTH_BYTES - header_bytes:
+        raise CheckpointError(f"{where} is truncated, or its tensors overlap", "copy the checkpoint again")
+    return tensors
+
+
+def _tensor(archive: Archive, file: str, base: int, entry: Mapping[str, Any]) -> SafeTensor:
+    """Describe one tensor; ValueError where its bytes are not those of its type and shape."""
+    kind, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+    begin, end = entry["data_offsets"]
+    data_type, item_bytes = _TYPES.get(kind) or (kind, _OTHER_BYTES.get(kind, 0))
+    if min((0, begin, *shape)) < 0 or (item_bytes and end - begin != item_bytes * prod(shape)):
+        raise ValueError(f"{end - begin} bytes for {kind} {list(shape)}")
+    return SafeTensor(archive, file, base + begin, shape, data_type)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key is there twice")
+    return result
