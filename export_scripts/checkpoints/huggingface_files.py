@@ -114,7 +114,7 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise CheckpointError(
-            f"{archive.path} is quantised ({method})", "FasterTransformer's shards are fp32, fp16 or bf16; convert those"
+            f"{archive.path} is quantised ({method})", "FasterTransformer's shards are fp32, fp16 or bf16"
         )
     return config
 

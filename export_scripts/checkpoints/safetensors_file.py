@@ -23,7 +23,7 @@ _LARGEST_HEADER_BYTES = 100_000_000  # the format's own limit
 _METADATA = "__metadata__"
 # The format's name of a type: ours, and bytes of an element. What is no weight keeps the format's name.
 _TYPES = {"F32": ("fp32", 4), "F16": ("fp16", 2), "BF16": ("bf16", 2), "F64": ("fp64", 8), "BOOL": ("bool", 1)}
-_OTHER_BYTES = {"I8": 1, "U8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
+_OTHER_BYTES = {"I8": 1, "U8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8}
 
 
 @dataclass(frozen=True)
