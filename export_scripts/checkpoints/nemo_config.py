@@ -40,15 +40,15 @@ def _is_one_of(*legal: Any) -> Callable[[Any], bool]:
 
 
 _LIMITS: Mapping[str, _Limit] = {
-    "mcore_gpt": _Limit(_is_off, "megatron-core checkpoints are not read yet"),
     "position_embedding_type": _Limit(_is_one_of("learned_absolute"), "it has learned absolute positions only"),
     "activation": _Limit(_is_one_of("gelu"), "its feed-forward has GELU without a gate"),
-    "normalization": _Limit(_is_one_of("layernorm", "low_precision_layernorm"), "it has plain layer norm"),
+    "normalization": _Limit(
+        _is_one_of("layernorm", "low_precision_layernorm", "layernorm1p"), "it has layer norm, no other norm"
+    ),
     "transformer_block_type": _Limit(_is_one_of("pre_ln"), "it has layer norm before each block"),
     "attention_type": _Limit(_is_one_of("multihead"), "every head has its own keys and values"),
     "headscale": _Limit(_is_off, "it does not scale heads"),
     "normalize_attention_scores": _Limit(_is_on, "it divides scores by the root of the head's size"),
-    "megatron_legacy": _Limit(_is_off, "this fused QKV is ordered by q, k, v and has other key names"),
     "num_moe_experts": _Limit(_is_one_of(None, 0, 1), "mixtures of experts have another layout"),
     "virtual_pipeline_model_parallel_size": _Limit(_is_one_of(None, 1), "interleaved pipeline stages are not read"),
 }
@@ -68,10 +68,7 @@ def check_expressible(config: Mapping[str, Any]) -> None:
         for key, limit in _LIMITS.items()
         if key in config and not limit.is_fine(config[key])
     ]
-    heads, groups = config.get("num_attention_heads"), config.get("num_query_groups")
-    if groups is not None and groups != heads:
-        problems.append(f"num_query_groups: {groups}  (every head has its own keys and values)")
-    channels = config.get("kv_channels")
+    heads, channels = config.get("num_attention_heads"), config.get("kv_channels")
     if channels is not None and heads and channels * heads != config.get("hidden_size"):
         problems.append(f"kv_channels: {channels}  (a head's size is hidden_size / num_attention_heads)")
     if problems:
@@ -79,6 +76,21 @@ def check_expressible(config: Mapping[str, Any]) -> None:
             "FasterTransformer's GPT cannot express this checkpoint\n  " + "\n  ".join(problems),
             "the keys are those of model_config.yaml",
         )
+
+
+def heads_per_group(config: Mapping[str, Any]) -> int:
+    """Count the heads that share one key and value; 1: every head has its own.
+
+    Raises:
+        CheckpointError: the groups do not divide the heads.
+    """
+    groups = config.get("num_query_groups")
+    if groups is None:
+        return 1
+    heads, groups = _positive(config, "num_attention_heads"), _positive(config, "num_query_groups")
+    if heads % groups:
+        raise CheckpointError(f"num_query_groups {groups} does not divide num_attention_heads {heads}")
+    return heads // groups
 
 
 def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:

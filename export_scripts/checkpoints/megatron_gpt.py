@@ -1,0 +1,91 @@
+"""From a configuration in NeMo's words and a model's state to a Source: the GPT of NeMo and of Megatron-LM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.nemo_config import check_expressible, heads_per_group, read_dims, remarks
+from export_scripts.checkpoints.rank_files import JoinAxis
+from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles, special_ids
+from export_scripts.weights import gpt, megatron_gpt
+from export_scripts.weights.layouts import qkv_by_block_to_block, qkv_by_group_to_block, qkv_by_head_to_block
+from export_scripts.weights.schema import Layout, LazyTensor, SourceMap
+from handover.errors import CheckpointError
+
+
+class State(Protocol):
+    """A model's keys and tensors, however they are stored."""
+
+    def keys(self) -> tuple[str, ...]:
+        """Every key."""
+
+    def other_keys(self) -> tuple[str, ...]:
+        """Keys whose values are not tensors."""
+
+    def tensors(self, join_axis: JoinAxis) -> Mapping[str, LazyTensor]:
+        """Tensors by key; training's shards joined."""
+
+
+def gpt_source(
+    archive: Archive,
+    config: Mapping[str, Any],
+    state: State,
+    prefix: str,
+    tokenizer: TokenizerFiles,
+    ids: SpecialIds | None = None,
+) -> Source:
+    """Put a GPT together.
+
+    Args:
+        archive: the files.
+        config: of the model, in the words of ``model_config.yaml``.
+        state: of the model.
+        prefix: what every key begins with.
+        tokenizer: the tokenizer's files.
+        ids: the tokenizer's special ids, where they are known already.
+
+    Raises:
+        CheckpointError: not a model that FasterTransformer's GPT can express.
+    """
+    source_map = _source_map(archive, config, state.keys(), prefix)
+    check_expressible(config)
+    tensors = state.tensors(source_map.join_axis)
+    # The configuration does not know the vocabulary's padding; a missing embedding is for the completeness check.
+    vocab_size = next((t.shape[0] for key, t in tensors.items() if "model.wte" in source_map.targets(key)), 0)
+    return Source(
+        archive=archive,
+        family=gpt.FAMILY,
+        source_map=source_map,
+        dims=read_dims(config, vocab_size),
+        tensors=tensors,
+        tokenizer=tokenizer,
+        ids=ids or special_ids(archive, tokenizer),
+        other_keys=state.other_keys(),
+        remarks=remarks(config),
+    )
+
+
+def _source_map(archive: Archive, config: Mapping[str, Any], keys: tuple[str, ...], prefix: str) -> SourceMap:
+    """Choose the table by the keys: a configuration may be silent about the format."""
+    variant = megatron_gpt.GptVariant(
+        qkv=_qkv(config),
+        has_zero_centred_norms=config.get("normalization") == "layernorm1p",
+        has_untied_head=not config.get("share_embeddings_and_output_weights", True),
+    )
+    if megatron_gpt.is_legacy(keys, prefix):
+        return megatron_gpt.legacy(prefix, variant)
+    if megatron_gpt.is_megatron_core(keys, prefix):
+        return megatron_gpt.megatron_core(prefix, variant)
+    some = ", ".join(keys[:3])
+    raise CheckpointError(f"{archive.path} has no keys of a GPT ({some or 'it is empty'})")
+
+
+def _qkv(config: Mapping[str, Any]) -> Layout:
+    """The order of the fused query, key and value."""
+    if config.get("megatron_legacy"):
+        return qkv_by_block_to_block
+    shared_by = heads_per_group(config)
+    return qkv_by_head_to_block if shared_by == 1 else qkv_by_group_to_block(shared_by)

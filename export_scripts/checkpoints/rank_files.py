@@ -1,0 +1,134 @@
+"""A checkpoint of one torch file for each training rank: pipeline stages gathered, tensor-parallel parts joined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.pickled import StoredTensor
+from export_scripts.checkpoints.torch_file import TorchFile
+from export_scripts.dtypes import Array
+from export_scripts.weights.schema import split_layer, with_layer
+from handover.errors import CheckpointError
+
+# The first pipeline stage of a stack holds this; the stack's later stages keep copies of it.
+_REPEATED = "_relative_position_embedding."
+
+JoinAxis = Callable[[str], int | None]
+"""Axis along which training's tensor parallelism cut a key's tensor; None: every rank holds all of it."""
+
+
+@dataclass(frozen=True)
+class JoinedTensor:
+    """A tensor whose parts lie in the files of several training ranks.
+
+    Attributes:
+        stored: file and tensor of each tensor-parallel rank, in order.
+        axis: along which they are joined; None: one part is all.
+    """
+
+    stored: tuple[tuple[TorchFile, StoredTensor], ...]
+    axis: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the joined tensor."""
+        shape = list(self.stored[0][1].shape)
+        if self.axis is not None:
+            shape[self.axis] = sum(tensor.shape[self.axis] for _, tensor in self.stored)
+        return tuple(shape)
+
+    @property
+    def data_type(self) -> str:
+        """fp32, fp16 or bf16."""
+        return self.stored[0][1].storage.data_type
+
+    def parts(self) -> tuple[Array, ...]:
+        """Map the parts, without copying; bf16 comes as uint16."""
+        return tuple(file.read(tensor) for file, tensor in self.stored)
+
+
+class RankFiles:
+    """The state of a model, from the files of all training ranks; keys are read, weights are not.
+
+    Args:
+        archive: the files.
+        names: file of each pipeline stage, for each tensor-parallel rank.
+        rename: from a saved key to the table's.
+        open_file: opens one file.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        names: Sequence[Sequence[str]],
+        rename: Callable[[str], str] = str,
+        open_file: Callable[[Archive, str], TorchFile] = TorchFile,
+    ) -> None:
+        self._archive = archive
+        # Per tensor-parallel rank: key with the model's own layer number -> (file, value).
+        self._ranks = [self._read_rank(stages, rename, open_file) for stages in names]
+
+    def keys(self) -> tuple[str, ...]:
+        """Every key of the model, layers numbered through all pipeline stages."""
+        return tuple(self._ranks[0])
+
+    def other_keys(self) -> tuple[str, ...]:
+        """Keys whose values are not tensors."""
+        return tuple(key for key, (_, value) in self._ranks[0].items() if not isinstance(value, StoredTensor))
+
+    def tensors(self, join_axis: JoinAxis) -> Mapping[str, JoinedTensor]:
+        """Join the training ranks' tensors, without reading them.
+
+        Raises:
+            CheckpointError: ranks hold different keys, types or shapes.
+        """
+        ranks = self._ranks
+        for number, rank in enumerate(ranks[1:], start=1):
+            if differing := sorted(ranks[0].keys() ^ rank.keys()):
+                raise CheckpointError(f"{self._archive.path}: rank {number} has other keys than rank 0: {differing}")
+        joined = {}
+        for key, (_, value) in ranks[0].items():
+            if isinstance(value, StoredTensor):
+                axis = join_axis(key) if len(ranks) > 1 else None
+                parts = tuple(rank[key] for rank in ranks)
+                self._check_parts(key, [part for _, part in parts], axis)
+                joined[key] = JoinedTensor(parts if axis is not None else parts[:1], axis)
+        return joined
+
+    def _check_parts(self, key: str, parts: list[Any], axis: int | None) -> None:
+        def fixed(part: Any) -> Any:
+            if not isinstance(part, StoredTensor):
+                return None
+            shape = [size for index, size in enumerate(part.shape) if index != axis]
+            return part.storage.data_type, len(part.shape), shape
+
+        if any(fixed(part) != fixed(parts[0]) for part in parts) or (axis is not None and axis >= len(parts[0].shape)):
+            raise CheckpointError(f"{self._archive.path}: the training ranks' parts of {key} do not fit together")
+
+    def _read_rank(
+        self, stages: Sequence[str], rename: Callable[[str], str], open_file: Callable[[Archive, str], TorchFile]
+    ) -> dict[str, tuple[TorchFile, Any]]:
+        """Gather one tensor-parallel rank's pipeline stages; a stage counts the layers of each stack from 0."""
+        found: dict[str, tuple[TorchFile, Any]] = {}
+        first_layer: Counter[str] = Counter()  # by the name of the stack: a T5 has two
+        for name in stages:
+            file = open_file(self._archive, name)
+            layers: Counter[str] = Counter()
+            for saved_key, value in file.state.items():
+                key = rename(saved_key)
+                pattern, layer = split_layer(key)
+                if layer is not None:
+                    stack = pattern.partition("{layer}")[0]
+                    layers[stack] = max(layers[stack], layer + 1)
+                    key = with_layer(key, first_layer[stack] + layer)
+                elif key in found and _REPEATED in key:
+                    continue
+                if key in found:
+                    raise CheckpointError(f"{self._archive.path}: {key} is there twice")
+                found[key] = (file, value)
+            first_layer += layers
+        return found

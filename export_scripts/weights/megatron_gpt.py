@@ -1,0 +1,147 @@
+"""The GPT of Megatron-LM and NeMo as FasterTransformer's GPT: one layout, three spellings of the keys.
+
+Keys: NeMo 1.23, ``megatron/gpt_model.py`` and ``transformer.py`` (legacy); megatron-core, ``gpt_layer_specs.py`` (the
+transformer-engine and the local specification); transformer-engine, ``TransformerLayer`` (its full layer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from export_scripts.weights.layouts import plus_one, qkv_by_head_to_block, transposed, unchanged
+from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources
+
+
+@dataclass(frozen=True)
+class GptVariant:
+    """What a checkpoint's configuration says about its tensors.
+
+    Attributes:
+        qkv: from the training's order of the fused query, key and value to FasterTransformer's.
+        has_zero_centred_norms: layer norms store weight - 1 (LayerNorm1P).
+        has_untied_head: the output projection is not a copy of the embedding.
+    """
+
+    qkv: Layout = qkv_by_head_to_block
+    has_zero_centred_norms: bool = False
+    has_untied_head: bool = False
+
+
+_WORDS, _POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
+
+# Linear layers of a block: target, axis that training's tensor parallelism cuts in the weight and in the bias.
+_LINEAR = {
+    "attention.query_key_value": (0, 0),
+    "attention.dense": (1, None),
+    "mlp.dense_h_to_4h": (0, 0),
+    "mlp.dense_4h_to_h": (1, None),
+}
+# Where a block's tensors lie, without "weight" or "bias", in each spelling. An attention called "attention" is that of
+# Megatron-LM before 2021.
+_LEGACY = {
+    "input_layernorm": ("input_layernorm.",),
+    "attention.query_key_value": ("self_attention.query_key_value.", "attention.query_key_value."),
+    "attention.dense": ("self_attention.dense.", "attention.dense."),
+    "post_attention_layernorm": ("post_attention_layernorm.",),
+    "mlp.dense_h_to_4h": ("mlp.dense_h_to_4h.",),
+    "mlp.dense_4h_to_h": ("mlp.dense_4h_to_h.",),
+}
+_FULL_LAYER = {
+    "input_layernorm": ("self_attention.layernorm_qkv.layer_norm_",),
+    "attention.query_key_value": ("self_attention.layernorm_qkv.",),
+    "attention.dense": ("self_attention.proj.",),
+    "post_attention_layernorm": ("layernorm_mlp.layer_norm_",),
+    "mlp.dense_h_to_4h": ("layernorm_mlp.fc1_",),
+    "mlp.dense_4h_to_h": ("layernorm_mlp.fc2_",),
+}
+_CORE = {
+    "input_layernorm": ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+    "attention.query_key_value": ("self_attention.linear_qkv.",),
+    "attention.dense": ("self_attention.linear_proj.",),
+    "post_attention_layernorm": ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
+    "mlp.dense_h_to_4h": ("mlp.linear_fc1.",),
+    "mlp.dense_4h_to_h": ("mlp.linear_fc2.",),
+}
+
+
+def legacy(prefix: str, variant: GptVariant) -> SourceMap:
+    """The table of NeMo 1.x with ``mcore_gpt: false`` and of Megatron-LM before megatron-core.
+
+    Args:
+        prefix: what every key begins with: ``model.`` in NeMo, nothing in Megatron-LM.
+        variant: of the model.
+    """
+    base = f"{prefix}language_model."
+    rules = _outer(base, f"{base}output_layer.weight")
+    for stack in ("encoder", "transformer"):
+        rules |= _norm(f"{base}{stack}.final_layernorm.", "model.final_layernorm", variant)
+        for spelling in (_LEGACY, _FULL_LAYER):
+            rules |= _layers(f"{base}{stack}.layers.{{layer}}.", spelling, variant)
+    ignored = {
+        f"{prefix}word_embeddings.weight": "the last pipeline stage's copy of the tied embedding",
+        f"{prefix}word_embeddings_for_head.weight": "the last pipeline stage's copy of the tied embedding",
+    }
+    return SourceMap("NeMo GPT with legacy keys" if prefix else "Megatron-LM GPT", rules, _ignored(base, ignored))
+
+
+def megatron_core(prefix: str, variant: GptVariant) -> SourceMap:
+    """The table of megatron-core, in NeMo 1.x with ``mcore_gpt: true``, NeMo 2.x and Megatron-LM.
+
+    Args:
+        prefix: what every key begins with: ``model.`` in NeMo 1.x, ``module.`` in NeMo 2.x, nothing in Megatron-LM.
+        variant: of the model.
+    """
+    head = f"{prefix}output_layer.weight"
+    rules = _outer(prefix, head) | _norm(f"{prefix}decoder.final_layernorm.", "model.final_layernorm", variant)
+    for spelling in (_CORE, _FULL_LAYER):
+        rules |= _layers(f"{prefix}decoder.layers.{{layer}}.", spelling, variant)
+    ignored = {} if variant.has_untied_head else {head: "the last pipeline stage's copy of the tied embedding"}
+    return SourceMap("megatron-core GPT", rules, _ignored(prefix, ignored))
+
+
+def is_legacy(keys: Iterable[str], prefix: str) -> bool:
+    """Whether keys are those of ``legacy``."""
+    return any(key.startswith(f"{prefix}language_model.") for key in keys)
+
+
+def is_megatron_core(keys: Iterable[str], prefix: str) -> bool:
+    """Whether keys are those of ``megatron_core``."""
+    return any(key.startswith((f"{prefix}decoder.layers.", f"{prefix}embedding.")) for key in keys)
+
+
+def _outer(base: str, head: str) -> dict[Sources, Rules]:
+    return {
+        f"{base}{_WORDS}": Rule("model.wte", unchanged, join_axis=0),
+        f"{base}{_POSITIONS}": Rule("model.wpe", unchanged),
+        head: Rule("model.lm_head.weight", unchanged, join_axis=0),
+    }
+
+
+def _norm(base: str, target: str, variant: GptVariant) -> dict[Sources, Rules]:
+    weight = Rule(f"{target}.weight", unchanged, elementwise=plus_one if variant.has_zero_centred_norms else None)
+    return {f"{base}weight": weight, f"{base}bias": Rule(f"{target}.bias", unchanged)}
+
+
+def _layers(base: str, spelling: Mapping[str, tuple[str, ...]], variant: GptVariant) -> dict[Sources, Rules]:
+    rules: dict[Sources, Rules] = {}
+    for part, places in spelling.items():
+        target = f"model.layers.{{layer}}.{part}"
+        for place in places:
+            if part not in _LINEAR:
+                rules |= _norm(base + place, target, variant)
+                continue
+            is_qkv = part == "attention.query_key_value"
+            weight_axis, bias_axis = _LINEAR[part]
+            rules[f"{base}{place}weight"] = Rule(f"{target}.weight", variant.qkv if is_qkv else transposed, weight_axis)
+            rules[f"{base}{place}bias"] = Rule(f"{target}.bias", variant.qkv if is_qkv else unchanged, bias_axis)
+    return rules
+
+
+def _ignored(base: str, more: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "*._extra_state": "transformer-engine's FP8 scaling; None or bytes, no weights",
+        "*._extra_state/shard_*": "transformer-engine's FP8 scaling; None or bytes, no weights",
+        f"{base}rotary_pos_emb.inv_freq": "computed from the configuration",
+        **more,
+    }
