@@ -8,7 +8,8 @@ guide. A client object belongs to one thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -16,11 +17,14 @@ from typing import Any
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from evaluation.streaming import Turn, stream
 from evaluation.tensors import Generation, Sampling, prepare_ids, prepare_texts, read_generations
 from handover.errors import ServerError
 
 _FIRST_PAUSE_S = 0.2
 _PROBE_TIMEOUT_S = 5.0
+_DECOUPLED = "decoupled transaction policy"
+"""In Triton's refusal of a unary request to a model that may give several answers."""
 
 
 class UnreachableError(ServerError):
@@ -39,11 +43,13 @@ class ModelInterface:
         inputs: names of its input tensors.
         max_batch_size: rows that one request may have.
         parameters: of its config.pbtxt, as text.
+        has_sessions: it is stateful: its tensors have a first axis of length 1 more.
     """
 
     inputs: frozenset[str]
     max_batch_size: int
     parameters: dict[str, str]
+    has_sessions: bool = False
 
     @property
     def takes_ids(self) -> bool:
@@ -69,6 +75,7 @@ class Client:
     def __init__(self, url: str, timeout_s: float = 600.0, retries: int = 3) -> None:
         self.url, self.timeout_s, self.retries = url, timeout_s, retries
         self._connection = triton.InferenceServerClient(url)
+        self._decoupled: set[str] = set()
 
     def __enter__(self) -> Client:
         return self
@@ -102,6 +109,7 @@ class Client:
             inputs=frozenset(tensor.name for tensor in config.input),
             max_batch_size=max(1, config.max_batch_size),
             parameters={name: value.string_value for name, value in config.parameters.items()},
+            has_sessions=any(tensor.name == "session_len" for tensor in config.input),
         )
 
     def generate_ids(
@@ -154,13 +162,37 @@ class Client:
         return [text.decode(errors="replace") for text in answer.reshape(-1)]
 
     def send(self, model: str, inputs: Sequence[triton.InferInput]) -> triton.InferResult:
-        """Send one request and wait for its answer.
+        """Send one request and wait for its answer; for a decoupled model the last of its answers.
 
         Raises:
             UnreachableError: no server answers.
             RequestError: the request was refused, failed or ran out of time.
         """
-        return self._call(self._connection.infer, model, list(inputs), client_timeout=self.timeout_s)
+        if model not in self._decoupled:
+            try:
+                return self._call(self._connection.infer, model, list(inputs), client_timeout=self.timeout_s)
+            except RequestError as error:
+                if _DECOUPLED not in error.problem:
+                    raise
+            self._decoupled.add(model)
+        answers = deque(self.stream(model, inputs), maxlen=1)
+        if not answers:
+            raise RequestError(f"model '{model}' at {self.url} gave no tensors")
+        return answers.pop()
+
+    def stream(
+        self, model: str, inputs: Sequence[triton.InferInput], turn: Turn | None = None
+    ) -> Iterator[triton.InferResult]:
+        """Send one request and give its answers as they come; see ``evaluation.streaming``.
+
+        Raises:
+            UnreachableError: no server answers.
+            RequestError: the request was refused, failed or ran out of time.
+        """
+        try:
+            yield from stream(self._connection, model, inputs, self.timeout_s, turn)
+        except InferenceServerException as error:
+            raise self._explain(error, model, self.timeout_s) from error
 
     def _call(self, function: Any, *args: Any, client_timeout: float) -> Any:
         pause_s = _FIRST_PAUSE_S

@@ -26,14 +26,14 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Serves one model on a free loopback port while the ``with`` block runs.
 
     Args:
-        answer: inputs by name to outputs by name; runs for each request.
+        answer: inputs by name to outputs by name; runs for each request. A decoupled model's gives a list of them.
         inputs: names of the model's inputs, as its config says.
         parameters: of its config.
     """
 
     def __init__(
         self,
-        answer: Callable[[Tensors], Tensors],
+        answer: Callable[[Tensors], Tensors | list[Tensors]],
         inputs: tuple[str, ...] = ("input_ids",),
         parameters: dict[str, str] | None = None,
         max_batch_size: int = 64,
@@ -41,6 +41,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.answer, self.inputs, self.parameters = answer, inputs, parameters or {}
         self.max_batch_size = max_batch_size
         self.requests: list[Tensors] = []
+        self.sequences: list[dict[str, Any]] = []
         self.unavailable = 0
         self.server = grpc.server(ThreadPoolExecutor(max_workers=4))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self.server)
@@ -73,21 +74,50 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         if self.unavailable:
             self.unavailable -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "the model is not ready")
+        answers = self._answer(request, context)
+        if len(answers) != 1:
+            words = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, words)
+        return answers[0]
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        for request in requests:
+            try:
+                answers = self._answer(request, context)
+            except RefusalError as refusal:
+                yield pb.ModelStreamInferResponse(error_message=str(refusal))
+                continue
+            for index, answer in enumerate(answers):
+                answer.parameters["triton_final_response"].bool_param = index == len(answers) - 1
+                yield pb.ModelStreamInferResponse(infer_response=answer)
+
+    def _answer(self, request: Any, context: Any) -> list[Any]:
         tensors = {
             tensor.name: _read(tensor.datatype, raw).reshape(tuple(tensor.shape))
             for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
         self.requests.append(tensors)
+        self.sequences.append({key: _value(value) for key, value in request.parameters.items()})
         try:
             outputs = self.answer(tensors)
         except RefusalError as refusal:
+            if "triton_enable_empty_final_response" in request.parameters:  # of a stream
+                raise
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
-        answer = pb.ModelInferResponse(model_name=request.model_name)
-        for name, values in outputs.items():
-            datatype, raw = _write(values)
-            answer.outputs.add(name=name, datatype=datatype, shape=values.shape)
-            answer.raw_output_contents.append(raw)
-        return answer
+        return [_response(request, each) for each in (outputs if isinstance(outputs, list) else [outputs])]
+
+
+def _value(parameter: Any) -> Any:
+    return getattr(parameter, parameter.WhichOneof("parameter_choice"))
+
+
+def _response(request: Any, outputs: Tensors) -> Any:
+    answer = pb.ModelInferResponse(model_name=request.model_name)
+    for name, values in outputs.items():
+        datatype, raw = _write(values)
+        answer.outputs.add(name=name, datatype=datatype, shape=values.shape)
+        answer.raw_output_contents.append(raw)
+    return answer
 
 
 def _read(datatype: str, raw: bytes) -> np.ndarray[Any, Any]:
