@@ -30,7 +30,7 @@ class TokenizerFiles:
 
     Attributes:
         members: name in the archive by FasterTransformer's file name.
-        library: ``bpe`` (vocab.json and merges.txt) or ``sentencepiece`` (tokenizer.model).
+        library: ``bpe`` (vocab.json and merges.txt), ``sentencepiece`` (tokenizer.model) or ``wordpiece`` (vocab.txt).
     """
 
     members: Mapping[str, str]
@@ -44,17 +44,19 @@ class SpecialIds:
     Attributes:
         start_id: of the token that begins a text.
         end_id: of the token that ends one.
+        pad_id: of the token that fills a batch up; None: not known.
     """
 
     start_id: int
     end_id: int
+    pad_id: int | None = None
 
 
 def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFiles:
     """Find the tokenizer's files; the archive's names carry a prefix that changes with each save.
 
     Raises:
-        CheckpointError: the library is neither GPT-2 BPE nor SentencePiece, or a file is missing.
+        CheckpointError: the library is neither GPT-2 BPE nor SentencePiece nor BERT's WordPiece, or a file is missing.
     """
     settings = config.get("tokenizer") or {}
     library, kind = settings.get("library"), settings.get("type")
@@ -62,9 +64,11 @@ def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFile
         return TokenizerFiles(_members(archive, settings, ("model",)), "sentencepiece")
     if (library == "megatron" and kind == "GPT2BPETokenizer") or (library == "huggingface" and "gpt2" in str(kind)):
         return TokenizerFiles(_members(archive, settings, ("vocab_file", "merge_file")), "bpe")
+    if library == "megatron" and str(kind).startswith("BertWordPiece"):
+        return TokenizerFiles({"vocab.txt": _member(archive, "vocab_file", settings.get("vocab_file"))}, "wordpiece")
     raise CheckpointError(
         f"{archive.path}: tokenizer.library: {library}, tokenizer.type: {kind} is not supported",
-        "GPT-2 BPE (library megatron, type GPT2BPETokenizer) and sentencepiece are",
+        "GPT-2 BPE (library megatron, type GPT2BPETokenizer), BertWordPiece and sentencepiece are",
     )
 
 
@@ -95,6 +99,8 @@ def special_ids(archive: Archive, tokenizer: TokenizerFiles) -> SpecialIds:
     if tokenizer.library == "bpe":
         end_id = _bpe_end_id(archive, tokenizer.members["vocab.json"])
         return SpecialIds(end_id, end_id)
+    if tokenizer.library == "wordpiece":
+        return _wordpiece_ids(archive, tokenizer.members["vocab.txt"])
     return _sentencepiece_ids(archive.read_bytes(tokenizer.members["tokenizer.model"]))
 
 
@@ -105,6 +111,15 @@ def _bpe_end_id(archive: Archive, member: str) -> int:
         return int(vocabulary.get(_END_OF_TEXT, len(vocabulary)))
     except (ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{archive.path}: {member} is not a vocabulary: {error}") from error
+
+
+def _wordpiece_ids(archive: Archive, member: str) -> SpecialIds:
+    """BERT's tokens around a text, as NeMo's AutoTokenizer takes them for begin and end; one token a line."""
+    lines = archive.read_bytes(member).decode("utf-8", "replace").splitlines()
+    ids = {token: lines.index(token) for token in ("[CLS]", "[SEP]", "[PAD]") if token in lines}
+    if len(ids) < 3:
+        raise CheckpointError(f"{archive.path}: {member} lacks one of [CLS], [SEP], [PAD]", "is it a BERT vocabulary?")
+    return SpecialIds(*ids.values())
 
 
 def _sentencepiece_ids(model: bytes) -> SpecialIds:
@@ -129,6 +144,6 @@ def _sentencepiece_ids(model: bytes) -> SpecialIds:
     # The order decides the ids: these come first, whether or not anybody needs them.
     for token in ("<cls>", "<sep>", "<mask>"):
         id_of(token)
-    id_or_new(pieces.pad_id(), "<pad>")
+    pad_id = id_or_new(pieces.pad_id(), "<pad>")
     start_id = id_or_new(pieces.bos_id(), "<bos>")
-    return SpecialIds(start_id, id_or_new(pieces.eos_id(), "<eos>"))
+    return SpecialIds(start_id, id_or_new(pieces.eos_id(), "<eos>"), pad_id)

@@ -1,0 +1,175 @@
+"""What a NeMo configuration says of a T5: what FasterTransformer's T5 cannot express, and the dimensions.
+
+Keys and defaults: NeMo 1.23, ``megatron_t5_config.yaml``, ``megatron_model_base_config.yaml`` (one section a side) and
+``token_level_encoder_decoder.py``; before the sections their keys stood on top, for both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from export_scripts.weights.t5 import LAYERNORM_EPS, MAX_DISTANCE, T5Dims
+from handover.errors import CheckpointError
+
+Config = Mapping[str, Any]
+Limit = tuple[str, Callable[[Any], bool], str]
+"""A key, the test of a value that is fine, and what FasterTransformer's T5 has instead."""
+
+SIDES = ("encoder", "decoder")
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "geglu": "geglu",
+    "reglu": "reglu",
+    "swiglu": "gated-silu",
+    "fast-geglu": "geglu",
+    "fast-reglu": "reglu",
+    "fast-swiglu": "gated-silu",
+}
+"""FasterTransformer's ``feed_forward_proj`` by NeMo's ``activation``."""
+_WITH_BIAS = ("layernorm", "low_precision_layernorm", "layernorm1p")
+# What both sides must have alike: FasterTransformer's converter demands it, and its table of positions is one for both.
+_ALIKE = (
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "kv_channels",
+    "activation",
+    "normalization",
+    "position_embedding_type",
+    "relative_attention_num_buckets",
+    "layernorm_epsilon",
+    "megatron_legacy",
+)
+_DEFAULTS = {
+    "activation": "gelu",
+    "normalization": "layernorm",
+    "position_embedding_type": "learned_absolute",
+    "layernorm_epsilon": 1e-5,
+    "megatron_legacy": False,
+}
+
+_LIMITS: tuple[Limit, ...] = (
+    ("arch", lambda v: v in (None, "transformer"), "encoder and decoder are transformers"),
+    ("activation", lambda v: v is None or v in _ACTIVATIONS, f"it has {', '.join(_ACTIVATIONS)}"),
+    ("normalization", lambda v: v in (None, *_WITH_BIAS, "rmsnorm"), "it has layer norm and RMS norm"),
+    (
+        "position_embedding_type",
+        lambda v: v in (None, "learned_absolute", "relative"),
+        "it has learned absolute and T5's relative positions",
+    ),
+    ("transformer_block_type", lambda v: v in (None, "pre_ln"), "it has a norm before each block"),
+    ("attention_type", lambda v: v in (None, "multihead"), "every head has its own keys and values"),
+    ("headscale", lambda v: not v, "it does not scale heads"),
+    ("num_moe_experts", lambda v: v in (None, 0, 1), "mixtures of experts have another layout"),
+    ("num_self_attention_per_cross_attention", lambda v: v in (None, 1), "each layer looks at the encoder"),
+    ("mcore_t5", lambda v: not v, "megatron-core's T5 has other keys"),
+    ("share_token_embeddings", lambda v: v in (None, True), "encoder and decoder share one embedding"),
+)
+_RELATIVE_LIMITS: tuple[Limit, ...] = (
+    ("relative_attention_max_distance", lambda v: v in (None, MAX_DISTANCE), f"it computes with {MAX_DISTANCE}"),
+    ("relative_position_bias_self_attention_only", lambda v: v in (None, True), "it has none towards the encoder"),
+)
+
+
+def side_config(config: Config, side: str) -> dict[str, Any]:
+    """Give the keys of one side: its section's, then the top's, then NeMo's defaults."""
+    own = {key: value for key, value in (config.get(side) or {}).items() if value is not None}
+    return {**_DEFAULTS, **config, **own}
+
+
+def check_expressible(config: Config) -> None:
+    """Refuse an architecture that FasterTransformer's T5 cannot express.
+
+    Raises:
+        CheckpointError: naming every key in the way, its value and the reason.
+    """
+    sides = {side: side_config(config, side) for side in SIDES}
+    problems = [
+        f"{side}.{key}: {values[key]}  ({reason})"
+        for side, values in sides.items()
+        for key, is_fine, reason in _limits(values)
+        if key in values and not is_fine(values[key])
+    ]
+    encoder, decoder = sides.values()
+    problems += [
+        f"encoder.{key}: {encoder.get(key)}, decoder.{key}: {decoder.get(key)}  (both sides must be alike)"
+        for key in _ALIKE
+        if encoder.get(key) != decoder.get(key)
+    ]
+    if problems:
+        raise CheckpointError(
+            "FasterTransformer's T5 cannot express this checkpoint\n  " + "\n  ".join(dict.fromkeys(problems)),
+            "the keys are those of model_config.yaml",
+        )
+
+
+def _limits(values: Config) -> tuple[Limit, ...]:
+    """Say what is demanded of a side: more of one with relative positions, and by its norm."""
+    has_bias = values["normalization"] in _WITH_BIAS
+    by_norm: tuple[Limit, ...]
+    if has_bias:
+        by_norm = (("normalize_attention_scores", lambda v: v in (None, True), "with layer norm it divides scores"),)
+    else:
+        by_norm = (
+            ("bias", lambda v: v is False, "with RMS norm it has no bias"),
+            ("tokens_head_bias", lambda v: v is False, "with RMS norm it has no bias"),
+            ("normalize_attention_scores", lambda v: v is False, "with RMS norm it does not divide scores"),
+        )
+    is_relative = values["position_embedding_type"] == "relative"
+    return (*_LIMITS, *by_norm, *(_RELATIVE_LIMITS if is_relative else ()))
+
+
+def remarks(config: Config) -> tuple[str, ...]:
+    """Say what is expressed only nearly, one line each."""
+    encoder, found = side_config(config, "encoder"), []
+    epsilon = float(encoder["layernorm_epsilon"])
+    if epsilon != LAYERNORM_EPS:
+        found.append(
+            f"trained with layernorm_epsilon {epsilon:g}; FasterTransformer's T5 computes with {LAYERNORM_EPS:g}"
+        )
+    is_tanh = encoder.get("openai_gelu") or (
+        encoder.get("bias_activation_fusion", True) and not encoder.get("onnx_safe")
+    )
+    if "ge" in encoder["activation"] and not is_tanh:
+        found.append("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
+    return tuple(found)
+
+
+def read_dims(config: Config, vocab_size: int) -> T5Dims:
+    """Read the dimensions.
+
+    Args:
+        config: of the checkpoint, expressible.
+        vocab_size: rows of the embedding: the configuration does not know the padding.
+
+    Raises:
+        CheckpointError: a key is missing or is not a positive number.
+    """
+    encoder, decoder = (side_config(config, side) for side in SIDES)
+    hidden, heads = _positive(encoder, "hidden_size"), _positive(encoder, "num_attention_heads")
+    is_relative = encoder["position_embedding_type"] == "relative"
+    return T5Dims(
+        head_num=heads,
+        size_per_head=_positive(encoder, "kv_channels", default=hidden // heads),
+        d_model=hidden,
+        inter_size=_positive(encoder, "ffn_hidden_size", default=4 * hidden),
+        encoder_layer_num=_positive(encoder, "num_layers"),
+        decoder_layer_num=_positive(decoder, "num_layers"),
+        vocab_size=vocab_size,
+        position_num=_positive(encoder, "relative_attention_num_buckets" if is_relative else "max_position_embeddings"),
+        has_relative_positions=is_relative,
+        has_bias=encoder["normalization"] in _WITH_BIAS,
+        activation=_ACTIVATIONS[encoder["activation"]],
+        layernorm_eps=float(encoder["layernorm_epsilon"]),
+    )
+
+
+def _positive(config: Config, key: str, default: Any = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"model_config.yaml: {key} is {value!r}, not a positive number", "is it a T5 checkpoint?")
+    return value
