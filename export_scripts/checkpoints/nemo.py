@@ -58,7 +58,7 @@ class NemoCheckpoint:
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
-        self.config = _read_config(archive)
+        self.config = read_config(archive)
         self.tensor_parallel = _parallelism(self.config, "tensor_model_parallel_size")
         self.pipeline_parallel = _parallelism(self.config, "pipeline_model_parallel_size")
         names = [self._weight_files(rank) for rank in range(self.tensor_parallel)]
@@ -105,7 +105,8 @@ def _without_wrapper(key: str) -> str:
     return f"{model}{dot}{name.removeprefix('module.')}"
 
 
-def _read_config(archive: Archive) -> Mapping[str, Any]:
+def read_config(archive: Archive) -> Mapping[str, Any]:
+    """Read ``model_config.yaml``; CheckpointError: it is missing or not a mapping in YAML."""
     if CONFIG_FILE not in archive:
         raise CheckpointError(f"{archive.path} has no {CONFIG_FILE}", "it is not a NeMo checkpoint")
     try:

@@ -29,7 +29,7 @@ def recognises(archive: Archive) -> bool:
     """Whether a NeMo configuration is that of an encoder with a decoder."""
     if nemo.CONFIG_FILE not in archive:
         return False
-    config = nemo.NemoCheckpoint(archive).config
+    config = nemo.read_config(archive)
     name = str(config.get("target") or "").rpartition(".")[2]
     return bool(_CLASS.match(name)) if name else isinstance(config.get("decoder"), Mapping)
 
@@ -40,8 +40,8 @@ def open_source(archive: Archive) -> Source:
     Raises:
         CheckpointError: incomplete, or not a model that FasterTransformer's T5 can express.
     """
+    check_expressible(nemo.read_config(archive))
     checkpoint = nemo.NemoCheckpoint(archive)
-    check_expressible(checkpoint.config)
     source_map = nemo_t5.source_map(_variant(checkpoint.config, checkpoint.keys()))
     tensors = checkpoint.tensors(source_map.join_axis)
     # A missing embedding is for the completeness check to report.
