@@ -107,7 +107,12 @@ def test_files_are_found_whatever_the_configuration_calls_them(value: str, name:
         ({"vocab.json": b"{", "merges.txt": b""}, {}, "vocab.json is not a vocabulary"),
         ({"t.model": b"junk"}, {"library": "sentencepiece", "model": "nemo:t.model"}, "is not a SentencePiece model"),
         ({}, {"library": "tiktoken", "type": None}, "tokenizer.library: tiktoken"),
-        ({}, {"library": "megatron", "type": "BertWordPieceCase"}, "tokenizer.type: BertWordPieceCase"),
+        ({}, {"library": "megatron", "type": "megatron-bert-cased"}, "tokenizer.type: megatron-bert-cased"),
+        (
+            {"vocab.json": b"[PAD]\n[CLS]\n"},
+            {"library": "megatron", "type": "BertWordPieceCase"},
+            "lacks one of [CLS], [SEP], [PAD]",
+        ),
     ],
 )
 def test_tokenizers_that_cannot_be_used(
