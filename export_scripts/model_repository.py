@@ -19,10 +19,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from export_scripts import gpt_interface
 from export_scripts.arguments import ExportArguments
-from export_scripts.gpt_interface import Serving
-from export_scripts.interactive_interface import make_interactive
+from export_scripts.interfaces import gpt, t5
+from export_scripts.interfaces.interactive import make_interactive
+from export_scripts.interfaces.serving import Serving, alias
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.pbtxt import ModelSpec, to_text
 from handover.errors import ArtefactError
@@ -33,6 +33,8 @@ from handover.progress import Progress
 KIND = "model_repository"
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer.model")
 _SOURCES = Path(__file__).parent / "tokenizer_models"
+_SECTIONS = {"gpt": "gpt", "gptj": "gptj", "gptneox": "gptneox", "t5": "decoder"}
+_T5_IDS = {"start_id": "decoder_start_token_id", "end_id": "eos_token_id"}
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
 
 
@@ -58,15 +60,14 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     with Progress("export", len(engines) * len(checkpoint.files), "files", len(engines) * checkpoint.size_bytes) as bar:
         for name in engines:
             repository.link_checkpoint(f"{name}/{shards}", bar)
-    repository.add_config(_form(gpt_interface.engine(serving), arguments))
+    interface = t5 if serving.family == "t5" else gpt
+    engine = interface.engine(serving)
+    repository.add_config(_form(engine, arguments))
     if arguments.model_name != ENGINE:
-        repository.add_ensemble(_form(gpt_interface.alias(serving, arguments.model_name), arguments))
-    for make, source in (
-        (gpt_interface.preprocessing, "preprocessing.py"),
-        (gpt_interface.postprocessing, "postprocessing.py"),
-    ):
-        repository.add_tokenizer_model(_form(make(serving), arguments), _SOURCES / source)
-    repository.add_ensemble(_form(gpt_interface.ensemble(serving), arguments))
+        repository.add_ensemble(_form(alias(engine, arguments.model_name), arguments))
+    repository.add_tokenizer_model(_form(interface.preprocessing(serving), arguments), _SOURCES / "preprocessing.py")
+    repository.add_tokenizer_model(_form(interface.postprocessing(serving), arguments), _SOURCES / "postprocessing.py")
+    repository.add_ensemble(_form(interface.ensemble(serving), arguments))
     return repository.seal(arguments)
 
 
@@ -182,7 +183,13 @@ def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
             f"{root} has no tokenizer: neither vocab.json and merges.txt nor tokenizer.model",
             "put the tokenizer's files into the training checkpoint and convert again",
         )
-    made_for = _read_config(root).get("tensor_para_size")
+    family, config = _read_config(root)
+    if arguments.interactive_sessions and family != "gpt":
+        raise ArtefactError(
+            f"{root} holds a model of the family {family}: only GPT has interactive sessions",
+            "leave export.triton_deployment.interactive_sessions at 0",
+        )
+    made_for = config.get("tensor_para_size")
     if made_for is not None and int(made_for) != arguments.tensor_para_size:
         raise ArtefactError(
             f"{root} was made for tensor_para_size {made_for}, not {arguments.tensor_para_size}",
@@ -191,8 +198,9 @@ def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
 
 
 def _serving(arguments: ExportArguments) -> Serving:
-    config = _read_config(arguments.ft_checkpoint)
+    family, config = _read_config(arguments.ft_checkpoint)
     return Serving(
+        family=family,
         tensor_para_size=arguments.tensor_para_size,
         pipeline_para_size=arguments.pipeline_para_size,
         data_type=arguments.data_type,
@@ -207,16 +215,21 @@ def _serving(arguments: ExportArguments) -> Serving:
     )
 
 
-def _read_config(ft_checkpoint: Path) -> dict[str, str]:
+def _read_config(ft_checkpoint: Path) -> tuple[str, dict[str, str]]:
+    """Read the family, which the sections tell, and the section that knows start_id and end_id."""
     path = ft_checkpoint / "config.ini"
     parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None)
     try:
         parser.read_string(path.read_text(encoding="utf-8"), str(path))
-        section = dict(parser["gpt"])
+        family = next(name for name, section in _SECTIONS.items() if parser.has_section(section))
+        section = dict(parser[_SECTIONS[family]])
+        for key, name in _T5_IDS.items() if family == "t5" else ():
+            section[key] = section[name]
         int(section["start_id"]), int(section["end_id"])
-    except (OSError, configparser.Error, KeyError, ValueError) as error:
-        raise ArtefactError(f"{path} does not describe a GPT: {error}", "convert again") from error
-    return section
+    except (OSError, configparser.Error, KeyError, ValueError, StopIteration) as error:
+        reason = error or f"it has none of the sections {', '.join(_SECTIONS.values())}"
+        raise ArtefactError(f"{path} does not describe a model: {reason}", "convert again") from error
+    return family, section
 
 
 def _note(spec: ModelSpec) -> str:

@@ -30,6 +30,7 @@ class TritonPythonModel:
         self._has_axis = len(config["input"][0]["dims"]) > 1  # the stateful form: [1, batch, n] for [batch, n]
         self._start_id = int(parameters["start_id"]["string_value"])
         self._end_id = int(parameters["end_id"]["string_value"])
+        self._ends_inputs = "ends_inputs" in parameters and parameters["ends_inputs"]["string_value"] == "1"
         self._tokenizer = load_tokenizer(Path(__file__).parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -44,7 +45,7 @@ class TritonPythonModel:
 
     def _encode(self, request: Any) -> list[Any]:
         texts = read_texts(self._read(request, "QUERY"), "QUERY")
-        ids, lengths = encode_prompts(self._tokenizer, texts, self._start_id, self._end_id)
+        ids, lengths = encode_prompts(self._tokenizer, texts, self._start_id, self._end_id, self._ends_inputs)
         tensors = {
             "INPUT_ID": ids,
             "REQUEST_INPUT_LEN": lengths,

@@ -125,16 +125,23 @@ def read_texts(array: NDArray[Any], name: str) -> list[str]:
 
 
 def encode_prompts(
-    tokenizer: Tokenizer, prompts: Sequence[str], start_id: int, end_id: int
+    tokenizer: Tokenizer, prompts: Sequence[str], start_id: int, end_id: int, ends_inputs: bool = False
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Encode prompts as FasterTransformer's ``input_ids`` and ``input_lengths``.
 
     An empty prompt becomes the start token: the engine needs something to continue.
 
+    Args:
+        tokenizer: of the model.
+        prompts: texts.
+        start_id, end_id: of the vocabulary.
+        ends_inputs: each prompt is followed by end_id, as an encoder expects it.
+
     Returns:
         ids [batch, longest], padded on the right with end_id; lengths [batch, 1].
     """
-    rows = [tokenizer.encode(prompt) or [start_id] for prompt in prompts]
+    ending = [end_id] if ends_inputs else []
+    rows = [tokenizer.encode(prompt) + ending or [start_id] for prompt in prompts]
     ids = np.full((len(rows), max(map(len, rows))), end_id, dtype=np.uint32)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row
@@ -168,7 +175,7 @@ def encode_word_lists(tokenizer: Tokenizer, rows: Sequence[str]) -> NDArray[np.i
 def decode_rows(
     tokenizer: Tokenizer,
     tokens: NDArray[Any],
-    input_lengths: NDArray[Any],
+    input_lengths: NDArray[Any] | None,
     sequence_lengths: NDArray[Any] | None,
     end_id: int,
 ) -> list[str]:
@@ -180,7 +187,7 @@ def decode_rows(
     Args:
         tokenizer: of the model.
         tokens: [batch, beam, length], each row its prompt, directly followed by what was generated.
-        input_lengths: [batch, beam], tokens of each prompt.
+        input_lengths: [batch, beam], tokens of each prompt; None: the rows hold no prompt, or nobody knows.
         sequence_lengths: [batch, beam], tokens of prompt and completion; None: decode the whole row.
         end_id: end-of-text token.
 
@@ -192,7 +199,8 @@ def decode_rows(
         row = tokens[batch, beam].tolist()
         if sequence_lengths is not None:
             row = row[: int(sequence_lengths[batch, beam])]
-            if len(row) > int(input_lengths[batch, beam]) and row[-1] == end_id:
+            prompt = 0 if input_lengths is None else int(input_lengths[batch, beam])
+            if len(row) > prompt and row[-1] == end_id:
                 row.pop()
         texts.append(tokenizer.decode(row))
     return texts

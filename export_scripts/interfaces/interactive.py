@@ -25,7 +25,7 @@ _TEXTS = ("OUTPUT", "OUTPUT_0")
 
 
 def make_interactive(spec: ModelSpec, max_sessions: int, idle_timeout_s: float) -> ModelSpec:
-    """Turn a model of ``gpt_interface`` into its stateful form.
+    """Turn a model of ``gpt`` into its stateful form.
 
     Args:
         spec: the engine, an ensemble around it, or a tokenizer model.

@@ -1,0 +1,108 @@
+"""What every model configuration is made from, and the parts that all families share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from export_scripts.names import ENGINE
+from export_scripts.pbtxt import ModelSpec, Step, TensorSpec
+
+_MODEL_TYPES = {"gpt": "GPT", "gptj": "GPT-J", "gptneox": "GPT-NeoX", "t5": "T5"}
+"""The parameter ``model_type`` by family, as FasterTransformer's backend knows it (libfastertransformer.cc)."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What the configurations depend on.
+
+    Attributes:
+        family: FasterTransformer's model: gpt, gptj, gptneox or t5.
+        tensor_para_size, pipeline_para_size: parallelism of the served model.
+        data_type: fp32, fp16 or bf16, of the computation.
+        int8_mode: 1: weight-only int8.
+        enable_custom_all_reduce: 1: FasterTransformer's own all-reduce.
+        model_checkpoint_path: where the shards are; relative to the model's directory, or absolute.
+        max_batch_size: largest batch.
+        max_queue_delay_us: microseconds a request may wait to fill a batch.
+        decoupled: stream each token as it is made.
+        start_id, end_id: of the vocabulary; pre- and postprocessing need them.
+    """
+
+    family: str
+    tensor_para_size: int
+    pipeline_para_size: int
+    data_type: str
+    int8_mode: int
+    enable_custom_all_reduce: int
+    model_checkpoint_path: str
+    max_batch_size: int
+    max_queue_delay_us: int
+    decoupled: bool
+    start_id: int
+    end_id: int
+
+    def parameters(self) -> dict[str, str]:
+        """Parameters of the engine's model, as FasterTransformer's backend reads them."""
+        return {
+            "tensor_para_size": str(self.tensor_para_size),
+            "pipeline_para_size": str(self.pipeline_para_size),
+            "data_type": self.data_type,
+            "model_type": _MODEL_TYPES[self.family],
+            "model_checkpoint_path": self.model_checkpoint_path,
+            "int8_mode": str(self.int8_mode),
+            "enable_custom_all_reduce": str(self.enable_custom_all_reduce),
+        }
+
+    def vocabulary(self) -> dict[str, str]:
+        """Parameters of the models that know text."""
+        return {"start_id": str(self.start_id), "end_id": str(self.end_id)}
+
+
+def per_request(name: str, data_type: str) -> TensorSpec:
+    """Describe an optional tensor of one value a request."""
+    return TensorSpec(name, data_type, scalar=True, optional=True)
+
+
+SAMPLING = (
+    per_request("runtime_top_k", "UINT32"),
+    per_request("runtime_top_p", "FP32"),
+    per_request("beam_search_diversity_rate", "FP32"),
+    per_request("temperature", "FP32"),
+    per_request("len_penalty", "FP32"),
+    per_request("repetition_penalty", "FP32"),
+    per_request("random_seed", "UINT64"),
+    per_request("is_return_log_probs", "BOOL"),
+    per_request("beam_width", "UINT32"),
+    per_request("start_id", "UINT32"),
+    per_request("end_id", "UINT32"),
+)
+WORD_LISTS = (
+    TensorSpec("stop_words_list", "INT32", (2, -1), optional=True),
+    TensorSpec("bad_words_list", "INT32", (2, -1), optional=True),
+)
+FACTUAL_NUCLEUS = (
+    per_request("top_p_decay", "FP32"),
+    per_request("top_p_min", "FP32"),
+    per_request("top_p_reset_ids", "UINT32"),
+)
+
+
+def alias(engine: ModelSpec, name: str) -> ModelSpec:
+    """Configure the engine under the name that the model was trained under.
+
+    It is an ensemble of one step that maps every tensor to itself, so the weights are loaded once.
+    """
+    inputs, outputs = engine.inputs, engine.outputs
+    return ModelSpec(
+        name=name,
+        max_batch_size=engine.max_batch_size,
+        inputs=tuple(replace(tensor, scalar=False, ragged=False) for tensor in inputs),
+        outputs=outputs,
+        steps=(Step(ENGINE, inputs=same_names(inputs), outputs=same_names(outputs)),),
+    )
+
+
+def same_names(tensors: Iterable[TensorSpec]) -> dict[str, str]:
+    """Map every tensor to itself."""
+    return {tensor.name: tensor.name for tensor in tensors}
