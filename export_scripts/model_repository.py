@@ -227,7 +227,7 @@ def _read_config(ft_checkpoint: Path) -> tuple[str, dict[str, str]]:
             section[key] = section[name]
         int(section["start_id"]), int(section["end_id"])
     except (OSError, configparser.Error, KeyError, ValueError, StopIteration) as error:
-        reason = error or f"it has none of the sections {', '.join(_SECTIONS.values())}"
+        reason = str(error) or f"it has none of the sections {', '.join(_SECTIONS.values())}"
         raise ArtefactError(f"{path} does not describe a model: {reason}", "convert again") from error
     return family, section
 

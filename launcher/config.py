@@ -67,9 +67,11 @@ class ContainerRuntime(Choice):
 
 
 class ModelType(Choice):
-    """Model families that export knows."""
+    """What the training called its family. Nothing depends on it: the checkpoint says what it is."""
 
     gpt3 = "gpt3"
+    t5 = "t5"
+    mt5 = "mt5"
 
 
 @dataclass

@@ -19,7 +19,6 @@ from export_scripts.interfaces.serving import FACTUAL_NUCLEUS, SAMPLING, WORD_LI
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.pbtxt import ModelSpec, Step, TensorSpec
 
-
 _CONTEXT_SCORES = per_request("is_return_context_cum_log_probs", "BOOL")
 _CONTEXT_EMBEDDINGS = per_request("is_return_context_embeddings", "BOOL")
 _PROMPT_LEARNING = (

@@ -134,7 +134,8 @@ def encode_prompts(
     Args:
         tokenizer: of the model.
         prompts: texts.
-        start_id, end_id: of the vocabulary.
+        start_id: of the vocabulary.
+        end_id: of the vocabulary.
         ends_inputs: each prompt is followed by end_id, as an encoder expects it.
 
     Returns:

@@ -17,7 +17,8 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
 from export_scripts.arguments import ExportArguments
-from export_scripts.gpt_interface import alias, engine
+from export_scripts.interfaces.gpt import engine
+from export_scripts.interfaces.serving import Serving, alias
 from export_scripts.model_repository import build_repository
 from export_scripts.names import check_model_name
 from export_scripts.pbtxt import ModelSpec, TensorSpec, parse, to_text
@@ -238,13 +239,11 @@ def test_the_module_is_a_program(arguments: ExportArguments) -> None:
 
 
 def test_the_engines_inputs_are_named_once() -> None:
-    specs = [engine, lambda serving: alias(serving, "x")]
+    specs = [engine, lambda serving: alias(engine(serving), "x")]
     for make in specs:
         names = [tensor.name for tensor in make(_serving()).inputs]
         assert len(names) == len(set(names)) == 25
 
 
-def _serving() -> Any:
-    from export_scripts.gpt_interface import Serving
-
-    return Serving(1, 1, "fp32", 0, 0, "1/1-gpu", 1, 0, False, 0, 0)
+def _serving() -> Serving:
+    return Serving("gpt", 1, 1, "fp32", 0, 0, "1/1-gpu", 1, 0, False, 0, 0)
