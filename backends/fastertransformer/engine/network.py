@@ -1,27 +1,27 @@
 """The network: token ids in, hidden states and logits out, keys and values kept in a cache.
 
-B: rows of a call; T: tokens of this call; S: cells of the cache in use; H: heads (this process's, where several share
-the layers); D: size of a head; V: vocabulary.
+One class for every family: a stack of layers that config.ini's keys shape (config.Stack), of which an encoder-decoder
+has two. B: rows of a call; T: tokens of this call; S: keys that a row looks at; H: heads (this process's, where several
+share the layers); D: size of a head; V: vocabulary.
 
-A row is one sequence. Its keys and values live in one slot of the cache (cache.py), the token at position p in the
-slot's cell p % window: so a slot remembers the last ``window`` tokens. Rows of different length are padded on the
-right. What padding leaves behind is overwritten or masked: a row computes the same numbers whatever else is in the
-batch.
+A row is one sequence, or one beam of one. Its keys and values live in one slot of the cache; see attention.py. Rows of
+different length are padded on the right, and padding is never seen: a row computes the same numbers whatever else is in
+the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from .attention import Bias, ContinuedRows, NewRows, NextTokens, Rotation, Slots, WholeInput, alibi, relative
 from .cache import KvCache
-from .config import GptConfig
-from .weights import GptWeights, LayerWeights
-
-Slots = Tensor | slice  # which slot each row has: [B], or neighbours in order, whose memory is read where it is
+from .config import ModelConfig, Stack
+from .weights import CrossWeights, LayerWeights, ModelWeights, Norm, StackWeights
 
 
 class Links:
@@ -39,20 +39,60 @@ class Links:
         """Pass on what the last layer here has made; gives the last layer of all's where this process predicts."""
         return x
 
+    def spread(self, x: Tensor) -> Tensor:
+        """Give every process what the last layer of all has made."""
+        return x
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the rows of an encoder-decoder answer to; see Network.remember.
+
+    Attributes:
+        lengths: [B] of their inputs.
+        longest: the largest of them, known on the host.
+        tasks: [B], each row's IA3 task; None: no row has one.
+    """
+
+    lengths: Tensor
+    longest: int
+    tasks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What all layers of a stack share in one call.
+
+    Attributes:
+        attend: q, k, v (and the layer's part of the cache) -> attended, [B, H, T, D] each.
+        rotate: turns queries and keys; None: not.
+        tasks: [B], see Source.
+        attend_source: to the keys and values of the encoder's output.
+        source: where those are in a layer's cross memory: slots, and how many entries.
+    """
+
+    attend: Callable[..., Tensor]
+    rotate: Rotation | None = None
+    tasks: Tensor | None = None
+    attend_source: WholeInput | None = None
+    source: tuple[Slots, int] = (slice(0, 0), 0)
+
 
 class Network:
-    """A GPT with learned positions, pre-LayerNorm and tanh-GELU, or one process's part of it.
+    """A network, or one process's part of it.
 
     Args:
-        config: dimensions of the whole.
+        config: of the whole.
         weights: tensors.
         links: to the other parts.
     """
 
-    def __init__(self, config: GptConfig, weights: GptWeights, links: Links | None = None) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, links: Links | None = None) -> None:
         self.config = config
         self.weights = weights
         self._links = links or Links()
+        self._bias = _position_bias(config, weights.decoder, is_both_ways=False)
+        self._encoder_bias = _position_bias(config.encoder, weights.encoder, is_both_ways=True)
 
     def extend(
         self,
@@ -63,6 +103,7 @@ class Network:
         cache: KvCache,
         longest: int,
         embeddings: Tensor | None = None,
+        source: Source | None = None,
     ) -> Tensor:
         """Run several tokens of every row.
 
@@ -71,135 +112,213 @@ class Network:
             starts: [B] position of each row's first token, which attends to everything cached before it; None where
                 all are new rows: that is faster.
             lengths: [B] how many of a row's T tokens are real; at least 1.
-            slots: of each row.
+            slots: of each row; a slice is faster than indices.
             cache: where keys and values go; T is at most the window of a row that has one.
             longest: the most cells that a row has in use afterwards, min(starts + lengths, window), known on the host
                 so that the device need not be asked.
             embeddings: [B, T, hidden] in place of the token embeddings; a token whose first number is NaN keeps its
                 own.
+            source: of an encoder-decoder.
 
         Returns:
             [B, T, hidden], before the final norm; what stands behind a row's length means nothing.
         """
         batch, length = ids.shape
         steps = torch.arange(length, device=ids.device)
-        positions = steps if starts is None else starts[:, None] + steps  # [T] or [B, T]
-        past = None if starts is None else _Past(starts, lengths, length, cache.windows[slots], longest)
+        positions = steps[None] if starts is None else starts[:, None] + steps  # [1 or B, T]
+        kind = (self._bias, self.config.attention_scale, self._like)
+        attend: NewRows | ContinuedRows
+        if starts is None:
+            attend = NewRows(length, slots, *kind)
+        else:
+            attend = ContinuedRows(starts, lengths, length, slots, cache.windows[slots], longest, *kind)
         x = self._links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))  # [B, T, hidden]
-        for layer, memory in zip(self.weights.layers, cache.memory, strict=True):
-            q, k, v = self._qkv(layer, x).view(batch, length, 3, -1, self.config.size_per_head).permute(2, 0, 3, 1, 4)
-            if past is None:
-                memory[0, slots, :, :length], memory[1, slots, :, :length] = k, v
-                attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [B, H, T, D]
-            else:
-                keys = torch.cat((memory[0, slots, :, :longest], k), 2)  # [B, H, S + T, D]
-                values = torch.cat((memory[1, slots, :, :longest], v), 2)
-                attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=past.mask)
-                past.write(torch.stack((k, v)), memory, slots)
-            x = self._finish_layer(layer, x, attended.transpose(1, 2).reshape(batch, length, -1))
-        return self._links.leave(x)
+        return self._links.leave(self._decoder(x, positions, attend, slots, cache, source))
 
-    def decode(self, ids: Tensor, positions: Tensor, slots: Slots, cache: KvCache, longest: int) -> Tensor:
+    def decode(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Slots,
+        cache: KvCache,
+        longest: int,
+        source: Source | None = None,
+    ) -> Tensor:
         """Run one token of every row.
 
         Args:
             ids: [B] token ids.
             positions: [B], each token's position in its row.
-            slots: of each row.
+            slots: of each row; a slice is faster than indices.
             cache: holds the keys and values of the tokens before.
             longest: the most cells that a row has in use afterwards, min(position + 1, window), known on the host.
+            source: of an encoder-decoder.
 
         Returns:
             [B, hidden], before the final norm.
         """
-        batch, windows = ids.shape[0], cache.windows[slots]
-        targets, cells = _indices(slots, ids), positions % windows
-        mask = None
-        if batch > 1:  # a row that is alone fills all cells in use
-            in_use = torch.arange(longest, device=ids.device) < torch.minimum(positions + 1, windows)[:, None]
-            mask = in_use[:, None, None]  # [B, 1, 1, S]
-        x = self._links.enter(lambda: self._embed(ids, positions, None), (batch,))  # [B, hidden]
-        for layer, memory in zip(self.weights.layers, cache.memory, strict=True):
-            qkv = self._qkv(layer, x).view(batch, 3, -1, self.config.size_per_head)
-            memory[:, targets, :, cells] = qkv[:, 1:]  # indexed axes come first: [B, 2, H, D]
-            keys, values = memory[0, slots, :, :longest], memory[1, slots, :, :longest]  # [B, H, S, D]
-            attended = F.scaled_dot_product_attention(qkv[:, 0].unsqueeze(2), keys, values, attn_mask=mask)
-            x = self._finish_layer(layer, x, attended.reshape(batch, -1))
-        return self._links.leave(x)
+        kind = (self._bias, self.config.attention_scale, self._like)
+        attend = NextTokens(positions, slots, cache.windows[slots], longest, *kind)
+        where = positions[:, None]
+        x = self._links.enter(lambda: self._embed(ids[:, None], where, None), (len(ids), 1))  # [B, 1, hidden]
+        return self._links.leave(self._decoder(x, where, attend, slots, cache, source))[:, 0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""
-        assert self.weights.head is not None, "this process does not predict"
-        return self.weights.head.in_fp32(self._norm(hidden, self.weights.final_norm))
+        assert self.weights.head and self.weights.decoder, "this process does not predict"
+        if self.weights.decoder.final_norm:
+            hidden = _norm(self.config, hidden, self.weights.decoder.final_norm)
+        if self.config.scales_head:
+            hidden = hidden * self.config.hidden_units**-0.5
+        return self.weights.head.in_fp32(hidden)
 
-    def _embed(self, ids: Tensor, positions: Tensor, embeddings: Tensor | None) -> Tensor:
-        tokens = F.embedding(ids, self.weights.token_embedding)
-        if embeddings is not None:
-            tokens = torch.where(embeddings[..., :1].isnan(), tokens, embeddings.to(tokens.dtype))
-        # Padding may stand behind the last position.
-        where = F.embedding(positions.clamp(max=self.config.max_pos_seq_len - 1), self.weights.position_embedding)
-        return tokens.to(where.dtype) + where
+    def encode(
+        self, ids: Tensor, lengths: Tensor, tasks: Tensor | None = None, embeddings: Tensor | None = None
+    ) -> Tensor:
+        """Run the encoder over whole inputs.
 
-    def _qkv(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        return layer.qkv(self._norm(x, layer.input_norm))  # [..., 3 * H * D]
+        Args:
+            ids: [B, S] token ids, padded on the right with any legal id.
+            lengths: [B], real tokens of each.
+            tasks: [B], see Source.
+            embeddings: see extend.
 
-    def _finish_layer(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
-        """Add attention's output and the MLP to the residual stream, in place: all arguments are [..., hidden]."""
-        x += self._links.reduce(layer.attention_out(attended))
-        inner = F.gelu(layer.mlp_in(self._norm(x, layer.post_norm)), approximate="tanh")
-        x += self._links.reduce(layer.mlp_out(inner))
+        Returns:
+            [B, S, hidden], normed; what stands behind a row's length means nothing.
+        """
+        stack, weights = self.config.encoder, self.weights.encoder
+        assert stack and weights, "there is no encoder"
+        batch, length = ids.shape
+        positions = torch.arange(length, device=ids.device)[None]
+        call = _Call(WholeInput(lengths, length, self._encoder_bias, stack.attention_scale, self._like), tasks=tasks)
+        x = self._links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))
+        for layer in weights.layers:
+            x = self._layer(stack, layer, x, call)
+        x = self._links.spread(self._links.leave(x))
+        return _norm(stack, x, weights.final_norm) if weights.final_norm else x
+
+    def remember(self, encoded: Tensor, slots: Slots, cache: KvCache, tasks: Tensor | None = None) -> None:
+        """Put the keys and values of what the encoder has made, [B, S, hidden], into the rows' slots."""
+        assert self.weights.decoder, "there is no decoder"
+        for layer, memory in zip(self.weights.decoder.layers, cache.cross_memory, strict=True):
+            assert layer.cross
+            k, v = self._split(self.config, layer.cross.key_value(encoded), 2)  # [B, H, S, D]
+            k, v = _adapted(k, layer.cross.ia3, 0, tasks), _adapted(v, layer.cross.ia3, 1, tasks)
+            memory[0, slots, :, : k.shape[2]], memory[1, slots, :, : k.shape[2]] = k, v
+
+    @property
+    def _like(self) -> Tensor:
+        """A tensor on this process's device, in the format of keys and values."""
+        return self.weights.like
+
+    def _decoder(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        attend: Callable[..., Tensor],
+        slots: Slots,
+        cache: KvCache,
+        source: Source | None,
+    ) -> Tensor:
+        """Run this process's layers of the decoder: x [B, T, hidden] at positions [1 or B, T]."""
+        config, weights = self.config, self.weights.decoder
+        assert weights, "there is no decoder"
+        rotate = Rotation(positions, config.rotary_dim, config.rotates_pairs, x.dtype) if config.rotary_dim else None
+        call = _Call(attend, rotate)
+        if source:
+            attend_source = WholeInput(source.lengths, source.longest, None, config.attention_scale, x)
+            call = _Call(attend, rotate, source.tasks, attend_source, (slots, source.longest))
+        memories = zip(cache.memory, cache.cross_memory, strict=True) if source else zip(cache.memory, strict=True)
+        for layer, memory in zip(weights.layers, memories, strict=True):
+            x = self._layer(config, layer, x, call, memory)
         return x
 
-    def _norm(self, x: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], *norm, eps=self.config.layernorm_eps)
+    def _embed(self, ids: Tensor, positions: Tensor, embeddings: Tensor | None) -> Tensor:
+        x = F.embedding(ids, self.weights.token_embedding).to(self._like.dtype)
+        if embeddings is not None:
+            x = torch.where(embeddings[..., :1].isnan(), x, embeddings.to(x.dtype))
+        if self.weights.position_embedding is not None:
+            table = self.weights.position_embedding
+            x = x + F.embedding(positions.clamp(max=len(table) - 1), table)  # padding may stand behind the last one
+        return _norm(self.config, x, self.weights.embedding_norm) if self.weights.embedding_norm else x
+
+    def _layer(
+        self, stack: Stack, layer: LayerWeights, x: Tensor, call: _Call, memory: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Run a layer on x [B, T, hidden], which is overwritten; memory: its own and its cross part of the cache."""
+        reduce, is_pre_norm = self._links.reduce, stack.is_pre_norm
+        normed = _norm(stack, x, layer.input_norm) if is_pre_norm else x
+        attended = self._attend(stack, layer, normed, call, memory[:1])
+        if stack.is_parallel:
+            beside = _norm(stack, x, layer.post_norm) if layer.post_norm else normed
+            x += reduce(attended + _mlp(stack, layer, beside, call.tasks))
+            return x
+        x += reduce(attended)
+        if not is_pre_norm:
+            x = _norm(stack, x, layer.input_norm)
+        if layer.cross:
+            x += reduce(self._attend_source(stack, layer.cross, x, call, memory[1]))
+        assert layer.post_norm
+        x += reduce(_mlp(stack, layer, _norm(stack, x, layer.post_norm) if is_pre_norm else x, call.tasks))
+        return x if is_pre_norm else _norm(stack, x, layer.post_norm)
+
+    def _attend(self, stack: Stack, layer: LayerWeights, x: Tensor, call: _Call, memory: Sequence[Tensor]) -> Tensor:
+        q, k, v = self._split(stack, layer.qkv(x), 3)  # [B, H, T, D] each
+        k, v = _adapted(k, layer.ia3, 0, call.tasks), _adapted(v, layer.ia3, 1, call.tasks)
+        if call.rotate:
+            q, k = call.rotate(q), call.rotate(k)
+        return layer.attention_out(_joined(call.attend(q, k, v, *memory)))
+
+    def _attend_source(self, stack: Stack, cross: CrossWeights, x: Tensor, call: _Call, memory: Tensor) -> Tensor:
+        assert call.attend_source
+        slots, longest = call.source
+        (q,) = self._split(stack, cross.query(_norm(stack, x, cross.norm)), 1)
+        keys, values = memory[0, slots, :, :longest], memory[1, slots, :, :longest]  # [B, H, S, D]
+        return cross.out(_joined(call.attend_source(q, keys, values)))
+
+    def _split(self, stack: Stack, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[B, T, parts * H * D] -> [B, H, T, D] each."""
+        return x.view(*x.shape[:2], parts, -1, stack.size_per_head).permute(2, 0, 3, 1, 4).unbind()
 
 
-class _Past:
-    """Rows that go on from what their slots hold: which cells they see, and which they write.
-
-    Args:
-        starts, lengths: [B], see Network.extend.
-        length: T.
-        windows: [B] of the rows' slots.
-        longest: cells of a slot to look at, S.
-    """
-
-    def __init__(self, starts: Tensor, lengths: Tensor, length: int, windows: Tensor, longest: int) -> None:
-        steps = torch.arange(length, device=starts.device)
-        held = cell_positions(starts - 1, windows, longest)  # [B, S]
-        too_old = starts[:, None] + steps - windows[:, None]  # [B, T]
-        sees_past = (held >= 0)[:, None] & (held[:, None] > too_old[:, :, None])  # [B, T, S]
-        sees_new = (steps <= steps[:, None]).expand(len(starts), -1, -1)  # [B, T, T]
-        self.mask = torch.cat((sees_past, sees_new), 2)[:, None]  # [B, 1, T, S + T]
-        # Padding writes what the last real token writes, to the same place.
-        self._sources = torch.minimum(steps, lengths[:, None] - 1)  # [B, T]
-        self._cells = (starts[:, None] + self._sources) % windows[:, None]  # [B, T]
-
-    def write(self, new: Tensor, memory: Tensor, slots: Slots) -> None:
-        """Put keys and values, [2, B, H, T, D], into the slots of [2, slots, H, capacity, D]."""
-        rows = torch.arange(new.shape[1], device=new.device)[:, None]
-        targets = _indices(slots, self._cells)[:, None]
-        memory[:, targets, :, self._cells] = new[:, rows, :, self._sources]  # indexed axes come first: [B, T, 2, H, D]
+def _position_bias(stack: Stack | None, weights: StackWeights | None, is_both_ways: bool) -> Bias | None:
+    if stack is None or weights is None or weights.position_bias is None:
+        return None
+    if stack.positions == "alibi":
+        return alibi(weights.position_bias)
+    return relative(weights.position_bias, is_both_ways)
 
 
-def _indices(slots: Slots, rows: Tensor) -> Tensor:
-    """Give the slots of [B, ...] rows as [B]."""
-    if isinstance(slots, Tensor):
-        return slots
-    return torch.arange(slots.start or 0, slots.stop, device=rows.device)
+def _norm(stack: Stack, x: Tensor, norm: Norm) -> Tensor:
+    if stack.is_rms:
+        return F.rms_norm(x, x.shape[-1:], norm.weight, stack.layernorm_eps)
+    return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, stack.layernorm_eps)
 
 
-def cell_positions(last: Tensor, windows: Tensor, cells: int) -> Tensor:
-    """Say which position each of the first cells holds once the one at ``last`` is written.
+def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, tasks: Tensor | None) -> Tensor:
+    """[B, T, hidden] -> this process's part of [B, T, hidden]."""
+    inner = _ACTIVATIONS[stack.activation](layer.mlp_in(x))
+    if layer.mlp_gate:
+        inner *= layer.mlp_gate(x)
+    if layer.ia3 and tasks is not None:
+        inner *= layer.ia3[2][tasks][:, None]
+    return layer.mlp_out(inner)
 
-    Args:
-        last: [B].
-        windows: [B] of the rows' slots.
-        cells: S.
 
-    Returns:
-        [B, S]; negative: none.
-    """
-    index, window = torch.arange(cells, device=last.device), windows[:, None]
-    held = last[:, None] - (last[:, None] - index) % window
-    return held.masked_fill(index >= window, -1)
+def _adapted(x: Tensor, ia3: tuple[Tensor, ...] | None, index: int, tasks: Tensor | None) -> Tensor:
+    """Scale keys or values, [B, H, T, D], by their rows' tasks."""
+    if ia3 is None or tasks is None:
+        return x
+    return x * ia3[index][tasks].view(len(tasks), -1, 1, x.shape[-1])
+
+
+def _joined(x: Tensor) -> Tensor:
+    """[B, H, T, D] -> [B, T, H * D]."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": _gelu, "relu": F.relu, "silu": F.silu}

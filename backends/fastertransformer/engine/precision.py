@@ -26,27 +26,32 @@ class Precision:
         rounded: every weight is rounded to this format first: what data_type asks for.
         compute: matrices and KV cache are kept and multiplied in this format.
         note: one line for the log that says what happens.
+        is_int8: whether the layers' matrices are kept as int8 (see linear.py).
     """
 
     rounded: torch.dtype
     compute: torch.dtype
     note: str
+    is_int8: bool = False
 
 
-def choose_precision(data_type: str, device: torch.device) -> Precision:
-    """Choose the formats for config.pbtxt's ``data_type`` (fp32, fp16, bf16) on a device.
+def choose_precision(data_type: str, device: torch.device, int8_mode: int = 0) -> Precision:
+    """Choose the formats for config.pbtxt's ``data_type`` (fp32, fp16, bf16) and ``int8_mode`` (0, 1) on a device.
 
     Raises:
-        EngineError: data_type is something else.
+        EngineError: one of them is something else.
     """
     if data_type not in TORCH_TYPES:
         raise EngineError(f"data_type = {data_type} is none of {', '.join(TORCH_TYPES)}")
+    if int8_mode not in (0, 1):
+        raise EngineError(f"int8_mode = {int8_mode} is not supported: 0 is off, 1 keeps the layers' matrices as int8")
     rounded = TORCH_TYPES[data_type]
-    if device.type != "cpu" or data_type == "fp32":
-        return Precision(rounded, rounded, f"{data_type} on {device}")
-    if data_type == "bf16" and multiplies_bf16():
-        return Precision(rounded, rounded, "bf16 on cpu: native, fp32 logits")
-    return Precision(rounded, torch.float32, f"{data_type} on cpu: weights rounded to {data_type}, arithmetic in fp32")
+    compute, note = rounded, f"{data_type} on {device}"
+    if device.type == "cpu" and data_type == "bf16" and multiplies_bf16():
+        note = "bf16 on cpu: native, fp32 logits"
+    elif device.type == "cpu" and data_type != "fp32":
+        compute, note = torch.float32, f"{data_type} on cpu: weights rounded to {data_type}, arithmetic in fp32"
+    return Precision(rounded, compute, note + (", int8 weights" if int8_mode else ""), bool(int8_mode))
 
 
 def multiplies_bf16() -> bool:

@@ -1,54 +1,62 @@
 """Read FasterTransformer's shards into tensors, or refuse; never serve anything else.
 
-A shard is the raw little-endian content of one tensor's slice, without a header. Layout: FasterTransformer,
-``examples/pytorch/gpt/utils/nemo_ckpt_convert.py`` (writer), ``ParallelGptWeight.cc`` and
-``ParallelGptDecoderLayerWeight.cc`` (reader). Matrices are stored [in, out]; the fused QKV is [in, 3, local out].
-FasterTransformer only warns where a file is missing or short and serves uninitialised memory; here that is an error
-which names every such file.
+A shard is the raw little-endian content of one tensor's slice, without a header; layouts.py says which there are. They
+are mapped, not read: each becomes a tensor of its own on the device, one after another. FasterTransformer only warns
+where a file is missing or short and serves uninitialised memory; here that is an error which names every such file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .config import GptConfig
+from .cache import free_bytes
+from .config import ModelConfig, Stack
 from .errors import WeightsError
-from .linear import Linear
+from .layouts import (
+    CrossFiles,
+    LayerFiles,
+    LinearFiles,
+    ModelFiles,
+    NormFiles,
+    ShardedTensor,
+    StackFiles,
+    every_tensor,
+    head_name,
+    model_files,
+)
+from .linear import Int8Linear, Linear
 from .precision import TORCH_TYPES, Precision
 
-HEAD_FILE = "model.lm_head.weight.bin"
+
+class Norm(NamedTuple):
+    """Weight and bias, each [hidden]; no bias where it is a root mean square only."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True)
-class ShardedTensor:
-    """One tensor of the checkpoint.
+class CrossWeights:
+    """A decoder layer's attention to the encoder's output.
 
     Attributes:
-        name: file name up to ``.{rank}.bin`` or ``.bin``.
-        shape: of the full tensor.
-        split_axis: axis along which the ranks cut it; None where it is written once.
+        norm: of the residual stream before it.
+        query: hidden -> heads * head_size.
+        key_value: encoder's hidden -> 2 * heads * head_size: all k, then all v.
+        out: heads * head_size -> hidden.
+        ia3: what k and v are multiplied with, [tasks, heads * head_size] each.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    split_axis: int | None = None
-
-    def local_shape(self, tensor_para_size: int) -> tuple[int, ...]:
-        """Shape of one rank's shard."""
-        return tuple(
-            size // tensor_para_size if axis == self.split_axis else size for axis, size in enumerate(self.shape)
-        )
-
-    def files(self, tensor_para_size: int) -> tuple[str, ...]:
-        """File names, by rank."""
-        if self.split_axis is None:
-            return (f"{self.name}.bin",)
-        return tuple(f"{self.name}.{rank}.bin" for rank in range(tensor_para_size))
+    norm: Norm
+    query: Linear
+    key_value: Linear
+    out: Linear
+    ia3: tuple[Tensor, ...] | None
 
 
 @dataclass(frozen=True)
@@ -56,39 +64,66 @@ class LayerWeights:
     """One transformer layer.
 
     Attributes:
-        input_norm, post_norm: (weight, bias), each [hidden].
+        input_norm: before attention, or behind it where norms follow.
         qkv: hidden -> 3 * heads * head_size: all q, then all k, then all v.
         attention_out: heads * head_size -> hidden.
+        post_norm: likewise of the MLP; None where it works on attention's input.
         mlp_in: hidden -> inter.
+        mlp_gate: likewise; multiplied in.
         mlp_out: inter -> hidden.
+        cross: where there is an encoder.
+        ia3: what k, v and the MLP's inner layer are multiplied with, [tasks, ...] each.
     """
 
-    input_norm: tuple[Tensor, Tensor]
+    input_norm: Norm
     qkv: Linear
     attention_out: Linear
-    post_norm: tuple[Tensor, Tensor]
+    post_norm: Norm | None
     mlp_in: Linear
+    mlp_gate: Linear | None
     mlp_out: Linear
+    cross: CrossWeights | None = None
+    ia3: tuple[Tensor, ...] | None = None
 
 
 @dataclass(frozen=True)
-class GptWeights:
-    """The tensors of a GPT that this process holds; see Share.
+class StackWeights:
+    """This process's layers of a stack.
+
+    Attributes:
+        layers: those.
+        final_norm: behind the last one.
+        position_bias: by head: ALiBi's slopes [heads], or the bias by bucket [heads, buckets]; None otherwise.
+    """
+
+    layers: tuple[LayerWeights, ...]
+    final_norm: Norm | None
+    position_bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """The tensors of a model that this process holds; see Share.
 
     Attributes:
         token_embedding: [vocab, hidden]; without rows where this process does not embed.
-        position_embedding: [max_pos_seq_len, hidden]; without rows where this process does not embed.
-        layers: this process's.
-        final_norm: (weight, bias), each [hidden].
-        head: hidden -> vocab; token_embedding's matrix where the checkpoint has no lm_head. None where this process
-            does not predict.
+        position_embedding: [max_pos_seq_len, hidden]; None where there is none or this process does not embed.
+        embedding_norm: behind the sum of the two.
+        encoder, decoder: stacks; a GPT has the latter only, a T5 encoder alone the former only.
+        head: hidden -> vocab; token_embedding's matrix where the checkpoint has no head. None where this process does
+            not predict.
+        like: an empty tensor on the device, in the format that is multiplied.
+        size_bytes: of all of it.
     """
 
     token_embedding: Tensor
-    position_embedding: Tensor
-    layers: tuple[LayerWeights, ...]
-    final_norm: tuple[Tensor, Tensor]
+    position_embedding: Tensor | None
+    embedding_norm: Norm | None
+    encoder: StackWeights | None
+    decoder: StackWeights | None
     head: Linear | None
+    like: Tensor
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,55 +131,25 @@ class Share:
     """Which part of the network a process holds.
 
     Attributes:
-        layers: indices.
+        layers: indices; of the decoder where there is an encoder too.
         rank: whose shard of each split tensor; None: all shards, joined.
         embeds: whether it has the embeddings.
         predicts: whether it has the head.
+        encoder_layers: of the encoder; None: all.
     """
 
     layers: range
     rank: int | None = None
     embeds: bool = True
     predicts: bool = True
+    encoder_layers: range | None = None
 
 
-def checkpoint_tensors(config: GptConfig, has_head: bool) -> Iterator[ShardedTensor]:
-    """List every tensor that config.ini calls for.
-
-    Args:
-        config: dimensions.
-        has_head: whether the checkpoint has its own ``model.lm_head.weight.bin`` (untied).
-    """
-    hidden, inter = config.hidden_units, config.inter_size
-    yield ShardedTensor("model.wte", (config.vocab_size, hidden))
-    yield ShardedTensor("model.wpe", (config.max_pos_seq_len, hidden))
-    if has_head:
-        yield ShardedTensor(HEAD_FILE.removesuffix(".bin"), (config.vocab_size, hidden))
-    for index in range(config.num_layer):
-        layer = f"model.layers.{index}"
-        yield from _norm(f"{layer}.input_layernorm", hidden)
-        yield ShardedTensor(f"{layer}.attention.query_key_value.weight", (hidden, 3, hidden), split_axis=2)
-        yield ShardedTensor(f"{layer}.attention.query_key_value.bias", (3, hidden), split_axis=1)
-        yield ShardedTensor(f"{layer}.attention.dense.weight", (hidden, hidden), split_axis=0)
-        yield ShardedTensor(f"{layer}.attention.dense.bias", (hidden,))
-        yield from _norm(f"{layer}.post_attention_layernorm", hidden)
-        yield ShardedTensor(f"{layer}.mlp.dense_h_to_4h.weight", (hidden, inter), split_axis=1)
-        yield ShardedTensor(f"{layer}.mlp.dense_h_to_4h.bias", (inter,), split_axis=0)
-        yield ShardedTensor(f"{layer}.mlp.dense_4h_to_h.weight", (inter, hidden), split_axis=0)
-        yield ShardedTensor(f"{layer}.mlp.dense_4h_to_h.bias", (hidden,))
-    yield from _norm("model.final_layernorm", hidden)
-
-
-def _norm(name: str, hidden: int) -> Iterator[ShardedTensor]:
-    yield ShardedTensor(f"{name}.weight", (hidden,))
-    yield ShardedTensor(f"{name}.bias", (hidden,))
-
-
-def check_shards(directory: Path, config: GptConfig, tensor_para_size: int) -> dict[str, ShardedTensor]:
+def check_shards(directory: Path, config: ModelConfig, tensor_para_size: int) -> ModelFiles:
     """Compare the directory with what config.ini calls for, by name and size.
 
     Returns:
-        The tensors by name.
+        The checkpoint's files.
 
     Raises:
         WeightsError: names every shard that is missing or has another size, or a tensor_para_size that does not fit.
@@ -154,23 +159,25 @@ def check_shards(directory: Path, config: GptConfig, tensor_para_size: int) -> d
             f"tensor_para_size = {tensor_para_size}, but the shards in {directory} were written for"
             f" {config.tensor_para_size}"
         )
-    if config.head_num % tensor_para_size or config.inter_size % tensor_para_size:
-        raise WeightsError(
-            f"tensor_para_size = {tensor_para_size} does not divide head_num = {config.head_num}"
-            f" and inter_size = {config.inter_size}"
-        )
-    tensors = {tensor.name: tensor for tensor in checkpoint_tensors(config, (directory / HEAD_FILE).exists())}
+    for stack in (config, config.encoder):
+        if stack and (stack.head_num % tensor_para_size or stack.inter_size % tensor_para_size):
+            raise WeightsError(
+                f"tensor_para_size = {tensor_para_size} does not divide head_num = {stack.head_num}"
+                f" and inter_size = {stack.inter_size}"
+            )
+    needs_head = config.family in ("gptj", "gptneox")
+    files = model_files(config, needs_head or (directory / f"{head_name(config)}.bin").exists())
     item_bytes = TORCH_TYPES[config.weight_data_type].itemsize
     problems = [
         problem
-        for tensor in tensors.values()
+        for tensor in every_tensor(files)
         for file in tensor.files(tensor_para_size)
         if (problem := _problem(directory / file, tensor.local_shape(tensor_para_size), item_bytes))
     ]
     if problems:
         noun = "shard is" if len(problems) == 1 else "shards are"
         raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  " + "\n  ".join(problems))
-    return tensors
+    return files
 
 
 def _problem(path: Path, shape: tuple[int, ...], item_bytes: int) -> str:
@@ -186,13 +193,14 @@ def _problem(path: Path, shape: tuple[int, ...], item_bytes: int) -> str:
 
 def load_weights(
     directory: Path,
-    config: GptConfig,
+    config: ModelConfig,
     tensor_para_size: int,
     precision: Precision,
     device: torch.device,
     share: Share | None = None,
-) -> GptWeights:
-    """Read shards, one tensor at a time.
+    sharers: int = 1,
+) -> ModelWeights:
+    """Read shards, one tensor at a time, if there is room for all of them.
 
     Args:
         directory: holds the shards, ``<T>-gpu``.
@@ -201,82 +209,184 @@ def load_weights(
         precision: number formats.
         device: where the tensors go.
         share: None for the whole network: any number of shards, joined in this one process.
+        sharers: processes that load an equal part into the same memory at the same time.
 
     Raises:
-        WeightsError: see check_shards; every rank looks at all files.
+        WeightsError: see check_shards; every rank looks at all files. Or the device has not the memory.
     """
     share = share or Share(range(config.num_layer))
-    reader = _Reader(directory, config, tensor_para_size, precision, device, share.rank)
-    # A CPU multiplies the head in fp32 (see precision.py).
-    head_type = torch.float32 if device.type == "cpu" else precision.compute
-    nothing = torch.zeros(0, config.hidden_units, dtype=precision.compute, device=device)
-    token_embedding = reader.matrix("model.wte", head_type) if share.embeds else nothing
-    head = None
-    if share.predicts:
-        name = HEAD_FILE.removesuffix(".bin")
-        head = Linear(reader.matrix(name, head_type) if name in reader.tensors else token_embedding)
-    return GptWeights(
-        token_embedding=token_embedding,
-        position_embedding=reader.matrix("model.wpe", precision.compute) if share.embeds else nothing,
-        layers=tuple(reader.layer(index) for index in share.layers),
-        final_norm=reader.norm("model.final_layernorm"),
+    files = check_shards(directory, config, tensor_para_size)
+    plan = _Reader(directory, config, tensor_para_size, precision, device, share.rank, is_plan=True)
+    need_bytes = _load(plan, files, config, share).size_bytes + 2 * plan.largest_bytes
+    have_bytes = free_bytes(device) // sharers
+    if need_bytes > have_bytes:
+        each = f" for each of {sharers} processes" if sharers > 1 else ""
+        raise WeightsError(
+            f"{directory} does not fit: loading it as {precision.note} takes {need_bytes / 1e9:.3g} GB and {device} has"
+            f" {have_bytes / 1e9:.3g} GB free{each}; serve it with int8_mode 1, as fp16 or bf16, or over more processes"
+            " (tensor_para_size, pipeline_para_size)"
+        )
+    return _load(_Reader(directory, config, tensor_para_size, precision, device, share.rank), files, config, share)
+
+
+def _load(reader: _Reader, files: ModelFiles, config: ModelConfig, share: Share) -> ModelWeights:
+    predicts = share.predicts and files.decoder is not None
+    table = None
+    if share.embeds or (predicts and not files.head):
+        table = reader.tensor(files.token_embedding, reader.head_type)
+    head = reader.head(files.head, table, files.head_bias) if predicts else None
+    has_positions = share.embeds and files.position_embedding is not None
+    weights = ModelWeights(
+        token_embedding=table if share.embeds and table is not None else reader.nothing(config.hidden_units),
+        position_embedding=reader.optional(files.position_embedding) if has_positions else None,
+        embedding_norm=reader.norm(files.embedding_norm) if share.embeds and files.embedding_norm else None,
+        encoder=reader.stack(files.encoder, config.encoder, share.encoder_layers),
+        decoder=reader.stack(files.decoder, config, share.layers),
         head=head,
+        like=reader.nothing(0),
     )
+    return replace(weights, size_bytes=reader.size_bytes)
 
 
 class _Reader:
-    """Reads tensors of one checkpoint onto a device: one rank's shards, or all of them joined (rank None)."""
+    """Reads tensors of one checkpoint onto a device: one rank's shards, or all of them joined (rank None).
+
+    Attributes:
+        head_type: number format of the head; a CPU multiplies it in fp32 (see precision.py).
+        size_bytes: of what was read, as it is kept.
+        largest_bytes: of the largest tensor.
+    """
 
     def __init__(
         self,
         directory: Path,
-        config: GptConfig,
+        config: ModelConfig,
         tensor_para_size: int,
         precision: Precision,
         device: torch.device,
         rank: int | None,
+        is_plan: bool = False,
     ) -> None:
-        self.tensors = check_shards(directory, config, tensor_para_size)
         self._directory, self._tensor_para_size, self._rank = directory, tensor_para_size, rank
         self._source_type = TORCH_TYPES[config.weight_data_type]
-        self._precision, self._device = precision, device
+        self._precision = precision
+        # What is read onto torch's meta device has shapes and no content: the same code tells how much memory it takes.
+        self._is_plan, self._device = is_plan, torch.device("meta") if is_plan else device
+        self._is_cpu = device.type == "cpu"
+        self.head_type = torch.float32 if self._is_cpu else precision.compute
+        self.size_bytes = self.largest_bytes = 0
 
-    def _read(self, name: str) -> Tensor:
-        tensor = self.tensors[name]
+    def _mapped(self, tensor: ShardedTensor) -> Tensor:
+        """Map this rank's shard of a tensor, or join all ranks'."""
         shape = tensor.local_shape(self._tensor_para_size)
         files = tensor.files(self._tensor_para_size)
         if self._rank is not None and tensor.split_axis is not None:
             files = files[self._rank : self._rank + 1]
-        size = torch.Size(shape).numel()
-        shards = [torch.from_file(str(self._directory / file), size=size, dtype=self._source_type) for file in files]
-        views = [shard.view(shape) for shard in shards]
-        return torch.cat(views, dim=tensor.split_axis or 0)  # a copy: the file may change under a running server
+        if self._is_plan:
+            shards = [torch.empty(shape, dtype=self._source_type, device="meta") for _ in files]
+        else:
+            size, paths = torch.Size(shape).numel(), (str(self._directory / file) for file in files)
+            shards = [torch.from_file(path, size=size, dtype=self._source_type).view(shape) for path in paths]
+        return shards[0] if len(shards) == 1 else torch.cat(shards, dim=tensor.split_axis or 0)
 
-    def _place(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        return tensor.to(self._precision.rounded).to(device=self._device, dtype=dtype).contiguous()
+    def _placed(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.to(self._device).to(self._precision.rounded).to(dtype)
 
-    def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
-        return self._place(self._read(name), dtype)
+    def _count(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        self.largest_bytes = max(self.largest_bytes, size_bytes)
 
-    def _vector(self, name: str) -> Tensor:
-        return self._place(self._read(name).reshape(-1), self._precision.compute)
+    def tensor(self, tensor: ShardedTensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Read a tensor as it is: a copy of our own, for the file may change under a running server."""
+        placed = self._placed(self._mapped(tensor), dtype or self._precision.compute)
+        self._count(placed.numel() * placed.dtype.itemsize)
+        return placed.clone(memory_format=torch.contiguous_format)
 
-    def _linear(self, name: str) -> Linear:
-        weight = self._read(f"{name}.weight")  # [in, out] or [in, 3, out]
-        is_part_of_a_sum = self.tensors[f"{name}.weight"].split_axis == 0 and self._rank not in (None, 0)
-        bias = None if is_part_of_a_sum else self._vector(f"{name}.bias")  # it is added once
-        return Linear(self._place(weight.reshape(weight.shape[0], -1).T, self._precision.compute), bias)
+    def optional(self, tensor: ShardedTensor | None) -> Tensor | None:
+        """Read a tensor, where there is one."""
+        return self.tensor(tensor) if tensor else None
 
-    def norm(self, name: str) -> tuple[Tensor, Tensor]:
-        return self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
+    def nothing(self, width: int) -> Tensor:
+        """Give a table without rows."""
+        return torch.zeros(0, width, dtype=self._precision.compute, device=self._device)
 
-    def layer(self, index: int) -> LayerWeights:
-        prefix = f"model.layers.{index}"
+    def norm(self, files: NormFiles) -> Norm:
+        """Read a norm."""
+        return Norm(self.tensor(files.weight), self.optional(files.bias))
+
+    def head(self, files: ShardedTensor | None, table: Tensor | None, bias: ShardedTensor | None) -> Linear:
+        """Read the head; None: it has the table's matrix, of which a CPU keeps a second form (see linear.py)."""
+        matrix = self.tensor(files, self.head_type) if files else table
+        assert matrix is not None
+        if self._is_cpu and not files:
+            self._count(matrix.numel() * matrix.dtype.itemsize)
+        return Linear(matrix, self.tensor(bias, self.head_type) if bias else None)
+
+    def linear(self, files: LinearFiles) -> Linear:
+        """Read matrices side by side, [in, out] or [in, 3, out] -> [out, in], and their biases."""
+        parts = [self._mapped(weight) for weight in files.weights]
+        flat = [part.reshape(part.shape[0], -1) for part in parts]
+        matrix = self._placed(flat[0] if len(flat) == 1 else torch.cat(flat, dim=1), self._precision.compute).T
+        kind = Int8Linear if self._precision.is_int8 else Linear
+        linear = kind(matrix, self._bias(files))
+        self._count(linear.size_bytes)
+        return linear
+
+    def _bias(self, files: LinearFiles) -> Tensor | None:
+        is_part_of_a_sum = files.weights[0].split_axis == 0 and self._rank not in (None, 0) and not files.is_sum
+        if not files.biases or is_part_of_a_sum:  # it is added once
+            return None
+        bias = torch.cat([self._mapped(each).reshape(-1) for each in files.biases])
+        if files.is_sum and self._rank is None:
+            bias = bias * self._tensor_para_size
+        return self._placed(bias, self._precision.compute)
+
+    def stack(self, files: StackFiles | None, stack: Stack | None, layers: range | None) -> StackWeights | None:
+        """Read some layers of a stack; None: all."""
+        if files is None or stack is None:
+            return None
+        chosen = files.layers if layers is None else files.layers[layers.start : layers.stop]
+        position_bias = self.optional(files.relative_bias)
+        if stack.positions == "alibi":
+            position_bias = self._slopes(stack.head_num)
+        final_norm = self.norm(files.final_norm) if files.final_norm else None
+        return StackWeights(tuple(self._layer(layer) for layer in chosen), final_norm, position_bias)
+
+    def _slopes(self, head_num: int) -> Tensor:
+        """Give ALiBi's slopes of this rank's heads, fp32."""
+        slopes = alibi_slopes(head_num).to(self._device)
+        return slopes if self._rank is None else slopes.chunk(self._tensor_para_size)[self._rank]
+
+    def _layer(self, files: LayerFiles) -> LayerWeights:
         return LayerWeights(
-            input_norm=self.norm(f"{prefix}.input_layernorm"),
-            qkv=self._linear(f"{prefix}.attention.query_key_value"),
-            attention_out=self._linear(f"{prefix}.attention.dense"),
-            post_norm=self.norm(f"{prefix}.post_attention_layernorm"),
-            mlp_in=self._linear(f"{prefix}.mlp.dense_h_to_4h"),
-            mlp_out=self._linear(f"{prefix}.mlp.dense_4h_to_h"),
+            input_norm=self.norm(files.input_norm),
+            qkv=self.linear(files.qkv),
+            attention_out=self.linear(files.attention_out),
+            post_norm=self.norm(files.post_norm) if files.post_norm else None,
+            mlp_in=self.linear(files.mlp_in),
+            mlp_gate=self.linear(files.mlp_gate) if files.mlp_gate else None,
+            mlp_out=self.linear(files.mlp_out),
+            cross=self._cross(files.cross) if files.cross else None,
+            ia3=tuple(map(self.tensor, files.ia3)) if files.ia3 else None,
         )
+
+    def _cross(self, files: CrossFiles) -> CrossWeights:
+        return CrossWeights(
+            norm=self.norm(files.norm),
+            query=self.linear(files.query),
+            key_value=self.linear(files.key_value),
+            out=self.linear(files.out),
+            ia3=tuple(map(self.tensor, files.ia3)) if files.ia3 else None,
+        )
+
+
+def alibi_slopes(head_num: int) -> Tensor:
+    """Give the slope of each head's penalty on distance, fp32 [head_num].
+
+    A geometric sequence for the largest power of two, then every other term of the next one's ("Train Short, Test
+    Long", and FasterTransformer's ``invokeBuildAlibiSlopes``).
+    """
+    whole = 1 << (head_num.bit_length() - 1)
+    first = [2.0 ** (-8.0 * (index + 1) / whole) for index in range(whole)]
+    more = [2.0 ** (-4.0 * (2 * index + 1) / whole) for index in range(head_num - whole)]
+    return torch.tensor(first + more)
