@@ -79,6 +79,7 @@ def config(values: ConfigValues) -> Sections:
             "has_pre_decoder_layernorm": int(dims.has_pre_decoder_layernorm),
             "has_post_decoder_layernorm": int(dims.has_post_decoder_layernorm),
             "use_attention_linear_bias": int(dims.use_attention_linear_bias),
+            **({"model_variant": dims.model_variant} if dims.model_variant else {}),
         }
     }
 

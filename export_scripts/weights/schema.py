@@ -51,6 +51,7 @@ class ModelDims(Dims):
         use_attention_linear_bias: ALiBi.
         rotary_embedding: width of a head that is rotated by position.
         use_gptj_residual: attention and feed-forward run side by side, on the same input.
+        model_variant: FasterTransformer's name of a variant of GPT; empty: it has none.
     """
 
     head_num: int
@@ -69,6 +70,7 @@ class ModelDims(Dims):
     use_attention_linear_bias: bool = False
     rotary_embedding: int = 0
     use_gptj_residual: bool = False
+    model_variant: str = ""
 
     @property
     def hidden_units(self) -> int:

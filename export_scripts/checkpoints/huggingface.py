@@ -1,0 +1,118 @@
+"""Reader of Hugging Face checkpoints of decoder-only models: a directory with ``config.json`` and weights.
+
+One architecture is one table: adding one is a module in weights/ and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.huggingface_files import (
+    ADAPTER_FILE,
+    CONFIG_FILE,
+    Weights,
+    is_checkpoint,
+    open_weights,
+    read_config,
+)
+from export_scripts.checkpoints.huggingface_tokenizer import NO_TOKENIZER, find_tokenizer, special_ids
+from export_scripts.checkpoints.source import Source
+from export_scripts.weights.architecture import Architecture, Settings
+from export_scripts.weights.huggingface_bloom import BLOOM
+from export_scripts.weights.huggingface_gpt2 import GPT2
+from export_scripts.weights.huggingface_gptj import GPTJ
+from export_scripts.weights.huggingface_gptneox import GPTNEOX
+from export_scripts.weights.huggingface_opt import OPT
+from export_scripts.weights.huggingface_xglm import XGLM
+from handover.errors import CheckpointError
+
+NAME = "Hugging Face (directory with config.json and safetensors or pytorch_model.bin)"
+ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX)
+
+
+def is_candidate(path: Path) -> bool:
+    """Whether a directory looks like a Hugging Face checkpoint."""
+    return is_checkpoint(path)
+
+
+def recognises(archive: Archive) -> bool:
+    """Whether the files are a Hugging Face checkpoint, of whatever architecture, so that its faults are named."""
+    return CONFIG_FILE in archive or ADAPTER_FILE in archive
+
+
+def open_source(archive: Archive) -> Source:
+    """Open a model.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer can express.
+    """
+    settings = Settings(read_config(archive))
+    architecture = _architecture(settings)
+    if problems := architecture.problems(settings):
+        raise CheckpointError(
+            f"FasterTransformer's {architecture.family.name} cannot express this checkpoint\n  "
+            + "\n  ".join(problems),
+            "the keys are those of config.json",
+        )
+    dims = architecture.dims(settings)
+    dims = replace(dims, has_untied_head=dims.has_untied_head or not architecture.is_tied(settings))
+    weights = _without_prefix(open_weights(archive), architecture.prefix)
+    tokenizer = find_tokenizer(archive)
+    remarks = architecture.remarks(settings, dims) + (() if tokenizer.members else (NO_TOKENIZER,))
+    return Source(
+        archive=archive,
+        family=architecture.family,
+        source_map=architecture.table(settings, dims),
+        dims=dims,
+        tensors=weights.tensors,
+        tokenizer=tokenizer,
+        ids=special_ids(archive, settings, dims.vocab_size),
+        other_keys=weights.other_keys,
+        remarks=remarks,
+    )
+
+
+def _architecture(settings: Settings) -> Architecture:
+    name = settings.get("model_type")
+    for each in ARCHITECTURES:
+        if each.model_type == name:
+            return each
+    known = ", ".join(each.model_type for each in ARCHITECTURES)
+    reasons = _reasons(settings)
+    raise CheckpointError(
+        f"model_type {name!r} is no architecture that FasterTransformer can express"
+        + "".join(f"\n  {reason}" for reason in reasons),
+        f"these are: {known}",
+    )
+
+
+def _reasons(settings: Mapping[str, Any]) -> list[str]:
+    """Say what of an unknown architecture FasterTransformer has no counterpart for, one line each."""
+    heads, groups = settings.get("num_attention_heads"), settings.get("num_key_value_heads")
+    act = settings.get("hidden_act") or settings.get("hidden_activation")
+    experts = settings.get("num_local_experts") or settings.get("num_experts") or settings.get("n_routed_experts")
+    found = {
+        f"rms_norm_eps: {settings.get('rms_norm_eps')}  (it has layer norm)": "rms_norm_eps" in settings,
+        f"hidden_act: {act}  (its feed-forward has Gelu or Relu, without a gate)": act in ("silu", "swish"),
+        f"num_key_value_heads: {groups}  (every head has its own keys and values)": groups not in (None, heads),
+        f"experts: {experts}  (its feed-forward is one)": bool(experts),
+        "is_encoder_decoder: True  (it is no decoder alone)": bool(settings.get("is_encoder_decoder")),
+    }
+    return [reason for reason, is_so in found.items() if is_so]
+
+
+def _without_prefix(weights: Weights, prefix: str) -> Weights:
+    """Call keys as the model without its head does: checkpoints of both are about.
+
+    Raises:
+        CheckpointError: a key is there with and without the prefix.
+    """
+    tensors = {key.removeprefix(prefix): tensor for key, tensor in weights.tensors.items()}
+    if len(tensors) != len(weights.tensors):
+        twice = sorted(key for key in weights.tensors if key.startswith(prefix) and key[len(prefix) :] in weights.tensors)
+        raise CheckpointError(f"keys are there with and without {prefix}: {', '.join(twice[:3])}")
+    return Weights(tensors, weights.other_keys)

@@ -1,0 +1,223 @@
+"""What one Hugging Face architecture is to a conversion: its family, its table, and what its configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from export_scripts.dtypes import Array
+from export_scripts.weights.family import Family
+from export_scripts.weights.layouts import unchanged
+from export_scripts.weights.schema import ModelDims, Rule, Rules, SourceMap, Sources
+from handover.errors import CheckpointError
+
+_NO_DEFAULT = object()
+_TANH_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate")
+_EXACT_GELU = ("gelu", "gelu_python")
+# What FasterTransformer's decoders compute: ParallelGptDecoder.cc, GptJDecoder.cc, GptNeoXDecoder.cc.
+_ACTIVATIONS = {"gpt": ("Gelu", "Relu"), "gptj": ("Gelu",), "gptneox": ("Gelu",)}
+_HEAD = "model.lm_head.weight"
+
+
+class Settings(Mapping[str, Any]):
+    """``config.json`` of a checkpoint, with errors that name the key."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def size(self, key: str, default: Any = _NO_DEFAULT) -> int:
+        """Read a positive number; ``default`` stands for a missing key and for null.
+
+        Raises:
+            CheckpointError: it is none.
+        """
+        value = self.get(key)
+        value = default if value is None and default is not _NO_DEFAULT else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"config.json: {key} is {value!r}, not a positive number")
+        return value
+
+    def activation(self, key: str, default: str) -> str:
+        """Translate the feed-forward's function to FasterTransformer's name; empty: it has none for it."""
+        name = self.get(key, default)
+        return "Gelu" if name in (*_TANH_GELU, *_EXACT_GELU) else "Relu" if name == "relu" else ""
+
+    def rotary_fraction(self, key: str, default: float) -> float:
+        """Read how much of a head is rotated: by its old key, or from ``rope_parameters``."""
+        rope = self.get("rope_parameters")
+        rope = rope if isinstance(rope, dict) else {}
+        return float(rope.get("partial_rotary_factor", self.get("partial_rotary_factor", self.get(key, default))))
+
+    def head_size(self, hidden_key: str, heads_key: str) -> int:
+        """Divide the width by the heads.
+
+        Raises:
+            CheckpointError: it is no multiple.
+        """
+        hidden, heads = self.size(hidden_key), self.size(heads_key)
+        if hidden % heads:
+            raise CheckpointError(f"config.json: {hidden_key} {hidden} is not a multiple of {heads_key} {heads}")
+        return hidden // heads
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A key of ``config.json`` that FasterTransformer's model can follow in part.
+
+    Attributes:
+        legal: values that can be expressed; a missing key is always fine.
+        reason: what FasterTransformer has instead.
+    """
+
+    legal: tuple[Any, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One Hugging Face architecture, expressed by one of FasterTransformer's models.
+
+    Attributes:
+        model_type: transformers' name of it.
+        family: FasterTransformer's model.
+        source_map: the table; keys are without ``prefix``.
+        dims: reads the dimensions.
+        prefix: with which keys begin where the model was saved with its head.
+        embedding, head: keys of the two ends of the vocabulary.
+        has_tied_head: what a configuration that does not say it means.
+        activation: key of the feed-forward's function and transformers' default; None: the tanh form of GELU.
+        adapt: changes the table to what the configuration says.
+        limits: by key.
+        more_problems: lists what else is in the way, one line each.
+        family_eps: the epsilon that FasterTransformer's own engine computes norms with; None: that of config.ini.
+    """
+
+    model_type: str
+    family: Family
+    source_map: SourceMap
+    dims: Callable[[Settings], ModelDims]
+    prefix: str
+    embedding: str
+    head: str = "lm_head.weight"
+    has_tied_head: bool = True
+    activation: tuple[str, str] | None = None
+    adapt: Callable[[SourceMap, Settings], SourceMap] = lambda table, settings: table
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    more_problems: Callable[[Settings], list[str]] = lambda settings: []
+    family_eps: float | None = None
+
+    def is_tied(self, settings: Settings) -> bool:
+        """Whether the output projection is the embedding."""
+        return bool(settings.get("tie_word_embeddings", self.has_tied_head))
+
+    def problems(self, settings: Settings) -> list[str]:
+        """List the keys in the way, one line each."""
+        found = [
+            f"{key}: {settings[key]}  ({limit.reason})"
+            for key, limit in self.limits.items()
+            if key in settings and settings[key] not in limit.legal
+        ]
+        if self.activation and settings.activation(*self.activation) not in _ACTIVATIONS[self.family.name]:
+            key, default = self.activation
+            legal = " or ".join(_ACTIVATIONS[self.family.name])
+            found.append(f"{key}: {settings.get(key, default)}  (its feed-forward has {legal}, without a gate)")
+        return found + self.more_problems(settings)
+
+    def remarks(self, settings: Settings, dims: ModelDims) -> tuple[str, ...]:
+        """Say what is expressed only nearly, one line each."""
+        said = []
+        if self.activation and settings.get(*self.activation) in _EXACT_GELU:
+            said.append(
+                "trained with the exact GELU; FasterTransformer computes its tanh form, which differs by at most 5e-4"
+            )
+        if self.family_eps is not None and dims.layernorm_eps != self.family_eps:
+            said.append(
+                f"norms have an epsilon of {dims.layernorm_eps:g}, as config.ini says; NVIDIA's library computes every "
+                f"{self.family.name} with {self.family_eps:g}"
+            )
+        return tuple(said)
+
+    def table(self, settings: Settings, dims: ModelDims) -> SourceMap:
+        """Adapt the table to the configuration.
+
+        A tied head is the embedding: a copy of it is ignored, and the family's file of it, if it has one, is made
+        from the embedding.
+        """
+        table = self.adapt(self.source_map, settings)
+        if not self.is_tied(settings):
+            return table
+        rules = {key: rule for key, rule in table.rules.items() if key != self.head}
+        if _HEAD in self.family.schema(dims):
+            embedding = rules[self.embedding]
+            assert isinstance(embedding, Rule), "an embedding becomes one target"
+            rules[self.embedding] = (embedding, Rule(_HEAD, unchanged))
+        return replace(table, rules=rules, ignored={**table.ignored, self.head: "the tied copy of the embedding"})
+
+
+def rotary_problems(settings: Settings) -> list[str]:
+    """List what is not the plain rotation by position that FasterTransformer has, one line each."""
+    rope = settings.get("rope_parameters")
+    rope = {**settings, **(rope if isinstance(rope, dict) else {})}
+    limits = {
+        "rotary_emb_base": (10000, 10000.0),
+        "rope_theta": (10000, 10000.0),
+        "rope_type": ("default",),
+        "rope_scaling": (None,),
+    }
+    return [
+        f"{key}: {rope[key]}  (it rotates with a base of 10000, without scaling)"
+        for key, legal in limits.items()
+        if key in rope and rope[key] not in legal
+    ]
+
+
+def in_layers(prefix: str, rules: Mapping[Sources, Rule | tuple[Rule, ...]]) -> dict[Sources, Rules]:
+    """Complete the keys and targets of one layer: ``ln_1.weight`` becomes ``<prefix>ln_1.weight``.
+
+    Args:
+        prefix: of the source's layers, as ``h.{layer}.``.
+        rules: of a layer, with targets as they follow ``model.layers.{layer}.``.
+    """
+
+    def full(rule: Rule) -> Rule:
+        return replace(rule, target=f"model.layers.{{layer}}.{rule.target}")
+
+    return {
+        tuple(prefix + key for key in keys) if isinstance(keys, tuple) else prefix + keys: (
+            tuple(full(each) for each in rule) if isinstance(rule, tuple) else full(rule)
+        )
+        for keys, rule in rules.items()
+    }
+
+
+def sinusoidal_positions(rows: int, width: int, first: int = 0) -> Array:
+    """Make a table of sines in its first half and cosines in its second.
+
+    Formula: fairseq and transformers, ``XGLMSinusoidalPositionalEmbedding.get_embedding``.
+
+    Args:
+        rows: positions.
+        width: of the model; an odd one ends with zeros.
+        first: number of the first position.
+
+    Returns:
+        [rows, width], fp32.
+    """
+    half = width // 2
+    frequencies = np.exp(np.arange(half, dtype=np.float32) * np.float32(-np.log(10000.0) / (half - 1)))
+    angles = np.arange(first, first + rows, dtype=np.float32)[:, None] * frequencies
+    table = np.zeros((rows, width), np.float32)
+    table[:, : 2 * half] = np.concatenate([np.sin(angles), np.cos(angles)], 1)
+    return table

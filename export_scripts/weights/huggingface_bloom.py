@@ -1,0 +1,70 @@
+"""Hugging Face BLOOM as FasterTransformer's GPT: ALiBi instead of positions, and a norm behind the embedding.
+
+Keys: transformers, ``models/bloom/modeling_bloom.py``.
+"""
+
+from __future__ import annotations
+
+from export_scripts.weights import gpt
+from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
+from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
+from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+
+_LAYER = {
+    "input_layernorm.weight": Rule("input_layernorm.weight", unchanged),
+    "input_layernorm.bias": Rule("input_layernorm.bias", unchanged),
+    "self_attention.query_key_value.weight": Rule("attention.query_key_value.weight", qkv_by_head_to_block),
+    "self_attention.query_key_value.bias": Rule("attention.query_key_value.bias", qkv_by_head_to_block),
+    "self_attention.dense.weight": Rule("attention.dense.weight", transposed),
+    "self_attention.dense.bias": Rule("attention.dense.bias", unchanged),
+    "post_attention_layernorm.weight": Rule("post_attention_layernorm.weight", unchanged),
+    "post_attention_layernorm.bias": Rule("post_attention_layernorm.bias", unchanged),
+    "mlp.dense_h_to_4h.weight": Rule("mlp.dense_h_to_4h.weight", transposed),
+    "mlp.dense_h_to_4h.bias": Rule("mlp.dense_h_to_4h.bias", unchanged),
+    "mlp.dense_4h_to_h.weight": Rule("mlp.dense_4h_to_h.weight", transposed),
+    "mlp.dense_4h_to_h.bias": Rule("mlp.dense_4h_to_h.bias", unchanged),
+}
+_TABLE = SourceMap(
+    name="Hugging Face BLOOM",
+    rules={
+        "word_embeddings.weight": Rule("model.wte", unchanged),
+        "word_embeddings_layernorm.weight": Rule("model.pre_decoder_layernorm.weight", unchanged),
+        "word_embeddings_layernorm.bias": Rule("model.pre_decoder_layernorm.bias", unchanged),
+        "ln_f.weight": Rule("model.final_layernorm.weight", unchanged),
+        "ln_f.bias": Rule("model.final_layernorm.bias", unchanged),
+        "lm_head.weight": Rule("model.lm_head.weight", unchanged),
+        **in_layers("h.{layer}.", _LAYER),
+    },
+    ignored={},
+)
+
+
+def _dims(settings: Settings) -> ModelDims:
+    hidden_key = "n_embed" if "n_embed" in settings else "hidden_size"  # the name of the first checkpoints
+    heads_key = "num_attention_heads" if "n_head" not in settings else "n_head"
+    return ModelDims(
+        head_num=settings.size(heads_key),
+        size_per_head=settings.head_size(hidden_key, heads_key),
+        inter_size=4 * settings.size(hidden_key),
+        num_layer=settings.size("num_hidden_layers" if "n_layer" not in settings else "n_layer"),
+        max_pos_seq_len=0,
+        vocab_size=settings.size("vocab_size"),
+        layernorm_eps=float(settings.get("layer_norm_epsilon", 1e-5)),
+        has_positional_encoding=False,
+        has_pre_decoder_layernorm=True,
+        use_attention_linear_bias=True,
+        model_variant="bloom-pre",
+    )
+
+
+BLOOM = Architecture(
+    model_type="bloom",
+    family=gpt.FAMILY,
+    source_map=_TABLE,
+    dims=_dims,
+    prefix="transformer.",
+    embedding="word_embeddings.weight",
+    limits={
+        "apply_residual_connection_post_layernorm": Limit((False, None), "its residual is what a norm gets, not gives"),
+    },
+)
