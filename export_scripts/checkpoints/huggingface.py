@@ -113,6 +113,8 @@ def _without_prefix(weights: Weights, prefix: str) -> Weights:
     """
     tensors = {key.removeprefix(prefix): tensor for key, tensor in weights.tensors.items()}
     if len(tensors) != len(weights.tensors):
-        twice = sorted(key for key in weights.tensors if key.startswith(prefix) and key[len(prefix) :] in weights.tensors)
+        twice = sorted(
+            key for key in weights.tensors if key.startswith(prefix) and key[len(prefix) :] in weights.tensors
+        )
         raise CheckpointError(f"keys are there with and without {prefix}: {', '.join(twice[:3])}")
     return Weights(tensors, weights.other_keys)

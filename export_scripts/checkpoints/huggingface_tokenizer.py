@@ -21,8 +21,8 @@ _GENERATION_FILE = "generation_config.json"
 _BYTE_PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
 _SENTENCEPIECE = "tokenizer.model"
 NO_TOKENIZER = (
-    "no tokenizer lies beside the weights; the export stage needs one: put tokenizer.json, vocab.json and merges.txt, or "
-    "tokenizer.model there and convert again"
+    "no tokenizer lies beside the weights, and the export stage needs one: put tokenizer.json, vocab.json and "
+    "merges.txt, or tokenizer.model there and convert again"
 )
 
 

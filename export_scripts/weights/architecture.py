@@ -183,7 +183,7 @@ def rotary_problems(settings: Settings) -> list[str]:
     ]
 
 
-def in_layers(prefix: str, rules: Mapping[Sources, Rule | tuple[Rule, ...]]) -> dict[Sources, Rules]:
+def in_layers(prefix: str, rules: Mapping[Any, Rules]) -> dict[Sources, Rules]:
     """Complete the keys and targets of one layer: ``ln_1.weight`` becomes ``<prefix>ln_1.weight``.
 
     Args:

@@ -1,4 +1,4 @@
-"""Hugging Face XGLM as FasterTransformer's GPT: positions are computed, and tokens are embedded times the root of the width.
+"""Hugging Face XGLM as FasterTransformer's GPT: computed positions, and embeddings times the root of the width.
 
 Keys and formulas: transformers, ``models/xglm/modeling_xglm.py``. The output projection is the embedding without
 that factor, so that it becomes a file of its own.
