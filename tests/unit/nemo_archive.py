@@ -100,3 +100,12 @@ def write_nemo(
 def write_gpt(path: Path, state: Mapping[str, Any] | None = None, **changes: Any) -> Path:
     """Write a whole tiny GPT, on one training rank."""
     return write_nemo(path, gpt_config(**changes), {"model_weights.ckpt": gpt_state() if state is None else state})
+
+
+def load_file(archive: Path, suffix: str) -> bytes:
+    """Read the one file of an archive whose name ends so."""
+    with tarfile.open(archive) as tar:
+        (member,) = (member for member in tar if member.name.endswith(suffix))
+        content = tar.extractfile(member)
+        assert content is not None
+        return content.read()

@@ -1,0 +1,176 @@
+"""Reader of Hugging Face's T5, T5 v1.1, flan-T5, mT5 and UL2.
+
+Configuration: transformers, ``configuration_t5.py`` and ``configuration_mt5.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from export_scripts.checkpoints import huggingface_files
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.huggingface_files import open_weights, read_config, read_json
+from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
+from export_scripts.weights import t5
+from export_scripts.weights.huggingface_t5 import TIED, UNTIED
+from handover.errors import CheckpointError
+
+NAME = "Hugging Face T5 (a directory with config.json)"
+# umt5 is recognised to be refused by what it has: positions in every layer.
+_MODEL_TYPES = ("t5", "mt5", "umt5")
+_HEAD = "lm_head.weight"
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+    "gated-gelu": "gated-gelu",
+    "gated-gelu_new": "gated-gelu",
+    "gated-relu": "gated-relu",
+    "gated-silu": "gated-silu",
+    "gated-swish": "gated-silu",
+}
+"""FasterTransformer's ``feed_forward_proj`` by transformers' one."""
+# transformers' defaults, and the names that it accepts for the same.
+_DEFAULTS = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+_MT5_DEFAULTS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
+_TOKENIZER_FILES = {"spiece.model": "tokenizer.model", "tokenizer.json": "tokenizer.json"}
+
+
+def is_candidate(path: Path) -> bool:
+    """Whether a directory looks like a Hugging Face checkpoint, by names alone."""
+    return huggingface_files.is_checkpoint(path)
+
+
+def recognises(archive: Archive) -> bool:
+    """Whether the configuration is a T5's."""
+    return huggingface_files.model_type(archive) in _MODEL_TYPES
+
+
+def open_source(archive: Archive) -> Source:
+    """Open a T5.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer's T5 can express.
+    """
+    given = read_config(archive)
+    is_multilingual = given.get("model_type") != "t5"
+    config = {**_DEFAULTS, **(_MT5_DEFAULTS if is_multilingual else {"feed_forward_proj": "relu"}), **given}
+    weights = open_weights(archive)
+    if not any(key.startswith("decoder.") for key in weights.tensors):
+        raise CheckpointError(f"{archive.path} has no decoder", "FasterTransformer's T5 is an encoder with a decoder")
+    source_map = UNTIED if _HEAD in weights.tensors else TIED
+    return Source(
+        archive=archive,
+        family=t5.FAMILY,
+        source_map=source_map,
+        dims=_read_dims(config, has_scaled_logits=_scales_logits(given)),
+        tensors=weights.tensors,
+        tokenizer=_tokenizer(archive),
+        ids=(ids := _special_ids(archive, config)),
+        other_keys=weights.other_keys,
+        remarks=_remarks(config),
+        extra_config={"decoder": {"pad_id": ids.pad_id}},
+    )
+
+
+def _scales_logits(config: Mapping[str, Any]) -> bool:
+    """Whether logits are scaled by d_model**-0.5.
+
+    Until transformers 5 tied embeddings said so. It has a key for it in T5 and never does it in mT5, while its
+    ``tie_word_embeddings`` is always true.
+    """
+    is_multilingual = config.get("model_type") != "t5"
+    if is_multilingual and not str(config.get("transformers_version", "")).startswith("4."):
+        return False
+    return bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", not is_multilingual)))
+
+
+def _read_dims(config: Mapping[str, Any], has_scaled_logits: bool) -> t5.T5Dims:
+    _check_expressible(config)
+    layer_num = _positive(config, "num_layers")
+    return t5.T5Dims(
+        head_num=_positive(config, "num_heads"),
+        size_per_head=_positive(config, "d_kv"),
+        d_model=_positive(config, "d_model"),
+        inter_size=_positive(config, "d_ff"),
+        encoder_layer_num=layer_num,
+        decoder_layer_num=_positive(config, "num_decoder_layers") if config.get("num_decoder_layers") else layer_num,
+        vocab_size=_positive(config, "vocab_size"),
+        position_num=_positive(config, "relative_attention_num_buckets"),
+        activation=_ACTIVATIONS[config["feed_forward_proj"]],
+        has_scaled_logits=has_scaled_logits,
+        layernorm_eps=float(config["layer_norm_epsilon"]),
+    )
+
+
+def _check_expressible(config: Mapping[str, Any]) -> None:
+    problems = []
+    if config["feed_forward_proj"] not in _ACTIVATIONS:
+        problems.append(f"feed_forward_proj: {config['feed_forward_proj']}  (it has {', '.join(_ACTIVATIONS)})")
+    if config["relative_attention_max_distance"] != t5.MAX_DISTANCE:
+        problems.append(
+            f"relative_attention_max_distance: {config['relative_attention_max_distance']}  "
+            f"(it computes with {t5.MAX_DISTANCE})"
+        )
+    if config.get("model_type") == "umt5":
+        problems.append("model_type: umt5  (it has relative positions in the first layer alone, UMT5 in every one)")
+    if problems:
+        raise CheckpointError(
+            "FasterTransformer's T5 cannot express this checkpoint\n  " + "\n  ".join(problems),
+            "the keys are those of config.json",
+        )
+
+
+def _remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
+    found = []
+    epsilon = float(config["layer_norm_epsilon"])
+    if epsilon != t5.LAYERNORM_EPS:
+        found.append(
+            f"trained with layer_norm_epsilon {epsilon:g}; FasterTransformer's T5 computes with {t5.LAYERNORM_EPS:g}"
+        )
+    if config["feed_forward_proj"] == "gelu":
+        found.append("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
+    return tuple(found)
+
+
+def _special_ids(archive: Archive, config: Mapping[str, Any]) -> SpecialIds:
+    """Find the ids; the decoder starts with the padding unless somebody says otherwise."""
+    said = {**config, **{k: v for k, v in read_json(archive, "generation_config.json").items() if v is not None}}
+    pad_id, end_id = said["pad_token_id"], said["eos_token_id"]
+    start_id = said.get("decoder_start_token_id")
+    end_id = end_id[0] if isinstance(end_id, list) and end_id else end_id
+    ids = (pad_id if start_id is None else start_id, end_id, pad_id)
+    if not all(isinstance(each, int) for each in ids):
+        raise CheckpointError(
+            f"config.json: decoder_start_token_id, eos_token_id and pad_token_id are {ids}, not numbers"
+        )
+    return SpecialIds(*ids)
+
+
+def _tokenizer(archive: Archive) -> TokenizerFiles:
+    members = {name: member for member, name in _TOKENIZER_FILES.items() if member in archive}
+    return TokenizerFiles(members, "sentencepiece" if "tokenizer.model" in members else "tokenizers")
+
+
+def _positive(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json: {key} is {value!r}, not a positive number", "is it a T5 checkpoint?")
+    return value
