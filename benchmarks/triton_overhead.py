@@ -98,9 +98,7 @@ def open_same_engine(client: triton.InferenceServerClient, repository: Path) -> 
     config = client.get_model_config(MODEL).config
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     settings = read_settings(parameters, repository / MODEL, "1")
-    return open_engine(
-        settings.checkpoint, settings.tensor_para_size, settings.data_type, cpu_threads=settings.cpu_threads
-    )
+    return open_engine(settings)
 
 
 @contextlib.contextmanager

@@ -44,12 +44,10 @@ class TritonPythonModel:
             if ranks and instances > 1:
                 raise EngineError(f"instance_group asks for {instances} instances; several processes make up one")
             group = Group(ranks, settings.tensor_para_size, settings.pipeline_para_size, device) if ranks else None
-            self._engine: Engine = open_engine(
-                settings.checkpoint, settings.tensor_para_size, settings.data_type, device, settings.cpu_threads, group
-            )
+            max_rows = max(1, int(model_config.get("max_batch_size", 0)))
+            self._engine: Engine = open_engine(settings, device, group, max_rows)
         except EngineError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
-        self._max_rows = max(1, int(model_config.get("max_batch_size", 0)))
         self._input_names = [entry["name"] for entry in model_config["input"]] or sorted(INPUT_NAMES)
         pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
 
@@ -59,8 +57,8 @@ class TritonPythonModel:
         valid = [(index, item) for index, item in enumerate(parsed) if isinstance(item, Request)]
         responses = [None if isinstance(item, Request) else _failure(item, "INVALID_ARG") for item in parsed]
         try:
-            answers = self._engine.generate([item for _, item in valid], self._max_rows)
-        except (RuntimeError, MemoryError) as error:  # torch's: out of memory, above all
+            answers = self._engine.generate([item for _, item in valid])
+        except EngineError as error:
             pb_utils.Logger.log_error(f"{len(valid)} requests failed: {error}")
             for index, _ in valid:
                 responses[index] = _failure(f"generation failed: {error}", "INTERNAL")

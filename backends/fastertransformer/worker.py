@@ -17,6 +17,7 @@ from .engine.errors import EngineError
 from .engine.parallel import Group, follow
 from .engine.precision import choose_device
 from .engine.ranks import VARIABLE, read_ranks
+from .engine.settings import Settings
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,11 +35,15 @@ def main(argv: Sequence[str]) -> int:
             raise EngineError(f"{VARIABLE} is not set")
         device = choose_device(local_rank=ranks.local_rank)
         group = Group(ranks, options.tensor_para_size, options.pipeline_para_size, device)
-        steps, description = load_steps(
-            options.checkpoint, options.tensor_para_size, options.data_type, device, options.cpu_threads, group
+        settings = Settings(
+            options.checkpoint,
+            options.tensor_para_size,
+            options.pipeline_para_size,
+            options.data_type,
+            options.cpu_threads,
         )
+        steps, description = load_steps(settings, device, group)
         sys.stderr.write(f"fastertransformer: {description}\n")
-        group.wait_until_loaded()
         follow(steps, group)
     except EngineError as error:
         sys.stderr.write(f"fastertransformer: {error}\n")

@@ -24,6 +24,7 @@ from served import Deployment, generate, infer, shared_memory, wait_for
 from transformers import GPT2Tokenizer
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.model_repository import build_repository
@@ -78,7 +79,7 @@ def client(endpoint: Endpoint) -> Iterator[triton_grpc.InferenceServerClient]:
 def expected(checkpoint: Path) -> list[str]:
     """Prompt and completion: our engine in process, Hugging Face's tokenizer on both sides of it."""
     tokenizer = GPT2Tokenizer(str(checkpoint / "vocab.json"), str(checkpoint / "merges.txt"))
-    engine = open_engine(checkpoint, 1, "fp32")
+    engine = open_engine(Settings(checkpoint, 1, 1, "fp32"))
     texts = []
     for prompt in PROMPTS:
         row = generated_ids(engine, tokenizer.encode(prompt), OUTPUT_LEN)
@@ -306,7 +307,7 @@ def test_sentencepiece_and_two_shards_then_the_supervisor_is_killed(tmp_path: Pa
     deployment = Deployment(repository, tmp_path / "run")
     endpoint = deployment.wait_until_published()
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(shards / "tokenizer.model"))
-    engine = open_engine(shards, 2, "fp32")
+    engine = open_engine(Settings(shards, 2, 1, "fp32"))
     row = generated_ids(engine, tokenizer.encode(PROMPTS[0]), 4)
     known = [token for token in row if token < tokenizer.get_piece_size()]
     assert generate(endpoint, PROMPTS[0], 4) == tokenizer.decode(known)

@@ -16,6 +16,7 @@ from cluster import NODES, SlurmCluster, wait_until
 from launches import NEMO, Launched, assert_clean, is_running, launch, override
 
 from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 from handover.endpoint import Endpoint
@@ -29,7 +30,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """One shard in one process."""
     shards = tmp_path_factory.mktemp("convert") / "1-gpu"
     convert(ConvertArguments(NEMO, shards, 1, "fp32"))
-    engine = open_engine(shards, 1, "fp32", cpu_threads=1)
+    engine = open_engine(Settings(shards, 1, 1, "fp32", cpu_threads=1))
     (answer,) = engine.generate([engine.parse(request())])
     tokens: list[list[int]] = answer["output_ids"][:, 0].tolist()
     return tokens

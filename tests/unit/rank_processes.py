@@ -79,12 +79,14 @@ def main(shards: str, tensor: str, pipeline: str, directory: str) -> None:
     from backends.fastertransformer.engine.parallel import Group
     from backends.fastertransformer.engine.precision import choose_device
     from backends.fastertransformer.engine.ranks import read_ranks
+    from backends.fastertransformer.engine.settings import Settings
 
     ranks = read_ranks(os.environ)
     assert ranks
     device = choose_device(local_rank=ranks.local_rank)
     group = Group(ranks, int(tensor), int(pipeline), device)
-    engine = open_engine(Path(shards), int(tensor), "fp32", device, cpu_threads=1, group=group)
+    settings = Settings(Path(shards), int(tensor), int(pipeline), "fp32", cpu_threads=1)
+    engine = open_engine(settings, device, group)
     answers = []
     for request in pickle.loads((Path(directory) / "requests").read_bytes()):
         answers += engine.generate([engine.parse(request)])

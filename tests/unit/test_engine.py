@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2LMHeadModel
 
-from backends.fastertransformer.engine import generate as generate_module
+from backends.fastertransformer.engine import scheduler
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")
 END = 96  # of the tiny GPT-2
@@ -28,8 +30,13 @@ def gpt2() -> GPT2LMHeadModel:
 
 
 @pytest.fixture(scope="module")
-def engine(gpt2: GPT2LMHeadModel, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return open_engine(write_shards(gpt2, tmp_path_factory.mktemp("gpt2")), 1, "fp32", CPU, cpu_threads=1)
+def engine_settings(gpt2: GPT2LMHeadModel, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(write_shards(gpt2, tmp_path_factory.mktemp("gpt2")), 1, 1, "fp32", cpu_threads=1)
+
+
+@pytest.fixture(scope="module")
+def engine(engine_settings: Settings) -> Engine:
+    return open_engine(engine_settings, CPU)
 
 
 def prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 5) -> list[list[int]]:
@@ -88,7 +95,8 @@ def test_greedy_tokens_and_log_probs_are_hugging_faces_in_a_mixed_batch(
     tensor_para_size: int, is_tied: bool, tmp_path: Path
 ) -> None:
     model = random_gpt2(seed=tensor_para_size, tie_word_embeddings=is_tied)
-    engine = open_engine(write_shards(model, tmp_path, tensor_para_size), tensor_para_size, "fp32", CPU, cpu_threads=1)
+    shards = write_shards(model, tmp_path, tensor_para_size)
+    engine = open_engine(Settings(shards, tensor_para_size, 1, "fp32", cpu_threads=1), CPU)
     rows = prompts()
     for scope in ({}, {"is_return_context_cum_log_probs": True}):
         # Greedy by a tiny top_p, so that output_log_probs are the model's own probabilities.
@@ -154,7 +162,7 @@ def test_an_empty_input_starts_from_start_id_and_hides_it(engine: Engine, gpt2: 
     assert generated_rows(outputs) == [greedy_by_hugging_face(gpt2, [start], 5) for start in (0, 17)]
 
 
-def test_a_row_does_not_depend_on_what_else_is_in_the_batch(engine: Engine) -> None:
+def test_a_row_does_not_depend_on_what_else_is_in_the_batch(engine: Engine, engine_settings: Settings) -> None:
     rows = prompts()
     scalars: dict[str, list[Any]] = {
         "runtime_top_k": [0, 8, 0, 40, 5],
@@ -172,8 +180,9 @@ def test_a_row_does_not_depend_on_what_else_is_in_the_batch(engine: Engine) -> N
         engine.parse(ask([rows[row]], OUTPUTS[row], **{name: values[row] for name, values in scalars.items()}))
         for row in range(len(rows))
     ]
-    for max_rows in (1, 2, 1024):
-        answers = engine.generate(requests, max_rows)
+    for max_rows, is_inflight in ((1, True), (2, True), (3, False), (1024, True)):
+        settings = replace(engine_settings, has_inflight_batching=is_inflight)
+        answers = open_engine(settings, CPU, max_rows=max_rows).generate(requests)
         assert [generated_rows(outputs)[0] for outputs in answers] == together
         assert [outputs["output_ids"].shape[2] for outputs in answers] == [
             length + count for length, count in zip(LENGTHS, OUTPUTS, strict=True)
@@ -209,8 +218,8 @@ def test_small_passes_give_the_same(engine: Engine, monkeypatch: pytest.MonkeyPa
     scope = {"is_return_log_probs": True, "is_return_context_cum_log_probs": True}
     tensors = ask(prompts(), OUTPUTS, **scope)
     expected = answer(engine, tensors)
-    monkeypatch.setattr(generate_module, "_PREFILL_TOKENS", 9)
-    monkeypatch.setattr(generate_module, "_LOGITS_BYTES", 4 * 97 * 2)
+    monkeypatch.setattr(scheduler, "_PREFILL_TOKENS", 9)
+    monkeypatch.setattr(scheduler, "_LOGITS_BYTES", 4 * 97 * 2)
     outputs = answer(engine, tensors)
     assert generated_rows(outputs) == generated_rows(expected)
     np.testing.assert_allclose(outputs["cum_log_probs"], expected["cum_log_probs"], atol=1e-4)
@@ -221,7 +230,8 @@ def test_small_passes_give_the_same(engine: Engine, monkeypatch: pytest.MonkeyPa
 def test_every_pair_of_data_types_stays_near_fp32(
     gpt2: GPT2LMHeadModel, weight_data_type: str, data_type: str, tolerance: float, tmp_path: Path
 ) -> None:
-    engine = open_engine(write_shards(gpt2, tmp_path, 2, weight_data_type), 2, data_type, CPU, cpu_threads=1)
+    shards = write_shards(gpt2, tmp_path, 2, weight_data_type)
+    engine = open_engine(Settings(shards, 2, 1, data_type, cpu_threads=1), CPU)
     rounded = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[weight_data_type]
     reference = random_gpt2()
     with torch.no_grad():

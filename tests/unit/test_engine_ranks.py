@@ -18,6 +18,7 @@ from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.parallel import Group
 from backends.fastertransformer.engine.ranks import Ranks, meet, read_ranks
+from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")
 running: list[RankProcesses] = []
@@ -65,7 +66,7 @@ def assert_layout_gives_what_one_process_gives(tensor: int, pipeline: int, direc
     shards = write_shards(random_gpt2(tie_word_embeddings=tensor != 4), directory, tensor)
     requests = [*REQUESTS, sampled(REQUESTS[0])]
     ranks = start(shards, directory, tensor, pipeline, requests, on_gpu=device == "cuda")
-    engine = open_engine(shards, tensor, "fp32", torch.device(device), cpu_threads=1)
+    engine = open_engine(Settings(shards, tensor, 1, "fp32", cpu_threads=1), torch.device(device))
     expected = [engine.generate([engine.parse(each)])[0] for each in requests]
     assert ranks.wait(100) == [0] * (tensor * pipeline), ranks.text
     for ours, theirs in zip(ranks.answers, expected, strict=True):

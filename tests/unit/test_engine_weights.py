@@ -14,6 +14,7 @@ from backends.fastertransformer.engine.config import read_config
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import ConfigIniError, EngineError, WeightsError
 from backends.fastertransformer.engine.precision import choose_device, choose_precision
+from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")
 
@@ -56,7 +57,7 @@ def test_a_config_ini_that_does_not_fit_is_refused_by_key(
 ) -> None:
     directory = write_shards(gpt2, tmp_path, **changes)
     with pytest.raises(ConfigIniError, match=words):
-        open_engine(directory, 1, "fp32", CPU, cpu_threads=1)
+        open_engine(Settings(directory, 1, 1, "fp32", cpu_threads=1), CPU)
 
 
 def test_a_missing_config_ini_or_section_is_said(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_every_unusable_shard_is_named(gpt2: GPT2LMHeadModel, tmp_path: Path) ->
     (directory / short).write_bytes((directory / short).read_bytes()[:-4])
     (directory / long).write_bytes((directory / long).read_bytes() + b"\0\0\0\0")
     with pytest.raises(WeightsError) as caught:
-        open_engine(directory, 2, "fp32", CPU, cpu_threads=1)
+        open_engine(Settings(directory, 2, 1, "fp32", cpu_threads=1), CPU)
     message = str(caught.value)
     assert message.startswith("3 shards")
     assert f"{gone}: No such file" in message
@@ -87,7 +88,7 @@ def test_every_unusable_shard_is_named(gpt2: GPT2LMHeadModel, tmp_path: Path) ->
 def test_shards_of_another_type_than_config_ini_says_are_refused(gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:
     directory = write_shards(gpt2, tmp_path, 1, "fp16", weight_data_type="fp32")
     with pytest.raises(WeightsError, match=r"model\.wte\.bin"):
-        open_engine(directory, 1, "fp32", CPU, cpu_threads=1)
+        open_engine(Settings(directory, 1, 1, "fp32", cpu_threads=1), CPU)
 
 
 @pytest.mark.parametrize(("tensor_para_size", "words"), [(1, "written for 2"), (3, "written for 2")])
@@ -95,18 +96,18 @@ def test_a_tensor_para_size_that_is_not_the_shards_is_refused(
     gpt2: GPT2LMHeadModel, tmp_path: Path, tensor_para_size: int, words: str
 ) -> None:
     with pytest.raises(WeightsError, match=words):
-        open_engine(write_shards(gpt2, tmp_path, 2), tensor_para_size, "fp32", CPU, cpu_threads=1)
+        open_engine(Settings(write_shards(gpt2, tmp_path, 2), tensor_para_size, 1, "fp32", cpu_threads=1), CPU)
 
 
 def test_a_tensor_para_size_that_does_not_divide_the_heads_is_refused(gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:
     directory = write_shards(gpt2, tmp_path, 1, tensor_para_size=None)
     with pytest.raises(WeightsError, match="does not divide head_num = 4"):
-        open_engine(directory, 3, "fp32", CPU, cpu_threads=1)
+        open_engine(Settings(directory, 3, 1, "fp32", cpu_threads=1), CPU)
 
 
 def test_the_engine_keeps_its_own_copy_of_the_weights(gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:
     directory = write_shards(gpt2, tmp_path)
-    engine = open_engine(directory, 1, "fp32", CPU, cpu_threads=1)
+    engine = open_engine(Settings(directory, 1, 1, "fp32", cpu_threads=1), CPU)
     ones = np.ones((1, 1), np.uint32)
     tensors = {"input_ids": np.full((1, 4), 5, np.uint32), "input_lengths": 4 * ones, "request_output_len": 6 * ones}
     before = engine.generate([engine.parse(tensors)])[0]["output_ids"].tolist()

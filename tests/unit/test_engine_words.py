@@ -12,6 +12,7 @@ from gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2LMHeadModel, NoBadWordsLogitsProcessor
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")
 END, VOCABULARY, OUTPUT = 96, 97, 24
@@ -25,7 +26,7 @@ def gpt2() -> GPT2LMHeadModel:
 
 @pytest.fixture(scope="module")
 def engine(gpt2: GPT2LMHeadModel, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return open_engine(write_shards(gpt2, tmp_path_factory.mktemp("gpt2")), 1, "fp32", CPU, cpu_threads=1)
+    return open_engine(Settings(write_shards(gpt2, tmp_path_factory.mktemp("gpt2")), 1, 1, "fp32", cpu_threads=1), CPU)
 
 
 def prompts(*lengths: int) -> list[list[int]]:

@@ -1,23 +1,27 @@
-"""The engine behind two functions: open a checkpoint, answer requests."""
+"""The engine: open a checkpoint, submit requests from any thread, be answered."""
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 
 from .cache import CacheShape, KvCache, free_bytes
-from .config import GptConfig, read_config
-from .generate import Generated, generate
+from .config import ModelConfig, read_config
+from .errors import EngineError
 from .network import Network
 from .parallel import Group, Leader
 from .precision import choose_device, choose_precision
-from .request import Array, Request, join_requests, parse_request
+from .prompts import PromptTables, read_prompt_tables
+from .request import Array, Request, parse_request
+from .scheduler import Scheduler
+from .sequence import INVALID, Answer, Job
+from .settings import Settings
 from .steps import Steps
 from .weights import Share, load_weights
 
@@ -25,96 +29,145 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """A loaded model that answers requests, one call at a time.
+    """A loaded model, and the thread that generates.
+
+    Args:
+        steps: the network and its cache.
+        settings: of the model.
+        description: what runs, where and how.
+        max_rows: sequences in one step at most.
+        prompts: the checkpoint's prompt learning.
 
     Attributes:
         config: dimensions.
-        description: one line for a log: what runs, where and how.
+        description: one line for a log.
     """
 
-    def __init__(self, steps: Steps, description: str) -> None:
-        self._steps = steps
-        self.config: GptConfig = steps.config
+    def __init__(
+        self, steps: Steps, settings: Settings, description: str, max_rows: int, prompts: PromptTables | None
+    ) -> None:
+        self.config: ModelConfig = steps.config
         self.description = description
+        self._steps, self._prompts = steps, prompts
+        self._scheduler = Scheduler(steps, max_rows, settings.has_inflight_batching)
+        self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._is_closed = False
+        threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, args=(threads,), name="engine", daemon=True)
+        self._thread.start()
 
     def parse(self, tensors: Mapping[str, Array]) -> Request:
         """Check one request; see request.parse_request."""
-        return parse_request(tensors, self.config)
+        return parse_request(tensors, self.config, self._prompts)
 
-    def generate(self, requests: Sequence[Request], max_rows: int = 1024) -> list[dict[str, Array]]:
-        """Answer several requests together.
+    def submit(
+        self,
+        request: Request,
+        answer: Callable[[Answer], None],
+        is_streaming: bool = False,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        """Have a request answered, and return at once.
 
         Args:
-            requests: as parse gave them.
-            max_rows: of one batch; requests beyond it wait for the next one. A larger single request runs alone.
+            request: as parse gave it.
+            answer: is called from the engine's thread, so it must be quick: once, or with is_streaming for every step
+                in which the request gets tokens, with the output so far. Exactly one call has is_final, the last.
+            is_streaming: see answer.
+            is_cancelled: is asked at every step; once it says yes the request is given up, and answered with the code
+                CANCELLED.
+        """
+        self._arrivals.put(Job(request, answer, is_streaming, is_cancelled))
+
+    def generate(self, requests: Sequence[Request]) -> list[dict[str, Array]]:
+        """Answer several requests and wait for all.
 
         Returns:
-            The output tensors of each request, by FasterTransformer's names; see output_tensors.
+            The output tensors of each; see sequence.output_tensors.
+
+        Raises:
+            EngineError: one of them failed.
         """
-        answers: list[dict[str, Array]] = []
-        for group in _groups(requests, max_rows):
-            generated = generate(self._steps, join_requests(group))
-            first = 0
-            for request in group:
-                rows = slice(first, first + request.batch_size)
-                answers.append(output_tensors(request, generated, rows))
-                first = rows.stop
-        return answers
+        answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
+        for index, request in enumerate(requests):
+            self.submit(request, lambda answer, index=index: answers.put((index, answer)))  # type: ignore[misc]
+        found: dict[int, dict[str, Array]] = {}
+        while len(found) < len(requests):
+            index, answer = answers.get()
+            if answer.tensors is None:
+                raise EngineError(answer.problem or "no answer")
+            found[index] = answer.tensors
+        return [found[index] for index in range(len(requests))]
 
     def close(self) -> None:
-        """End the other processes of a group in good order."""
-        self._steps.close()
+        """Give up what is under way, and end the other processes of a group in good order."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._arrivals.put(None)
+            self._thread.join()
+            self._steps.close()
+
+    def _run(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        if self._steps.device.type == "cuda":
+            torch.cuda.set_device(self._steps.device)
+        while self._take_arrivals():
+            if not self._scheduler.is_idle:
+                self._scheduler.step()
+        self._scheduler.give_up("the engine was closed")
+
+    def _take_arrivals(self) -> bool:
+        """Hand over what has come, and wait for it if there is nothing to do; false: it is time to end."""
+        is_waiting = self._scheduler.is_idle
+        while is_waiting or not self._arrivals.empty():
+            job = self._arrivals.get()
+            if job is None:
+                return False
+            try:
+                self._scheduler.add(job)
+            except Exception as error:
+                _log.exception("a request was not taken")
+                job.answer(Answer(None, f"generation failed: {error}", code=INVALID))
+            is_waiting = False
+        return True
 
 
 def open_engine(
-    directory: Path,
-    tensor_para_size: int,
-    data_type: str,
-    device: torch.device | None = None,
-    cpu_threads: int = 0,
-    group: Group | None = None,
+    settings: Settings, device: torch.device | None = None, group: Group | None = None, max_rows: int = 1024
 ) -> Engine:
-    """Load a checkpoint.
+    """Load a checkpoint and start.
 
     Args:
-        directory: ``<T>-gpu``: shards and config.ini.
-        tensor_para_size: ranks that the shards were written for.
-        data_type: fp32, fp16 or bf16 at run time.
+        settings: what to load and how to run it.
         device: None for a GPU where there is one, else the CPU.
-        cpu_threads: of torch, for the whole process; 0 for one a core that this process may use.
         group: the processes that hold the network together, of which this is the first; None: this one holds it all.
+        max_rows: sequences in one step at most.
 
     Raises:
         EngineError: config.ini or shards are not as they must be, or another process of the group was lost; the
             message names them.
     """
-    steps, description = load_steps(directory, tensor_para_size, data_type, device, cpu_threads, group)
-    if group:
-        group.wait_until_loaded()
-    return Engine(steps, description)
+    steps, description = load_steps(settings, device, group)
+    prompts = read_prompt_tables(settings.checkpoint, steps.config)
+    return Engine(steps, settings, description, max_rows, prompts)
 
 
-def load_steps(
-    directory: Path,
-    tensor_para_size: int,
-    data_type: str,
-    device: torch.device | None = None,
-    cpu_threads: int = 0,
-    group: Group | None = None,
-) -> tuple[Steps, str]:
+def load_steps(settings: Settings, device: torch.device | None = None, group: Group | None = None) -> tuple[Steps, str]:
     """Load this process's part of a checkpoint, and describe it in one line; see open_engine."""
     local_size = group.ranks.local_size if group else 1
-    torch.set_num_threads(cpu_threads or max(1, _available_cores() // local_size))
+    torch.set_num_threads(settings.cpu_threads or max(1, _available_cores() // local_size))
     device = device or choose_device()
+    directory, tensor_para_size = settings.checkpoint, settings.tensor_para_size
     config = read_config(directory)
-    precision = choose_precision(data_type, device)
+    precision = choose_precision(settings.data_type, device)
     start = time.perf_counter()
     share = group.share(config) if group else Share(range(config.num_layer))
     with torch.inference_mode():
         weights = load_weights(directory, config, tensor_para_size, precision, device, share)
-    heads = config.head_num // (1 if share.rank is None else tensor_para_size)
-    shape = CacheShape(len(share.layers), heads, config.size_per_head, precision.compute)
-    cache = KvCache(shape, device, free_bytes(device) // 2)
+        network = Network(config, weights, group.links(config, precision.compute, device) if group else None)
+        heads = config.head_num // (1 if share.rank is None else tensor_para_size)
+        shape = CacheShape(len(share.layers), heads, config.size_per_head, precision.compute)
+        cache = _open_cache(settings, shape, device, group)
     what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
     description = (
         f"GPT {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size} from {directory}"
@@ -124,52 +177,18 @@ def load_steps(
     if group:
         description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {share.layers}"
     _log.info(description)
-    model = Network(config, weights, group.links(config, precision.compute, device) if group else None)
-    return (Leader(model, cache, group) if group and group.ranks.rank == 0 else Steps(model, cache)), description
+    return (Leader(network, cache, group) if group and group.ranks.rank == 0 else Steps(network, cache)), description
+
+
+def _open_cache(settings: Settings, shape: CacheShape, device: torch.device, group: Group | None) -> KvCache:
+    """Decide how much the cache may take: as many tokens in every process of a group."""
+    budget = settings.kv_cache_bytes or int(settings.kv_cache_fraction * free_bytes(device))
+    if group:
+        shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
+        budget = group.agree(budget // shape_bytes) * shape_bytes
+    return KvCache(shape, device, budget)
 
 
 def _available_cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else torch.get_num_threads()
-
-
-def _groups(requests: Sequence[Request], max_rows: int) -> Iterator[list[Request]]:
-    group: list[Request] = []
-    for request in requests:
-        if group and sum(member.batch_size for member in group) + request.batch_size > max_rows:
-            yield group
-            group = []
-        group.append(request)
-    if group:
-        yield group
-
-
-def output_tensors(request: Request, generated: Generated, rows: slice) -> dict[str, Array]:
-    """Lay out the answer to one request as FasterTransformer does.
-
-    Returns:
-        output_ids: uint32 [B, 1, L + max request_output_len]: each row's input, its tokens right behind it, then its
-            end_id.
-        sequence_length: uint32 [B, 1]: input and generated tokens, a final end_id included. (FasterTransformer counts
-            from the longest input of the batch; here it is the row's own, so it does not depend on other rows.)
-        response_input_lengths: int32 [B, 1].
-        cum_log_probs: fp32 [B, 1], and output_log_probs: fp32 [B, 1, max request_output_len]: only where a row has
-            is_return_log_probs; see generate.Generated.
-    """
-    longest_output = int(request.output_lengths.max())
-    tokens, counts = generated.tokens[rows, :longest_output], generated.counts[rows]
-    width = 0 if request.hides_input else request.input_ids.shape[1]
-    input_lengths = np.zeros_like(counts) if request.hides_input else request.input_lengths
-    output_ids = np.repeat(request.end_id[:, None], width + longest_output, axis=1)
-    for row, (length, count) in enumerate(zip(input_lengths, counts, strict=True)):
-        output_ids[row, :length] = request.input_ids[row, :length]
-        output_ids[row, length : length + count] = tokens[row, :count]
-    tensors: dict[str, Array] = {
-        "output_ids": output_ids[:, None].astype(np.uint32),
-        "sequence_length": (input_lengths + counts)[:, None].astype(np.uint32),
-        "response_input_lengths": input_lengths[:, None].astype(np.int32),
-    }
-    if request.wants_log_probs.any():
-        tensors["cum_log_probs"] = generated.cum_log_probs[rows, None]
-        tensors["output_log_probs"] = generated.output_log_probs[rows, None, :longest_output]
-    return tensors

@@ -6,7 +6,7 @@ residual stream are summed over the stage (``mlp.dense_4h_to_h``, ``attention.de
 the next, and from the last one back to rank 0, which alone samples.
 
 Rank 0 generates as if it were alone (see steps.py): its ``Leader`` announces every step to the others, which take the
-same one in ``follow``. Nothing but the steps is sent: the others know neither requests nor sampling.
+same one in ``follow``. Nothing but the steps is sent, as numbers: the others know neither requests nor sampling.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,16 +24,17 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore; mypy finds it here only
 
 from .cache import KvCache
-from .config import GptConfig
+from .config import ModelConfig
 from .errors import EngineError
 from .network import Links, Network
 from .ranks import Ranks, Watch, first_line, meet
 from .request import Array
-from .steps import Steps
+from .steps import STEP_NAMES, Steps
 from .weights import Share
 
-_BEGIN, _PREFILL, _DECODE, _MOVE, _CLOSE = range(5)
-_HEADER_SIZE = 4
+_CLOSE = -1  # a step's number is its place in STEP_NAMES
+_ABSENT = -1  # an argument that is None
+_HEADER_SIZE = 512  # numbers of a message that go with its length; a longer one takes a second broadcast
 _OUT_OF_STEP = "another rank is lost, or a step failed"
 # Followers wait for the next step for as long as nobody asks anything; that others live is Watch's matter.
 _NO_TIMEOUT = timedelta(days=3650)
@@ -82,24 +84,26 @@ class Group:
             self._everybody = dist.new_group(timeout=_NO_TIMEOUT)
         self._tensor_group = groups[self.stage]
 
-    def share(self, config: GptConfig) -> Share:
+    def share(self, config: ModelConfig) -> Share:
         """Say which part of the network this process holds; the stages have as many layers as FasterTransformer's."""
         depth = -(-config.num_layer // self._stages)
         layers = range(config.num_layer)[self.stage * depth : (self.stage + 1) * depth]
         return Share(layers, self.tensor_rank, embeds=self.stage == 0, predicts=self.ranks.rank == 0)
 
-    def links(self, config: GptConfig, dtype: torch.dtype, device: torch.device) -> Links:
+    def links(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Links:
         """Connect this process's part of the network to the others."""
         return _ProcessLinks(self, config.hidden_units, dtype, device)
 
-    def wait_until_loaded(self) -> None:
-        """Wait for every process.
+    def agree(self, room: int) -> int:
+        """Wait until every process has loaded its part; give the least that any of them names.
 
         Raises:
             EngineError: one of them was lost.
         """
+        least = torch.tensor([room])
         with self.loss_is_an_error("another rank could not load its part"):
-            dist.all_reduce(torch.zeros(1), group=self._everybody)
+            dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._everybody)
+        return int(least)
 
     def reduce(self, part: Tensor) -> None:
         """Sum over the processes of this stage, in place."""
@@ -114,10 +118,24 @@ class Group:
         """Receive what it sends."""
         dist.recv(x, rank, group=self._everybody)
 
-    def broadcast(self, values: Tensor) -> Tensor:
-        """Give rank 0's values to all: int64 on the CPU, in place."""
-        dist.broadcast(values, 0, group=self._everybody)
-        return values
+    def announce(self, message: Array) -> None:
+        """Tell all other ranks, int64 [n]."""
+        header = np.zeros(_HEADER_SIZE, np.int64)
+        header[0] = len(message)
+        header[1 : 1 + len(message)] = message[: _HEADER_SIZE - 1]
+        dist.broadcast(torch.from_numpy(header), 0, group=self._everybody)
+        if len(message) >= _HEADER_SIZE:
+            dist.broadcast(torch.from_numpy(message[_HEADER_SIZE - 1 :].copy()), 0, group=self._everybody)
+
+    def hear(self) -> Array:
+        """Wait for what rank 0 announces, int64 [n]."""
+        header = torch.zeros(_HEADER_SIZE, dtype=torch.long)
+        dist.broadcast(header, 0, group=self._everybody)
+        size = int(header[0])
+        rest = torch.zeros(max(0, size + 1 - _HEADER_SIZE), dtype=torch.long)
+        if len(rest):
+            dist.broadcast(rest, 0, group=self._everybody)
+        return torch.cat((header[1 : 1 + size], rest)).numpy()
 
     @property
     def previous(self) -> int | None:
@@ -181,52 +199,24 @@ class Leader(Steps):
     Any error leaves the processes out of step with each other, so it ends them all.
     """
 
-    def __init__(self, model: Network, cache: KvCache, group: Group) -> None:
-        super().__init__(model, cache)
+    def __init__(self, network: Network, cache: KvCache, group: Group) -> None:
+        super().__init__(network, cache)
         self._group = group
 
-    def begin(self, rows: int, length: int) -> None:
-        """See Steps."""
-        with self._together():
-            self._announce(_BEGIN, rows, length)
-            super().begin(rows, length)
-
-    def prefill(self, ids: Tensor, first: int) -> Tensor:
-        """See Steps."""
-        with self._together():
-            self._announce(_PREFILL, *ids.shape, first, content=ids)
-            return super().prefill(ids, first)
-
-    def decode(self, ids: Tensor, lengths: Array) -> Tensor:
-        """See Steps."""
-        with self._together():
-            self._announce(_DECODE, 2, len(ids), content=torch.stack((ids.cpu(), torch.from_numpy(lengths))))
-            return super().decode(ids, lengths)
-
-    def move(self, places: Sequence[int], sources: Sequence[int]) -> None:
-        """See Steps."""
-        with self._together():
-            self._announce(_MOVE, 2, len(places), content=torch.tensor((places, sources)))
-            super().move(places, sources)
-
-    def close(self) -> None:
-        """Send the other processes home."""
-        self._group.watch.end()
-        self._announce(_CLOSE)
-
-    def _announce(self, kind: int, *sizes: int, content: Tensor | None = None) -> None:
-        header = (kind, *sizes, *(0,) * (_HEADER_SIZE - 1 - len(sizes)))
-        self._group.broadcast(torch.tensor(header))
-        if content is not None:
-            self._group.broadcast(content.cpu().contiguous())
-
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def together(self, name: str, arguments: Sequence[Any]) -> Iterator[None]:
+        """See Steps."""
         try:
+            self._group.announce(packed(STEP_NAMES.index(name), arguments))
             yield
         except Exception as error:
             self._group.watch.give_up(f"{_OUT_OF_STEP}: {first_line(error)}")
             raise
+
+    def close(self) -> None:
+        """Send the other processes home."""
+        self._group.watch.end()
+        self._group.announce(packed(_CLOSE, ()))
 
 
 def follow(steps: Steps, group: Group) -> None:
@@ -236,22 +226,44 @@ def follow(steps: Steps, group: Group) -> None:
         EngineError: rank 0 or another process was lost, or a step failed.
     """
     with group.loss_is_an_error(_OUT_OF_STEP), torch.inference_mode():
-        _take_steps(steps, group)
+        while True:
+            kind, arguments = unpacked(group.hear())
+            if kind == _CLOSE:
+                group.watch.end()
+                return
+            getattr(steps, STEP_NAMES[kind])(*arguments)
 
 
-def _take_steps(steps: Steps, group: Group) -> None:
-    while True:
-        kind, *sizes = group.broadcast(torch.zeros(_HEADER_SIZE, dtype=torch.long)).tolist()
-        if kind == _CLOSE:
-            group.watch.end()
-            return
-        if kind == _BEGIN:
-            steps.begin(sizes[0], sizes[1])
+def packed(kind: int, arguments: Sequence[Any]) -> Array:
+    """Write a step down as int64 [n]: its number, then each argument's type, shape and content."""
+    parts = [np.array([kind, len(arguments)])]
+    for argument in arguments:
+        if argument is None:
+            parts.append(np.array([_ABSENT]))
             continue
-        content = group.broadcast(torch.zeros(sizes[0], sizes[1], dtype=torch.long))
-        if kind == _PREFILL:
-            steps.prefill(content.to(steps.device), sizes[2])
-        elif kind == _DECODE:
-            steps.decode(content[0].to(steps.device), np.ascontiguousarray(content[1].numpy()))
-        else:
-            steps.move(content[0].tolist(), content[1].tolist())
+        array = np.asarray(argument)
+        is_float = array.dtype.kind == "f"
+        parts.append(np.array([2 * array.ndim + is_float, *array.shape]))
+        parts.append((array.astype(np.float64).view(np.int64) if is_float else array.astype(np.int64)).reshape(-1))
+    return np.concatenate(parts)
+
+
+def unpacked(message: Array) -> tuple[int, list[Any]]:
+    """Read what packed wrote; floats come back as fp32."""
+    kind, count = (int(number) for number in message[:2])
+    arguments: list[Any] = []
+    at = 2
+    for _ in range(count):
+        form = int(message[at])
+        if form == _ABSENT:
+            arguments.append(None)
+            at += 1
+            continue
+        shape = message[at + 1 : at + 1 + form // 2]
+        at += 1 + form // 2
+        array = message[at : at + int(shape.prod())].reshape(shape)
+        at += array.size
+        if form % 2:
+            array = np.ascontiguousarray(array).view(np.float64).astype(np.float32)
+        arguments.append(array if form // 2 else int(array))
+    return kind, arguments

@@ -1,12 +1,13 @@
 """What a client asked for: named tensors, checked, as one row per sequence.
 
-Names, types and shapes: FasterTransformer's GPT guide. Scalars come as [B, 1] from clients, or as [B] where the
-config.pbtxt reshapes them. What is not honoured is refused by name unless its value changes nothing.
+Names, types and shapes: FasterTransformer's GPT guide; ``min_length`` and ``presence_penalty``, which its Triton guide
+leaves out, are in the table of ``ParallelGpt``'s inputs. Scalars come as [B, 1] from clients, or as [B] where the
+config.pbtxt reshapes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -14,198 +15,199 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .config import GptConfig
+from .config import ModelConfig
 from .errors import RequestError
+from .prompts import PROMPT_NAMES, Context, PromptTables, place_prompts
 from .words import WordList, parse_word_lists
 
 Array = npt.NDArray[Any]
 
-# name: (type, value of every row where the tensor is not sent; None: required or from config.ini)
-_SCALARS: dict[str, tuple[type, float | None]] = {
-    "input_lengths": (np.uint32, None),
-    "request_output_len": (np.uint32, None),
-    "runtime_top_k": (np.uint32, 0),
-    "runtime_top_p": (np.float32, 0.0),
-    "temperature": (np.float32, 1.0),
-    "repetition_penalty": (np.float32, 1.0),
-    "random_seed": (np.uint64, 0),
-    "is_return_log_probs": (np.bool_, False),
-    "is_return_context_cum_log_probs": (np.bool_, False),
-    "start_id": (np.uint32, None),
-    "end_id": (np.uint32, None),
-}
-_REQUIRED = ("input_ids", "input_lengths", "request_output_len")
+BEAM_WIDTH_LIMIT = 64  # FasterTransformer's kernels; see BeamSearch's docstring for the widths that its backend takes
+NEVER = 0xFFFFFFFF  # a token that never comes
 
 
 @dataclass(frozen=True)
-class Unhonoured:
-    """An input that FasterTransformer knows and this engine does not honour yet.
+class Scalar:
+    """One value a row.
 
     Attributes:
-        dtype: numpy type; None for any float type.
-        rank: axes behind the batch axis; 0 for a scalar.
-        neutral: says whether a value asks for nothing.
-        advice: which values are accepted.
+        dtypes: numpy types that are accepted.
+        default: of every row where the tensor is not sent; None: required, or from config.ini.
+        low, high: inclusive bounds.
     """
 
-    dtype: type | None
-    rank: int
-    neutral: Callable[[Array], bool]
-    advice: str
+    dtypes: tuple[type, ...]
+    default: float | None
+    low: float = -np.inf
+    high: float = np.inf
 
 
-def _only(*values: float) -> Callable[[Array], bool]:
-    return lambda array: bool(np.isin(array, np.asarray(values, array.dtype)).all())
-
-
-UNHONOURED: dict[str, Unhonoured] = {
-    "beam_width": Unhonoured(np.uint32, 0, _only(0, 1), "only 1"),
-    "beam_search_diversity_rate": Unhonoured(np.float32, 0, _only(0.0), "only 0"),
-    "len_penalty": Unhonoured(np.float32, 0, _only(0.0, 1.0), "only 0 or 1"),
-    "is_return_context_embeddings": Unhonoured(np.bool_, 0, _only(False), "only false"),
-    "prompt_learning_task_name_ids": Unhonoured(np.uint32, 0, lambda array: False, "leave it out"),
-    "request_prompt_embedding": Unhonoured(None, 2, lambda array: array.size == 0, "leave it out"),
-    "request_prompt_lengths": Unhonoured(np.uint32, 0, _only(0), "only 0"),
-    "request_prompt_type": Unhonoured(np.uint32, 0, _only(0), "only 0"),
-    "top_p_decay": Unhonoured(np.float32, 0, _only(1.0), "only 1"),
-    "top_p_min": Unhonoured(np.float32, 0, _only(0.0, 1e-6), "only 0 or 1e-6"),
-    "top_p_reset_ids": Unhonoured(np.uint32, 0, _only(0, 0xFFFFFFFF), "only 0 or 4294967295"),
+_FLOAT, _UINT, _BOOL = (np.float32,), (np.uint32,), (np.bool_,)
+_SMALLEST = float(np.finfo(np.float32).tiny)
+SCALARS = {
+    "input_lengths": Scalar(_UINT, None),
+    "request_output_len": Scalar(_UINT, None),
+    "beam_width": Scalar(_UINT, 1, high=BEAM_WIDTH_LIMIT),
+    "runtime_top_k": Scalar(_UINT, 0),
+    "runtime_top_p": Scalar(_FLOAT, 0.0, 0.0, 1.0),
+    "top_p_decay": Scalar(_FLOAT, 1.0),
+    "top_p_min": Scalar(_FLOAT, 1e-6),
+    "top_p_reset_ids": Scalar(_UINT, NEVER),
+    "temperature": Scalar(_FLOAT, 1.0, 0.0),
+    "repetition_penalty": Scalar(_FLOAT, 1.0, _SMALLEST),
+    "presence_penalty": Scalar(_FLOAT, 0.0),
+    "len_penalty": Scalar(_FLOAT, 0.0),
+    "beam_search_diversity_rate": Scalar(_FLOAT, 0.0),
+    "min_length": Scalar((np.int32, np.uint32), 0),
+    "random_seed": Scalar((np.uint64,), 0),
+    "is_return_log_probs": Scalar(_BOOL, False),
+    "is_return_context_cum_log_probs": Scalar(_BOOL, False),
+    "is_return_context_embeddings": Scalar(_BOOL, False),
+    "start_id": Scalar(_UINT, None),
+    "end_id": Scalar(_UINT, None),
 }
+_REQUIRED = ("input_ids", "input_lengths", "request_output_len")
 _WORD_LISTS = ("bad_words_list", "stop_words_list")
-INPUT_NAMES = frozenset(("input_ids", *_SCALARS, *_WORD_LISTS, *UNHONOURED))
+INPUT_NAMES = frozenset(("input_ids", *SCALARS, *_WORD_LISTS, *PROMPT_NAMES))
 
 
 @dataclass(frozen=True)
 class Request:
-    """B sequences to continue, a value of each row in every field.
+    """B sequences to continue.
 
     Attributes:
-        input_ids: int64 [B, L], padded on the right.
-        input_lengths: int64 [B], from 1 to L.
+        input_ids: int64 [B, L], padded on the right: what the answer shows of the input, so without prompts.
+        input_lengths: int64 [B], from 0 to L.
         output_lengths: int64 [B], tokens to generate at most.
-        top_k, top_p, temperature, repetition_penalty: as sent, [B].
-        random_seed: uint64 [B].
-        end_id: int64 [B].
-        wants_log_probs: bool [B].
-        wants_context_log_probs: bool [B]: cum_log_probs starts with the input's own log-probabilities.
+        scalars: by FasterTransformer's name, [B] each; those that were not sent have its default.
         bad_words, stop_words: B lists: what must not come, and what ends a row when it has come.
-        hides_input: the input was empty and input_ids holds the start token, which the output leaves out.
+        contexts: B: what each row's generation starts from, prompts included.
+        beam_width: of every row; 1 is sampling.
     """
 
     input_ids: Array
     input_lengths: Array
     output_lengths: Array
-    top_k: Array
-    top_p: Array
-    temperature: Array
-    repetition_penalty: Array
-    random_seed: Array
-    end_id: Array
-    wants_log_probs: Array
-    wants_context_log_probs: Array
+    scalars: Mapping[str, Array]
     bad_words: Sequence[WordList]
     stop_words: Sequence[WordList]
-    hides_input: bool = False
+    contexts: Sequence[Context]
+    beam_width: int = 1
 
     @property
     def batch_size(self) -> int:
         """Number of rows."""
-        return len(self.input_lengths)
+        return len(self.output_lengths)
+
+    def wants(self, name: str) -> bool:
+        """Say whether any row has is_return_<name>."""
+        return bool(self.scalars[f"is_return_{name}"].any())
 
 
-def parse_request(tensors: Mapping[str, Array], config: GptConfig) -> Request:
+def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: PromptTables | None = None) -> Request:
     """Check the tensors of one request.
 
     Args:
         tensors: by FasterTransformer's names; absent optional tensors take FasterTransformer's defaults: greedy,
             temperature 1, no penalty, seed 0, end_id and start_id of config.ini, no log-probabilities, no words.
         config: the model's dimensions.
+        prompts: the checkpoint's prompt learning; None where it has none.
 
     Raises:
-        RequestError: a tensor is unknown, missing, of another type or shape, out of range, not honoured, or input plus
-            output is longer than max_pos_seq_len. (FasterTransformer logs an error there and reads past the position
-            table.)
+        RequestError: a tensor is unknown, missing, of another type or shape, out of range, or input plus output is
+            longer than max_pos_seq_len. (FasterTransformer logs an error there and reads past the position table.)
     """
     _check_names(tensors)
-    ids = _tensor(tensors, "input_ids", np.uint32, rank=1)
-    batch, width = ids.shape
-    if batch == 0:
-        raise RequestError("input_ids has no rows")
-    for name, rule in UNHONOURED.items():
-        if name in tensors:
-            _refuse_unless_neutral(tensors, name, rule, batch)
-    values = {name: _scalar(tensors, name, batch) for name in _SCALARS}
-    start_id = _or_default(values["start_id"], config.start_id, batch)
-    lengths = values["input_lengths"]
-    hides_input = width == 0
-    if hides_input:  # nothing to continue: FasterTransformer starts from start_id and leaves it out of the output
-        ids, lengths = start_id[:, None], np.ones(batch, np.int64)
+    ids = _input_ids(tensors)
+    batch = ids.shape[0]
+    defaults = {"start_id": config.start_id, "end_id": config.end_id}
+    scalars = {name: _scalar(tensors, name, rule, batch, defaults.get(name)) for name, rule in SCALARS.items()}
+    for name, rule in SCALARS.items():
+        _check_range(name, scalars[name], rule)
+    _check_combinations(tensors, scalars)
+    lengths = _input_lengths(ids, scalars["input_lengths"])
+    contexts, shown = place_prompts(tensors, ids, lengths, scalars["start_id"], config, prompts)
     request = Request(
-        input_ids=ids.astype(np.int64),
-        input_lengths=_present(lengths).astype(np.int64),
-        output_lengths=_present(values["request_output_len"]).astype(np.int64),
-        top_k=_present(values["runtime_top_k"]).astype(np.int64),
-        top_p=_present(values["runtime_top_p"]),
-        temperature=_present(values["temperature"]),
-        repetition_penalty=_present(values["repetition_penalty"]),
-        random_seed=_present(values["random_seed"]),
-        end_id=_or_default(values["end_id"], config.end_id, batch),
-        wants_log_probs=_present(values["is_return_log_probs"]),
-        wants_context_log_probs=_present(values["is_return_context_cum_log_probs"]),
+        input_ids=_padded(shown, ids.shape[1]),
+        input_lengths=np.array([len(row) for row in shown], np.int64),
+        output_lengths=scalars["request_output_len"].astype(np.int64),
+        scalars=scalars,
         bad_words=_word_lists(tensors, "bad_words_list", batch),
         stop_words=_word_lists(tensors, "stop_words_list", batch),
-        hides_input=hides_input,
+        contexts=contexts,
+        beam_width=max(1, int(scalars["beam_width"].max(initial=1))),
     )
-    _check_ranges(request, config)
+    _check_lengths(request, config)
     return request
 
 
 def _check_names(tensors: Mapping[str, Array]) -> None:
-    for name in tensors:
+    for name, array in tensors.items():
         if name not in INPUT_NAMES:
             close = get_close_matches(name, INPUT_NAMES, n=1)
-            raise RequestError(f"unknown input '{name}'" + (f", did you mean '{close[0]}'?" if close else ""))
+            hint = f", did you mean '{close[0]}'?" if close else f"; known are {', '.join(sorted(INPUT_NAMES))}"
+            raise RequestError(f"unknown input '{name}' of shape {list(array.shape)}{hint}")
     missing = [name for name in _REQUIRED if name not in tensors]
     if missing:
         raise RequestError(f"missing input: {', '.join(missing)}")
 
 
-def _tensor(tensors: Mapping[str, Array], name: str, dtype: type | None, rank: int) -> Array:
-    """Check type and number of axes: rank axes behind the batch axis."""
-    array = tensors[name]
-    fits = np.issubdtype(array.dtype, np.floating) if dtype is None else array.dtype == dtype
-    if not fits:
-        expected = "a float type" if dtype is None else np.dtype(dtype).name
-        raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
-    if array.ndim != rank + 1:
-        axes = ", ".join(["batch", "n", "n"][: rank + 1])
-        raise RequestError(f"{name} has shape {list(array.shape)}, expected [{axes}]")
-    return array
+def _input_ids(tensors: Mapping[str, Array]) -> Array:
+    ids = tensors["input_ids"]
+    if ids.dtype != np.uint32:
+        raise RequestError(f"input_ids has type {ids.dtype.name}, expected uint32")
+    if ids.ndim != 2 or not ids.shape[0]:
+        raise RequestError(f"input_ids has shape {list(ids.shape)}, expected [batch, n]")
+    return ids.astype(np.int64)
 
 
-def _scalar(tensors: Mapping[str, Array], name: str, batch: int, dtype: type | None = None) -> Array | None:
+def _scalar(tensors: Mapping[str, Array], name: str, rule: Scalar, batch: int, default: float | None) -> Array:
     """One value a row, [B] or [B, 1] -> [B]; the default where it is not sent."""
-    known_dtype, default = _SCALARS.get(name, (dtype, None))
     if name not in tensors:
-        return None if default is None else np.full(batch, default, known_dtype)
+        value = rule.default if default is None else default
+        assert value is not None  # required tensors are checked by name first
+        return np.full(batch, value, rule.dtypes[0])
     array = tensors[name]
-    if array.dtype != known_dtype:
-        raise RequestError(f"{name} has type {array.dtype.name}, expected {np.dtype(known_dtype).name}")
+    if array.dtype not in rule.dtypes:
+        expected = " or ".join(np.dtype(dtype).name for dtype in rule.dtypes)
+        raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
     if array.shape not in ((batch,), (batch, 1)):
         raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, 1]")
     return array.reshape(batch)
 
 
-def _refuse_unless_neutral(tensors: Mapping[str, Array], name: str, rule: Unhonoured, batch: int) -> None:
-    if rule.rank == 0:
-        array = _scalar(tensors, name, batch, rule.dtype)
-        assert array is not None  # it is among the tensors
-    else:
-        array = _tensor(tensors, name, rule.dtype, rule.rank)
-        if array.shape[0] != batch:
-            raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, n, n]")
-    if not rule.neutral(array):
-        raise RequestError(f"{name} is not supported by this engine yet ({rule.advice})")
+def _check_range(name: str, values: Array, rule: Scalar) -> None:
+    if values.dtype.kind == "f":
+        bounds = f"a number from {rule.low:g} to {rule.high:g}"
+        refuse_rows(name, values, ~(np.isfinite(values) & (values >= rule.low) & (values <= rule.high)), bounds)
+    elif rule.high < np.inf:
+        refuse_rows(name, values, values > rule.high, f"at most {rule.high:g}")
+
+
+def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Array]) -> None:
+    scope = scalars["is_return_context_cum_log_probs"]
+    lacks = scope & ~scalars["is_return_log_probs"]
+    refuse_rows("is_return_context_cum_log_probs", scope, lacks, "false without is_return_log_probs")
+    if "repetition_penalty" in tensors and "presence_penalty" in tensors:
+        raise RequestError("repetition_penalty and presence_penalty exclude each other; send one of them")
+    width = np.maximum(scalars["beam_width"], 1)
+    refuse_rows("beam_width", width, width != width[0], f"the same in all rows of a request, {width[0]} as in row 0")
+
+
+def _input_lengths(ids: Array, lengths: Array) -> Array:
+    width = ids.shape[1]
+    if width:
+        refuse_rows("input_lengths", lengths, (lengths < 1) | (lengths > width), f"1 to {width}, input_ids' width")
+    return lengths.astype(np.int64) if width else np.zeros(len(lengths), np.int64)
+
+
+def _padded(rows: Sequence[Array], most: int) -> Array:
+    """Rows under each other: as wide as the input that was sent, or narrower by the prompts in it."""
+    width = max(map(len, rows)) if any(len(row) < most for row in rows) else most
+    ids = np.zeros((len(rows), width), np.int64)
+    for row, line in enumerate(rows):
+        ids[row, : len(line)] = line
+    return ids
 
 
 def _word_lists(tensors: Mapping[str, Array], name: str, batch: int) -> list[WordList]:
@@ -216,77 +218,18 @@ def _word_lists(tensors: Mapping[str, Array], name: str, batch: int) -> list[Wor
     return parse_word_lists(name, tensors[name], batch)
 
 
-def _present(array: Array | None) -> Array:
-    assert array is not None  # required tensors are checked by name first, the others have a default
-    return array
-
-
-def _or_default(array: Array | None, default: int, batch: int) -> Array:
-    return np.full(batch, default, np.int64) if array is None else array.astype(np.int64)
-
-
-def _check_ranges(request: Request, config: GptConfig) -> None:
-    width = request.input_ids.shape[1]
-    bad = (request.input_lengths < 1) | (request.input_lengths > width)
-    _refuse_rows("input_lengths", request.input_lengths, bad, f"must be 1 to {width}, the width of input_ids")
-    is_real = np.arange(width) < request.input_lengths[:, None]
-    bad_ids = request.input_ids[is_real & (request.input_ids >= config.vocab_size)]
-    if bad_ids.size:
-        raise RequestError(f"input_ids holds {bad_ids[0]}; the vocabulary has {config.vocab_size} tokens")
-    total = request.input_lengths + request.output_lengths
+def _check_lengths(request: Request, config: ModelConfig) -> None:
+    total = np.array([len(context.ids) for context in request.contexts]) + request.output_lengths
     row = int(total.argmax())
     if total[row] > config.max_pos_seq_len:
         raise RequestError(
-            f"input_lengths {request.input_lengths[row]} + request_output_len {request.output_lengths[row]}"
+            f"input_lengths {len(request.contexts[row].ids)} + request_output_len {request.output_lengths[row]}"
             f" = {total[row]} in row {row} exceeds max_pos_seq_len {config.max_pos_seq_len}"
         )
-    top_p = request.top_p
-    _refuse_rows("runtime_top_p", top_p, ~((top_p >= 0) & (top_p <= 1)), "must be 0 to 1")
-    heat, penalty = request.temperature, request.repetition_penalty
-    _refuse_rows("temperature", heat, ~((heat >= 0) & np.isfinite(heat)), "must be a number of at least 0")
-    _refuse_rows("repetition_penalty", penalty, ~((penalty > 0) & np.isfinite(penalty)), "must be a positive number")
-    scope = request.wants_context_log_probs
-    _refuse_rows(
-        "is_return_context_cum_log_probs", scope, scope & ~request.wants_log_probs, "needs is_return_log_probs"
-    )
 
 
-def _refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
+def refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
+    """Refuse a tensor for the first row that breaks a rule."""
     if is_bad.any():
         row = int(is_bad.argmax())
-        raise RequestError(f"{name} is {values[row]} in row {row}; it {rule}")
-
-
-def join_requests(requests: Sequence[Request], pad_id: int = 0) -> Request:
-    """Put the rows of several requests under each other, padding input_ids to the longest input.
-
-    Args:
-        requests: at least one.
-        pad_id: fills what is behind a row's input; any legal token.
-    """
-    width = max(int(request.input_lengths.max()) for request in requests)
-    ids = np.full((sum(request.batch_size for request in requests), width), pad_id, np.int64)
-    row = 0
-    for request in requests:
-        for source, length in zip(request.input_ids, request.input_lengths, strict=True):
-            ids[row, :length] = source[:length]
-            row += 1
-
-    def rows(field: str) -> Array:
-        return np.concatenate([getattr(request, field) for request in requests])
-
-    return Request(
-        input_ids=ids,
-        input_lengths=rows("input_lengths"),
-        output_lengths=rows("output_lengths"),
-        top_k=rows("top_k"),
-        top_p=rows("top_p"),
-        temperature=rows("temperature"),
-        repetition_penalty=rows("repetition_penalty"),
-        random_seed=rows("random_seed"),
-        end_id=rows("end_id"),
-        wants_log_probs=rows("wants_log_probs"),
-        wants_context_log_probs=rows("wants_context_log_probs"),
-        bad_words=[words for request in requests for words in request.bad_words],
-        stop_words=[words for request in requests for words in request.stop_words],
-    )
+        raise RequestError(f"{name} is {values[row]} in row {row}; it must be {rule}")

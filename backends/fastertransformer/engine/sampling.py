@@ -1,42 +1,18 @@
 """From logits to tokens: a chain of small pure functions on [B, V], each row with its own parameters.
 
-Order and formulas are FasterTransformer's: ``BaseSamplingLayer.cc`` (temperature, then repetition penalty),
-``sampling_penalty_kernels.cu``, ``sampling_topk_kernels.cu`` and ``sampling_topp_kernels.cu``. Every function leaves a
-row alone whose parameter is neutral, so a row's numbers do not depend on its neighbours' parameters.
+Order and formulas are FasterTransformer's: ``BaseSamplingLayer.cc`` (temperature, then repetition or presence penalty,
+then minimum length), ``sampling_penalty_kernels.cu``, ``sampling_topk_kernels.cu`` and ``sampling_topp_kernels.cu``.
+Every function leaves a row alone whose parameter is neutral, so a row's numbers do not depend on its neighbours'
+parameters. Nothing here asks the device for a value.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 MASKED = float("-inf")
-
-
-@dataclass(frozen=True)
-class SamplingParameters:
-    """One value a row, each [B].
-
-    Attributes:
-        top_k: candidates; 0 means no limit.
-        top_p: candidate probability; 1 means no limit.
-        temperature: divisor of the logits.
-        repetition_penalty: for tokens that have occurred.
-    """
-
-    top_k: Tensor
-    top_p: Tensor
-    temperature: Tensor
-    repetition_penalty: Tensor
-
-    def rows(self, index: Tensor) -> SamplingParameters:
-        """Keep some rows: index [N] -> parameters of N rows."""
-        return SamplingParameters(
-            self.top_k[index], self.top_p[index], self.temperature[index], self.repetition_penalty[index]
-        )
+_GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def resolve_top_k_top_p(top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,24 +31,44 @@ def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
     return logits * scale[:, None]
 
 
-def apply_repetition_penalty(logits: Tensor, penalty: Tensor, occurred: Tensor) -> Tensor:
-    """Penalise tokens that have occurred in the row's input or output.
+def apply_repetition_penalty(logits: Tensor, penalty: Tensor, presence: Tensor, occurred: Tensor) -> Tensor:
+    """Penalise tokens that have occurred in the row's input or output, once however often they have.
 
-    A positive logit is divided by the penalty and a negative one multiplied, once however often the token occurred.
+    repetition_penalty: a positive logit is divided by it and a negative one multiplied. presence_penalty is subtracted.
     (FasterTransformer skips the first step of a batch whose longest input is one token; here it is not skipped.)
 
     Args:
         logits: [B, V].
         penalty: [B]; 1 is neutral.
+        presence: [B]; 0 is neutral.
         occurred: bool [B, V].
     """
     by_row = penalty[:, None]
-    return torch.where(occurred, torch.where(logits < 0, logits * by_row, logits / by_row), logits)
+    return torch.where(occurred, torch.where(logits < 0, logits * by_row, logits / by_row) - presence[:, None], logits)
 
 
-def keep_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
-    """Mask all but the k largest: [B, V], [B] -> [B, V] with exactly k finite entries a row; k = 0 keeps all."""
-    largest = min(int(top_k.max()), logits.shape[-1])
+def apply_min_length(logits: Tensor, min_length: Tensor, count: Tensor, end_id: Tensor) -> Tensor:
+    """Mask the end_id of rows that have generated fewer tokens than min_length: [B, V], [B] each -> [B, V]."""
+    is_end = torch.arange(logits.shape[-1], device=logits.device) == end_id[:, None]
+    return logits.masked_fill(is_end & (count < min_length)[:, None], MASKED)
+
+
+def decay_top_p(
+    top_p: Tensor, initial: Tensor, decay: Tensor, least: Tensor, reset_id: Tensor, token: Tensor
+) -> Tensor:
+    """Give the next step's top_p, [B] each: factual nucleus sampling (arXiv:2206.04624), ``computeToppDecay``."""
+    return torch.where(token == reset_id, initial, torch.maximum(top_p * decay, least))
+
+
+def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
+    """Mask all but the k largest: [B, V], [B] -> [B, V] with exactly k finite entries a row; k = 0 keeps all.
+
+    Args:
+        logits: [B, V].
+        top_k: [B].
+        largest: of top_k, known on the host.
+    """
+    largest = min(largest, logits.shape[-1])
     if largest == 0:
         return logits
     values, ids = logits.topk(largest, dim=-1)  # [B, largest], descending
@@ -101,7 +97,7 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
 
     Args:
         logits: [B, V].
-        uniform: [B] in [0, 1), from each row's own generator.
+        uniform: [B] in [0, 1).
 
     Returns:
         [B] token ids; a masked token is never drawn.
@@ -111,47 +107,49 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
 
 
-def draw_uniform(seeds: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """Make every row's random numbers in advance, from its own generator: [B, max(counts)] in [0, 1).
+def draw_uniform(seed: Tensor, step: Tensor) -> Tensor:
+    """Make one random number a row from its seed and step alone, so that no batch and no device changes it.
 
-    They depend on the row's seed and the step alone, not on the batch, and are made on the CPU so that a GPU gives the
-    same ones.
+    The numbers of a seed are those of SplitMix64 (Steele, Lea and Flood 2014, ``java.util.SplittableRandom``) whose
+    state is first mixed itself, so that neighbouring seeds share nothing.
+
+    Args:
+        seed: int64 [B], an unsigned seed's bits.
+        step: int64 [B], tokens that the row has generated.
+
+    Returns:
+        fp64 [B] in [0, 1), multiples of 2**-53.
     """
-    uniform = torch.zeros(len(seeds), max(counts, default=0))
-    for row, (seed, count) in enumerate(zip(seeds, counts, strict=True)):
-        uniform[row, :count] = torch.rand(count, generator=torch.Generator().manual_seed(seed))
-    return uniform
+    bits = _mix(_mix(seed) + (step + 1) * _GOLDEN)
+    return _shifted(bits, 11).double() * 2.0**-53
 
 
-def choose_tokens(logits: Tensor, parameters: SamplingParameters, uniform: Tensor) -> Tensor:
-    """Filter and draw: penalised logits [B, V] -> token ids [B].
-
-    A row takes its largest logit if top_k is 1 or if that token alone fills the nucleus; nothing is sorted if all do.
-    """
-    greedy = logits.argmax(dim=-1)
-    is_greedy = parameters.top_k == 1
-    if not bool(is_greedy.all()):
-        is_greedy |= (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp() >= parameters.top_p
-    if bool(is_greedy.all()):
-        return greedy
-    candidates = keep_top_p(keep_top_k(logits, parameters.top_k), parameters.top_p)
-    return torch.where(is_greedy, greedy, draw(candidates, uniform))
+def _mix(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shifted(bits, 30)) * _MIX_1
+    bits = (bits ^ _shifted(bits, 27)) * _MIX_2
+    return bits ^ _shifted(bits, 31)
 
 
-def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _shifted(bits: Tensor, count: int) -> Tensor:
+    """Shift to the right and fill up with zeros: int64's own shift fills up with the sign."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the chosen tokens, in FasterTransformer's two meanings.
 
-    Both use the logits after temperature and repetition penalty. The first, which ``cum_log_probs`` sums, is
-    log softmax over the whole vocabulary. The second, ``output_log_probs``, is for top-k sampling conditional on the
-    token being among the k (log softmax over the k largest, before top-p), and equal to the first without top-k. So a
-    greedy token (top_k 1) has output_log_probs 0: FasterTransformer says the same
-    (``topk_stage2_sampling``: "the log_prob is the probability of the selected token, conditioned on the event that it
-    is selected"). Use cum_log_probs, or greedy by top_k 0 with a tiny top_p, for the probability under the model.
+    Both use the logits after temperature and penalties. The first, which ``cum_log_probs`` sums, is log softmax over
+    the whole vocabulary. The second, ``output_log_probs``, is for top-k sampling conditional on the token being among
+    the k (log softmax over the k largest, before top-p), and equal to the first without top-k. So a greedy token
+    (top_k 1) has output_log_probs 0: FasterTransformer says the same (``topk_stage2_sampling``: "the log_prob is the
+    probability of the selected token, conditioned on the event that it is selected"). Use cum_log_probs, or greedy by
+    top_k 0 with a tiny top_p, for the probability under the model.
 
     Args:
         logits: [B, V].
         top_k: [B].
         tokens: [B].
+        largest: of top_k, known on the host.
 
     Returns:
         Two fp32 [B].
@@ -159,7 +157,7 @@ def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor) -> tuple[Tens
     chosen = logits.gather(1, tokens[:, None]).squeeze(1)
     full = chosen - logits.logsumexp(dim=-1)
     reported = torch.where(top_k == 1, torch.zeros_like(full), full)
-    largest = min(int(top_k.max()), logits.shape[-1])
+    largest = min(largest, logits.shape[-1])
     if largest <= 1:
         return full, reported
     values = logits.topk(largest, dim=-1).values  # [B, largest]

@@ -14,6 +14,9 @@ from .config import FILE_NAME
 from .errors import EngineError
 
 THREADS_PARAMETER = "cpu_threads"
+BYTES_PARAMETER = "kv_cache_bytes"
+FRACTION_PARAMETER = "kv_cache_fraction"
+BATCHING_PARAMETER = "inflight_batching"
 THREADS_VARIABLE = "SLIPWAY_CPU_THREADS"
 
 
@@ -28,6 +31,9 @@ class Settings:
             layers. Shards do not depend on it.
         data_type: fp32, fp16 or bf16 at run time, whatever the shards are.
         cpu_threads: of torch; 0 for one a core.
+        has_inflight_batching: whether a request joins those that are under way; else it waits until they are done.
+        kv_cache_fraction: part of the memory that is free behind the weights which the KV cache may take.
+        kv_cache_bytes: the same as a number, in each process; 0: by the fraction.
     """
 
     checkpoint: Path
@@ -35,14 +41,18 @@ class Settings:
     pipeline_para_size: int
     data_type: str
     cpu_threads: int = 0
+    has_inflight_batching: bool = True
+    kv_cache_fraction: float = 0.9
+    kv_cache_bytes: int = 0
 
 
 def read_settings(parameters: Mapping[str, str], model_directory: Path, version: str) -> Settings:
     """Check config.pbtxt's parameters.
 
     enable_custom_all_reduce is accepted as 0 or 1 and has no effect: NCCL chooses its own way. int8_mode other than 0
-    is refused. ``cpu_threads`` is this engine's own parameter; the environment variable SLIPWAY_CPU_THREADS stands in
-    for it.
+    is refused. This engine's own parameters are ``cpu_threads`` (the environment variable SLIPWAY_CPU_THREADS stands in
+    for it), ``inflight_batching`` (1, or 0 for FasterTransformer's static batching), ``kv_cache_fraction`` (0.9) and
+    ``kv_cache_bytes``.
 
     Args:
         parameters: by key.
@@ -57,8 +67,7 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
         raise EngineError(f"model_type = {model_type} is not supported by this engine yet; only GPT is")
     if _integer(parameters, "int8_mode", "0", least=0) != 0:
         raise EngineError(f"int8_mode = {parameters['int8_mode']} is not supported by this engine yet; only 0 is")
-    if _integer(parameters, "enable_custom_all_reduce", "0", least=0) > 1:
-        raise EngineError(f"enable_custom_all_reduce = {parameters['enable_custom_all_reduce']} is neither 0 nor 1")
+    _flag(parameters, "enable_custom_all_reduce", "0")
     if "data_type" not in parameters:
         raise EngineError("config.pbtxt has no parameter data_type: fp32, fp16 or bf16")
     tensor_para_size = _integer(parameters, "tensor_para_size", "1", least=1)
@@ -71,6 +80,9 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
         pipeline_para_size=_integer(parameters, "pipeline_para_size", "1", least=1),
         data_type=parameters["data_type"],
         cpu_threads=_integer(threads, THREADS_PARAMETER, "0", least=0),
+        has_inflight_batching=_flag(parameters, BATCHING_PARAMETER, "1"),
+        kv_cache_fraction=_fraction(parameters, FRACTION_PARAMETER, "0.9"),
+        kv_cache_bytes=_integer(parameters, BYTES_PARAMETER, "0", least=0),
     )
 
 
@@ -103,3 +115,21 @@ def _integer(parameters: Mapping[str, str], key: str, default: str, least: int) 
     if not text.isdigit() or int(text) < least:
         raise EngineError(f"{key} = {text} is not a whole number of at least {least}")
     return int(text)
+
+
+def _flag(parameters: Mapping[str, str], key: str, default: str) -> bool:
+    text = parameters.get(key, default).strip()
+    if text not in ("0", "1"):
+        raise EngineError(f"{key} = {text} is neither 0 nor 1")
+    return text == "1"
+
+
+def _fraction(parameters: Mapping[str, str], key: str, default: str) -> float:
+    text = parameters.get(key, default).strip()
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value <= 1.0:
+        raise EngineError(f"{key} = {text} is not a number above 0 and at most 1")
+    return value

@@ -1,13 +1,17 @@
-"""What generation asks of the network: a step at a time, on the places of one batch.
+"""What generation asks of the network: a step at a time, on the slots of the cache.
 
-A place is a row of the cache. The one process that samples calls these; where the network is spread over several,
-``parallel`` has every other process take the same steps.
+The one process that samples calls these; where the network is spread over several, ``parallel`` has every other process
+take the same steps. So a step's arguments are numbers and numpy arrays, and its result stays on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,49 +19,102 @@ from .cache import KvCache
 from .network import Network
 from .request import Array
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+STEP_NAMES: list[str] = []
+
+
+def _step(take: Callable[Concatenate[Steps, _P], _R]) -> Callable[Concatenate[Steps, _P], _R]:
+    """Make a method one that all processes take together."""
+    STEP_NAMES.append(take.__name__)
+
+    @wraps(take)
+    def together(self: Steps, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.together(take.__name__, args):
+            return take(self, *args, **kwargs)
+
+    return together
+
 
 class Steps:
-    """The steps of one process.
+    """The steps of one process. Arguments of a step are given by position.
 
     Args:
-        model: the network, or this process's part of it.
+        network: all of it, or this process's part.
         cache: of that part.
     """
 
-    def __init__(self, model: Network, cache: KvCache) -> None:
-        self.model, self.cache = model, cache
-        self.config = model.config
-        self.device = model.weights.token_embedding.device
+    def __init__(self, network: Network, cache: KvCache) -> None:
+        self.network, self.cache = network, cache
+        self.config = network.config
+        self.device = network.weights.like.device
+        self._saved: dict[int, list[Tensor]] = {}
 
-    def begin(self, rows: int, length: int) -> None:
-        """Make room for a batch of so many places, each of at most that many tokens."""
-        self.cache.reserve(rows, length)
+    def together(self, name: str, arguments: Sequence[Any]) -> AbstractContextManager[None]:
+        """Have the other processes take the step too; a process that is alone has none."""
+        return nullcontext()
 
-    def prefill(self, ids: Tensor, first: int) -> Tensor:
-        """Run whole inputs in the places from first on: ids [B, T], padded -> [B, T, hidden], before the final norm."""
-        lengths = torch.full_like(ids[:, 0], ids.shape[1])
-        return self.model.extend(ids, None, lengths, slice(first, first + len(ids)), self.cache, ids.shape[1])
+    @_step
+    def reserve(self, slots: int, capacity: int, kept: int) -> None:
+        """Make room for so many slots of so many tokens; what the first ``kept`` hold stays."""
+        self.cache.reserve(slots, capacity, kept=kept)
 
-    def decode(self, ids: Tensor, lengths: Array) -> Tensor:
-        """Run one token in each of the first B places.
+    @_step
+    def set_windows(self, first: int, windows: Array) -> None:
+        """Say how many tokens the slots from ``first`` on keep, int64 [B]."""
+        self.cache.windows[first : first + len(windows)] = torch.from_numpy(windows).to(self.device)
+
+    @_step
+    def extend(
+        self, ids: Array, starts: Array, lengths: Array, first: int, longest: int, embeddings: Array | None = None
+    ) -> Tensor:
+        """Run several tokens of each of the rows in the slots from ``first`` on; see Network.extend.
 
         Args:
-            ids: [B].
-            lengths: int64 [B], on the host: tokens of each place, this one included.
+            ids: int64 [B, T], padded.
+            starts: int64 [B].
+            lengths: int64 [B].
+            first: slot of the first row.
+            longest: the most entries that a row has afterwards.
+            embeddings: fp32 [B, T, hidden], NaN where a token has its own; None: all have.
 
         Returns:
-            [B, hidden], before the final norm.
+            [B, T, hidden], before the final norm.
         """
-        positions = torch.from_numpy(lengths - 1).to(self.device)
-        return self.model.decode(ids, positions, slice(0, len(lengths)), self.cache, int(lengths.max()))
+        given = None if embeddings is None else torch.from_numpy(embeddings).to(self.device)
+        tokens, begins, counts = (torch.from_numpy(array).to(self.device) for array in (ids, starts, lengths))
+        slots = slice(first, first + len(ids))
+        return self.network.extend(tokens, begins if starts.any() else None, counts, slots, self.cache, longest, given)
 
-    def move(self, places: Sequence[int], sources: Sequence[int]) -> None:
-        """Overwrite places with what is cached in others."""
-        self.cache.copy(places, sources, self.cache.capacity)
+    @_step
+    def decode(self, ids: Array, positions: Array, first: int, longest: int) -> Tensor:
+        """Run one token of each of the rows in the slots from ``first`` on: int64 [B] each -> [B, hidden]."""
+        both = torch.from_numpy(np.stack((ids, positions))).to(self.device)
+        return self.network.decode(both[0], both[1], slice(first, first + len(ids)), self.cache, longest)
+
+    @_step
+    def copy(self, targets: Array, sources: Array, length: int) -> None:
+        """Overwrite slots with what the first ``length`` entries of others hold: int64 [n] each."""
+        self.cache.copy(torch.from_numpy(targets), torch.from_numpy(sources), length)
+
+    @_step
+    def save(self, slot: int, length: int, key: int) -> None:
+        """Keep a copy of a slot's first ``length`` entries."""
+        self._saved[key] = self.cache.save(slot, length)
+
+    @_step
+    def restore(self, slot: int, key: int) -> None:
+        """Put back what was saved under a key."""
+        self.cache.restore(slot, self._saved[key])
+
+    @_step
+    def forget(self, key: int) -> None:
+        """Drop what was saved under a key, if anything."""
+        self._saved.pop(key, None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""
-        return self.model.logits(hidden)
+        return self.network.logits(hidden)
 
     def close(self) -> None:
         """Take leave: no step follows."""

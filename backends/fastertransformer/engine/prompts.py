@@ -1,0 +1,186 @@
+"""Prompts that are not tokens of the vocabulary: embeddings sent with a request, or learnt and kept in the checkpoint.
+
+FasterTransformer's numbers for ``request_prompt_type`` and config.ini's ``prompt_learning_type``: 0 none; 1 soft prompt
+(a request's embeddings stand in front of its input); 2 prefix prompt (keys and values of every layer: GPT in
+FasterTransformer reads such tables and never uses them, so they are refused here); 3 p/prompt tuning (ids from
+``prompt_learning_start_id`` on stand for rows of a table: the task's, or the request's own). Positions count prompts;
+answers and penalties leave them out.
+Sources: ``ParallelGpt.cc``, ``gpt_kernels.cu``, ``ParallelGptTritonModel.cc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .config import PROMPT_TYPES, ModelConfig
+from .errors import RequestError, WeightsError
+from .precision import TORCH_TYPES
+
+Array = npt.NDArray[Any]
+
+_NONE, _SOFT, _PREFIX, _TUNED = range(4)
+_REQUEST_NAMES = ("request_prompt_embedding", "request_prompt_lengths", "request_prompt_type")
+PROMPT_NAMES = ("prompt_learning_task_name_ids", *_REQUEST_NAMES)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a row's generation starts from.
+
+    Attributes:
+        ids: int64 [T], at least one; any legal id where an embedding stands.
+        embeddings: fp32 [T, hidden], NaN where the token has its own; None: all have.
+    """
+
+    ids: Array
+    embeddings: Array | None = None
+
+
+@dataclass(frozen=True)
+class PromptTables:
+    """The prompt learning of a checkpoint.
+
+    Attributes:
+        start_id: the first virtual token.
+        tables: fp32 [prompt_length, hidden] of each task, by its number.
+    """
+
+    start_id: int
+    tables: Sequence[Array]
+
+
+def read_prompt_tables(directory: Path, config: ModelConfig) -> PromptTables | None:
+    """Read the tables that config.ini's tasks name, ``model.prompt_table.<task_name>.weight.bin``.
+
+    Returns:
+        None where its prompt_learning_type is not p/prompt tuning.
+
+    Raises:
+        WeightsError: a table is missing or has another size.
+    """
+    if config.prompt_learning_type != PROMPT_TYPES[_TUNED]:
+        return None
+    tables = [_read_table(directory, config, name, length) for name, length in config.prompt_tasks]
+    return PromptTables(config.prompt_learning_start_id, tables)
+
+
+def _read_table(directory: Path, config: ModelConfig, name: str, length: int) -> Array:
+    path = directory / f"model.prompt_table.{name}.weight.bin"
+    dtype = TORCH_TYPES[config.weight_data_type]
+    expected = length * config.hidden_units * dtype.itemsize
+    size = path.stat().st_size if path.exists() else 0
+    if size != expected:
+        raise WeightsError(f"{path}: {size} bytes, expected {expected} for [{length}, {config.hidden_units}]")
+    table: Array = torch.from_file(str(path), size=length * config.hidden_units, dtype=dtype).float().numpy()
+    return table.reshape(length, config.hidden_units)
+
+
+def place_prompts(
+    tensors: Mapping[str, Array],
+    ids: Array,
+    lengths: Array,
+    start_ids: Array,
+    config: ModelConfig,
+    prompts: PromptTables | None,
+) -> tuple[list[Context], list[Array]]:
+    """Put prompts where they belong.
+
+    Args:
+        tensors: of the request.
+        ids: int64 [B, L].
+        lengths: int64 [B]; 0 in a row without input, which starts from its start_id.
+        start_ids: [B].
+        config: dimensions.
+        prompts: the checkpoint's.
+
+    Returns:
+        What each row starts from, and the part of its input that is shown, int64 [n] each.
+
+    Raises:
+        RequestError: a prompt tensor is malformed or incomplete, a task does not exist, an id stands for nothing.
+    """
+    batch = len(ids)
+    kinds, own = _request_prompts(tensors, batch, config)
+    tasks = _tasks(tensors, batch, prompts)
+    start_id = prompts.start_id if prompts else config.end_id + 1
+    contexts, shown = [], []
+    for row in range(batch):
+        line, table = ids[row, : lengths[row]], None
+        if kinds[row] == _TUNED or (tasks is not None and not kinds[row]):
+            table = own[row] if kinds[row] else tasks[row]  # type: ignore[index]  # tasks are there in this branch
+        contexts.append(_context(line, kinds[row] == _SOFT, own[row], table, start_id, int(start_ids[row])))
+        shown.append(line if table is None else line[line < start_id])
+        bad = contexts[-1].ids[contexts[-1].ids >= config.vocab_size]
+        if bad.size:
+            raise RequestError(f"input_ids holds {bad[0]} in row {row}; the vocabulary has {config.vocab_size} tokens")
+    return contexts, shown
+
+
+def _context(line: Array, is_soft: bool, own: Array, table: Array | None, start_id: int, first: int) -> Context:
+    if is_soft and len(own):
+        embeddings = np.full((len(own) + len(line), own.shape[1]), np.nan, np.float32)
+        embeddings[: len(own)] = own
+        return Context(np.concatenate([np.zeros(len(own), np.int64), line]), embeddings)
+    if table is not None:
+        virtual = line - start_id
+        if (virtual >= len(table)).any():
+            raise RequestError(f"input_ids holds {line.max()}; the prompt's ids are {start_id} + 0 to {len(table) - 1}")
+        embeddings = np.where((virtual >= 0)[:, None], table[np.maximum(virtual, 0)], np.float32(np.nan))
+        return Context(np.where(virtual >= 0, 0, line), embeddings)
+    return Context(line if len(line) else np.array([first], np.int64))
+
+
+def _request_prompts(tensors: Mapping[str, Array], batch: int, config: ModelConfig) -> tuple[Array, list[Array]]:
+    """Check the three tensors of a request's own prompts: type of each row (0: none) and its embeddings, [n, hidden].
+
+    FasterTransformer applies no prompt, and warns, where one of the three is missing; here that is an error unless
+    there is nothing to apply.
+    """
+    nothing = np.zeros(batch, np.int64), [np.zeros((0, config.hidden_units), np.float32)] * batch
+    present = [name for name in _REQUEST_NAMES if name in tensors]
+    if not any(tensors[name].any() for name in present):
+        return nothing
+    missing = [name for name in _REQUEST_NAMES if name not in tensors]
+    if missing:
+        raise RequestError(f"{present[0]} needs {' and '.join(missing)} too")
+    embedding, lengths, kinds = (tensors[name] for name in _REQUEST_NAMES)
+    if embedding.dtype.kind != "f" or embedding.ndim != 3 or embedding.shape[::2] != (batch, config.hidden_units):
+        raise RequestError(
+            f"request_prompt_embedding is {embedding.dtype.name} of shape {list(embedding.shape)}, expected float32 or"
+            f" float16 [{batch}, n, {config.hidden_units}]"
+        )
+    kinds, lengths = (_column(name, tensors, batch) for name in ("request_prompt_type", "request_prompt_lengths"))
+    for row in range(batch):
+        if lengths[row] > embedding.shape[1]:
+            raise RequestError(f"request_prompt_lengths is {lengths[row]} in row {row}; at most {embedding.shape[1]}")
+        if kinds[row] not in (_NONE, _SOFT, _TUNED):
+            raise RequestError(f"request_prompt_type is {kinds[row]} in row {row}; it must be 0, 1 (soft) or 3 (tuned)")
+    return kinds, [embedding[row, : lengths[row]].astype(np.float32) for row in range(batch)]
+
+
+def _tasks(tensors: Mapping[str, Array], batch: int, prompts: PromptTables | None) -> list[Array] | None:
+    name = PROMPT_NAMES[0]
+    if name not in tensors:
+        return None
+    if prompts is None:
+        raise RequestError(f"{name}: this checkpoint's config.ini has no prompt_learning_type = 3; leave it out")
+    tasks = _column(name, tensors, batch)
+    if (tasks >= len(prompts.tables)).any():
+        raise RequestError(f"{name} is {tasks.max()}; the checkpoint has tasks 0 to {len(prompts.tables) - 1}")
+    return [prompts.tables[task] for task in tasks]
+
+
+def _column(name: str, tensors: Mapping[str, Array], batch: int) -> Array:
+    array = tensors[name]
+    if array.dtype != np.uint32:
+        raise RequestError(f"{name} has type {array.dtype.name}, expected uint32")
+    if array.shape not in ((batch,), (batch, 1)):
+        raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, 1]")
+    return array.reshape(batch).astype(np.int64)

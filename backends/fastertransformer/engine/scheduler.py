@@ -1,0 +1,347 @@
+"""Decide which sequences are in the next step, and take it.
+
+A step is one token for every sequence in the batch. Those that have just come join it with their context's last hidden
+state, so they have their first token at the same time as the others their next. Slots of the cache are filled from the
+first on: where a sequence leaves, the last one moves in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import beam
+from .request import Array
+from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
+from .slots import SlotState
+from .steps import Steps
+from .words import ban
+
+_PREFILL_TOKENS = 4096  # of one prefill pass, padding included: bounds its memory and what others wait for it
+_LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
+
+_log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Sequences that wait and sequences that are in the batch.
+
+    Args:
+        steps: the network and its cache.
+        max_rows: sequences in the batch at most.
+        is_inflight: whether sequences join a batch that is under way; else a batch is filled, and the next one begins
+            when it is done (FasterTransformer's static batching).
+    """
+
+    def __init__(self, steps: Steps, max_rows: int, is_inflight: bool = True) -> None:
+        self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
+        self._waiting: deque[Sequence] = deque()
+        self._chosen: deque[Sequence] = deque()  # of the next batch, where batches are static
+        self._batch: list[Sequence] = []
+        self._owners: list[tuple[Sequence, int]] = []  # sequence and beam in each slot
+        self._ids = np.zeros(0, np.int64)  # of each slot: the token that comes next into the network
+        self._positions = np.zeros(0, np.int64)  # of each slot: where it stands
+        self._state = SlotState(steps.config.vocab_size, steps.device)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._batch or self._waiting or self._chosen)
+
+    def add(self, job: Job) -> None:
+        """Let a request wait for its turn; one that can never fit is answered at once."""
+        cache = self._steps.cache
+        for sequence in job.sequences:
+            if not cache.fits(sequence.width, sequence.need):
+                need = cache.shape.bytes_for(sequence.width, sequence.need)
+                problem = (
+                    f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x {sequence.need} tokens of"
+                    f" {cache.shape.token_bytes} bytes; there are {cache.budget_bytes} (see kv_cache_bytes)"
+                )
+                _answer(job, Answer(None, problem, code=INVALID))
+                return
+        self._waiting.extend(job.sequences)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Give every sequence in the batch its next token."""
+        self._drop_cancelled()
+        before = len(self._owners)
+        hidden = self._prefill(self._admit())
+        try:
+            if before:
+                decoded = self._decode(before)
+                hidden = decoded if hidden is None else torch.cat((decoded, hidden))
+            if hidden is not None:
+                self._advance(hidden)
+        except Exception as error:
+            _log.exception("a step of %d sequences failed", len(self._batch))
+            for job in self._jobs(self._batch):
+                self._drop(job, Answer(None, f"generation failed: {error}", code=FAILED))
+
+    def give_up(self, problem: str) -> None:
+        """Answer everything that waits or is in the batch with a problem."""
+        for job in self._jobs([*self._batch, *self._waiting, *self._chosen]):
+            self._drop(job, Answer(None, problem, code=FAILED))
+
+    # Coming.
+
+    def _admit(self) -> list[Sequence]:
+        """Take those that wait and fit into the batch, in order, as many as one prefill pass takes."""
+        queue = self._waiting
+        if not self._is_inflight:
+            if not self._batch and not self._chosen:
+                while self._waiting and self._fits([*self._chosen, self._waiting[0]]):
+                    self._chosen.append(self._waiting.popleft())
+            queue = self._chosen
+        new: list[Sequence] = []
+        while queue and self._is_one_pass([*new, queue[0]]) and self._fits([*new, queue[0]]):
+            new.append(queue.popleft())
+        return new
+
+    def _fits(self, new: list[Sequence]) -> bool:
+        everyone = [*self._batch, *new]
+        slots, capacity = sum(each.width for each in everyone), max(each.need for each in everyone)
+        return len(everyone) <= self._max_rows and self._steps.cache.fits(slots, capacity)
+
+    @staticmethod
+    def _is_one_pass(new: list[Sequence]) -> bool:
+        if len(new) == 1:
+            return True
+        tokens = len(new) * max(len(each.context.ids) for each in new)
+        return tokens <= _PREFILL_TOKENS and not any(each.runs_alone or each.start for each in new)
+
+    def _prefill(self, new: list[Sequence]) -> Tensor | None:
+        """Run the contexts of new sequences; give the last hidden state of each of their slots, [n, hidden]."""
+        if not new:
+            return None
+        first = len(self._owners)
+        self._batch += new
+        self._owners += [(sequence, 0) for sequence in new]  # first beams side by side: they are one pass
+        self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
+        try:
+            self._prepare_slots(first)
+            return self._run_contexts(new, first)
+        except Exception as error:
+            _log.exception("the contexts of %d sequences failed", len(new))
+            self._leave(new)
+            if len(new) == 1:
+                self._drop(new[0].job, Answer(None, f"generation failed: {error}", code=FAILED))
+            for sequence in reversed(new if len(new) > 1 else []):  # whose fault was it?
+                sequence.runs_alone = True
+                (self._waiting if self._is_inflight else self._chosen).appendleft(sequence)
+            return None
+
+    def _prepare_slots(self, first: int) -> None:
+        """Have room for all owners, those from ``first`` on being new."""
+        count = len(self._owners)
+        self._steps.reserve(count, max(sequence.need for sequence in self._batch), first)
+        self._state.reserve(count)
+        missing = np.zeros(max(0, count - len(self._ids)), np.int64)
+        self._ids, self._positions = (np.concatenate((each, missing)) for each in (self._ids, self._positions))
+        for slot in range(first, count):
+            sequence, _ = self._owners[slot]
+            self._state.write(slot, sequence.job.request, sequence.row)
+            self._positions[slot] = sequence.start + len(sequence.context.ids)
+        self._settle()
+
+    def _run_contexts(self, new: list[Sequence], first: int) -> Tensor:
+        lengths = np.array([len(sequence.context.ids) for sequence in new])
+        ids = np.zeros((len(new), lengths.max()), np.int64)
+        for row, sequence in enumerate(new):
+            ids[row, : lengths[row]] = sequence.context.ids
+        starts = np.array([sequence.start for sequence in new])
+        longest = int((starts + lengths).max())
+        hidden = self._steps.extend(ids, starts, lengths, first, longest, _embeddings(new, ids.shape[1]))
+        for row, sequence in enumerate(new):
+            self._note_context(sequence, hidden[row, : lengths[row]])
+        rows = torch.arange(len(new), device=hidden.device)
+        last = hidden[rows, torch.from_numpy(lengths - 1).to(hidden.device)]
+        others = range(first + len(new), len(self._owners))
+        if not others:
+            return last
+        sources = np.array([self._owners[slot][0].slots[0] for slot in others])
+        self._steps.copy(np.array(others), sources, longest)
+        return torch.cat((last, last[torch.from_numpy(sources - first).to(hidden.device)]))
+
+    def _note_context(self, sequence: Sequence, hidden: Tensor) -> None:
+        """Compute what is asked about a context itself, given its hidden states, [T, hidden]."""
+        if sequence.wants("context_embeddings"):
+            sequence.context_embedding = hidden.float().sum(0).cpu().numpy()
+        if sequence.wants("context_cum_log_probs"):
+            total = self._context_log_prob(hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
+            sequence.scores = [score + total for score in sequence.scores]
+
+    def _context_log_prob(self, hidden: Tensor, ids: Tensor) -> float:
+        """Sum the log-probabilities of ids[1:] given what precedes them: [T, hidden], [T] -> number."""
+        length, total = hidden.shape[0], 0.0
+        block = max(1, _LOGITS_BYTES // (4 * self._steps.config.vocab_size))
+        for first in range(0, length - 1, block):
+            end = min(first + block, length - 1)
+            log_probs = self._steps.logits(hidden[first:end]).log_softmax(dim=-1)
+            total += float(log_probs.gather(1, ids[first + 1 : end + 1, None]).double().sum())
+        return total
+
+    # Going on.
+
+    def _decode(self, count: int) -> Tensor:
+        """Run the token of each of the first slots; give their hidden states, [count, hidden]."""
+        positions = self._positions[:count]
+        in_use = [
+            min(position + 1, sequence.window or position + 1)
+            for position, (sequence, _) in zip(positions.tolist(), self._owners, strict=False)
+        ]
+        hidden = self._steps.decode(self._ids[:count], positions, 0, max(in_use))
+        self._positions[:count] += 1
+        return hidden
+
+    def _advance(self, hidden: Tensor) -> None:
+        """Choose the next token of every slot from its hidden state, [N, hidden]."""
+        logits = self._steps.logits(hidden)  # [N, V]
+        if any(sequence.bad_words for sequence in self._batch):
+            banned = [each.bad_words.completions(each.tail(beam, each.bad_words.reach)) for each, beam in self._owners]
+            logits = ban(logits, banned)
+        logits = self._state.penalise(logits)
+        tokens = self._state.choose(logits)
+        if self._state.wanting_log_probs:
+            self._note_log_probs(self._state.log_probs(logits, tokens).cpu().numpy())
+        for sequence in self._batch:
+            if sequence.width > 1 and sequence.limit:
+                self._search(sequence, logits, tokens)
+        self._state.record(tokens)
+        self._ids[: len(self._owners)] = tokens.cpu().numpy()
+        for sequence in self._batch:
+            if sequence.width == 1 and sequence.limit:
+                sequence.take(0, int(self._ids[sequence.slots[0]]))
+            sequence.count += 1
+            sequence.is_done = all(sequence.has_ended) or sequence.count >= sequence.limit
+        self._deliver()
+
+    def _note_log_probs(self, values: Array) -> None:
+        for slot, full, reported in zip(self._state.wanting_log_probs, *values, strict=True):
+            sequence, _ = self._owners[slot]
+            if sequence.limit:
+                sequence.scores[0] += float(full)
+                sequence.log_probs[0].append(float(reported))
+
+    def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
+        """Choose a sequence's next beams and write their tokens into [N]."""
+        slots = np.array(sequence.slots)
+        index = torch.from_numpy(slots).to(logits.device)
+        scalars = sequence.job.request.scalars
+        chosen = beam.step(
+            logits[index].log_softmax(-1),
+            torch.tensor(sequence.scores, device=logits.device),
+            torch.tensor(sequence.has_ended, device=logits.device),
+            sequence.end_id,
+            len(sequence.context.ids) + len(sequence.tokens[0]) - sequence.has_ended[0],
+            float(scalars["len_penalty"][sequence.row]),
+            float(scalars["beam_search_diversity_rate"][sequence.row]),
+        )
+        parents, ids = torch.stack((chosen.parents, chosen.tokens)).cpu().numpy()
+        scores, gains = torch.stack((chosen.scores, chosen.gains)).tolist()
+        if (moved := parents != np.arange(len(slots))).any():
+            used = int(self._positions[slots].max())
+            self._steps.copy(slots[moved], slots[parents[moved]], min(used, sequence.window or used))
+            self._state.copy(slots[moved], slots[parents[moved]])
+        tokens[index] = chosen.tokens
+        had_ended = [sequence.has_ended[parent] for parent in parents]
+        sequence.tokens = [list(sequence.tokens[parent]) for parent in parents]
+        sequence.log_probs = [list(sequence.log_probs[parent]) for parent in parents]
+        sequence.has_ended, sequence.scores = list(had_ended), scores
+        for place, has_ended in enumerate(had_ended):
+            if not has_ended:
+                sequence.take(place, int(ids[place]))
+                sequence.log_probs[place].append(gains[place])
+
+    # Leaving.
+
+    def _deliver(self) -> None:
+        """Answer what is done or streams, and let those that are done leave."""
+        jobs = self._jobs(self._batch)
+        self._leave([sequence for sequence in self._batch if sequence.is_done])
+        for job in jobs:
+            if job.is_done or job.is_streaming:
+                try:
+                    answer = Answer(output_tensors(job), is_final=job.is_done)
+                except Exception as error:
+                    _log.exception("an answer could not be laid out")
+                    answer = Answer(None, f"generation failed: {error}", code=FAILED)
+                if not _answer(job, answer) and not job.is_done:
+                    self._drop(job)
+
+    def _drop_cancelled(self) -> None:
+        for job in self._jobs([*self._batch, *self._waiting, *self._chosen]):
+            try:
+                is_cancelled = job.is_cancelled is not None and job.is_cancelled()
+            except Exception:
+                _log.exception("is_cancelled failed")
+                is_cancelled = True
+            if is_cancelled:
+                self._drop(job, Answer(None, "cancelled", code=CANCELLED))
+
+    @staticmethod
+    def _jobs(sequences: list[Sequence]) -> list[Job]:
+        return list(dict.fromkeys(sequence.job for sequence in sequences))
+
+    def _drop(self, job: Job, answer: Answer | None = None) -> None:
+        """Take all sequences of a request out."""
+        self._leave([sequence for sequence in self._batch if sequence.job is job])
+        for name in ("_waiting", "_chosen"):
+            setattr(self, name, deque(each for each in getattr(self, name) if each.job is not job))
+        if answer:
+            _answer(job, answer)
+
+    def _leave(self, sequences: list[Sequence]) -> None:
+        """Free slots, and fill the gaps with the last ones."""
+        if not sequences:
+            return
+        gone = set(sequences)
+        self._batch = [sequence for sequence in self._batch if sequence not in gone]
+        stays = np.array([sequence not in gone for sequence, _ in self._owners])
+        kept = int(stays.sum())
+        gaps = np.flatnonzero(~stays[:kept])
+        sources = kept + np.flatnonzero(stays[kept:])
+        if len(gaps):
+            used = int(self._positions[sources].max())
+            self._steps.copy(gaps, sources, min(used, self._steps.cache.capacity))
+            self._state.copy(gaps, sources)
+            self._ids[gaps], self._positions[gaps] = self._ids[sources], self._positions[sources]
+            for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):
+                self._owners[gap] = self._owners[source]
+        del self._owners[kept:]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Note who sits where."""
+        for sequence in self._batch:
+            sequence.slots = [0] * sequence.width
+        for slot, (sequence, place) in enumerate(self._owners):
+            sequence.slots[place] = slot
+        self._state.arrange([(sequence.job.request, sequence.row) for sequence, _ in self._owners])
+
+
+def _embeddings(new: list[Sequence], length: int) -> Array | None:
+    """Put the given embeddings of several contexts under each other, [B, length, hidden]; None where none has any."""
+    given = {row: each.context.embeddings for row, each in enumerate(new) if each.context.embeddings is not None}
+    if not given:
+        return None
+    hidden = next(iter(given.values())).shape[1]
+    embeddings = np.full((len(new), length, hidden), np.nan, np.float32)
+    for row, content in given.items():
+        embeddings[row, : len(content)] = content
+    return embeddings
+
+
+def _answer(job: Job, answer: Answer) -> bool:
+    """Hand an answer over; false if its taker failed."""
+    try:
+        job.answer(answer)
+    except Exception:
+        _log.exception("an answer was not taken")
+        return False
+    return True

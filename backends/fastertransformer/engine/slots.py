@@ -1,0 +1,181 @@
+"""What sampling knows of the row in each slot, on the device, and the chain of sampling applied to all of them at once.
+
+A row's numbers are written when it comes and move with it; in between nothing is uploaded but what words ban.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .request import Array, Request
+from .sampling import (
+    apply_min_length,
+    apply_repetition_penalty,
+    apply_temperature,
+    decay_top_p,
+    draw,
+    draw_uniform,
+    keep_top_k,
+    keep_top_p,
+    resolve_top_k_top_p,
+    token_log_probs,
+)
+
+_FLOATS = ("temperature", "repetition_penalty", "presence_penalty", "top_p_decay", "top_p_min", "initial", "top_p")
+_INTEGERS = ("random_seed", "end_id", "min_length", "top_p_reset_ids", "top_k", "count")
+
+
+class SlotState:
+    """Sampling parameters and state of all slots in use.
+
+    Args:
+        vocab_size: V.
+        device: of the logits.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._floats = torch.zeros(0, len(_FLOATS), device=device)
+        self._integers = torch.zeros(0, len(_INTEGERS), dtype=torch.long, device=device)
+        self._occurred: Tensor | None = None  # bool [slots, V], as soon as a row has a penalty
+        self.arrange([])
+
+    def column(self, name: str) -> Tensor:
+        """Give a parameter of the slots in use, [N]: a view."""
+        if name in _FLOATS:
+            return self._floats[: self._count, _FLOATS.index(name)]
+        return self._integers[: self._count, _INTEGERS.index(name)]
+
+    def reserve(self, slots: int) -> None:
+        """Have at least so many slots."""
+        missing = slots - len(self._floats)
+        if missing > 0:
+            self._floats = torch.cat((self._floats, self._floats.new_zeros(missing, len(_FLOATS))))
+            self._integers = torch.cat((self._integers, self._integers.new_zeros(missing, len(_INTEGERS))))
+            if self._occurred is not None:
+                self._occurred = torch.cat((self._occurred, self._occurred.new_zeros(missing, self._vocab_size)))
+
+    def write(self, slot: int, request: Request, row: int) -> None:
+        """Begin a row of a request in a slot."""
+        values = {name: array[row] for name, array in request.scalars.items()}
+        top_k, top_p = resolve_top_k_top_p(
+            torch.tensor([int(values["runtime_top_k"])]), torch.tensor([float(values["runtime_top_p"])])
+        )
+        values |= {"top_k": int(top_k), "top_p": float(top_p), "initial": float(top_p), "count": 0}
+        values["top_p_decay"], values["top_p_min"] = legal_decay(values["top_p_decay"], values["top_p_min"])
+        values["random_seed"] = np.uint64(values["random_seed"]).astype(np.int64)  # its bits
+        self._floats[slot] = torch.tensor([float(values[name]) for name in _FLOATS])
+        self._integers[slot] = torch.tensor([int(values[name]) for name in _INTEGERS])
+        if has_penalty(request, row):
+            if self._occurred is None:
+                size = (len(self._floats), self._vocab_size)
+                self._occurred = torch.zeros(size, dtype=torch.bool, device=self._device)
+            ids = torch.from_numpy(request.input_ids[row, : request.input_lengths[row]]).to(self._device)
+            self._occurred[slot] = False
+            self._occurred[slot, ids] = True
+
+    def copy(self, targets: Array, sources: Array) -> None:
+        """Overwrite slots with others, int64 [n] each; all are read before any is written."""
+        to, of = torch.from_numpy(np.stack((targets, sources))).to(self._device)
+        self._floats[to], self._integers[to] = self._floats[of], self._integers[of]
+        if self._occurred is not None:
+            self._occurred[to] = self._occurred[of]
+
+    def arrange(self, rows: Sequence[tuple[Request, int]]) -> None:
+        """Say whose row is in each of the first slots: so the host knows what a step needs without asking the device.
+
+        Args:
+            rows: request and row in it.
+        """
+        self._count = len(rows)
+
+        def anywhere(name: str, neutral: float) -> bool:
+            return any(request.scalars[name][row] != neutral for request, row in rows)
+
+        self._has_temperature = anywhere("temperature", 1.0)
+        self._has_penalty = any(has_penalty(request, row) for request, row in rows)
+        self._has_min_length = anywhere("min_length", 0)
+        self._sampled = self._index(slot for slot, each in enumerate(rows) if is_sampled(*each, self._vocab_size))
+        sampled = [rows[slot] for slot in self._sampled.tolist()] if len(rows) else []
+        self._largest = max((int(request.scalars["runtime_top_k"][row]) for request, row in sampled), default=0)
+        self.wanting_log_probs = [
+            slot
+            for slot, (request, row) in enumerate(rows)
+            if request.beam_width == 1 and request.scalars["is_return_log_probs"][row]
+        ]
+        self._wanting = self._index(self.wanting_log_probs)
+        ks = [int(request.scalars["runtime_top_k"][row]) for request, row in (rows[i] for i in self.wanting_log_probs)]
+        self._largest_wanting = max(ks, default=0)
+
+    def _index(self, slots: Iterable[int]) -> Tensor:
+        return torch.tensor(list(slots), dtype=torch.long, device=self._device)
+
+    def penalise(self, logits: Tensor) -> Tensor:
+        """Apply what does not depend on the way of choosing: [N, V] -> [N, V]."""
+        if self._has_temperature:
+            logits = apply_temperature(logits, self.column("temperature"))
+        if self._has_penalty:
+            assert self._occurred is not None  # write has made it
+            penalty, presence = self.column("repetition_penalty"), self.column("presence_penalty")
+            logits = apply_repetition_penalty(logits, penalty, presence, self._occurred[: self._count])
+        if self._has_min_length:
+            end_id = self.column("end_id")
+            logits = apply_min_length(logits, self.column("min_length"), self.column("count"), end_id)
+        return logits
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Choose a token for every slot: penalised logits [N, V] -> [N]."""
+        tokens = logits.argmax(dim=-1)
+        if len(self._sampled):
+            index = self._sampled
+            top_k, top_p = self.column("top_k")[index], self.column("top_p")[index]
+            uniform = draw_uniform(self.column("random_seed")[index], self.column("count")[index])
+            tokens[index] = draw(keep_top_p(keep_top_k(logits[index], top_k, self._largest), top_p), uniform)
+        return tokens
+
+    def log_probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities of the slots in wanting_log_probs, fp32 [2, n]; see sampling.token_log_probs."""
+        index = self._wanting
+        top_k = self.column("top_k")[index]
+        return torch.stack(token_log_probs(logits[index], top_k, tokens[index], self._largest_wanting))
+
+    def record(self, tokens: Tensor) -> None:
+        """Go on to the next token, the chosen ones being [N]."""
+        self.column("count").add_(1)
+        if self._has_penalty:
+            assert self._occurred is not None
+            self._occurred[: self._count].scatter_(1, tokens[:, None], True)
+        if len(self._sampled):
+            top_p, initial, decay = self.column("top_p"), self.column("initial"), self.column("top_p_decay")
+            decayed = decay_top_p(
+                top_p, initial, decay, self.column("top_p_min"), self.column("top_p_reset_ids"), tokens
+            )
+            # FasterTransformer's top-k layer has a top_p that stays.
+            top_p.copy_(torch.where(self.column("top_k") == 0, decayed, top_p))
+
+
+def has_penalty(request: Request, row: int) -> bool:
+    """Say whether tokens that have occurred are penalised in a row."""
+    return bool(request.scalars["repetition_penalty"][row] != 1 or request.scalars["presence_penalty"][row] != 0)
+
+
+def is_sampled(request: Request, row: int, vocab_size: int) -> bool:
+    """Say whether a row needs a random choice.
+
+    Not with top_k 1, and not with a nucleus that the likeliest token fills always, for it has at least 1 / V.
+    """
+    scalars = request.scalars
+    top_k, top_p = int(scalars["runtime_top_k"][row]), float(scalars["runtime_top_p"][row])
+    if request.beam_width > 1 or top_k == 1 or (top_k == 0 and top_p == 0):
+        return False
+    least = legal_decay(scalars["top_p_decay"][row], scalars["top_p_min"][row])[1] if top_k == 0 else 0.0
+    return top_p == 0 or max(top_p, least) > 1 / vocab_size
+
+
+def legal_decay(decay: float, least: float) -> tuple[float, float]:
+    """Replace top_p_decay and top_p_min outside (0, 1] by 1 and 0.5, as ``set_topp_runtime_args`` does."""
+    return decay if 0 < decay <= 1 else 1.0, least if 0 < least <= 1 else 0.5
