@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from deployment.probe_request import build_inputs, is_generation
 from deployment.served_models import ServedModel
 from handover.errors import ServerError
 
 _ENSEMBLE = "ensemble"
-_PROMPT = "Hello"
+_SESSION = "slipway-probe"
 _PAUSE_S = 0.1
 
 
@@ -72,28 +73,22 @@ class Probe:
         return False
 
     def _generate(self, client: Any) -> None:
-        timeout_s = max(1.0, self._deadline - time.monotonic())
-        if self._has_ensemble:
-            inputs = [_tensor("INPUT_0", [[_PROMPT]], "BYTES"), _tensor("INPUT_1", [[1]], "UINT32")]
-            result = client.infer(_ENSEMBLE, inputs, client_timeout=timeout_s)
-            length, text = result.as_numpy("sequence_length"), result.as_numpy("OUTPUT_0")
-            is_generation = text is not None and text.size == 1 and length is not None and int(length.flat[0]) > 0
-        else:
-            start_id = int(self._model.config.get("start_id", 0))
-            inputs = [
-                _tensor("input_ids", [[start_id]], "UINT32"),
-                _tensor("input_lengths", [[1]], "UINT32"),
-                _tensor("request_output_len", [[1]], "UINT32"),
-            ]
-            result = client.infer(self._model.name, inputs, client_timeout=timeout_s)
-            ids = result.as_numpy("output_ids")
-            is_generation = ids is not None and ids.shape[-1] == len(("prompt", "generated"))
-        if not is_generation:
+        """Ask over a stream: a decoupled model takes nothing else, and every other takes it too."""
+        name = _ENSEMBLE if self._has_ensemble else self._model.name
+        config = client.get_model_config(name).config
+        inputs = build_inputs(config, self._model.config)
+        is_stateful = any(tensor.name == "session_len" for tensor in config.input)
+        turn = {"sequence_id": _SESSION, "sequence_start": True, "sequence_end": True} if is_stateful else {}
+        answers: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        try:
+            client.async_stream_infer(name, inputs, enable_empty_final_response=True, **turn)
+            answer, error = answers.get(timeout=max(1.0, self._deadline - time.monotonic()))
+        except queue.Empty:
+            raise ServerError("the server is up, but no generation came back in time") from None
+        finally:
+            client.stop_stream(cancel_requests=True)
+        if error is not None:
+            raise error
+        if not is_generation(answer):
             raise ServerError("the server is up, but what it answers is no generation")
-
-
-def _tensor(name: str, values: list[list[str]] | list[list[int]], data_type: str) -> Any:
-    array = np.array(values, dtype=object if data_type == "BYTES" else np.uint32)
-    tensor = triton.InferInput(name, list(array.shape), data_type)
-    tensor.set_data_from_numpy(array)
-    return tensor

@@ -14,6 +14,9 @@ from export_scripts.pbtxt import parse
 from handover.errors import ArtefactError
 
 ENGINE_BACKEND = "fastertransformer"
+_SECTIONS = {"gpt": "gpt", "gptj": "gptj", "gptneox": "gptneox", "decoder": "t5", "encoder": "t5"}
+"""Of config.ini, the one with the model's dimensions first, and the family that each stands for."""
+
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -27,8 +30,9 @@ class ServedModel:
         checkpoint: directory of the shards and config.ini.
         parameters: of its ``config.pbtxt``.
         max_batch_size: of its ``config.pbtxt``.
-        config: section [gpt] of config.ini, keys in lower case.
+        config: the family's section of config.ini (T5's decoder), keys in lower case.
         tasks: prompt-learning tasks of config.ini: name to number of virtual tokens.
+        family: gpt, gptj, gptneox or t5.
     """
 
     name: str
@@ -38,6 +42,7 @@ class ServedModel:
     max_batch_size: int
     config: Mapping[str, str]
     tasks: Mapping[str, int]
+    family: str = "gpt"
 
     @property
     def tensor_para_size(self) -> int:
@@ -86,8 +91,10 @@ def _read_model(directory: Path, message: model_config_pb2.ModelConfig, follows_
         raise ArtefactError(f"{directory}/config.pbtxt has no parameter tensor_para_size that is a number")
     candidates = _candidates(directory, parameters, message.default_model_filename, follows_moves)
     checkpoint = next((path for path in candidates if (path / "config.ini").is_file()), candidates[-1])
-    config, tasks = read_config(checkpoint)
-    return ServedModel(directory.name, directory, checkpoint, parameters, int(message.max_batch_size), config, tasks)
+    family, config, tasks = read_config(checkpoint)
+    return ServedModel(
+        directory.name, directory, checkpoint, parameters, int(message.max_batch_size), config, tasks, family
+    )
 
 
 def _candidates(
@@ -109,20 +116,21 @@ def _candidates(
     return (Path(path), usual) if Path(path).is_absolute() else (version / path, directory / path)
 
 
-def read_config(checkpoint: Path) -> tuple[dict[str, str], dict[str, int]]:
+def read_config(checkpoint: Path) -> tuple[str, dict[str, str], dict[str, int]]:
     """Read an FT checkpoint's config.ini.
 
     Returns:
-        Section [gpt]; prompt-learning tasks by name with their number of virtual tokens.
+        The family; its section; prompt-learning tasks by name with their number of virtual tokens.
 
     Raises:
-        ArtefactError: the file is missing, no INI file, or does not describe a GPT.
+        ArtefactError: the file is missing, no INI file, or does not describe a model of FasterTransformer.
     """
     path = checkpoint / "config.ini"
     parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None, strict=False)
     try:
         parser.read_string(path.read_text(encoding="utf-8"), str(path))
-        config = dict(parser["gpt"])
+        section = next(name for name in _SECTIONS if parser.has_section(name))
+        config = dict(parser[section])
         sections = [parser[f"task_{index}"] for index in range(int(config.get("num_tasks", 0)))]
         tasks = {section["task_name"]: section.getint("prompt_length", 0) for section in sections}
     except FileNotFoundError:
@@ -131,6 +139,11 @@ def read_config(checkpoint: Path) -> tuple[dict[str, str], dict[str, int]]:
             "model_checkpoint_path in config.pbtxt must name the directory of the shards, "
             "absolute or relative to the model's directory",
         ) from None
+    except StopIteration:
+        raise ArtefactError(
+            f"{path} describes no model of FasterTransformer: it has none of the sections {', '.join(_SECTIONS)}",
+            "export again",
+        ) from None
     except (OSError, configparser.Error, KeyError, ValueError) as error:
-        raise ArtefactError(f"{path} does not describe a GPT: {error}", "export again") from error
-    return config, tasks
+        raise ArtefactError(f"{path} cannot be read: {error}", "export again") from error
+    return _SECTIONS[section], config, tasks

@@ -1,19 +1,27 @@
 """Complete prompts on a running deployment.
 
 python -m evaluation.generate --prompts "Thank you for" "Q: Are you going for lunch?" --output-len 32
+python -m evaluation.generate --stream --prompts "Thank you for"
+python -m evaluation.generate --session --stream
 """
 
 from __future__ import annotations
 
 import argparse
+import secrets
+import sys
 from collections.abc import Sequence
 
 from evaluation.client import Client
+from evaluation.conversation import Conversation, show, stream_text
 from evaluation.served_model import DEFAULT_RESULTS, DEFAULT_URL, find_endpoint, inspect_endpoint
 from evaluation.tensors import Sampling
 from evaluation.tokenizer import load_tokenizer
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, exit_status
+
+_SESSION_LEN = 1024
+"""Of a conversation whose model's limit is unknown."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,6 +32,14 @@ def main(argv: Sequence[str]) -> None:
     )
     endpoint = find_endpoint(arguments.endpoint)
     with Client(endpoint.grpc_url, arguments.timeout_s) as client:
+        if arguments.session is not None:
+            converse(client, endpoint, arguments, sampling)
+            return
+        if arguments.stream:
+            for prompt in arguments.prompts:
+                print(f"> {prompt}")
+                show(stream_text(client, arguments.model, prompt, arguments.output_len, sampling), arguments.stream)
+            return
         texts = complete(client, endpoint, arguments.model, arguments.prompts, arguments.output_len, sampling)
     print("\n\n".join(f"> {prompt}\n{text}" for prompt, text in zip(arguments.prompts, texts, strict=True)))
 
@@ -54,13 +70,46 @@ def complete(
     return [tokenizer.decode(generation.tokens) for generation in generations]
 
 
+def converse(client: Client, endpoint: Endpoint, arguments: argparse.Namespace, sampling: Sampling) -> None:
+    """Continue one conversation, a prompt a turn: those given, or the lines of standard input.
+
+    Raises:
+        ConfigError: the model keeps no state, or takes no text.
+        ServerError: the server is unreachable, refuses or fails.
+    """
+    interface = client.describe(arguments.model)
+    if not interface.has_sessions or not interface.takes_text:
+        raise ConfigError(
+            f"model '{arguments.model}' keeps no conversations",
+            "export with export.triton_deployment.interactive_sessions=8 and deploy that repository",
+        )
+    limit = arguments.session_len or inspect_endpoint(endpoint, interface.parameters).max_positions or _SESSION_LEN
+    conversation = Conversation(
+        client, arguments.model, arguments.session or secrets.randbits(48) + 1, limit, arguments.memory_len or limit
+    )
+    prompts: Sequence[str] = arguments.prompts or ()
+    for index, prompt in enumerate(prompts or map(str.rstrip, sys.stdin)):
+        print(f"> {prompt}")
+        is_last = bool(prompts) and index == len(prompts) - 1
+        show(conversation.say(prompt, arguments.output_len, sampling, is_last), arguments.stream)
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.generate",
         description="Complete prompts on a running deployment.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--prompts", nargs="+", required=True, metavar="TEXT", help="one or more prompts")
+    parser.add_argument(
+        "--prompts", nargs="+", metavar="TEXT", help="one or more prompts; with --session the lines of standard input"
+    )
+    parser.add_argument("--stream", action="store_true", help="print text as it comes, from a decoupled model")
+    parser.add_argument(
+        "--session", nargs="?", const="", metavar="NAME", help="the prompts are turns of one conversation, with a "
+        "model that keeps its state in the server",
+    )  # fmt: skip
+    parser.add_argument("--session-len", type=int, help="tokens of the conversation at most (None: the model's limit)")
+    parser.add_argument("--memory-len", type=int, help="tokens that are remembered, the last ones (None: all)")
     parser.add_argument(
         "--endpoint",
         help=f"endpoint.json, its directory, or host:port of gRPC (None: the newest below ./{DEFAULT_RESULTS}, "
@@ -74,7 +123,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repetition-penalty", type=float, default=1.0, help="1 for none")
     parser.add_argument("--random-seed", "--seed", type=int, default=0, help="of the sampling")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="limit of the request, seconds")
-    return parser.parse_args(list(argv))
+    arguments = parser.parse_args(list(argv))
+    if arguments.prompts is None and arguments.session is None:
+        parser.error("give --prompts, or --session to be asked for them")
+    return arguments
 
 
 if __name__ == "__main__":

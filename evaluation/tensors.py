@@ -133,6 +133,23 @@ def prepare_texts(
     )
 
 
+def add_session(
+    inputs: Sequence[triton.InferInput], session_len: int | None, memory_len: int | None
+) -> tuple[triton.InferInput, ...]:
+    """Turn the tensors of one prompt into those of a stateful model: [1, n] becomes [1, 1, n].
+
+    Args:
+        inputs: of a batch of one.
+        session_len: tokens of the whole conversation at most; None where it has begun.
+        memory_len: tokens that are remembered; None for all, or where the conversation has begun.
+    """
+    limits = {"session_len": session_len, "memory_len": memory_len}
+    inputs = [*inputs, *(_tensor(name, np.array([[n]], np.uint32)) for name, n in limits.items() if n is not None)]
+    for tensor in inputs:
+        tensor.set_shape([1, *tensor.shape()])
+    return tuple(inputs)
+
+
 def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Generation]:
     """Take the generated part out of an answer, and prove that the answer continues the prompts.
 

@@ -61,6 +61,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ServerLiveResponse(live=True)
 
+    def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ServerReadyResponse(ready=True)
+
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
         answer = pb.ModelConfigResponse()
         answer.config.name, answer.config.max_batch_size = request.name, self.max_batch_size

@@ -14,6 +14,7 @@ from deployment.weights import expected_shards, prove_weights
 from export_scripts.arguments import ExportArguments
 from export_scripts.model_repository import build_repository
 from handover.errors import ArtefactError
+from handover.manifest import Manifest, record_files
 
 SHARD = "model.layers.1.mlp.dense_4h_to_h.weight.0.bin"
 OTHER = "model.layers.2.mlp.dense_4h_to_h.weight.0.bin"
@@ -243,9 +244,41 @@ def test_config_ini_may_have_comments_and_tasks(tmp_path: Path) -> None:
         "[gpt]\nmax_pos_seq_len=2048 ;for position embedding tables\nhead_num = 12\nnum_tasks=2\n"
         "[task_0]\ntask_name=sentiment\nprompt_length=10\n[task_1]\ntask_name=squad\nprompt_length=16"
     )
-    config, tasks = read_config(tmp_path)
-    assert config["max_pos_seq_len"] == "2048"
+    family, config, tasks = read_config(tmp_path)
+    assert family == "gpt" and config["max_pos_seq_len"] == "2048"
     assert tasks == {"sentiment": 10, "squad": 16}
+
+
+@pytest.mark.parametrize(
+    ("sections", "family", "key"),
+    [("[gptj]\nhead_num=16\n", "gptj", "head_num"), ("[gptneox]\nhead_num=64\n", "gptneox", "head_num"),
+     ("[encoder]\nd_model=8\n[decoder]\nd_model=9\n[structure]\nt5_with_bias=1\n", "t5", "d_model"),
+     ("[encoder]\nd_model=8\n", "t5", "d_model")],
+)  # fmt: skip
+def test_every_family_has_its_section(tmp_path: Path, sections: str, family: str, key: str) -> None:
+    (tmp_path / "config.ini").write_text(sections)
+    found, config, tasks = read_config(tmp_path)
+    assert (found, tasks) == (family, {}) and key in config
+    (tmp_path / "config.ini").write_text("[bert]\nhead_num = 12\n")
+    with pytest.raises(ArtefactError, match="none of the sections gpt, gptj, gptneox, decoder, encoder"):
+        read_config(tmp_path)
+
+
+def test_shards_of_another_family_are_proved_by_the_manifest(tmp_path: Path) -> None:
+    shards = tmp_path / "fastertransformer" / "1" / "1-gpu"
+    shards.mkdir(parents=True)
+    (shards / "config.ini").write_text("[gptj]\nhead_num = 2\n")
+    (shards / "model.wte.bin").write_bytes(bytes(8))
+    (tmp_path / "fastertransformer" / "config.pbtxt").write_text(
+        'name: "fastertransformer" backend: "fastertransformer" '
+        'parameters { key: "tensor_para_size" value { string_value: "1" } }'
+    )
+    assert prove(tmp_path) == 0  # nothing is recorded: the engine proves them when it loads
+    Manifest("ft_checkpoint", record_files(shards), made_by={"version": "test"}).write(shards)
+    assert prove(tmp_path) == 1
+    (shards / "model.wte.bin").write_bytes(b"\1" * 8)
+    with pytest.raises(ArtefactError, match=r"model\.wte\.bin  content differs"):
+        prove(tmp_path)
 
 
 def test_a_repository_without_the_engine_is_refused(tmp_path: Path) -> None:
