@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.megatron_gpt import gpt_source
+from export_scripts.checkpoints.distributed import is_distributed, open_distributed
+from export_scripts.checkpoints.megatron_gpt import State, gpt_source
 from export_scripts.checkpoints.rank_files import JoinAxis, RankFiles
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizer import find_tokenizer
@@ -23,6 +24,7 @@ from handover.errors import CheckpointError
 NAME = "NeMo (.nemo archive or unpacked directory)"
 CONFIG_FILE = "model_config.yaml"
 _WEIGHTS_FILE = "model_weights.ckpt"
+_DISTRIBUTED = "model_weights/"
 _PREFIX = "model."
 
 
@@ -61,8 +63,7 @@ class NemoCheckpoint:
         self.config = read_config(archive)
         self.tensor_parallel = _parallelism(self.config, "tensor_model_parallel_size")
         self.pipeline_parallel = _parallelism(self.config, "pipeline_model_parallel_size")
-        names = [self._weight_files(rank) for rank in range(self.tensor_parallel)]
-        self.state = RankFiles(archive, names, _without_wrapper)
+        self.state: State = self._open_state()
 
     def keys(self) -> tuple[str, ...]:
         """Every key of the model, layers numbered through all pipeline stages."""
@@ -76,6 +77,12 @@ class NemoCheckpoint:
         """Join the training ranks' tensors, without reading them; see ``RankFiles.tensors``."""
         return self.state.tensors(join_axis)
 
+    def _open_state(self) -> State:
+        if is_distributed(self.archive, _DISTRIBUTED):
+            return open_distributed(self.archive, _DISTRIBUTED, _without_wrapper)
+        names = [self._weight_files(rank) for rank in range(self.tensor_parallel)]
+        return RankFiles(self.archive, names, _without_wrapper)
+
     def _weight_files(self, tensor_rank: int) -> list[str]:
         if self.pipeline_parallel > 1:
             stages = range(self.pipeline_parallel)
@@ -86,11 +93,6 @@ class NemoCheckpoint:
             names = [_WEIGHTS_FILE]
         missing = [name for name in names if name not in self.archive]
         if missing:
-            if any(name.startswith(("model_weights/", "weights/")) for name in self.archive.sizes):
-                raise CheckpointError(
-                    f"{self.archive.path} is a distributed checkpoint (a directory model_weights/)",
-                    "only checkpoints with one model_weights.ckpt a rank are read; save it again without dist_ckpt",
-                )
             raise CheckpointError(
                 f"{self.archive.path} lacks {', '.join(missing)}",
                 f"its configuration says tensor_model_parallel_size {self.tensor_parallel}, "

@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -30,6 +30,15 @@ _STORAGES = {
     "CharStorage": "int8",
     "ByteStorage": "uint8",
     "BoolStorage": "bool",
+}
+ITEM_BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "fp16": 2, "bf16": 2, "int16": 2}
+"""Bytes of an element where it is more than one."""
+_DATA_TYPES = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float64": "fp64",
+    **{name: name for name in ("int64", "int32", "int16", "int8", "uint8", "bool")},
 }
 
 
@@ -64,22 +73,63 @@ class StoredTensor:
     stride: tuple[int, ...]
 
 
-class _Unpickler(pickle.Unpickler):
-    """An unpickler that knows a fixed list of names and imports none."""
+class Record:
+    """What stands for an object whose class is not imported: its attributes, and none of its behaviour.
+
+    Attributes:
+        arguments: that it was made with, where it was called.
+        state: what was pickled of it; a dictionary's entries are attributes as well.
+    """
+
+    def __new__(cls, *_arguments: Any, **_keywords: Any) -> Record:
+        """Take any arguments: they are those of the class that is not imported."""
+        return super().__new__(cls)
+
+    def __init__(self, *arguments: Any, **_keywords: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep the attributes; an object with slots gives a pair of dictionaries."""
+        self.state = state
+        for attributes in state if isinstance(state, tuple) else (state,):
+            if isinstance(attributes, dict):
+                self.__dict__.update(attributes)
+
+
+class Unpickler(pickle.Unpickler):
+    """An unpickler that knows a fixed list of names and imports none.
+
+    Args:
+        stream: to read from; it may hold several pickles, one after another.
+        records: top-level modules whose objects are read as Record.
+        storages: every storage that is referred to is noted here, by key.
+    """
+
+    def __init__(
+        self, stream: IO[bytes], records: Collection[str] = (), storages: dict[str, Storage] | None = None
+    ) -> None:
+        super().__init__(stream)
+        self._records = records
+        self._storages = {} if storages is None else storages
 
     def find_class(self, module: str, name: str) -> Any:
+        """Give what stands for a name."""
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
-        try:
+        if module == "torch" and name in _DATA_TYPES:
+            return _DATA_TYPES[name]
+        if (module, name) in _KNOWN:
             return _KNOWN[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which has no place in a checkpoint") from None
+        if module.partition(".")[0] in self._records:
+            return Record
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which has no place in a checkpoint")
 
     def persistent_load(self, pid: Any) -> Storage:
-        kind, data_type, key, _location, element_count = pid
-        if kind != "storage" or not isinstance(data_type, str):
+        """Give what stands for a storage, which lies elsewhere."""
+        kind, data_type, key, _location, element_count, *views = pid
+        if kind != "storage" or not isinstance(data_type, str) or any(view is not None for view in views):
             raise pickle.UnpicklingError(f"unknown reference {kind!r}")
-        return Storage(str(key), data_type, int(element_count))
+        return self._storages.setdefault(str(key), Storage(str(key), data_type, int(element_count)))
 
 
 def _rebuild_tensor(storage: Storage, offset: int, shape: Any, stride: Any, *_: Any) -> StoredTensor:
@@ -94,8 +144,15 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode(encoding)
 
 
+def _default_dictionary(*_: Any) -> dict[Any, Any]:
+    return {}
+
+
 _KNOWN: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
+    ("collections", "defaultdict"): _default_dictionary,
+    ("builtins", "set"): set,
+    ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
     # How pickle protocol 2 spells a bytes object, and Transformer Engine its state (`_extra_state`).
@@ -103,6 +160,38 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("_io", "BytesIO"): io.BytesIO,
     ("torch", "Size"): tuple,
 }
+
+
+def unpickle(stream: IO[bytes], where: str, records: Collection[str] = ()) -> Any:
+    """Read one pickle; tensors come as StoredTensor.
+
+    Args:
+        stream: the pickle.
+        where: its place, for the error.
+        records: top-level modules whose objects are read as Record.
+
+    Raises:
+        CheckpointError: it is damaged or holds a name that is not on the list.
+    """
+    try:
+        return Unpickler(stream, records).load()
+    except Exception as error:  # a damaged pickle can raise nearly anything, and it is all the same to the user
+        raise CheckpointError(
+            f"{where} cannot be read: {error}", "only weights are read, as with torch.load(weights_only=True)"
+        ) from error
+
+
+def as_state(content: Any, where: str) -> Mapping[str, Any]:
+    """Take a state dictionary out of what a checkpoint holds.
+
+    Raises:
+        CheckpointError: it is not a dictionary.
+    """
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise CheckpointError(f"{where} is not a dictionary of weights")
+    return content
 
 
 def read_state(stream: IO[bytes], where: str) -> Mapping[str, Any]:
@@ -115,14 +204,4 @@ def read_state(stream: IO[bytes], where: str) -> Mapping[str, Any]:
     Raises:
         CheckpointError: the pickle is damaged, holds a name that is not on the list, or is not a dictionary.
     """
-    try:
-        content = _Unpickler(stream).load()
-    except Exception as error:  # a damaged pickle can raise nearly anything, and it is all the same to the user
-        raise CheckpointError(
-            f"{where} cannot be read: {error}", "only weights are read, as with torch.load(weights_only=True)"
-        ) from error
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise CheckpointError(f"{where} is not a dictionary of weights")
-    return content
+    return as_state(unpickle(stream, where), where)

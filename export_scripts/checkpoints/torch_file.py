@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import IO, Any
 
 import numpy as np
 
@@ -32,9 +32,16 @@ _DAMAGE = (
     ValueError,
 )
 
+ReadPickle = Callable[[IO[bytes], str], Mapping[str, Any]]
+
 
 class TorchFile:
     """One file that torch.save wrote.
+
+    Args:
+        archive: the files.
+        name: of the file within its archive.
+        read_pickle: reads the dictionary from the pickle, given it and its place.
 
     Attributes:
         name: of the file within its archive.
@@ -44,7 +51,7 @@ class TorchFile:
         CheckpointError: it is truncated, of the format before torch 1.6, big-endian or holds foreign objects.
     """
 
-    def __init__(self, archive: Archive, name: str) -> None:
+    def __init__(self, archive: Archive, name: str, read_pickle: ReadPickle = read_state) -> None:
         self.name = name
         self._archive = archive
         self._where = f"{archive.path}: {name}"
@@ -54,7 +61,7 @@ class TorchFile:
                 self._prefix = self._find_prefix()
                 self._check_byte_order(records)
                 with records.open(f"{self._prefix}data.pkl") as pickled:
-                    self.state: Mapping[str, Any] = read_state(pickled, self._where)
+                    self.state: Mapping[str, Any] = read_pickle(pickled, self._where)
             for value in self.state.values():
                 if isinstance(value, StoredTensor):
                     self._check_record(value)

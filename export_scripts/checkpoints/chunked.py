@@ -1,0 +1,155 @@
+"""Tensors of distributed checkpoints: an array in chunks, each of which lies somewhere of its own.
+
+megatron-core keeps the tensors of all layers as one array [layers, ...] under a key without a number; here each layer
+is a tensor again. Nothing is read before it is asked for, and one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from export_scripts.checkpoints.rank_files import JoinAxis
+from export_scripts.dtypes import STORAGE, Array
+from handover.errors import CheckpointError
+
+# The optimizer's tensors have shapes of their own; they are ignored by name.
+_TRAINING_STATE = ("optimizer.", "chained_")
+_STACKED = re.compile(r"(?:^|\.)layers\.(?!\d+\.)")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One piece of an array.
+
+    Attributes:
+        offsets, sizes: where it lies in the array, per axis.
+        read: maps it.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    read: Callable[[], Array]
+
+
+@dataclass(frozen=True)
+class ChunkedTensor:
+    """A tensor in chunks.
+
+    Attributes:
+        key: for errors.
+        shape: of the whole.
+        data_type: fp32, fp16, bf16, or another name.
+        chunks: that make it up.
+        cut_axis: where training's tensor parallelism cut it; None: it did not.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    data_type: str
+    chunks: tuple[Chunk, ...]
+    cut_axis: int | None = None
+
+    @property
+    def axis(self) -> int | None:
+        """Axis along which the parts follow one another; None: there is one part."""
+        return self.cut_axis if len(self._row) > 1 else None
+
+    def parts(self) -> tuple[Array, ...]:
+        """Map the parts; what is not cut as training's ranks are is copied together."""
+        if self._row:
+            return tuple(chunk.read() for chunk in self._row)
+        whole, is_filled = np.empty(self.shape, STORAGE[self.data_type]), np.zeros(self.shape, bool)
+        for chunk in self.chunks:
+            place = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
+            whole[place], is_filled[place] = chunk.read(), True
+        if not is_filled.all():
+            raise self._torn()
+        return (whole,)
+
+    @cached_property
+    def _row(self) -> tuple[Chunk, ...]:
+        """The chunks in order if they are training ranks' parts, or one that is all; otherwise none."""
+        self._check_cover()
+        if len(self.chunks) == 1:
+            return self.chunks
+        axis = self.cut_axis
+        if axis is None or len({chunk.sizes for chunk in self.chunks}) > 1 or axis >= len(self.shape):
+            return ()
+        size = self.chunks[0].sizes
+        by_place = {chunk.offsets: chunk for chunk in self.chunks}
+        places = [tuple(n * size[axis] if i == axis else 0 for i in range(len(size))) for n in range(len(by_place))]
+        return tuple(by_place[place] for place in places) if by_place.keys() == set(places) else ()
+
+    def _check_cover(self) -> None:
+        """Refuse chunks that leave a hole, overlap or reach beyond the array."""
+        corners = {tuple(offset + size for offset, size in zip(c.offsets, c.sizes, strict=True)) for c in self.chunks}
+        is_inside = all(end <= full for corner in corners for end, full in zip(corner, self.shape, strict=True))
+        places = {chunk.offsets for chunk in self.chunks}
+        total = sum(prod(chunk.sizes) for chunk in self.chunks)
+        if not is_inside or len(places) < len(self.chunks) or total != prod(self.shape):
+            raise self._torn()
+
+    def _torn(self) -> CheckpointError:
+        return CheckpointError(f"{self.key}: its chunks do not make up {list(self.shape)}", "copy the checkpoint again")
+
+
+class ChunkedState:
+    """The state of a model in a distributed checkpoint.
+
+    Args:
+        tensors: by key, as stored.
+        other_keys: keys whose values are not tensors.
+        rename: from a stored key to the table's.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, ChunkedTensor], other_keys: tuple[str, ...], rename: Callable[[str], str] = str
+    ) -> None:
+        self._tensors: dict[str, ChunkedTensor] = {}
+        for key, tensor in tensors.items():
+            if _STACKED.search(key) and not key.startswith(_TRAINING_STATE):
+                self._tensors |= _layers(rename(key), tensor)
+            else:
+                self._tensors[rename(key)] = tensor
+        self._other_keys = tuple(rename(key) for key in other_keys)
+
+    def keys(self) -> tuple[str, ...]:
+        """Every key, layers numbered."""
+        return tuple(self._tensors)
+
+    def other_keys(self) -> tuple[str, ...]:
+        """Keys whose values are not tensors."""
+        return self._other_keys
+
+    def tensors(self, join_axis: JoinAxis) -> Mapping[str, ChunkedTensor]:
+        """Tensors by key, not read yet."""
+        return {
+            key: ChunkedTensor(t.key, t.shape, t.data_type, t.chunks, join_axis(key))
+            for key, t in self._tensors.items()
+        }
+
+
+def _layers(key: str, stacked: ChunkedTensor) -> dict[str, ChunkedTensor]:
+    """Take an array [layers, ...] apart."""
+    before, _, after = key.partition("layers.")
+    by_layer: dict[int, list[Chunk]] = {layer: [] for layer in range(stacked.shape[0] if stacked.shape else 0)}
+    for chunk in stacked.chunks:
+        for layer in range(chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0]):
+            if layer in by_layer:
+                by_layer[layer].append(_layer_of(chunk, layer))
+    return {
+        f"{before}layers.{layer}.{after}": ChunkedTensor(
+            f"{stacked.key}[{layer}]", stacked.shape[1:], stacked.data_type, tuple(chunks)
+        )
+        for layer, chunks in by_layer.items()
+    }
+
+
+def _layer_of(chunk: Chunk, layer: int) -> Chunk:
+    return Chunk(chunk.offsets[1:], chunk.sizes[1:], lambda: chunk.read()[layer - chunk.offsets[0]])

@@ -1,0 +1,101 @@
+"""Distributed checkpoints of megatron-core: which backend wrote one, and its state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.chunked import Chunk, ChunkedState, ChunkedTensor
+from export_scripts.checkpoints.distributed_torch import METADATA_FILE, read_torch_dist
+from export_scripts.checkpoints.distributed_zarr import other_zarr_keys, read_zarr
+from export_scripts.checkpoints.pickled import StoredTensor, unpickle
+from export_scripts.checkpoints.torch_file import TorchFile
+from handover.errors import CheckpointError
+
+COMMON_FILE = "common.pt"
+_BACKEND_FILE = "metadata.json"
+# Modules whose objects training leaves in common.pt: arguments, callbacks, schedules. None is imported.
+TRAINING_MODULES = (
+    *("argparse", "apex", "collections", "datetime", "enum", "fp16", "lightning", "megatron", "nemo", "nemo_run"),
+    *("numpy", "omegaconf", "pathlib", "pytorch_lightning", "torch", "transformer_engine"),
+)
+# Of common.pt; its tensors are training's own.
+_TRAINING_KEYS = ("optimizer", "chained_", "rng_state", "opt_param_scheduler", "lr_schedulers", "loops", "callbacks")
+
+
+def is_distributed(archive: Archive, folder: str) -> bool:
+    """Whether a folder holds a distributed checkpoint."""
+    return f"{folder}{METADATA_FILE}" in archive or f"{folder}{_BACKEND_FILE}" in archive
+
+
+def open_distributed(archive: Archive, folder: str, rename: Callable[[str], str] = str) -> ChunkedState:
+    """Open a distributed checkpoint.
+
+    Args:
+        archive: the files.
+        folder: of the checkpoint within them, with a slash at its end; empty: the root.
+        rename: from a stored key to the table's.
+
+    Raises:
+        CheckpointError: of a backend that is not read, damaged, or incomplete.
+    """
+    backend = _backend(archive, folder)
+    if backend == "torch_dist":
+        tensors, other_keys = read_torch_dist(archive, folder)
+    elif backend == "zarr":
+        tensors, other_keys = read_zarr(archive, folder), other_zarr_keys(archive, folder)
+    else:
+        raise CheckpointError(
+            f"{archive.path}: distributed checkpoints of the backend '{backend}' are not read",
+            "zarr and torch_dist are",
+        )
+    return ChunkedState({**tensors, **_common_tensors(archive, folder)}, other_keys, rename)
+
+
+def read_common(archive: Archive, folder: str) -> Mapping[str, Any]:
+    """Read what is not distributed: the training's arguments and state."""
+    name = f"{folder}{COMMON_FILE}"
+    return TorchFile(archive, name, _common).state if name in archive else {}
+
+
+def _backend(archive: Archive, folder: str) -> str:
+    name = f"{folder}{_BACKEND_FILE}"
+    if name not in archive:
+        return "torch_dist"
+    try:
+        return str(json.loads(archive.read_bytes(name))["sharded_backend"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{archive.path}: {name} is damaged ({error})", "copy the checkpoint again") from error
+
+
+def _common(stream: IO[bytes], where: str) -> Mapping[str, Any]:
+    content = unpickle(stream, where, TRAINING_MODULES)
+    return {str(key): value for key, value in content.items()} if isinstance(content, dict) else {}
+
+
+def _common_tensors(archive: Archive, folder: str) -> dict[str, ChunkedTensor]:
+    """Tensors of the model that were not distributed: none is dropped silently."""
+    name = f"{folder}{COMMON_FILE}"
+    if name not in archive:
+        return {}
+    file = TorchFile(archive, name, lambda stream, where: dict(_flat(_common(stream, where))))
+    return {
+        key: ChunkedTensor(
+            key,
+            stored.shape,
+            stored.storage.data_type,
+            (Chunk((0,) * len(stored.shape), stored.shape, lambda stored=stored: file.read(stored)),),  # type: ignore[misc]
+        )
+        for key, stored in file.state.items()
+        if isinstance(stored, StoredTensor) and not key.startswith(_TRAINING_KEYS)
+    }
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
