@@ -18,7 +18,7 @@ from export_scripts.dtypes import Array
 from handover.errors import CheckpointError
 
 METADATA_FILE = ".metadata"
-_RECORDS = ("torch", "megatron")
+_RECORDS = ("torch", "megatron", "pathlib")
 _ROOT = "tensor"
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.nemo_config import check_expressible, heads_per_group, read_dims, remarks
 from export_scripts.checkpoints.rank_files import JoinAxis
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles, special_ids
+from export_scripts.checkpoints.tokenizer import TokenizerFiles, special_ids
 from export_scripts.weights import gpt, megatron_gpt
 from export_scripts.weights.layouts import qkv_by_block_to_block, qkv_by_group_to_block, qkv_by_head_to_block
 from export_scripts.weights.schema import Layout, LazyTensor, SourceMap
@@ -32,29 +32,29 @@ class State(Protocol):
 def gpt_source(
     archive: Archive,
     config: Mapping[str, Any],
-    state: State,
+    open_state: Callable[[], State],
     prefix: str,
-    tokenizer: TokenizerFiles,
-    ids: SpecialIds | None = None,
+    open_tokenizer: Callable[[], TokenizerFiles],
 ) -> Source:
     """Put a GPT together.
 
     Args:
         archive: the files.
         config: of the model, in the words of ``model_config.yaml``.
-        state: of the model.
+        open_state: opens the model's state, once its configuration is known to be fine.
         prefix: what every key begins with.
-        tokenizer: the tokenizer's files.
-        ids: the tokenizer's special ids, where they are known already.
+        open_tokenizer: finds the tokenizer's files, once the weights are known to be fine.
 
     Raises:
         CheckpointError: not a model that FasterTransformer's GPT can express.
     """
-    source_map = _source_map(archive, config, state.keys(), prefix)
     check_expressible(config)
+    state = open_state()
+    source_map = _source_map(archive, config, state.keys(), prefix)
     tensors = state.tensors(source_map.join_axis)
     # The configuration does not know the vocabulary's padding; a missing embedding is for the completeness check.
     vocab_size = next((t.shape[0] for key, t in tensors.items() if "model.wte" in source_map.targets(key)), 0)
+    tokenizer = open_tokenizer()
     return Source(
         archive=archive,
         family=gpt.FAMILY,
@@ -62,7 +62,7 @@ def gpt_source(
         dims=read_dims(config, vocab_size),
         tensors=tensors,
         tokenizer=tokenizer,
-        ids=ids or special_ids(archive, tokenizer),
+        ids=special_ids(archive, tokenizer),
         other_keys=state.other_keys(),
         remarks=remarks(config),
     )

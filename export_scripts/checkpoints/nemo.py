@@ -1,16 +1,15 @@
 """Reader of NeMo 1.x checkpoints: ``.nemo`` archives and unpacked directories, any training TP and PP.
 
 File names: NeMo, ``inject_model_parallel_rank``: ``model_weights.ckpt``, ``mp_rank_XX/`` with tensor parallelism
-alone, ``tp_rank_XX_pp_rank_YYY/`` with pipeline parallelism.
+alone, ``tp_rank_XX_pp_rank_YYY/`` with pipeline parallelism, ``model_weights/`` for distributed checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.distributed import is_distributed, open_distributed
@@ -18,6 +17,7 @@ from export_scripts.checkpoints.megatron_gpt import State, gpt_source
 from export_scripts.checkpoints.rank_files import JoinAxis, RankFiles
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizer import find_tokenizer
+from export_scripts.checkpoints.yaml_file import read_yaml
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 
@@ -45,8 +45,8 @@ def open_source(archive: Archive) -> Source:
         CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
     """
     checkpoint = NemoCheckpoint(archive)
-    tokenizer = find_tokenizer(archive, checkpoint.config)
-    return gpt_source(archive, checkpoint.config, checkpoint.state, _PREFIX, tokenizer)
+    config = checkpoint.config
+    return gpt_source(archive, config, lambda: checkpoint.state, _PREFIX, lambda: find_tokenizer(archive, config))
 
 
 class NemoCheckpoint:
@@ -55,15 +55,24 @@ class NemoCheckpoint:
     Attributes:
         archive: its files.
         config: content of ``model_config.yaml``.
-        state: its tensors and keys.
     """
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
         self.config = read_config(archive)
+        if is_distributed(archive, _DISTRIBUTED):
+            # Its keys do not depend on the training's ranks and stages.
+            self.config = {k: v for k, v in self.config.items() if k != "virtual_pipeline_model_parallel_size"}
         self.tensor_parallel = _parallelism(self.config, "tensor_model_parallel_size")
         self.pipeline_parallel = _parallelism(self.config, "pipeline_model_parallel_size")
-        self.state: State = self._open_state()
+
+    @cached_property
+    def state(self) -> State:
+        """Its keys and tensors; weights are not read."""
+        if is_distributed(self.archive, _DISTRIBUTED):
+            return open_distributed(self.archive, _DISTRIBUTED, _without_wrapper)
+        names = [self._weight_files(rank) for rank in range(self.tensor_parallel)]
+        return RankFiles(self.archive, names, _without_wrapper)
 
     def keys(self) -> tuple[str, ...]:
         """Every key of the model, layers numbered through all pipeline stages."""
@@ -76,12 +85,6 @@ class NemoCheckpoint:
     def tensors(self, join_axis: JoinAxis) -> Mapping[str, LazyTensor]:
         """Join the training ranks' tensors, without reading them; see ``RankFiles.tensors``."""
         return self.state.tensors(join_axis)
-
-    def _open_state(self) -> State:
-        if is_distributed(self.archive, _DISTRIBUTED):
-            return open_distributed(self.archive, _DISTRIBUTED, _without_wrapper)
-        names = [self._weight_files(rank) for rank in range(self.tensor_parallel)]
-        return RankFiles(self.archive, names, _without_wrapper)
 
     def _weight_files(self, tensor_rank: int) -> list[str]:
         if self.pipeline_parallel > 1:
@@ -109,15 +112,7 @@ def _without_wrapper(key: str) -> str:
 
 def read_config(archive: Archive) -> Mapping[str, Any]:
     """Read ``model_config.yaml``; CheckpointError: it is missing or not a mapping in YAML."""
-    if CONFIG_FILE not in archive:
-        raise CheckpointError(f"{archive.path} has no {CONFIG_FILE}", "it is not a NeMo checkpoint")
-    try:
-        config = yaml.load(archive.read_bytes(CONFIG_FILE), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{archive.path}: {CONFIG_FILE} is not YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{archive.path}: {CONFIG_FILE} is not a mapping")
-    return config
+    return read_yaml(archive, CONFIG_FILE)
 
 
 def _parallelism(config: Mapping[str, Any], key: str) -> int:

@@ -49,6 +49,9 @@ _LIMITS: Mapping[str, _Limit] = {
     "attention_type": _Limit(_is_one_of("multihead"), "every head has its own keys and values"),
     "headscale": _Limit(_is_off, "it does not scale heads"),
     "normalize_attention_scores": _Limit(_is_on, "it divides scores by the root of the head's size"),
+    "apply_residual_connection_post_layernorm": _Limit(_is_off, "its residual is taken before the layer norm"),
+    "qk_layernorm": _Limit(_is_off, "it does not normalise queries and keys"),
+    "window_size": _Limit(_is_off, "every token sees all tokens before it"),
     "num_moe_experts": _Limit(_is_one_of(None, 0, 1), "mixtures of experts have another layout"),
     "virtual_pipeline_model_parallel_size": _Limit(_is_one_of(None, 1), "interleaved pipeline stages are not read"),
 }

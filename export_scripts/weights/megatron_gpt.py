@@ -142,6 +142,9 @@ def _ignored(base: str, more: Mapping[str, str]) -> dict[str, str]:
     return {
         "*._extra_state": "transformer-engine's FP8 scaling; None or bytes, no weights",
         "*._extra_state/shard_*": "transformer-engine's FP8 scaling; None or bytes, no weights",
-        f"{base}rotary_pos_emb.inv_freq": "computed from the configuration",
+        "optimizer.*": "the optimizer's state",
+        "chained_*": "the optimizer's state",
+        "rng_state*": "the random generators' state",
+        "rerun_state_machine_state*": "the training loop's state",
         **more,
     }

@@ -189,11 +189,6 @@ def test_missing_training_rank_is_named(tmp_path: Path) -> None:
     assert "lacks mp_rank_01/model_weights.ckpt" in refusal(tmp_path)
 
 
-def test_distributed_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
-    path = write_nemo(tmp_path / "gpt.nemo", gpt_config(), {"model_weights/common.pt": {}})
-    assert "distributed checkpoint" in refusal(path)
-
-
 def test_inspection_is_quick_and_leaves_torch_alone() -> None:
     code = (
         "import sys, pathlib\n"

@@ -1,0 +1,121 @@
+"""Reader of NeMo 2.x checkpoints: a directory with ``weights/`` (distributed) and ``context/`` (how it was made).
+
+Files: NeMo 2.x, ``lightning/io/mixin.py`` (``io_dump``: ``io.json``, ``model.yaml`` with every default spelled out, the
+tokenizer's files under their own names) and ``lightning/io/registry.py``. ``model.yaml`` holds megatron-core's
+``TransformerConfig`` and NeMo's ``GPTConfig``; it is put into the words of NeMo 1.x here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.distributed import open_distributed
+from export_scripts.checkpoints.megatron_gpt import gpt_source
+from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizer import TokenizerFiles
+from export_scripts.checkpoints.yaml_file import read_yaml
+from handover.errors import CheckpointError
+
+NAME = "NeMo 2.x (weights/ and context/)"
+_MODEL_FILE = "context/model.yaml"
+_IO_FILE = "context/io.json"
+_WEIGHTS = "weights/"
+_PREFIX = "module."
+# Activation functions by the last word of their names; the tanh form of GELU has several names.
+_ACTIVATIONS = {"gelu": "gelu", "openai_gelu": "gelu", "fast_gelu": "gelu", "silu": "silu", "relu": "relu"}
+_TANH_GELU = ("openai_gelu", "fast_gelu")
+
+
+def is_candidate(path: Path) -> bool:
+    """Whether a directory is laid out as NeMo 2.x does it."""
+    return (path / "weights").is_dir() and (path / "context").is_dir()
+
+
+def recognises(archive: Archive) -> bool:
+    """Whether the files are NeMo 2.x's."""
+    return _MODEL_FILE in archive or _IO_FILE in archive
+
+
+def open_source(archive: Archive) -> Source:
+    """Open a GPT.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
+    """
+    if _MODEL_FILE not in archive:
+        raise CheckpointError(
+            f"{archive.path} has no {_MODEL_FILE}",
+            "NeMo 2.0 and later write it beside io.json; save the model with one",
+        )
+    model = read_yaml(archive, _MODEL_FILE)
+    config = model.get("config")
+    if not isinstance(config, Mapping):
+        raise CheckpointError(
+            f"{archive.path}: {_MODEL_FILE} has no config", "is it a checkpoint of nemo.collections.llm?"
+        )
+    kind = str(model.get("_target_", "")).rpartition(".")[2]
+    if ".gpt." not in str(model.get("_target_", ".gpt.")):
+        raise CheckpointError(f"{archive.path} is a {kind}, not a GPT")
+    return gpt_source(
+        archive,
+        in_nemo1_words(config),
+        lambda: open_distributed(archive, _WEIGHTS),
+        _PREFIX,
+        lambda: _find_tokenizer(archive, model.get("tokenizer")),
+    )
+
+
+def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Put megatron-core's configuration into the words of ``model_config.yaml``."""
+    same = (
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+        *("layernorm_epsilon", "position_embedding_type", "share_embeddings_and_output_weights", "num_moe_experts"),
+        *("bias_activation_fusion", "apply_residual_connection_post_layernorm", "qk_layernorm", "window_size"),
+    )
+    words = {name: config[name] for name in same if name in config}
+    words["max_position_embeddings"] = config.get("seq_length")
+    words["rotary_percentage"] = config.get("rotary_percent", 1.0)
+    norm = str(config.get("normalization", "LayerNorm")).lower()
+    words["normalization"] = f"{norm}1p" if config.get("layernorm_zero_centered_gamma") else norm
+    function = config.get("activation_func")
+    name = str(function.get("_target_") if isinstance(function, Mapping) else function or "gelu").rpartition(".")[2]
+    activation = _ACTIVATIONS.get(name, name)
+    words["activation"] = f"gated {activation}" if config.get("gated_linear_unit") else activation
+    words["openai_gelu"] = name in _TANH_GELU
+    return words
+
+
+def _find_tokenizer(archive: Archive, settings: Any) -> TokenizerFiles:
+    """Find the tokenizer's files in ``context/``: they lie beside ``model.yaml`` or in a folder that it names."""
+    settings = settings if isinstance(settings, Mapping) else {}
+    kind = str(settings.get("_target_", "")).rpartition(".")[2]
+    if kind == "SentencePieceTokenizer":
+        return TokenizerFiles({"tokenizer.model": _member(archive, settings, "model_path")}, "sentencepiece")
+    if kind == "AutoTokenizer" and settings.get("vocab_file") and settings.get("merges_file"):
+        files = {"vocab.json": _member(archive, settings, "vocab_file")}
+        return TokenizerFiles({**files, "merges.txt": _member(archive, settings, "merges_file")}, "bpe")
+    if kind == "AutoTokenizer":
+        folder = f"context/{_text(settings, 'pretrained_model_name').strip('./')}/"
+        for names, library in ((("vocab.json", "merges.txt"), "bpe"), (("tokenizer.model",), "sentencepiece")):
+            if all(folder + name in archive for name in names):
+                return TokenizerFiles({name: folder + name for name in names}, library)
+    raise CheckpointError(
+        f"{archive.path}: the tokenizer {kind or 'of ' + _MODEL_FILE} has no files in context/ that are read",
+        "SentencePieceTokenizer, and AutoTokenizer with vocab.json and merges.txt or tokenizer.model, are",
+    )
+
+
+def _member(archive: Archive, settings: Mapping[str, Any], key: str) -> str:
+    name = f"context/{_text(settings, key).removeprefix('./')}"
+    if name not in archive:
+        raise CheckpointError(f"{archive.path}: tokenizer.{key} names {name}, which is not there")
+    return name
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str:
+    """Read a path; one that was no file when it was saved is wrapped in the class that would have copied it."""
+    value = settings.get(key)
+    return str(value.get("attr") if isinstance(value, Mapping) else value)
