@@ -104,3 +104,13 @@ def logits(model: Any, input_ids: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         result: np.ndarray = model.float()(torch.from_numpy(input_ids)).logits.numpy()
     return result
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+    """Continue a prompt by transformers' logits alone: tokens and their log probabilities."""
+    ids, said = list(prompt), []
+    for _ in range(count):
+        row = torch.from_numpy(logits(model, np.array([ids]))[0, -1]).log_softmax(-1)
+        ids.append(int(row.argmax()))
+        said.append(float(row.max()))
+    return ids[len(prompt) :], said
