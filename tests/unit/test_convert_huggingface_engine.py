@@ -11,6 +11,7 @@ import torch
 from huggingface_models import greedy, save
 
 from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 
@@ -35,7 +36,9 @@ def test_engine_continues_as_transformers_does(name: str, tmp_path: Path) -> Non
     family, changes = MODELS[name]
     model = save(family, tmp_path / "source", **changes)
     convert(ConvertArguments(tmp_path / "source", tmp_path / "1-gpu", 1, "fp32", processes=1))
-    engine = open_engine(tmp_path / "1-gpu", 1, "fp32", torch.device("cpu"), cpu_threads=1)
+    engine = open_engine(
+        Settings(tmp_path / "1-gpu", 1, 1, "fp32", cpu_threads=1, kv_cache_bytes=1 << 20), torch.device("cpu")
+    )
     ids = np.full((len(PROMPTS), max(map(len, PROMPTS))), 11, np.uint32)
     for row, prompt in enumerate(PROMPTS):
         ids[row, : len(prompt)] = prompt
@@ -47,6 +50,7 @@ def test_engine_continues_as_transformers_does(name: str, tmp_path: Path) -> Non
         "is_return_log_probs": column(1, np.bool_),
     }
     outputs = engine.generate([engine.parse(request)])[0]
+    engine.close()
     for row, prompt in enumerate(PROMPTS):
         expected, log_probs = greedy(model, prompt, COUNT)
         ended = expected.index(7) + 1 if 7 in expected else COUNT  # the end token of the model
