@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.cache import CacheShape, KvCache
 from backends.fastertransformer.engine.config import read_config
-from backends.fastertransformer.engine.network import Network
+from backends.fastertransformer.engine.network import Network, Source
 from backends.fastertransformer.engine.precision import Precision
 from backends.fastertransformer.engine.weights import load_weights
 
@@ -17,16 +17,19 @@ CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32, "")
 
 
-def open_network(directory: Path, tensor_para_size: int) -> Network:
-    config = read_config(directory)
+def open_network(directory: Path, tensor_para_size: int, model_type: str = "GPT") -> Network:
+    config = read_config(directory, model_type)
     return Network(config, load_weights(directory, config, tensor_para_size, FP32, CPU))
 
 
-def new_cache(network: Network, slots: int, capacity: int, window: int | None = None) -> KvCache:
-    config = network.config
-    cache = KvCache(CacheShape(config.num_layer, config.head_num, config.size_per_head, torch.float32), CPU, 1 << 30)
-    cache.reserve(slots, capacity)
-    for block in cache.memory:
+def new_cache(
+    network: Network, slots: int, capacity: int, window: int | None = None, cross_capacity: int = 0
+) -> KvCache:
+    config, has_cross = network.config, cross_capacity > 0
+    shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, torch.float32, has_cross)
+    cache = KvCache(shape, CPU, 1 << 30)
+    cache.reserve(slots, capacity, cross_capacity)
+    for block in cache.memory + cache.cross_memory:
         block.fill_(1e4)  # what an earlier row left must not matter
     if window:
         cache.windows.fill_(window)
@@ -75,3 +78,20 @@ def mixed_logits(network: Network, ids: Tensor, cuts: list[list[int]]) -> list[T
     positions = torch.tensor(starts)
     out = network.decode(ids[torch.arange(batch), positions], positions, slice(0, batch), cache, max(starts) + 1)
     return [network.logits(torch.cat([*parts, out[row : row + 1]])) for row, parts in enumerate(hidden)]
+
+
+@torch.inference_mode()
+def answers_logits(
+    network: Network, inputs: Tensor, lengths: Tensor, ids: Tensor, first: int, tasks: Tensor | None = None
+) -> Tensor:
+    """Answer inputs [B, S] of those lengths with ids [B, T] -> [B, T, V]: ``first`` tokens at once, then one by one."""
+    batch, length = ids.shape
+    cache = new_cache(network, batch + 1, length, cross_capacity=inputs.shape[1] + 3)
+    slots, source = slice(1, batch + 1), Source(lengths, int(lengths.max()), tasks)
+    network.remember(network.encode(inputs, lengths, tasks), slots, cache, tasks)
+    counts = torch.full((batch,), first)
+    hidden = [network.extend(ids[:, :first], None, counts, slots, cache, first, source=source)]
+    for step in range(first, length):
+        positions = torch.full((batch,), step)
+        hidden.append(network.decode(ids[:, step], positions, slots, cache, step + 1, source)[:, None])
+    return network.logits(torch.cat(hidden, 1))
