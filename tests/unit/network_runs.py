@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from huggingface_models import VOCAB
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache import CacheShape, KvCache
@@ -15,6 +16,10 @@ from backends.fastertransformer.engine.weights import load_weights
 
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32, "")
+
+
+def some_ids(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def open_network(directory: Path, tensor_para_size: int, model_type: str = "GPT") -> Network:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from family_shards import write_family
 from huggingface_models import VOCAB, build
-from network_runs import answers_logits, decode_logits, mixed_logits, open_network, prefill_logits
+from network_runs import answers_logits, decode_logits, mixed_logits, open_network, prefill_logits, some_ids
 from torch import Tensor
 from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
@@ -38,10 +38,6 @@ T5S: dict[str, dict[str, Any]] = {
     "t5-v1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "ul2": {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False, "num_decoder_layers": 3},
 }
-
-
-def some_ids(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2LMHeadModel
 
+from backends.fastertransformer.engine import weights as weights_module
 from backends.fastertransformer.engine.config import read_config
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import ConfigIniError, EngineError, WeightsError
@@ -17,6 +20,7 @@ from backends.fastertransformer.engine.precision import choose_device, choose_pr
 from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +141,53 @@ def test_the_device_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch)
     assert choose_device("CPU", 0) == CPU
     with pytest.raises(EngineError, match="has 0"):
         choose_device("KIND_GPU", 0)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_with_the_numbers_before_it_is_read(
+    gpt2: GPT2LMHeadModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write_shards(gpt2, tmp_path)
+    read: list[str] = []
+    from_file = torch.from_file
+    monkeypatch.setattr(torch, "from_file", lambda path, **how: read.append(path) or from_file(path, **how))
+    config, precision = read_config(directory), choose_precision("fp32", CPU)
+    weights = weights_module.load_weights(directory, config, 1, precision, CPU)
+    kept = sum(parameter.numel() * 4 for parameter in gpt2.parameters()) + 97 * 32 * 4  # the head in a form of its own
+    assert weights.size_bytes == kept
+    room = kept + 2 * (32 * 128 + 128) * 4  # and the largest matrix twice, while it is read
+    monkeypatch.setattr(weights_module, "free_bytes", lambda device: room)
+    assert weights_module.load_weights(directory, config, 1, precision, CPU).size_bytes == kept
+    read.clear()
+    monkeypatch.setattr(weights_module, "free_bytes", lambda device: room)
+    with pytest.raises(WeightsError, match=r"takes 0\.000217 GB and cpu has 0\.000109 GB free for each of 2 processes"):
+        weights_module.load_weights(directory, config, 1, precision, CPU, sharers=2)
+    assert not read
+
+
+def test_loading_takes_little_memory_beyond_the_weights(tmp_path: Path) -> None:
+    """In a process of its own: the peak is the weights and a few of the largest tensor, not all of it twice."""
+    gpt2 = random_gpt2(n_embd=256, n_layer=12, n_head=4)
+    directory = write_shards(gpt2, tmp_path)
+    program = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from backends.fastertransformer.engine.config import read_config\n"
+        "from backends.fastertransformer.engine.precision import choose_precision\n"
+        "from backends.fastertransformer.engine.weights import load_weights\n"
+        "torch.set_num_threads(1)\n"
+        "torch.nn.functional.linear(torch.ones(2, 8), torch.ones(8, 8))\n"
+        "def anonymous():\n"
+        "    status = Path('/proc/self/status').read_text()\n"
+        "    return int(status.split('RssAnon:')[1].split()[0]) * 1024\n"
+        "before = anonymous()\n"
+        "cpu = torch.device('cpu')\n"
+        "directory = Path(sys.argv[1])\n"
+        "weights = load_weights(directory, read_config(directory), 1, choose_precision('fp32', cpu), cpu)\n"
+        "print(weights.size_bytes, anonymous() - before)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(directory)], capture_output=True, text=True, check=True, cwd=PROJECT
+    )
+    size_bytes, grown_bytes = map(int, run.stdout.split())
+    assert 37e6 < size_bytes < 39e6
+    assert grown_bytes < 1.3 * size_bytes + 8e6

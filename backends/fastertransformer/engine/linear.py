@@ -22,16 +22,20 @@ class Linear:
     Args:
         weight: [out, in].
         bias: [out] or None.
+        is_lent: whether the weight's memory will be used for something else.
 
     Attributes:
         size_bytes: of both.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self._bias = bias
         self._is_packed = weight.device.type == "cpu" and _can_pack(weight)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight) if self._is_packed else weight.contiguous()
-        self._weight: Tensor = packed
+        self._weight: Tensor
+        if self._is_packed:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        else:
+            self._weight = weight.clone(memory_format=torch.contiguous_format) if is_lent else weight.contiguous()
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in (weight, bias) if each is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -56,9 +60,10 @@ class Int8Linear(Linear):
     Args:
         weight: [out, in].
         bias: [out] or None.
+        is_lent: whether the weight's memory will be used for something else; it is never kept.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self._bias = bias
         scales = weight.abs().amax(dim=1).float().clamp(min=1e-12) / 127  # [out]
         rounded = (weight.float() / scales[:, None]).round().to(torch.int8)

@@ -275,22 +275,41 @@ class _Reader:
         self._is_cpu = device.type == "cpu"
         self.head_type = torch.float32 if self._is_cpu else precision.compute
         self.size_bytes = self.largest_bytes = 0
+        self._buffers: dict[torch.dtype, Tensor] = {}
 
-    def _mapped(self, tensor: ShardedTensor) -> Tensor:
-        """Map this rank's shard of a tensor, or join all ranks'."""
+    def _copy(self, tensor: ShardedTensor, target: Tensor) -> None:
+        """Copy this rank's shard of a tensor, or all ranks' side by side, into one of their shape together."""
         shape = tensor.local_shape(self._tensor_para_size)
         files = tensor.files(self._tensor_para_size)
         if self._rank is not None and tensor.split_axis is not None:
             files = files[self._rank : self._rank + 1]
-        if self._is_plan:
-            shards = [torch.empty(shape, dtype=self._source_type, device="meta") for _ in files]
-        else:
-            size, paths = torch.Size(shape).numel(), (str(self._directory / file) for file in files)
-            shards = [torch.from_file(path, size=size, dtype=self._source_type).view(shape) for path in paths]
-        return shards[0] if len(shards) == 1 else torch.cat(shards, dim=tensor.split_axis or 0)
+        places = target.chunk(len(files), dim=tensor.split_axis or 0)
+        for file, place in zip(files, places, strict=True):
+            shard = self._mapped(file, shape)
+            if self._precision.rounded not in (shard.dtype, place.dtype):
+                shard = self._scratch(shape, self._precision.rounded).copy_(shard)
+            place.copy_(shard)
 
-    def _placed(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        return tensor.to(self._device).to(self._precision.rounded).to(dtype)
+    def _mapped(self, file: str, shape: tuple[int, ...]) -> Tensor:
+        if self._is_plan:
+            return torch.empty(shape, dtype=self._source_type, device="meta")
+        size = torch.Size(shape).numel()
+        return torch.from_file(str(self._directory / file), size=size, dtype=self._source_type).view(shape)
+
+    def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Give memory for the time until the next tensor is read.
+
+        It is the same memory each time: the C library's heap would grow to twice the weights if tensors that go and
+        tensors that stay were allocated by turns.
+        """
+        size = torch.Size(shape).numel()
+        if dtype not in self._buffers or self._buffers[dtype].numel() < size:
+            self._buffers[dtype] = torch.empty(size, dtype=dtype, device=self._device)
+        return self._buffers[dtype][:size].view(shape)
+
+    def _shape(self, tensor: ShardedTensor) -> tuple[int, ...]:
+        """Shape of what is read of a tensor here."""
+        return tensor.shape if self._rank is None else tensor.local_shape(self._tensor_para_size)
 
     def _count(self, size_bytes: int) -> None:
         self.size_bytes += size_bytes
@@ -298,9 +317,10 @@ class _Reader:
 
     def tensor(self, tensor: ShardedTensor, dtype: torch.dtype | None = None) -> Tensor:
         """Read a tensor as it is: a copy of our own, for the file may change under a running server."""
-        placed = self._placed(self._mapped(tensor), dtype or self._precision.compute)
-        self._count(placed.numel() * placed.dtype.itemsize)
-        return placed.clone(memory_format=torch.contiguous_format)
+        target = torch.empty(self._shape(tensor), dtype=dtype or self._precision.compute, device=self._device)
+        self._copy(tensor, target)
+        self._count(target.numel() * target.dtype.itemsize)
+        return target
 
     def optional(self, tensor: ShardedTensor | None) -> Tensor | None:
         """Read a tensor, where there is one."""
@@ -324,22 +344,29 @@ class _Reader:
 
     def linear(self, files: LinearFiles) -> Linear:
         """Read matrices side by side, [in, out] or [in, 3, out] -> [out, in], and their biases."""
-        parts = [self._mapped(weight) for weight in files.weights]
-        flat = [part.reshape(part.shape[0], -1) for part in parts]
-        matrix = self._placed(flat[0] if len(flat) == 1 else torch.cat(flat, dim=1), self._precision.compute).T
+        shapes = [self._shape(weight) for weight in files.weights]
+        widths = [torch.Size(shape[1:]).numel() for shape in shapes]
+        matrix = self._scratch((shapes[0][0], sum(widths)), self._precision.compute)  # [in, out]
+        parts = matrix.split(widths, dim=1)  # type: ignore[no-untyped-call]
+        for weight, shape, part in zip(files.weights, shapes, parts, strict=True):
+            self._copy(weight, part.unflatten(1, shape[1:]))
         kind = Int8Linear if self._precision.is_int8 else Linear
-        linear = kind(matrix, self._bias(files))
+        linear = kind(matrix.T, self._bias(files), is_lent=True)
         self._count(linear.size_bytes)
+        self.largest_bytes = max(self.largest_bytes, matrix.numel() * matrix.dtype.itemsize)
         return linear
 
     def _bias(self, files: LinearFiles) -> Tensor | None:
         is_part_of_a_sum = files.weights[0].split_axis == 0 and self._rank not in (None, 0) and not files.is_sum
         if not files.biases or is_part_of_a_sum:  # it is added once
             return None
-        bias = torch.cat([self._mapped(each).reshape(-1) for each in files.biases])
-        if files.is_sum and self._rank is None:
-            bias = bias * self._tensor_para_size
-        return self._placed(bias, self._precision.compute)
+        shapes = [self._shape(bias) for bias in files.biases]
+        widths = [torch.Size(shape).numel() for shape in shapes]
+        joined = torch.empty(sum(widths), dtype=self._precision.compute, device=self._device)
+        parts = joined.split(widths)  # type: ignore[no-untyped-call]
+        for bias, shape, part in zip(files.biases, shapes, parts, strict=True):
+            self._copy(bias, part.view(shape))
+        return joined * self._tensor_para_size if files.is_sum and self._rank is None else joined
 
     def stack(self, files: StackFiles | None, stack: Stack | None, layers: range | None) -> StackWeights | None:
         """Read some layers of a stack; None: all."""
