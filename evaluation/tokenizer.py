@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from handover.errors import ArtefactError
 VOCABULARY_NAMES = ("vocab.json", "gpt2-vocab.json")
 MERGES_NAMES = ("merges.txt", "gpt2-merges.txt")
 SENTENCEPIECE_NAME = "tokenizer.model"
+PIPELINE_NAME = "tokenizer.json"
 
 
 class Tokenizer(Protocol):
@@ -43,6 +44,26 @@ class BytePairTokenizer:
         return str(self._pipeline.decode(list(ids), skip_special_tokens=False))
 
 
+class PipelineTokenizer:
+    """Any tokenizer of Hugging Face's library, from ``tokenizer.json``."""
+
+    def __init__(self, pipeline: Path) -> None:
+        from tokenizers import Tokenizer as Pipeline
+
+        self._pipeline = Pipeline.from_file(str(pipeline))
+        self._pipeline.encode_special_tokens = True  # a special token's name in a text is plain text
+        self._pipeline.no_truncation()
+        self._pipeline.no_padding()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        return list(self._pipeline.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        return str(self._pipeline.decode(list(ids), skip_special_tokens=False))
+
+
 class SentencePieceTokenizer:
     """A SentencePiece model, from ``tokenizer.model``."""
 
@@ -61,17 +82,19 @@ class SentencePieceTokenizer:
 
 
 def load_tokenizer(source: Path) -> Tokenizer:
-    """Load the tokenizer from a directory of its files, or from a SentencePiece model file.
+    """Load the tokenizer from a directory of its files, from ``tokenizer.json`` or from a SentencePiece model file.
 
     Args:
-        source: a directory with ``vocab.json`` and ``merges.txt`` (or ``gpt2-vocab.json`` and
-            ``gpt2-merges.txt``, as FasterTransformer's scripts call them) or ``tokenizer.model``.
+        source: a directory with ``tokenizer.json``, or ``vocab.json`` and ``merges.txt`` (or ``gpt2-vocab.json`` and
+            ``gpt2-merges.txt``, as FasterTransformer's scripts call them), or ``tokenizer.model``.
 
     Raises:
         ArtefactError: none of these files is there, or they cannot be read.
     """
     if source.is_file():
-        return _open(SentencePieceTokenizer, source)
+        return _open(PipelineTokenizer if source.suffix == ".json" else SentencePieceTokenizer, source)
+    if (source / PIPELINE_NAME).is_file():
+        return _open(PipelineTokenizer, source / PIPELINE_NAME)
     vocabulary = _first_file(source, VOCABULARY_NAMES)
     merges = _first_file(source, MERGES_NAMES)
     if vocabulary is not None and merges is not None:
@@ -80,7 +103,7 @@ def load_tokenizer(source: Path) -> Tokenizer:
         return _open(SentencePieceTokenizer, source / SENTENCEPIECE_NAME)
     raise ArtefactError(
         f"{source} holds no tokenizer",
-        f"it should hold {VOCABULARY_NAMES[0]} and {MERGES_NAMES[0]}, or {SENTENCEPIECE_NAME}; "
+        f"it should hold {PIPELINE_NAME}, {VOCABULARY_NAMES[0]} and {MERGES_NAMES[0]}, or {SENTENCEPIECE_NAME}; "
         "name another directory with --tokenizer",
     )
 
@@ -89,7 +112,7 @@ def _first_file(directory: Path, names: Sequence[str]) -> Path | None:
     return next((directory / name for name in names if (directory / name).is_file()), None)
 
 
-def _open(kind: type[BytePairTokenizer] | type[SentencePieceTokenizer], *files: Path) -> Tokenizer:
+def _open(kind: Callable[..., Tokenizer], *files: Path) -> Tokenizer:
     try:
         return kind(*files)
     except Exception as error:  # both libraries raise bare Exception, RuntimeError or OSError

@@ -31,7 +31,7 @@ from handover.manifest import FileRecord, Manifest, file_digest
 from handover.progress import Progress
 
 KIND = "model_repository"
-TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer.model")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
 _SOURCES = Path(__file__).parent / "tokenizer_models"
 _SECTIONS = {"gpt": "gpt", "gptj": "gptj", "gptneox": "gptneox", "t5": "decoder"}
 _T5_IDS = {"start_id": "decoder_start_token_id", "end_id": "eos_token_id"}
@@ -178,9 +178,9 @@ def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
     if problems:
         raise ArtefactError(f"{root} is not what its manifest says:\n  " + "\n  ".join(problems), "convert again")
     present = {record.path for record in checkpoint.files}
-    if not {"vocab.json", "merges.txt"} <= present and "tokenizer.model" not in present:
+    if not {"vocab.json", "merges.txt"} <= present and not {"tokenizer.json", "tokenizer.model"} & present:
         raise ArtefactError(
-            f"{root} has no tokenizer: neither vocab.json and merges.txt nor tokenizer.model",
+            f"{root} has no tokenizer: neither tokenizer.json nor vocab.json and merges.txt nor tokenizer.model",
             "put the tokenizer's files into the training checkpoint and convert again",
         )
     family, config = _read_config(root)

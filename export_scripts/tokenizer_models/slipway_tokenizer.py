@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
 _BYTES = (*_PRINTED, *(byte for byte in range(256) if byte not in _PRINTED))
 _BYTE_LETTERS = {chr(byte if byte in _PRINTED else 256 + _BYTES.index(byte) - len(_PRINTED)): byte for byte in _BYTES}
 """The character that byte-level BPE writes for each byte: itself where it prints, else one from 256 on."""
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Tokenizer(Protocol):
@@ -81,6 +83,55 @@ class SentencePieceTokenizer:
         return str(self._processor.decode(known[: len(known) - _decode_utf8(tail)[1]]))
 
 
+class FileTokenizer:
+    """Any tokenizer of Hugging Face's library, from ``tokenizer.json``.
+
+    As with the other two nothing is added to a text, and a special token's name in it is plain text.
+    """
+
+    def __init__(self, file: Path) -> None:
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        description = json.loads(file.read_text("utf-8"))
+        self._added = {entry["id"]: str(entry["content"]) for entry in description.get("added_tokens") or ()}
+        self._is_byte_level = _has_part(description.get("decoder"), "ByteLevel")
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        if self._is_byte_level:
+            return _decode_utf8(b"".join(map(self._bytes, ids)))[0]
+        pieces = [(int(id_), self._tokenizer.id_to_token(int(id_))) for id_ in ids]
+        known = [(id_, piece) for id_, piece in pieces if piece is not None]
+        first = len(known)
+        while first and _BYTE_PIECE.fullmatch(known[first - 1][1]):
+            first -= 1
+        tail = bytes(int(piece[1:-1], 16) for _, piece in known[first:])  # pieces "<0xE4>"
+        complete = known[: len(known) - _decode_utf8(tail)[1]]
+        return str(self._tokenizer.decode([id_ for id_, _ in complete], skip_special_tokens=False))
+
+    def _bytes(self, id_: int) -> bytes:
+        if id_ in self._added:
+            return self._added[id_].encode("utf-8")
+        return _token_bytes(self._tokenizer.id_to_token(int(id_)) or "")
+
+
+def _has_part(description: Any, kind: str) -> bool:
+    """Whether a part of a tokenizer, or one of those it is a sequence of, is of a kind."""
+    if not isinstance(description, dict):
+        return False
+    parts = description.get("decoders") or ()
+    return description.get("type") == kind or any(_has_part(part, kind) for part in parts)
+
+
 def _token_bytes(token: str) -> bytes:
     """Return what a token of byte-level BPE stands for; one with a foreign character stands for itself."""
     if set(token) <= _BYTE_LETTERS.keys():
@@ -98,15 +149,23 @@ def _decode_utf8(data: bytes) -> tuple[str, int]:
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Load the tokenizer whose files lie in a directory.
 
+    ``tokenizer.json`` goes first: it alone knows of tokens that were added to a vocabulary.
+
     Raises:
-        FileNotFoundError: there is neither ``vocab.json`` with ``merges.txt`` nor ``tokenizer.model``.
+        FileNotFoundError: there is neither ``tokenizer.json`` nor ``vocab.json`` with ``merges.txt`` nor
+            ``tokenizer.model``.
     """
-    vocab, merges, model = (directory / name for name in ("vocab.json", "merges.txt", "tokenizer.model"))
+    names = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
+    file, vocab, merges, model = (directory / name for name in names)
+    if file.is_file():
+        return FileTokenizer(file)
     if vocab.is_file() and merges.is_file():
         return BytePairTokenizer(vocab, merges)
     if model.is_file():
         return SentencePieceTokenizer(model)
-    raise FileNotFoundError(f"no tokenizer in {directory}: neither {vocab.name} and {merges.name} nor {model.name}")
+    raise FileNotFoundError(
+        f"no tokenizer in {directory}: neither {file.name} nor {vocab.name} and {merges.name} nor {model.name}"
+    )
 
 
 def read_texts(array: NDArray[Any], name: str) -> list[str]:
