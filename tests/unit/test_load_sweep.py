@@ -327,13 +327,13 @@ def test_the_servers_own_figures_stand_beside_the_clients(tmp_path: Path) -> Non
 
         def log_message(self, *_: object) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as pages, FakeTriton(count_up) as fake:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as pages, FakeTriton(slow) as fake:
         Thread(target=pages.serve_forever, daemon=True).start()
         path = endpoint_of(fake, tmp_path / "e.json", metrics_port=pages.server_port)
-        (row,) = run(arguments(tmp_path / "out", path, concurrencies=(1,)))
+        (row,) = run(arguments(tmp_path / "out", path, concurrencies=(1,), requests=15))
         pages.shutdown()
     figures = row.figures
     assert figures["server_queue_mean_ms"] == pytest.approx(1)
     assert figures["server_compute_mean_ms"] == pytest.approx(8)
     assert figures["server_mean_batch"] == pytest.approx(2)
-    assert figures["server_requests"] >= row.requests - 1  # type: ignore[operator]
+    assert row.requests / 2 < figures["server_requests"] <= row.requests + 2  # type: ignore[operator]
