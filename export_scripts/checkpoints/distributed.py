@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+from typing import Any
 
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.chunked import Chunk, ChunkedState, ChunkedTensor
 from export_scripts.checkpoints.distributed_torch import METADATA_FILE, read_torch_dist
 from export_scripts.checkpoints.distributed_zarr import other_zarr_keys, read_zarr
-from export_scripts.checkpoints.pickled import StoredTensor, unpickle
-from export_scripts.checkpoints.torch_file import TorchFile
+from export_scripts.checkpoints.pickled import StoredTensor
+from export_scripts.checkpoints.torch_format import open_torch_file
 from handover.errors import CheckpointError
 
 COMMON_FILE = "common.pt"
@@ -57,7 +57,7 @@ def open_distributed(archive: Archive, folder: str, rename: Callable[[str], str]
 def read_common(archive: Archive, folder: str) -> Mapping[str, Any]:
     """Read what is not distributed: the training's arguments and state."""
     name = f"{folder}{COMMON_FILE}"
-    return TorchFile(archive, name, _common).state if name in archive else {}
+    return open_torch_file(archive, name, _common, TRAINING_MODULES).state if name in archive else {}
 
 
 def _backend(archive: Archive, folder: str) -> str:
@@ -70,8 +70,7 @@ def _backend(archive: Archive, folder: str) -> str:
         raise CheckpointError(f"{archive.path}: {name} is damaged ({error})", "copy the checkpoint again") from error
 
 
-def _common(stream: IO[bytes], where: str) -> Mapping[str, Any]:
-    content = unpickle(stream, where, TRAINING_MODULES)
+def _common(content: Any, where: str) -> Mapping[str, Any]:
     return {str(key): value for key, value in content.items()} if isinstance(content, dict) else {}
 
 
@@ -80,7 +79,7 @@ def _common_tensors(archive: Archive, folder: str) -> dict[str, ChunkedTensor]:
     name = f"{folder}{COMMON_FILE}"
     if name not in archive:
         return {}
-    file = TorchFile(archive, name, lambda stream, where: dict(_flat(_common(stream, where))))
+    file = open_torch_file(archive, name, lambda *saved: dict(flat(_common(*saved))), TRAINING_MODULES)
     return {
         key: ChunkedTensor(
             key,
@@ -93,9 +92,10 @@ def _common_tensors(archive: Archive, folder: str) -> dict[str, ChunkedTensor]:
     }
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """List what nested dictionaries hold, under keys joined by dots."""
     for key, value in content.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -8,7 +8,7 @@ is mapped in place. The metadata's classes are not imported: their objects are r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 from export_scripts.checkpoints.archive import Archive, Extent
 from export_scripts.checkpoints.chunked import Chunk, ChunkedTensor
@@ -96,5 +96,5 @@ def _reader(archive: Archive, key: str, sizes: tuple[int, ...], name: str, offse
     return read
 
 
-def _root(stream: IO[bytes], where: str) -> Mapping[str, Any]:
-    return {_ROOT: unpickle(stream, where)}
+def _root(content: Any, where: str) -> Mapping[str, Any]:
+    return {_ROOT: content}

@@ -16,6 +16,7 @@ from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.pickled import StoredTensor
 from export_scripts.checkpoints.safetensors_file import read_safetensors
 from export_scripts.checkpoints.torch_file import TorchFile
+from export_scripts.checkpoints.torch_format import open_torch_file
 from export_scripts.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
@@ -141,7 +142,7 @@ def open_weights(archive: Archive) -> Weights:
 def _open_file(archive: Archive, name: str) -> Weights:
     if name.endswith(".safetensors"):
         return Weights(read_safetensors(archive, name))
-    file = TorchFile(archive, name)
+    file = open_torch_file(archive, name)
     tensors = {key: TorchTensor(file, value) for key, value in file.state.items() if isinstance(value, StoredTensor)}
     return Weights(tensors, tuple(key for key in file.state if key not in tensors))
 

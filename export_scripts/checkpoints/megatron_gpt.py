@@ -11,9 +11,20 @@ from export_scripts.checkpoints.rank_files import JoinAxis
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizer import TokenizerFiles, special_ids
 from export_scripts.weights import gpt, megatron_gpt
-from export_scripts.weights.layouts import qkv_by_block_to_block, qkv_by_group_to_block, qkv_by_head_to_block
+from export_scripts.weights.layouts import (
+    qkv_by_block_to_block,
+    qkv_by_element_to_block,
+    qkv_by_group_to_block,
+    qkv_by_head_to_block,
+)
 from export_scripts.weights.schema import Layout, LazyTensor, SourceMap
 from handover.errors import CheckpointError
+
+CHECKPOINT_VERSION = "checkpoint_version"
+"""Megatron-LM's own word in a configuration; NeMo has ``megatron_legacy`` for the first version's order."""
+
+# Versions 2 and 3 have today's order.
+_OLD_ORDERS = {0: qkv_by_block_to_block, 1: qkv_by_element_to_block}
 
 
 class State(Protocol):
@@ -35,6 +46,7 @@ def gpt_source(
     open_state: Callable[[], State],
     prefix: str,
     open_tokenizer: Callable[[], TokenizerFiles],
+    more_remarks: tuple[str, ...] = (),
 ) -> Source:
     """Put a GPT together.
 
@@ -44,6 +56,7 @@ def gpt_source(
         open_state: opens the model's state, once its configuration is known to be fine.
         prefix: what every key begins with.
         open_tokenizer: finds the tokenizer's files, once the weights are known to be fine.
+        more_remarks: beside those that the configuration gives rise to.
 
     Raises:
         CheckpointError: not a model that FasterTransformer's GPT can express.
@@ -64,7 +77,7 @@ def gpt_source(
         tokenizer=tokenizer,
         ids=special_ids(archive, tokenizer),
         other_keys=state.other_keys(),
-        remarks=remarks(config),
+        remarks=(*remarks(config), *more_remarks),
     )
 
 
@@ -85,7 +98,8 @@ def _source_map(archive: Archive, config: Mapping[str, Any], keys: tuple[str, ..
 
 def _qkv(config: Mapping[str, Any]) -> Layout:
     """The order of the fused query, key and value."""
-    if config.get("megatron_legacy"):
-        return qkv_by_block_to_block
+    version = 0 if config.get("megatron_legacy") else config.get(CHECKPOINT_VERSION)
+    if version in _OLD_ORDERS:
+        return _OLD_ORDERS[version]
     shared_by = heads_per_group(config)
     return qkv_by_head_to_block if shared_by == 1 else qkv_by_group_to_block(shared_by)

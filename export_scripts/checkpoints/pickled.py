@@ -162,19 +162,22 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 
 
-def unpickle(stream: IO[bytes], where: str, records: Collection[str] = ()) -> Any:
+def unpickle(
+    stream: IO[bytes], where: str, records: Collection[str] = (), storages: dict[str, Storage] | None = None
+) -> Any:
     """Read one pickle; tensors come as StoredTensor.
 
     Args:
-        stream: the pickle.
+        stream: the pickle; what follows it is not read.
         where: its place, for the error.
         records: top-level modules whose objects are read as Record.
+        storages: every storage that is referred to is noted here, by key.
 
     Raises:
         CheckpointError: it is damaged or holds a name that is not on the list.
     """
     try:
-        return Unpickler(stream, records).load()
+        return Unpickler(stream, records, storages).load()
     except Exception as error:  # a damaged pickle can raise nearly anything, and it is all the same to the user
         raise CheckpointError(
             f"{where} cannot be read: {error}", "only weights are read, as with torch.load(weights_only=True)"
@@ -192,16 +195,3 @@ def as_state(content: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise CheckpointError(f"{where} is not a dictionary of weights")
     return content
-
-
-def read_state(stream: IO[bytes], where: str) -> Mapping[str, Any]:
-    """Read a state dictionary; tensors come as StoredTensor, anything else as plain Python.
-
-    Args:
-        stream: the record ``data.pkl`` of a torch file.
-        where: its place, for the error.
-
-    Raises:
-        CheckpointError: the pickle is damaged, holds a name that is not on the list, or is not a dictionary.
-    """
-    return as_state(unpickle(stream, where), where)

@@ -10,6 +10,7 @@ from typing import Any
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.pickled import StoredTensor
 from export_scripts.checkpoints.torch_file import TorchFile
+from export_scripts.checkpoints.torch_format import open_torch_file
 from export_scripts.dtypes import Array
 from export_scripts.weights.schema import split_layer, with_layer
 from handover.errors import CheckpointError
@@ -59,6 +60,9 @@ class RankFiles:
         names: file of each pipeline stage, for each tensor-parallel rank.
         rename: from a saved key to the table's.
         open_file: opens one file.
+
+    Attributes:
+        beside: keys of what lies in the files beside the model.
     """
 
     def __init__(
@@ -66,9 +70,10 @@ class RankFiles:
         archive: Archive,
         names: Sequence[Sequence[str]],
         rename: Callable[[str], str] = str,
-        open_file: Callable[[Archive, str], TorchFile] = TorchFile,
+        open_file: Callable[[Archive, str], TorchFile] = open_torch_file,
     ) -> None:
         self._archive = archive
+        self.beside: tuple[str, ...] = ()
         # Per tensor-parallel rank: key with the model's own layer number -> (file, value).
         self._ranks = [self._read_rank(stages, rename, open_file) for stages in names]
 
@@ -78,7 +83,8 @@ class RankFiles:
 
     def other_keys(self) -> tuple[str, ...]:
         """Keys whose values are not tensors."""
-        return tuple(key for key, (_, value) in self._ranks[0].items() if not isinstance(value, StoredTensor))
+        others = (key for key, (_, value) in self._ranks[0].items() if not isinstance(value, StoredTensor))
+        return (*others, *self.beside)
 
     def tensors(self, join_axis: JoinAxis) -> Mapping[str, JoinedTensor]:
         """Join the training ranks' tensors, without reading them.

@@ -8,13 +8,13 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from typing import IO, Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 
 from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.pickled import StoredTensor, read_state
+from export_scripts.checkpoints.pickled import StoredTensor, as_state, unpickle
 from export_scripts.dtypes import STORAGE, Array
 from handover.errors import CheckpointError
 
@@ -32,7 +32,8 @@ _DAMAGE = (
     ValueError,
 )
 
-ReadPickle = Callable[[IO[bytes], str], Mapping[str, Any]]
+AsState = Callable[[Any, str], Mapping[str, Any]]
+"""Takes the tensors by key out of what a file holds, given that and the file's place."""
 
 
 class TorchFile:
@@ -41,41 +42,48 @@ class TorchFile:
     Args:
         archive: the files.
         name: of the file within its archive.
-        read_pickle: reads the dictionary from the pickle, given it and its place.
+        take_state: takes the tensors by key out of what was saved.
+        records: top-level modules whose objects are read as Record.
 
     Attributes:
         name: of the file within its archive.
         state: its dictionary; tensors are StoredTensor.
 
     Raises:
-        CheckpointError: it is truncated, of the format before torch 1.6, big-endian or holds foreign objects.
+        CheckpointError: it is truncated, big-endian or holds foreign objects.
     """
 
-    def __init__(self, archive: Archive, name: str, read_pickle: ReadPickle = read_state) -> None:
+    def __init__(
+        self, archive: Archive, name: str, take_state: AsState = as_state, records: Collection[str] = ()
+    ) -> None:
         self.name = name
         self._archive = archive
         self._where = f"{archive.path}: {name}"
         try:
-            with archive.open(name) as stream, zipfile.ZipFile(stream) as records:
-                self._records = {info.filename: info for info in records.infolist()}
-                self._prefix = self._find_prefix()
-                self._check_byte_order(records)
-                with records.open(f"{self._prefix}data.pkl") as pickled:
-                    self.state: Mapping[str, Any] = read_pickle(pickled, self._where)
+            self.state: Mapping[str, Any] = take_state(self._load(records), self._where)
             for value in self.state.values():
                 if isinstance(value, StoredTensor):
                     self._check_record(value)
         except _DAMAGE as error:
             raise CheckpointError(
-                f"{self._where} is truncated, damaged or older than torch 1.6 ({error})", "copy the checkpoint again"
+                f"{self._where} is truncated, damaged or no file of torch.save ({error})", "copy the checkpoint again"
             ) from error
+
+    def _load(self, records: Collection[str]) -> Any:
+        """Read what was saved, and where its tensors lie."""
+        with self._archive.open(self.name) as stream, zipfile.ZipFile(stream) as zipped:
+            self._records = {info.filename: info for info in zipped.infolist()}
+            self._prefix = self._find_prefix()
+            self._check_byte_order(zipped)
+            with zipped.open(f"{self._prefix}data.pkl") as pickled:
+                return unpickle(pickled, self._where, records)
 
     def read(self, tensor: StoredTensor) -> Array:
         """Map one tensor, read-only; bf16 comes as uint16."""
         dtype = STORAGE[tensor.storage.data_type]
         if 0 in tensor.shape:
             return np.empty(tensor.shape, dtype)
-        start, length = self._start(tensor), _reach(tensor) - tensor.offset
+        start, length = self._start(tensor), reach(tensor) - tensor.offset
         extent = self._archive.extent(self.name)
         offset = extent.offset + start + tensor.offset * dtype.itemsize
         mapped = np.memmap(extent.path, dtype, mode="r", offset=offset, shape=(length,))
@@ -102,9 +110,11 @@ class TorchFile:
         info = self._records.get(f"{self._prefix}data/{tensor.storage.key}")
         if info is None or info.compress_type != zipfile.ZIP_STORED:
             raise CheckpointError(f"{self._where}: record {tensor.storage.key} is missing or compressed")
-        is_sane = min((tensor.offset, *tensor.shape, *tensor.stride)) >= 0 and len(tensor.shape) == len(tensor.stride)
-        if not is_sane or (dtype and _reach(tensor) * dtype.itemsize > info.file_size):
-            raise CheckpointError(f"{self._where}: record {tensor.storage.key} is smaller than its tensor")
+        if not is_sane(tensor) or (dtype and reach(tensor) * dtype.itemsize > info.file_size):
+            raise self._too_small(tensor)
+
+    def _too_small(self, tensor: StoredTensor) -> CheckpointError:
+        return CheckpointError(f"{self._where}: record {tensor.storage.key} is smaller than its tensor")
 
     def _find_prefix(self) -> str:
         pickles = [name for name in self._records if name == "data.pkl" or name.endswith("/data.pkl")]
@@ -118,7 +128,12 @@ class TorchFile:
             raise CheckpointError(f"{self._where} was written on a big-endian machine")
 
 
-def _reach(tensor: StoredTensor) -> int:
+def is_sane(tensor: StoredTensor) -> bool:
+    """Whether a view's numbers can be those of a view at all."""
+    return min((tensor.offset, *tensor.shape, *tensor.stride)) >= 0 and len(tensor.shape) == len(tensor.stride)
+
+
+def reach(tensor: StoredTensor) -> int:
     """Elements of the storage up to the last one that a tensor shows."""
     if 0 in tensor.shape:
         return 0

@@ -65,6 +65,19 @@ _CORE = {
 }
 
 
+# What lies beside the model in Megatron-LM's files and in distributed checkpoints.
+_OPTIMIZER, _LOOP, _RANDOM = "the optimizer's state", "the training loop's state", "the random generators' state"
+_TRAINING = {
+    **{name: _OPTIMIZER for name in ("optimizer", "optimizer.*", "chained_*", "opt_param_scheduler", "lr_scheduler")},
+    **{name: _OPTIMIZER for name in ("client_lr_scheduler", "loss_scaler", "overflow", "param_groups")},
+    **{
+        name: _LOOP for name in ("args", "checkpoint_version", "iteration", "total_iters", "tokens", "content_metadata")
+    },
+    **{name: _LOOP for name in ("rerun_state_machine*", "num_floating_point_operations_so_far", "mid_epoch_state")},
+    **{name: _RANDOM for name in ("rng_state*", "*_rng_state", "rng_tracker_states")},
+}
+
+
 def legacy(prefix: str, variant: GptVariant) -> SourceMap:
     """The table of NeMo 1.x with ``mcore_gpt: false`` and of Megatron-LM before megatron-core.
 
@@ -142,9 +155,6 @@ def _ignored(base: str, more: Mapping[str, str]) -> dict[str, str]:
     return {
         "*._extra_state": "transformer-engine's FP8 scaling; None or bytes, no weights",
         "*._extra_state/shard_*": "transformer-engine's FP8 scaling; None or bytes, no weights",
-        "optimizer.*": "the optimizer's state",
-        "chained_*": "the optimizer's state",
-        "rng_state*": "the random generators' state",
-        "rerun_state_machine_state*": "the training loop's state",
+        **_TRAINING,
         **more,
     }

@@ -13,7 +13,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import torch
 from nemo_archive import NEMO, gpt_config, gpt_state, torch_bytes, write_gpt, write_nemo
 
 from export_scripts.check import inspect_checkpoint
@@ -138,13 +137,6 @@ def test_names_outside_the_list_are_refused(name: str, tmp_path: Path) -> None:
 
 def test_pickle_of_something_else_is_refused(tmp_path: Path) -> None:
     assert "not a dictionary of weights" in refusal(write_gpt(tmp_path / "gpt.nemo", [1, 2]))  # type: ignore[arg-type]
-
-
-def test_torch_file_of_the_old_format_is_refused(tmp_path: Path) -> None:
-    stream = io.BytesIO()
-    torch.save(gpt_state(), stream, _use_new_zipfile_serialization=False)
-    files = {"model_weights.ckpt": stream.getvalue()}
-    assert "older than torch 1.6" in refusal(write_nemo(tmp_path / "gpt.nemo", gpt_config(), {}, files=files))
 
 
 def test_tensor_that_reaches_beyond_its_record_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from nemo_archive import NEMO, torch_bytes
 from export_scripts.checkpoints.archive import open_archive
 from export_scripts.checkpoints.pickled import StoredTensor
 from export_scripts.checkpoints.torch_file import TorchFile
+from export_scripts.checkpoints.torch_format import open_torch_file
+from handover.errors import CheckpointError
 
 
 def as_torch(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
@@ -73,3 +75,51 @@ def test_reading_maps_the_archive_and_copies_nothing() -> None:
     else:
         pytest.fail("the array lies nowhere")
     assert not array.flags.writeable
+
+
+def streamed(state: object, path: Path) -> Path:
+    """Save as torch did before its zip."""
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    return path
+
+
+def test_torchs_format_before_the_zip_is_mapped_as_torch_reads_it(tmp_path: Path) -> None:
+    base = torch.arange(60, dtype=torch.float32)
+    state = {
+        "whole": base,
+        "transposed": base.reshape(6, 10).t(),
+        "strided": base.reshape(6, 10)[1:5:2, ::3],
+        "half": torch.arange(7).half(),
+        "bytes": torch.ones(3, dtype=torch.uint8),
+        "double": torch.ones(3, dtype=torch.float64),
+        "bfloat16": torch.arange(5).bfloat16(),
+    }
+    streamed(state, tmp_path / "w.ckpt")
+    file = open_torch_file(open_archive(tmp_path), "w.ckpt")
+    for key in ("whole", "transposed", "strided", "half"):
+        assert file.read(file.state[key]).tolist() == state[key].tolist(), key
+    assert torch.equal(as_torch(file.read(file.state["bfloat16"]), torch.bfloat16), state["bfloat16"])
+    assert file.state["double"].storage.data_type == "fp64"
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.5, 0.9, 0.999])
+def test_truncated_files_of_the_format_before_the_zip(keep: float, tmp_path: Path) -> None:
+    file = streamed({"w": torch.ones(100), "v": torch.ones(10)}, tmp_path / "w.ckpt")
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * keep)])
+    with pytest.raises(CheckpointError):
+        open_torch_file(open_archive(tmp_path), "w.ckpt")
+
+
+def test_flipped_bits_of_the_format_before_the_zip_never_read_elsewhere(tmp_path: Path) -> None:
+    content = streamed({"w": torch.ones(4), "v": torch.ones(2)}, tmp_path / "w.ckpt").read_bytes()
+    for position in np.random.default_rng(0).integers(0, len(content) * 8, 150):
+        damaged = bytearray(content)
+        damaged[position // 8] ^= 1 << position % 8
+        (tmp_path / "w.ckpt").write_bytes(damaged)
+        try:
+            file = open_torch_file(open_archive(tmp_path), "w.ckpt")
+        except CheckpointError:
+            continue
+        for value in file.state.values():
+            if isinstance(value, StoredTensor) and value.storage.data_type == "fp32":
+                assert file.read(value).size * 4 <= len(content)

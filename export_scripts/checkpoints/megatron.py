@@ -1,0 +1,178 @@
+"""Reader of Megatron-LM's checkpoints: ``release/`` or ``iter_<n>/`` with one ``model_optim_rng.pt`` a training rank.
+
+Files: Megatron-LM, ``megatron/checkpointing.py`` (``get_checkpoint_names``, ``latest_checkpointed_iteration.txt``);
+newer ones are distributed (``.metadata``, ``common.pt``). The training's arguments lie in the file. The tokenizer's
+files are no part of a checkpoint: they are looked for beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.distributed import TRAINING_MODULES, flat, open_distributed, read_common
+from export_scripts.checkpoints.distributed_torch import METADATA_FILE
+from export_scripts.checkpoints.megatron_args import in_nemo_words, without_arguments
+from export_scripts.checkpoints.megatron_gpt import CHECKPOINT_VERSION, State, gpt_source
+from export_scripts.checkpoints.pickled import Record
+from export_scripts.checkpoints.rank_files import RankFiles
+from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizer import TokenizerFiles
+from export_scripts.checkpoints.torch_format import open_torch_file
+from handover.errors import CheckpointError
+
+NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"
+_TRACKER = "latest_checkpointed_iteration.txt"
+_ARGUMENTS = "args.json"
+_FILES = ("model_optim_rng.pt", "model_rng.pt")
+_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?$")
+_MARK = re.compile(r"(?:(?:iter_\d+|release)/)?(?:\.metadata|mp_rank_\d+(?:_\d+)?/model(?:_optim)?_rng\.pt)$")
+_FOLDER = re.compile(r"(?:iter_\d+|release)$")
+# Patterns of the tokenizer's files; a file may also be called what the arguments call it.
+_TOKENIZERS = (
+    ("bpe", {"vocab.json": ("*vocab*.json", "vocab_file"), "merges.txt": ("*merges*.txt", "merge_file")}),
+    ("sentencepiece", {"tokenizer.model": ("*.model", "tokenizer_model")}),
+)
+
+
+def is_candidate(path: Path) -> bool:
+    """Whether a directory is laid out as Megatron-LM does it."""
+    if not path.is_dir():
+        return False
+    folders = (path, path / "release", *path.glob("iter_*"))
+    return (path / _TRACKER).is_file() or any(
+        (folder / METADATA_FILE).is_file() or any(folder.glob("mp_rank_*/model*_rng.pt")) for folder in folders
+    )
+
+
+def recognises(archive: Archive) -> bool:
+    """Whether the files are Megatron-LM's."""
+    return _TRACKER in archive or any(_MARK.match(name) for name in archive.sizes)
+
+
+def open_source(archive: Archive) -> Source:
+    """Open a GPT.
+
+    Raises:
+        CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
+    """
+    folder = _folder(archive)
+    saved: dict[str, Any] = {}
+    state: State
+    if f"{folder}{METADATA_FILE}" in archive:
+        state, saved = open_distributed(archive, folder), dict(read_common(archive, folder))
+    else:
+        state = _open_ranks(archive, folder, saved)
+    arguments = saved.get("args")
+    remarks: tuple[str, ...] = ()
+    if isinstance(arguments, Record):
+        config = in_nemo_words(vars(arguments))
+    else:
+        config, remarks = without_arguments(archive.path, state, _read_arguments(archive))
+    config[CHECKPOINT_VERSION] = _version(archive, saved)
+    named = vars(arguments) if isinstance(arguments, Record) else {}
+    return gpt_source(archive, config, lambda: state, "", lambda: _find_tokenizer(archive, named), remarks)
+
+
+def _folder(archive: Archive) -> str:
+    """Find the folder that the tracker names, or the only one; empty: the checkpoint is the root itself."""
+    folders = sorted({name.partition("/")[0] for name in archive.sizes if _FOLDER.match(name.partition("/")[0])})
+    if _TRACKER in archive:
+        word = archive.read_bytes(_TRACKER).decode("ascii", "replace").strip()
+        chosen = f"iter_{int(word):07d}" if word.isdigit() else word
+        if chosen not in folders:
+            raise CheckpointError(
+                f"{archive.path}: {_TRACKER} names {chosen}, which is not there",
+                f"there is: {', '.join(folders) or 'none'}",
+            )
+        return f"{chosen}/"
+    if len(folders) > 1:
+        raise CheckpointError(f"{archive.path} holds {len(folders)} checkpoints", f"give one of: {', '.join(folders)}")
+    return f"{folders[0]}/" if folders else ""
+
+
+def _rank_files(archive: Archive, folder: str) -> dict[tuple[int, int], str]:
+    """Files by tensor-parallel rank and pipeline stage."""
+    found = {}
+    for name in archive.sizes:
+        place, _, file = name[len(folder) :].rpartition("/")
+        rank = _RANK.match(place)
+        if name.startswith(folder) and rank and file in _FILES:
+            found[int(rank[1]), int(rank[2] or 0)] = name
+    return found
+
+
+def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> RankFiles:
+    """Open every training rank's file; what the first of them holds beside the model goes into ``saved``."""
+    files = _rank_files(archive, folder)
+    if not files:
+        raise CheckpointError(f"{archive.path}/{folder} has no mp_rank_XX/{_FILES[0]}")
+    tensor, pipeline = (1 + max(place[axis] for place in files) for axis in (0, 1))
+    missing = [f"{(t, p)}" for t in range(tensor) for p in range(pipeline) if (t, p) not in files]
+    if missing:
+        raise CheckpointError(
+            f"{archive.path} lacks the files of the training ranks (tensor, pipeline) {' '.join(missing)}"
+        )
+
+    def take_model(content: Any, where: str) -> Mapping[str, Any]:
+        if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+            parts = (
+                sorted(str(key) for key in content if str(key).startswith("model")) if isinstance(content, dict) else []
+            )
+            hint = "interleaved pipeline stages are not read" if parts else "is it a checkpoint of Megatron-LM?"
+            raise CheckpointError(f"{where} holds {', '.join(parts) or 'something else'} instead of a model", hint)
+        for key, value in content.items():
+            if key != "model":
+                saved.setdefault(str(key), value)
+        return dict(flat(content["model"]))
+
+    names = [[files[rank, stage] for stage in range(pipeline)] for rank in range(tensor)]
+    state = RankFiles(
+        archive, names, open_file=lambda within, name: open_torch_file(within, name, take_model, TRAINING_MODULES)
+    )
+    state.beside = tuple(saved)
+    return state
+
+
+def _version(archive: Archive, saved: Mapping[str, Any]) -> int:
+    version = saved.get("checkpoint_version", 0)
+    if version not in (0, 1, 2, 3):
+        raise CheckpointError(f"{archive.path} has checkpoint_version {version}", "0, 1, 2 and 3 are read")
+    return int(version)
+
+
+def _read_arguments(archive: Archive) -> Mapping[str, Any]:
+    """Read what the user says of a checkpoint that was saved without its arguments."""
+    if _ARGUMENTS not in archive:
+        return {}
+    try:
+        content = json.loads(archive.read_bytes(_ARGUMENTS))
+    except ValueError as error:
+        raise CheckpointError(f"{archive.path}: {_ARGUMENTS} is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _find_tokenizer(archive: Archive, arguments: Mapping[str, Any]) -> TokenizerFiles:
+    """Find the tokenizer's files beside the checkpoint."""
+    at_root = [name for name in archive.sizes if "/" not in name]
+    for library, wanted in _TOKENIZERS:
+        members: dict[str, str] = {}
+        for file, (pattern, argument) in wanted.items():
+            called = str(arguments.get(argument)).rpartition("/")[2]
+            found = [called] if called in at_root else [name for name in at_root if fnmatchcase(name, pattern)]
+            if len(found) > 1:
+                raise CheckpointError(f"{archive.path} holds several tokenizer files: {', '.join(found)}", "keep one")
+            if found:
+                members[file] = found[0]
+        if len(members) == len(wanted):
+            return TokenizerFiles(members, library)
+    raise CheckpointError(
+        f"{archive.path} has no tokenizer's files",
+        f"put gpt2-vocab.json and gpt2-merges.txt, or the SentencePiece model, into {archive.path}: "
+        "Megatron-LM does not save them",
+    )
