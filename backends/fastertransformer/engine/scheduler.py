@@ -174,7 +174,7 @@ class Scheduler:
             sequence.context_embedding = hidden.float().sum(0).cpu().numpy()
         if sequence.wants("context_cum_log_probs"):
             total = self._context_log_prob(hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
-            sequence.scores = [score + total for score in sequence.scores]
+            sequence.scores = [total, *sequence.scores[1:]]
 
     def _context_log_prob(self, hidden: Tensor, ids: Tensor) -> float:
         """Sum the log-probabilities of ids[1:] given what precedes them: [T, hidden], [T] -> number."""
