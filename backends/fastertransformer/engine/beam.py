@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
         parents: int64 [K], which beam each continues.
-        tokens: int64 [K]; end_id behind a beam that had ended.
+        tokens: int64 [K]; of no meaning behind a beam that had ended.
         scores: fp32 [K], sums of log-probabilities.
         gains: fp32 [K], of the token alone.
     """
@@ -63,8 +63,9 @@ def step(
         diversity_rate: of the request.
     """
     width, vocab = log_probs.shape
-    is_end = torch.arange(vocab, device=log_probs.device) == end_id
-    only_end = torch.where(is_end, 0.0, MASKED)  # an ended beam has one continuation, for nothing
+    # An ended beam has one continuation, for nothing. One that a stop word ended has it even without an end_id.
+    is_end = torch.arange(vocab, device=log_probs.device) == (end_id if end_id < vocab else 0)
+    only_end = torch.where(is_end, 0.0, MASKED)
     log_probs = torch.where(has_ended[:, None], only_end, log_probs)
     best, tokens = log_probs.topk(min(2 * width, vocab), dim=-1)  # [K, 2K], descending
     totals = best + scores[:, None]
