@@ -15,7 +15,7 @@ from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE
-from export_scripts.shards import ShardSettings, check_split, check_values
+from export_scripts.shards import ShardSettings, Workspace, check_split, check_values
 from export_scripts.weights.schema import Assignment, Dims, LazyTensor, match
 from handover.errors import CheckpointError, nearest
 
@@ -76,8 +76,9 @@ def _check_values(conversion: Conversion) -> None:
             unpacked = conversion.archive.unpack(Path(directory) / "unpacked")
             _check_values(plan_conversion(unpacked, settings.tensor_para_size, settings.data_type))
         return
+    workspace = Workspace(set())
     for entry in narrowed:
-        check_values(entry, conversion.sources(entry), settings)
+        check_values(entry, conversion.sources(entry), settings, workspace)
 
 
 def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
-from export_scripts.shards import check_space, full_disk_explained, write_bytes, write_tensor
+from export_scripts.mapped import RecordKey
+from export_scripts.shards import Workspace, check_space, full_disk_explained, write_bytes, write_tensor
 from export_scripts.weights.family import ConfigValues, render_config
+from export_scripts.weights.schema import Assignment
 from handover.errors import exit_status
 from handover.manifest import FileRecord, Manifest
 from handover.progress import Progress
@@ -95,7 +98,13 @@ def _write_tensors(conversion: Conversion, output: Path, journal: Journal, worke
 
     Threads suffice: mapping, rearranging, casting, digesting and writing all release the interpreter's lock.
     """
-    settings = conversion.settings
+    settings, memory, verified = conversion.settings, threading.local(), set[RecordKey]()
+
+    def write(entry: Assignment) -> list[FileRecord]:
+        if not hasattr(memory, "workspace"):
+            memory.workspace = Workspace(verified)
+        return write_tensor(entry, conversion.sources(entry), settings, output, journal, memory.workspace)
+
     largest_first = sorted(conversion.assignments, key=lambda entry: -settings.size_bytes(entry.target))
     total_bytes = sum(settings.size_bytes(a.target) * len(settings.file_names(a)) for a in largest_first)
     records: list[FileRecord] = []
@@ -103,10 +112,7 @@ def _write_tensors(conversion: Conversion, output: Path, journal: Journal, worke
         Progress("convert", len(largest_first), "tensors", total_bytes) as progress,
         ThreadPoolExecutor(max(1, workers)) as pool,
     ):
-        jobs = [
-            pool.submit(write_tensor, entry, conversion.sources(entry), settings, output, journal)
-            for entry in largest_first
-        ]
+        jobs = [pool.submit(write, entry) for entry in largest_first]
         try:
             for job in as_completed(jobs):
                 records += job.result()

@@ -6,6 +6,7 @@ a value that is not finite in the target type raises, because FasterTransformer 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,13 @@ Array = npt.NDArray[Any]
 
 STORAGE: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
 _LARGEST = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
-_EXPONENT_BITS = {"fp16": 0x7C00, "bf16": 0x7F80}
+# The bits of an exponent of ones alone, and the types in which bits are compared: with and without the sign as such.
+_EXPONENTS = {
+    "fp32": (0x7F800000, np.int32, np.uint32),
+    "fp16": (0x7C00, np.int16, np.uint16),
+    "bf16": (0x7F80, np.int16, np.uint16),
+}
+_SIGN = {"fp32": 1 << 31, "fp16": 1 << 15, "bf16": 1 << 15}
 
 
 def item_bytes(data_type: str) -> int:
@@ -25,22 +32,23 @@ def item_bytes(data_type: str) -> int:
     return STORAGE[data_type].itemsize
 
 
-def cast(values: Array, source: str, target: str, name: str) -> Array:
-    """Cast between fp32, fp16 and bf16, rounding to nearest even as IEEE 754 and torch do.
+def recast(values: Array, source: str, target: str) -> Array:
+    """Cast between fp32, fp16 and bf16, rounding to nearest even as IEEE 754 and torch do; nothing is checked.
 
     Args:
         values: any shape, in the storage type of ``source``.
         source: fp32, fp16 or bf16.
         target: fp32, fp16 or bf16.
-        name: of the tensor, for the error.
-
-    Raises:
-        CheckpointError: a value is NaN or infinite, or becomes infinite in the target type.
     """
-    result = values if source == target else _narrow(widen(values, source), target)
-    if not _is_finite(result, target):
-        raise _not_finite(widen(values, source), target, name)
-    return result
+    return values if source == target else _narrow(widen(values, source), target)
+
+
+def is_finite(values: Array, data_type: str) -> bool:
+    """Whether no value is NaN or infinite: none has an exponent of ones alone, compared as whole numbers."""
+    if not values.size:
+        return True
+    limit, signed, unsigned = _EXPONENTS[data_type]
+    return int(values.view(signed).max()) < limit and int(values.view(unsigned).max()) < limit + _SIGN[data_type]
 
 
 def widen(values: Array, source: str) -> Array:
@@ -51,29 +59,50 @@ def widen(values: Array, source: str) -> Array:
 
 
 def _narrow(values: Array, target: str) -> Array:
-    if target == "bf16":
-        bits = values.view(np.uint32)
-        # Half of the unit that is cut off, less one where the kept part is even: ties go to even.
-        return ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
-    with np.errstate(over="ignore"):
-        return values.astype(STORAGE[target], copy=False)
+    if target != "bf16":
+        with np.errstate(over="ignore"):
+            return values.astype(STORAGE[target], copy=False)
+    bits = values.view(np.uint32)
+    # Half of the unit that is cut off, less one where the kept part is even: ties go to even.
+    rounded = bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    if is_nan.any():  # rounding may carry out of the largest ones into a number
+        rounded[is_nan] = np.uint32(0x7FC00000)
+    return (rounded >> 16).astype(np.uint16)
 
 
-def _is_finite(values: Array, data_type: str) -> bool:
-    if data_type == "fp32" or not values.size:
-        return bool(np.isfinite(values).all())
-    # An all-ones exponent is NaN or infinity; comparing bits is five times faster than numpy's isfinite on halves.
-    return int((values.view(np.uint16) & 0x7FFF).max()) < _EXPONENT_BITS[data_type]
+@dataclass
+class Census:
+    """A count of what a cast cannot bring over.
 
+    Attributes:
+        not_finite: values that are NaN or infinite before the cast.
+        largest: magnitude of those that are finite.
+    """
 
-def _not_finite(wide: Array, target: str, name: str) -> CheckpointError:
-    finite = np.isfinite(wide)
-    if not finite.all():
+    not_finite: int = 0
+    largest: float = 0.0
+
+    def add(self, wide: Array) -> None:
+        """Count values, given in fp32."""
+        finite = np.isfinite(wide)
+        self.not_finite += int((~finite).sum())
+        self.largest = max(self.largest, float(np.abs(wide[finite]).max(initial=0.0)))
+
+    def overflows(self, data_type: str) -> bool:
+        """Whether a finite value becomes infinite."""
+        with np.errstate(over="ignore"):
+            return not is_finite(_narrow(np.array([self.largest], np.float32), data_type), data_type)
+
+    def error(self, name: str, data_type: str) -> CheckpointError:
+        """Say what is wrong with a tensor."""
+        if self.overflows(data_type):
+            return CheckpointError(
+                f"{name} overflows {data_type}: its largest magnitude is {self.largest:.4g}, "
+                f"{data_type} ends at {_LARGEST[data_type]:.4g}",
+                "convert with weight_data_type=bf16 or fp32",
+            )
         return CheckpointError(
-            f"{name} holds {int((~finite).sum())} values that are NaN or infinite", "the checkpoint itself is damaged"
+            f"{name} holds {self.not_finite} values that are NaN or infinite",
+            "the checkpoint itself is damaged; export.model.allow_nonfinite=true converts it nevertheless",
         )
-    return CheckpointError(
-        f"{name} overflows {target}: its largest magnitude is {float(np.abs(wide).max()):.4g}, "
-        f"{target} ends at {_LARGEST[target]:.4g}",
-        "convert with weight_data_type=bf16 or fp32",
-    )

@@ -6,26 +6,28 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from export_scripts.dtypes import Array, cast, item_bytes, widen
+from export_scripts.assembly import Assembly, assemble
+from export_scripts.dtypes import Array, Census, is_finite, item_bytes
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
-from export_scripts.weights.schema import Assignment, Dims, LazyTensor, Rule, TargetTensor, laid_out_shape
+from export_scripts.mapped import Reader, RecordKey
+from export_scripts.transposition import Transposer
+from export_scripts.weights.schema import Assignment, Dims, LazyTensor, TargetTensor
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FileRecord
 from handover.progress import human_bytes
 
-# Enough to hide the cost of a call, little enough that several workers stay small.
-_BLOCK_BYTES = 4 << 20
-# A tile of a transposed tensor, staged in the second-level cache, and the elements that keep its rows apart.
-_TILE_ROWS, _TILE_COLUMNS, _TILE_PADDING = 1024, 64, 32
+# Read at a time: a thread's whole buffer. Large, so that the columns of a transposed tensor are read in long runs.
+_READ_BYTES = 32 << 20
+# Rearranged, checked, digested and written at a time: it stays in the cache from one step to the next.
+_BLOCK_BYTES = 1 << 20
 _IN_WORDS = {"head_num": "the model's {} heads", "inter_size": "the feed-forward's width {}"}
 
 
@@ -37,11 +39,13 @@ class ShardSettings:
         tensor_para_size: ranks that a split tensor is cut for.
         data_type: fp32, fp16 or bf16, on disk.
         dims: of the model.
+        allow_nonfinite: NaN and infinity are converted as they are; a number that overflows never is.
     """
 
     tensor_para_size: int
     data_type: str
     dims: Dims
+    allow_nonfinite: bool = False
 
     def shape(self, target: TargetTensor) -> tuple[int, ...]:
         """Shape of one file of a target."""
@@ -50,6 +54,12 @@ class ShardSettings:
     def size_bytes(self, target: TargetTensor) -> int:
         """Bytes of one file of a target."""
         return prod(self.shape(target)) * item_bytes(self.data_type)
+
+    def split_axis(self, target: TargetTensor) -> int | None:
+        """Axis of the whole tensor, inner structure spelled out, along which it is cut; None: it is not."""
+        if target.split_axis is None:
+            return None
+        return sum(len(axis) if isinstance(axis, tuple) else 1 for axis in target.shape[: target.split_axis])
 
     def file_names(self, assignment: Assignment) -> tuple[str, ...]:
         """Files of a target, in the order of ranks."""
@@ -80,19 +90,6 @@ def check_split(settings: ShardSettings, divided: Sequence[str]) -> None:
         )
 
 
-def check_values(assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings) -> None:
-    """Read what a target is made from and make sure that all of it is finite in its data type.
-
-    Raises:
-        CheckpointError: a value is NaN, infinite or too large for the data type.
-    """
-    view, data_type = _laid_out(assignment, sources, settings)
-    values = view.ravel(order="K")
-    for start in range(0, values.size, _BLOCK_BYTES // values.itemsize):
-        block = values[start : start + _BLOCK_BYTES // values.itemsize]
-        cast(block, data_type, settings.data_type, assignment.name)
-
-
 def check_space(directory: Path, needed_bytes: int) -> None:
     """Refuse to start what cannot end.
 
@@ -121,129 +118,192 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         ) from error
 
 
+class Workspace:
+    """The memory of one thread: everything that a conversion holds of the weights at a time.
+
+    Args:
+        verified: records whose checksums were compared; the threads share it.
+    """
+
+    def __init__(self, verified: set[RecordKey]) -> None:
+        self.reader = Reader(_READ_BYTES, verified)
+        self.transposer = Transposer()
+        self.block = np.empty(_BLOCK_BYTES, np.uint8)
+
+
+def check_values(
+    assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings, workspace: Workspace
+) -> None:
+    """Read what a target is made from and make sure that all of it is finite in its data type.
+
+    Raises:
+        CheckpointError: a value is NaN, infinite or too large for the data type, or the file is damaged.
+    """
+    assembly = assemble(assignment, sources, settings.dims)
+    for _ in _blocks(assembly, assembly.shape[0], assignment.name, settings, workspace):
+        pass
+    assembly.verify(workspace.reader)
+
+
 def write_tensor(
-    assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings, root: Path, journal: Journal
+    assignment: Assignment,
+    sources: Sequence[LazyTensor],
+    settings: ShardSettings,
+    root: Path,
+    journal: Journal,
+    workspace: Workspace,
+    advance: Callable[[int], None] = lambda size_bytes: None,
 ) -> list[FileRecord]:
     """Write the shards of one target that are not finished yet; returns the records of all of them.
 
+    Args:
+        assignment: what to write.
+        sources: the tensors that it is made from.
+        settings: how tensors become files.
+        root: the output directory.
+        journal: of that directory.
+        workspace: of this thread.
+        advance: told the bytes written, now and then.
+
     Raises:
-        CheckpointError: a value is NaN, infinite or too large for the data type.
+        CheckpointError: a value is NaN, infinite or too large for the data type, or the source is damaged.
         ArtefactError: the disk is full.
     """
     names = settings.file_names(assignment)
-    if all(name in journal.finished for name in names):
-        return [journal.finished[name] for name in names]
-    shape = settings.shape(assignment.target)
-    views, data_type = _rank_views(assignment, sources, settings, len(names))
-    records = []
-    for name, view in zip(names, views, strict=True):
-        if name not in journal.finished:
-            blocks = (cast(block, data_type, settings.data_type, assignment.name) for block in _blocks(view))
-            records.append(_write(root / name, blocks, journal, shape, settings.data_type))
-        else:
-            records.append(journal.finished[name])
+    missing = [rank for rank, name in enumerate(names) if name not in journal.finished]
+    records = [journal.finished[name] for name in names if name in journal.finished]
+    if not missing:
+        return records
+    assembly = assemble(assignment, sources, settings.dims)
+    with ExitStack() as stack:
+        files = {
+            rank: stack.enter_context(ShardFile(root / names[rank], settings, assignment.target)) for rank in missing
+        }
+        for ranks, box in _boxes(assembly, settings.split_axis(assignment.target), len(names), missing):
+            rows = box.shape[0] // len(ranks)
+            for row, values in _blocks(box, rows, assignment.name, settings, workspace):
+                files[ranks[row // rows]].write(values)
+                advance(values.nbytes)
+        assembly.verify(workspace.reader)
+        records += [file.publish(journal) for file in files.values()]
     return records
 
 
 def write_bytes(path: Path, content: bytes, journal: Journal) -> FileRecord:
     """Write a small file as shards are written: digested, noted in the journal, all or nothing."""
-    return _write(path, iter([np.frombuffer(content, np.uint8)]), journal)
+    with ShardFile(path) as file:
+        file.write(np.frombuffer(content, np.uint8))
+        return file.publish(journal)
 
 
-def _rank_views(
-    assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings, ranks: int
-) -> tuple[Sequence[Array], str]:
-    """Lay the sources out and split them by rank."""
-    values, data_type = _laid_out(assignment, sources, settings)
-    axis = assignment.target.split_axis
-    return ([values] if axis is None else np.split(values, ranks, axis)), data_type
+def _boxes(
+    assembly: Assembly, axis: int | None, ranks: int, missing: Sequence[int]
+) -> Iterator[tuple[Sequence[int], Assembly]]:
+    """Cut a target into boxes whose rows are those of one or more ranks' files, one after another.
 
-
-def _laid_out(assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings) -> tuple[Array, str]:
-    """Give the whole target and its data type; one source in one part is not copied."""
-    dims, rule = settings.dims, assignment.rule
-    shape = assignment.target.full_shape(dims)
-    if rule is None:
-        made = assignment.generate(dims) if assignment.generate else np.broadcast_to(np.float32(0), shape)
-        return made, "fp32"
-    arrays = [_joined(rule, source, dims) for source in sources]
-    data_types = {source.data_type for source in sources}
-    if len(data_types) == 1 and not rule.elementwise and (len(arrays) == 1 or rule.concat_axis is not None):
-        return _together(rule, arrays), data_types.pop()
-    wide = _together(rule, [widen(array, source.data_type) for array, source in zip(arrays, sources, strict=True)])
-    return (rule.elementwise(wide, dims) if rule.elementwise else wide), "fp32"
-
-
-def _together(rule: Rule, arrays: Sequence[Array]) -> Array:
-    if len(arrays) == 1:
-        return arrays[0]
-    return sum(arrays[1:], arrays[0]) if rule.concat_axis is None else np.concatenate(arrays, rule.concat_axis)
-
-
-def _joined(rule: Rule, source: LazyTensor, dims: Dims) -> Array:
-    """Lay out each training rank's part and join them along the axis in which the whole is longer."""
-    laid_out = [rule.layout(part, dims) for part in source.parts()]
-    if len(laid_out) == 1:
-        return laid_out[0]
-    whole = laid_out_shape(rule.layout, source.shape, dims)
-    assert whole is not None, "match has compared the shapes"
-    axis = next(i for i, (full, part) in enumerate(zip(whole, laid_out[0].shape, strict=True)) if full != part)
-    return np.concatenate(laid_out, axis)
-
-
-def _blocks(view: Array) -> Iterator[Array]:
-    """Cut along the first axis into contiguous pieces of a few MB."""
-    rows = max(1, _BLOCK_BYTES // max(1, view[:1].nbytes))
-    for start in range(0, view.shape[0], rows):
-        yield _gathered(view[start : start + rows])
-
-
-def _gathered(view: Array) -> Array:
-    """Copy a strided view into row-major order; a transposed one tile by tile, much faster than numpy's own loop."""
-    if view.ndim < 2 or view.strides[-1] <= view.itemsize:
-        return np.ascontiguousarray(view)
-    result = np.empty(view.shape, view.dtype)
-    for middle in np.ndindex(view.shape[1:-1]):
-        matrix: tuple[Any, ...] = (slice(None), *middle)
-        _copy_tiles(view[matrix], result[matrix])
-    return result
-
-
-def _copy_tiles(source: Array, target: Array) -> None:
-    """Copy a matrix whose columns are contiguous into one whose rows are.
-
-    Each tile goes through a buffer whose rows do not lie a power of two apart: with the weights' own strides all
-    rows of a tile would compete for the same few lines of the cache.
+    Where the ranks divide the first axis, those that follow one another are read together: their columns of a
+    transposed source lie side by side.
     """
-    buffer = np.empty((_TILE_COLUMNS, _TILE_ROWS + _TILE_PADDING), source.dtype)
-    for row in range(0, source.shape[0], _TILE_ROWS):
-        for column in range(0, source.shape[1], _TILE_COLUMNS):
-            tile = (slice(row, row + _TILE_ROWS), slice(column, column + _TILE_COLUMNS))
-            columns = source[tile].T
-            staged = buffer[: columns.shape[0], : columns.shape[1]]
-            staged[...] = columns
-            target[tile] = staged.T
+    if axis is None:
+        yield missing, assembly
+        return
+    size = assembly.shape[axis] // ranks
+    groups: list[list[int]] = []
+    for rank in missing:
+        if axis == 0 and groups and groups[-1][-1] == rank - 1:
+            groups[-1].append(rank)
+        else:
+            groups.append([rank])
+    for group in groups:
+        yield group, assembly.cropped(axis, group[0] * size, (group[-1] + 1) * size)
 
 
-def _write(
-    path: Path,
-    blocks: Iterator[Array],
-    journal: Journal,
-    shape: tuple[int, ...] | None = None,
-    data_type: str | None = None,
-) -> FileRecord:
-    """Write one file under a temporary name, note it in the journal, then give it its name."""
-    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
-    digest = hashlib.sha256()
-    size_bytes = 0
-    with full_disk_explained(path), temporary.open("wb", buffering=0) as stream:
-        for block in blocks:
-            content = block.reshape(-1).view(np.uint8).data
-            digest.update(content)
-            size_bytes += len(content)
+def _blocks(
+    box: Assembly, rows_per_file: int, name: str, settings: ShardSettings, workspace: Workspace
+) -> Iterator[tuple[int, Array]]:
+    """Read a box in large pieces along its first axis, and give its rows, cast and checked, in small ones.
+
+    Yields:
+        The first row and the values of a block, which never goes beyond the end of a file.
+    """
+    total = box.shape[0]
+    read_rows = _even(total, max(1, _READ_BYTES // max(1, box.row_bytes)))
+    row_bytes = prod(box.shape[1:]) * item_bytes(settings.data_type)
+    write_rows = max(1, _BLOCK_BYTES // max(1, row_bytes))
+    for start in range(0, total, read_rows):
+        stop = min(start + read_rows, total)
+        loaded = box.cropped(0, start, stop).loaded(workspace.reader)
+        row = start
+        while row < stop:
+            end = min(row + write_rows, stop, (row // rows_per_file + 1) * rows_per_file)
+            block = loaded.cropped(0, row - start, end - start)
+            values = block.values(settings.data_type, workspace.block, workspace.transposer)
+            if not is_finite(values, settings.data_type):
+                _refuse(block, box, name, settings, workspace)
+            yield row, values
+            row = end
+
+
+def _even(total: int, most: int) -> int:
+    """Divide rows into equal runs of at most so many."""
+    return -(-total // -(-total // most))
+
+
+def _refuse(block: Assembly, box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> None:
+    """Raise for a block that is not finite in its data type, unless its source is not finite and may be so."""
+    census = Census()
+    census.add(block.values("fp32", workspace.block, workspace.transposer))
+    if settings.allow_nonfinite and not census.overflows(settings.data_type):
+        return
+    for start in range(0, box.shape[0], block.shape[0]):
+        part = box.cropped(0, start, min(start + block.shape[0], box.shape[0])).loaded(workspace.reader)
+        census.add(part.values("fp32", workspace.block, workspace.transposer))
+    raise census.error(name, settings.data_type)
+
+
+class ShardFile:
+    """A file that is written under a temporary name and digested; it gets its own when it is published.
+
+    Args:
+        path: its own name.
+        settings: of the conversion; None: it is no tensor.
+        target: the tensor's declaration.
+
+    Raises:
+        ArtefactError: on any write, if the disk is full.
+    """
+
+    def __init__(self, path: Path, settings: ShardSettings | None = None, target: TargetTensor | None = None) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+        self._shape = settings.shape(target) if settings and target else None
+        self._data_type = settings.data_type if settings else None
+        self._digest = hashlib.sha256()
+        self._size_bytes = 0
+
+    def __enter__(self) -> ShardFile:
+        with full_disk_explained(self._path):
+            self._stream = self._temporary.open("wb", buffering=0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def write(self, values: Array) -> None:
+        """Append values in row-major order."""
+        content = values.reshape(-1).view(np.uint8).data
+        self._digest.update(content)
+        self._size_bytes += len(content)
+        with full_disk_explained(self._path):
             while content:
-                content = content[stream.write(content) :]
-        record = FileRecord(path.name, size_bytes, f"sha256:{digest.hexdigest()}", shape, data_type)
-        journal.add(record)
-        os.replace(temporary, path)
-    return record
+                content = content[self._stream.write(content) :]
+
+    def publish(self, journal: Journal) -> FileRecord:
+        """Note the file in the journal, then give it its name."""
+        digest = f"sha256:{self._digest.hexdigest()}"
+        record = FileRecord(self._path.name, self._size_bytes, digest, self._shape, self._data_type)
+        with full_disk_explained(self._path):
+            self._stream.close()
+            journal.add(record)
+            os.replace(self._temporary, self._path)
+        return record

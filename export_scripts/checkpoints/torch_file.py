@@ -16,6 +16,7 @@ import numpy as np
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.pickled import StoredTensor, as_state, unpickle
 from export_scripts.dtypes import STORAGE, Array
+from export_scripts.mapped import map_record
 from handover.errors import CheckpointError
 
 _LOCAL_HEADER_BYTES = 30
@@ -83,16 +84,17 @@ class TorchFile:
         dtype = STORAGE[tensor.storage.data_type]
         if 0 in tensor.shape:
             return np.empty(tensor.shape, dtype)
-        start, length = self._start(tensor), reach(tensor) - tensor.offset
-        extent = self._archive.extent(self.name)
-        offset = extent.offset + start + tensor.offset * dtype.itemsize
-        mapped = np.memmap(extent.path, dtype, mode="r", offset=offset, shape=(length,))
+        extent, info = self._archive.extent(self.name), self._info(tensor)
+        record = map_record(extent.path, extent.offset + self._start(info), info.file_size, info.CRC or None)
+        values = record[tensor.offset * dtype.itemsize : reach(tensor) * dtype.itemsize].view(dtype)
         strides = tuple(step * dtype.itemsize for step in tensor.stride)
-        return np.lib.stride_tricks.as_strided(mapped, tensor.shape, strides, writeable=False)
+        return np.lib.stride_tricks.as_strided(values, tensor.shape, strides, writeable=False)
 
-    def _start(self, tensor: StoredTensor) -> int:
+    def _info(self, tensor: StoredTensor) -> zipfile.ZipInfo:
+        return self._records[f"{self._prefix}data/{tensor.storage.key}"]
+
+    def _start(self, info: zipfile.ZipInfo) -> int:
         """Find where a record's data begin: torch pads the local header, and the directory does not say how much."""
-        info = self._records[f"{self._prefix}data/{tensor.storage.key}"]
         with self._archive.open(self.name) as stream:
             stream.seek(info.header_offset)
             header = stream.read(_LOCAL_HEADER_BYTES)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
-from export_scripts.shards import _gathered
+from export_scripts.transposition import Transposer
 from export_scripts.weights import gpt
 from export_scripts.weights.layouts import qkv_block_to_by_head, qkv_by_head_to_block, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, TargetTensor, split_layer, with_layer
@@ -50,13 +52,17 @@ def test_transposed_and_unchanged() -> None:
     assert unchanged(weight, TWO_BY_TWO) is weight
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 33), (31, 100), (1100, 70), (3, 2, 40, 5)])
-def test_gathering_tiles_is_a_plain_copy(shape: tuple[int, ...]) -> None:
-    values = np.random.default_rng(0).random(shape)
-    for view in (values, values.T, values[::2], values.swapaxes(0, 1)):
-        gathered = _gathered(view)
-        assert gathered.flags.c_contiguous
-        assert gathered.tobytes() == view.tobytes()
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 33), (31, 100), (1100, 70), (3, 2, 40, 5), (24, 3, 2, 48)])
+def test_copying_any_view_in_tiles_is_a_plain_copy(shape: tuple[int, ...], dtype: type) -> None:
+    values = np.random.default_rng(0).integers(0, 2**16, shape).astype(dtype)
+    turned = [values.transpose(axes) for axes in permutations(range(values.ndim))]
+    for view in (*turned, values[::2], values.T[:, ::3], np.broadcast_to(values[:1], shape).swapaxes(0, 1)):
+        copy = np.zeros((*view.shape[:-1], view.shape[-1] + 3), dtype)[..., 3:]
+        Transposer().copy(copy, view)
+        assert (copy == view).all()
+        Transposer().copy(copy, view, lambda tile: (tile + 1).astype(dtype))
+        assert (copy == view + 1).all() or dtype == np.uint16
 
 
 def test_shapes_on_disk() -> None:

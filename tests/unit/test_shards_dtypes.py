@@ -11,7 +11,7 @@ from nemo_archive import gpt_state, write_gpt
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
-from export_scripts.dtypes import cast
+from export_scripts.dtypes import Census, is_finite, recast
 from handover.errors import CheckpointError
 
 TORCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -35,25 +35,40 @@ def test_casts_round_as_torch_rounds(source: str, target: str) -> None:
     expected = values.to(TORCH[target])
     values, expected = values[expected.isfinite()], expected[expected.isfinite()]
     stored = values.view(torch.int16).numpy().view(np.uint16) if source == "bf16" else values.numpy()
-    result = cast(stored, source, target, "w")
+    result = recast(stored, source, target)
     assert result.tobytes() == expected.view(torch.uint8).numpy().tobytes()
 
 
+BAD = [float("nan"), float("inf"), float("-inf"), *np.array([0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)]
+
+
 @pytest.mark.parametrize("target", TORCH)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_no_numbers_are_refused(bad: float, target: str) -> None:
-    with pytest.raises(CheckpointError, match="model.wte holds 1 values that are NaN or infinite"):
-        cast(np.array([1, bad, 2], np.float32), "fp32", target, "model.wte")
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_values_that_are_no_numbers_are_seen(bad: float, target: str) -> None:
+    values = np.array([1, bad, 2], np.float32)
+    assert not is_finite(recast(values, "fp32", target), target)
+    census = Census()
+    census.add(values)
+    assert census.error("model.wte", target).problem == "model.wte holds 1 values that are NaN or infinite"
+
+
+@pytest.mark.parametrize("target", TORCH)
+def test_every_finite_number_is_known_as_one(target: str) -> None:
+    values = every_finite(target)
+    stored = values.view(torch.int16).numpy().view(np.uint16) if target == "bf16" else values.numpy()
+    assert is_finite(stored, target)
 
 
 @pytest.mark.parametrize(("value", "target"), [(65520, "fp16"), (-7e4, "fp16"), (3.4e38, "bf16")])
 def test_overflow_names_tensor_and_magnitude(value: float, target: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"model.wte overflows {target}: its largest magnitude is"):
-        cast(np.array([1, value], np.float32), "fp32", target, "model.wte")
+    values, census = np.array([1, value], np.float32), Census()
+    assert not is_finite(recast(values, "fp32", target), target)
+    census.add(values)
+    assert f"model.wte overflows {target}: its largest magnitude is" in census.error("model.wte", target).problem
 
 
 def test_largest_numbers_still_fit() -> None:
-    assert cast(np.array([65519.9], np.float32), "fp32", "fp16", "w").tolist() == [65504.0]
+    assert recast(np.array([65519.9], np.float32), "fp32", "fp16").tolist() == [65504.0]
 
 
 def test_conversion_refuses_what_overflows_and_leaves_no_manifest(tmp_path: Path) -> None:
