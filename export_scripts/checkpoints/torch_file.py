@@ -84,17 +84,19 @@ class TorchFile:
         dtype = STORAGE[tensor.storage.data_type]
         if 0 in tensor.shape:
             return np.empty(tensor.shape, dtype)
-        extent, info = self._archive.extent(self.name), self._info(tensor)
-        record = map_record(extent.path, extent.offset + self._start(info), info.file_size, info.CRC or None)
+        extent = self._archive.extent(self.name)
+        start, size_bytes, crc32 = self._place(tensor)
+        record = map_record(extent.path, extent.offset + start, size_bytes, crc32)
         values = record[tensor.offset * dtype.itemsize : reach(tensor) * dtype.itemsize].view(dtype)
         strides = tuple(step * dtype.itemsize for step in tensor.stride)
         return np.lib.stride_tricks.as_strided(values, tensor.shape, strides, writeable=False)
 
-    def _info(self, tensor: StoredTensor) -> zipfile.ZipInfo:
-        return self._records[f"{self._prefix}data/{tensor.storage.key}"]
+    def _place(self, tensor: StoredTensor) -> tuple[int, int, int | None]:
+        """Find where a storage begins in the file, its bytes and its CRC-32, which torch can be told not to write.
 
-    def _start(self, info: zipfile.ZipInfo) -> int:
-        """Find where a record's data begin: torch pads the local header, and the directory does not say how much."""
+        torch pads the record's local header, and the directory does not say how much.
+        """
+        info = self._records[f"{self._prefix}data/{tensor.storage.key}"]
         with self._archive.open(self.name) as stream:
             stream.seek(info.header_offset)
             header = stream.read(_LOCAL_HEADER_BYTES)
@@ -104,7 +106,7 @@ class TorchFile:
         start = info.header_offset + _LOCAL_HEADER_BYTES + padding
         if start + info.file_size > self._archive.sizes[self.name]:
             raise CheckpointError(f"{self._where}: record {info.filename} is truncated")
-        return start
+        return start, info.file_size, info.CRC or None
 
     def _check_record(self, tensor: StoredTensor) -> None:
         """Refuse a tensor that its record cannot fill: it would show a neighbour's bytes."""

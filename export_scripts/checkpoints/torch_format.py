@@ -59,8 +59,9 @@ class StreamedTorchFile(TorchFile):
             raise CheckpointError(f"{self._where} is truncated", "copy the checkpoint again")
         return content
 
-    def _start(self, tensor: StoredTensor) -> int:
-        return self._starts[tensor.storage.key]
+    def _place(self, tensor: StoredTensor) -> tuple[int, int, int | None]:
+        size_bytes = tensor.storage.element_count * ITEM_BYTES[tensor.storage.data_type]
+        return self._starts[tensor.storage.key], size_bytes, None
 
     def _check_record(self, tensor: StoredTensor) -> None:
         if tensor.storage.key not in self._starts:
