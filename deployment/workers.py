@@ -84,4 +84,6 @@ def worker_argv(model: ServedModel) -> tuple[str, ...]:
         f"--pipeline-para-size={model.pipeline_para_size}",
         f"--data-type={model.parameters.get('data_type', '')}",
         f"--cpu-threads={model.parameters.get('cpu_threads', os.environ.get('SLIPWAY_CPU_THREADS', '0'))}",
+        f"--model-type={model.parameters.get('model_type', 'GPT')}",
+        f"--int8-mode={model.parameters.get('int8_mode', '0')}",
     )

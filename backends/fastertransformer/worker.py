@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .engine.config import MODEL_TYPES
 from .engine.engine import load_steps
 from .engine.errors import EngineError
 from .engine.parallel import Group, follow
@@ -28,6 +29,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--pipeline-para-size", type=int, required=True)
     parser.add_argument("--data-type", required=True, help="fp32, fp16 or bf16")
     parser.add_argument("--cpu-threads", type=int, default=0, help="0: this process's part of the cores")
+    parser.add_argument("--model-type", default="GPT", choices=sorted(MODEL_TYPES))
+    parser.add_argument("--int8-mode", type=int, default=0, help="1: matrices are kept as int8")
     options = parser.parse_args(list(argv))
     try:
         ranks = read_ranks(os.environ)
@@ -41,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
             options.pipeline_para_size,
             options.data_type,
             options.cpu_threads,
+            options.model_type,
+            options.int8_mode,
         )
         steps, description = load_steps(settings, device, group)
         sys.stderr.write(f"fastertransformer: {description}\n")

@@ -135,7 +135,7 @@ def test_every_rank_is_told_the_same_place_to_meet(monkeypatch: pytest.MonkeyPat
 def test_the_workers_command_line() -> None:
     assert worker_argv(served("2", "4"))[1:] == (
         *("-m", "backends.fastertransformer.worker", "--checkpoint=/repo/gpt/1/2-gpu", "--tensor-para-size=2"),
-        *("--pipeline-para-size=4", "--data-type=fp32", "--cpu-threads=3"),
+        *("--pipeline-para-size=4", "--data-type=fp32", "--cpu-threads=3", "--model-type=GPT", "--int8-mode=0"),
     )
 
 

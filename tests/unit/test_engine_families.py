@@ -10,11 +10,13 @@ import pytest
 import torch
 from family_shards import write_family
 from huggingface_models import VOCAB, build
-from network_runs import answers_logits, decode_logits, mixed_logits, open_network, prefill_logits, some_ids
+from network_runs import CPU, answers_logits, decode_logits, mixed_logits, open_network, prefill_logits, some_ids
 from torch import Tensor
 from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
 from backends.fastertransformer.engine.attention import bucket
+from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.weights import alibi_slopes
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
@@ -65,6 +67,29 @@ def test_a_row_cut_anywhere_gives_what_it_gives_whole(name: str, tmp_path: Path)
     cuts = [[4, 5, 17], [1, 11, 12], [6, 7, 19]]
     for row, logits in enumerate(mixed_logits(network, ids, cuts)):
         assert (logits - expected[row, : cuts[row][-1] + 1]).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["gptj", "gptneox", "bloom", "opt-post-norm", "xglm"])
+def test_the_engine_gives_hugging_faces_greedy_tokens(name: str, tmp_path: Path) -> None:
+    model_type, family, changes = DECODERS[name]
+    model = build(family, **changes)
+    settings = Settings(write_family(model, tmp_path, 2), 2, 1, "fp32", 1, model_type)
+    engine = open_engine(settings, CPU)
+    assert engine.description.startswith(f"{model_type} 2 layers, hidden 32, vocabulary 96 from")
+    lengths, count = [5, 1, 11], 8
+    ids = some_ids(3, 11, seed=2)
+    inputs = {
+        "input_ids": ids.numpy().astype(np.uint32),
+        "input_lengths": np.array(lengths, np.uint32)[:, None],
+        "request_output_len": np.full((3, 1), count, np.uint32),
+    }
+    (outputs,) = engine.generate([engine.parse(inputs)])
+    engine.close()
+    for row, length in enumerate(lengths):
+        prompt = ids[row : row + 1, :length]
+        how = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": count, "do_sample": False}
+        expected = model.generate(prompt, **how, pad_token_id=0)[0].tolist()
+        assert outputs["output_ids"][row, 0, : len(expected)].tolist() == expected
 
 
 def random_t5(**changes: Any) -> Any:

@@ -12,10 +12,12 @@ from huggingface_models import build
 from network_runs import CPU, prefill_logits, some_ids
 
 from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.linear import Int8Linear, Linear
 from backends.fastertransformer.engine.network import Network
 from backends.fastertransformer.engine.precision import Precision, choose_precision
+from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.weights import load_weights
 
 
@@ -51,6 +53,7 @@ def test_logits_stay_near_those_of_the_full_weights(ranks: int, tmp_path: Path) 
         weights = load_weights(directory, config, ranks, precision, CPU)
         logits.append(prefill_logits(Network(config, weights), ids))
         sizes.append(weights.size_bytes)
+        assert weights.saved_bytes == sizes[0] - weights.size_bytes
     full, quantised = logits
     error = (quantised - full).abs().max() / full.std()
     assert 1e-5 < error < 0.05  # it is another network, and nearly the same
@@ -66,3 +69,12 @@ def test_int8_mode_is_part_of_the_precision() -> None:
     assert chosen.note == "fp16 on cuda, int8 weights"
     with pytest.raises(EngineError, match="int8_mode = 2"):
         choose_precision("fp16", CPU, int8_mode=2)
+
+
+def test_the_engines_description_says_what_int8_saves(tmp_path: Path) -> None:
+    directory = write_family(build("gptj", n_embd=256), tmp_path)
+    engine = open_engine(Settings(directory, 1, 1, "fp32", 1, "GPT-J", int8_mode=1), CPU)
+    engine.close()
+    matrices, scales = 2 * (4 + 8) * 256**2, 4 * 2 * (3 + 1 + 4 + 1) * 256
+    saved = (3 * matrices - scales) / 1e9
+    assert f"fp32 on cpu, int8 weights; weights 0.0018 GB ({saved:.3g} GB less than without int8)" in engine.description

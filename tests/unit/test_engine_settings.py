@@ -31,8 +31,8 @@ def test_parameters_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "T5"}, "model_type = T5"),
-        ({"int8_mode": "1"}, "int8_mode = 1"),
+        ({"model_type": "BERT"}, "model_type = BERT"),
+        ({"int8_mode": "2"}, "int8_mode = 2"),
         ({"tensor_para_size": "0"}, "tensor_para_size = 0"),
         ({"pipeline_para_size": "two"}, "pipeline_para_size = two"),
         ({"enable_custom_all_reduce": "2"}, "enable_custom_all_reduce = 2"),

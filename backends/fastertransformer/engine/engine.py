@@ -158,21 +158,25 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     torch.set_num_threads(settings.cpu_threads or max(1, _available_cores() // local_size))
     device = device or choose_device()
     directory, tensor_para_size = settings.checkpoint, settings.tensor_para_size
-    config = read_config(directory)
-    precision = choose_precision(settings.data_type, device)
+    config = read_config(directory, settings.model_type)
+    precision = choose_precision(settings.data_type, device, settings.int8_mode)
     start = time.perf_counter()
     share = group.share(config) if group else Share(range(config.num_layer))
     with torch.inference_mode():
-        weights = load_weights(directory, config, tensor_para_size, precision, device, share)
+        sharers = local_size if device.type == "cpu" else 1
+        weights = load_weights(directory, config, tensor_para_size, precision, device, share, sharers)
+        seconds = time.perf_counter() - start
         network = Network(config, weights, group.links(config, precision.compute, device) if group else None)
         heads = config.head_num // (1 if share.rank is None else tensor_para_size)
         shape = CacheShape(len(share.layers), heads, config.size_per_head, precision.compute)
         cache = _open_cache(settings, shape, device, group)
     what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
+    saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
     description = (
-        f"GPT {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size} from {directory}"
-        f" ({config.weight_data_type}, {what}) in {time.perf_counter() - start:.1f} s;"
-        f" {precision.note}; {torch.get_num_threads()} CPU threads"
+        f"{settings.model_type} {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size}"
+        f" from {directory} ({config.weight_data_type}, {what}) in {seconds:.1f} s; {precision.note};"
+        f" weights {weights.size_bytes / 1e9:.3g} GB{saved}, KV cache up to {cache.budget_bytes / 1e9:.3g} GB"
+        f" ({shape.token_bytes} bytes a token); {torch.get_num_threads()} CPU threads"
     )
     if group:
         description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {share.layers}"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import FILE_NAME
+from .config import FILE_NAME, MODEL_TYPES
 from .errors import EngineError
 
 THREADS_PARAMETER = "cpu_threads"
@@ -31,6 +31,8 @@ class Settings:
             layers. Shards do not depend on it.
         data_type: fp32, fp16 or bf16 at run time, whatever the shards are.
         cpu_threads: of torch; 0 for one a core.
+        model_type: one of config.MODEL_TYPES.
+        int8_mode: 1: the layers' matrices are kept as int8.
         has_inflight_batching: whether a request joins those that are under way; else it waits until they are done.
         kv_cache_fraction: part of the memory that is free behind the weights which the KV cache may take.
         kv_cache_bytes: the same as a number, in each process; 0: by the fraction.
@@ -41,6 +43,8 @@ class Settings:
     pipeline_para_size: int
     data_type: str
     cpu_threads: int = 0
+    model_type: str = "GPT"
+    int8_mode: int = 0
     has_inflight_batching: bool = True
     kv_cache_fraction: float = 0.9
     kv_cache_bytes: int = 0
@@ -49,8 +53,8 @@ class Settings:
 def read_settings(parameters: Mapping[str, str], model_directory: Path, version: str) -> Settings:
     """Check config.pbtxt's parameters.
 
-    enable_custom_all_reduce is accepted as 0 or 1 and has no effect: NCCL chooses its own way. int8_mode other than 0
-    is refused. This engine's own parameters are ``cpu_threads`` (the environment variable SLIPWAY_CPU_THREADS stands in
+    enable_custom_all_reduce is accepted as 0 or 1 and has no effect: NCCL chooses its own way. int8_mode is 0 or
+    1. This engine's own parameters are ``cpu_threads`` (the environment variable SLIPWAY_CPU_THREADS stands in
     for it), ``inflight_batching`` (1, or 0 for FasterTransformer's static batching), ``kv_cache_fraction`` (0.9) and
     ``kv_cache_bytes``.
 
@@ -63,10 +67,13 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
         EngineError: a parameter is missing, malformed or not supported, or the checkpoint is not there.
     """
     model_type = parameters.get("model_type", "GPT")
-    if model_type.upper() != "GPT":
-        raise EngineError(f"model_type = {model_type} is not supported by this engine yet; only GPT is")
-    if _integer(parameters, "int8_mode", "0", least=0) != 0:
-        raise EngineError(f"int8_mode = {parameters['int8_mode']} is not supported by this engine yet; only 0 is")
+    if model_type not in MODEL_TYPES:
+        raise EngineError(f"model_type = {model_type} is none of {', '.join(MODEL_TYPES)}")
+    if model_type.startswith("T5"):
+        raise EngineError(f"model_type = {model_type} is not supported by this engine yet")
+    int8_mode = _integer(parameters, "int8_mode", "0", least=0)
+    if int8_mode > 1:
+        raise EngineError(f"int8_mode = {int8_mode} is not supported; 0 (off) and 1 (weights only) are")
     _flag(parameters, "enable_custom_all_reduce", "0")
     if "data_type" not in parameters:
         raise EngineError("config.pbtxt has no parameter data_type: fp32, fp16 or bf16")
@@ -80,6 +87,8 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
         pipeline_para_size=_integer(parameters, "pipeline_para_size", "1", least=1),
         data_type=parameters["data_type"],
         cpu_threads=_integer(threads, THREADS_PARAMETER, "0", least=0),
+        model_type=model_type,
+        int8_mode=int8_mode,
         has_inflight_batching=_flag(parameters, BATCHING_PARAMETER, "1"),
         kv_cache_fraction=_fraction(parameters, FRACTION_PARAMETER, "0.9"),
         kv_cache_bytes=_integer(parameters, BYTES_PARAMETER, "0", least=0),

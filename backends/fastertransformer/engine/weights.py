@@ -114,6 +114,7 @@ class ModelWeights:
             not predict.
         like: an empty tensor on the device, in the format that is multiplied.
         size_bytes: of all of it.
+        saved_bytes: how much more that would be without int8.
     """
 
     token_embedding: Tensor
@@ -124,6 +125,7 @@ class ModelWeights:
     head: Linear | None
     like: Tensor
     size_bytes: int = 0
+    saved_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ def _load(reader: _Reader, files: ModelFiles, config: ModelConfig, share: Share)
         head=head,
         like=reader.nothing(0),
     )
-    return replace(weights, size_bytes=reader.size_bytes)
+    return replace(weights, size_bytes=reader.size_bytes, saved_bytes=reader.saved_bytes)
 
 
 class _Reader:
@@ -254,6 +256,7 @@ class _Reader:
     Attributes:
         head_type: number format of the head; a CPU multiplies it in fp32 (see precision.py).
         size_bytes: of what was read, as it is kept.
+        saved_bytes: by int8.
         largest_bytes: of the largest tensor.
     """
 
@@ -274,7 +277,7 @@ class _Reader:
         self._is_plan, self._device = is_plan, torch.device("meta") if is_plan else device
         self._is_cpu = device.type == "cpu"
         self.head_type = torch.float32 if self._is_cpu else precision.compute
-        self.size_bytes = self.largest_bytes = 0
+        self.size_bytes = self.saved_bytes = self.largest_bytes = 0
         self._buffers: dict[torch.dtype, Tensor] = {}
 
     def _copy(self, tensor: ShardedTensor, target: Tensor) -> None:
@@ -351,9 +354,12 @@ class _Reader:
         for weight, shape, part in zip(files.weights, shapes, parts, strict=True):
             self._copy(weight, part.unflatten(1, shape[1:]))
         kind = Int8Linear if self._precision.is_int8 else Linear
-        linear = kind(matrix.T, self._bias(files), is_lent=True)
+        bias, full_bytes = self._bias(files), matrix.numel() * matrix.dtype.itemsize
+        linear = kind(matrix.T, bias, is_lent=True)
         self._count(linear.size_bytes)
-        self.largest_bytes = max(self.largest_bytes, matrix.numel() * matrix.dtype.itemsize)
+        self.saved_bytes += full_bytes + (bias.numel() * bias.dtype.itemsize if bias is not None else 0)
+        self.saved_bytes -= linear.size_bytes
+        self.largest_bytes = max(self.largest_bytes, full_bytes)
         return linear
 
     def _bias(self, files: LinearFiles) -> Tensor | None:
