@@ -1,0 +1,163 @@
+"""Time generation against transformers' generate() on the same weights, threads and inputs, in alternation.
+
+    python3 -m benchmarks.generate                        # GPT-2's shape, 124M, on the CPU in fp32
+    python3 -m benchmarks.generate --layers=4 --repeats=1
+
+The model is made up: GPT-2 with random weights, saved by transformers and converted by export_scripts.convert. Both
+sides decode greedily and never stop early, and their tokens are compared. The mixed case has requests of different
+input and output lengths: generate() takes them as one padded batch and goes on until the longest is done, the engine
+takes them one by one while others are under way. Only tokens that were asked for count.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.settings import Settings
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
+from handover.arguments import ScriptArguments
+from handover.errors import exit_status
+
+_HEAD_SIZE = 64
+_POSITIONS = 1024
+
+
+@dataclass(frozen=True)
+class BenchmarkArguments(ScriptArguments):
+    """The model's shape and what is asked of it."""
+
+    layers: int = field(default=12, metadata={"help": "transformer blocks"})
+    hidden: int = field(default=768, metadata={"help": "width; heads are 64 wide"})
+    vocab: int = field(default=50257, metadata={"help": "rows of the embedding"})
+    input_length: int = field(default=60, metadata={"help": "tokens of every input; mixed: at most twice that"})
+    output_length: int = field(default=40, metadata={"help": "tokens of every output; mixed: at most twice that"})
+    threads: int = field(default=2, metadata={"help": "of torch, on both sides"})
+    repeats: int = field(default=3, metadata={"help": "measurements of each side; the median counts"})
+    int8_mode: int = field(default=0, metadata={"help": "of the engine"})
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: input tokens, and how many to generate."""
+
+    prompt: list[int]
+    count: int
+
+
+def make_cases(arguments: BenchmarkArguments) -> dict[str, list[Ask]]:
+    """Draw the requests of every case; the same every time."""
+    draw = random.Random(1234)
+
+    def ask(input_length: int, output_length: int) -> Ask:
+        return Ask([draw.randrange(arguments.vocab) for _ in range(input_length)], output_length)
+
+    longest_in, longest_out = 2 * arguments.input_length, 2 * arguments.output_length
+    cases = {
+        f"batch {batch}": [ask(arguments.input_length, arguments.output_length) for _ in range(batch)]
+        for batch in (1, 8, 32)
+    }
+    mixed = [(draw.randint(4, longest_in), draw.randint(4, longest_out)) for _ in range(32)]
+    return {**cases, "32 mixed": [ask(*lengths) for lengths in mixed]}
+
+
+def save_model(arguments: BenchmarkArguments, directory: Path) -> Any:
+    """Make a GPT-2 with random weights, save it, and return it."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=arguments.vocab,
+        n_positions=_POSITIONS,
+        n_embd=arguments.hidden,
+        n_layer=arguments.layers,
+        n_head=arguments.hidden // _HEAD_SIZE,
+        initializer_range=0.1,
+    )
+    model = GPT2LMHeadModel(config).eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def generate_by_transformers(model: Any, asks: Sequence[Ask]) -> list[list[int]]:
+    """Give every request's tokens; one batch, padded on the left, as transformers' guide says."""
+    width, count = max(len(ask.prompt) for ask in asks), max(ask.count for ask in asks)
+    ids = torch.zeros(len(asks), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, ask in enumerate(asks):
+        ids[row, width - len(ask.prompt) :] = torch.tensor(ask.prompt)
+        mask[row, width - len(ask.prompt) :] = 1
+    how = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=mask, **how)
+    return [line[width : width + ask.count].tolist() for line, ask in zip(out, asks, strict=True)]
+
+
+def generate_by_engine(engine: Engine, asks: Sequence[Ask]) -> list[list[int]]:
+    """Give every request's tokens; each is a request of its own."""
+    requests = [
+        engine.parse(
+            {
+                "input_ids": np.array([ask.prompt], np.uint32),
+                "input_lengths": np.array([[len(ask.prompt)]], np.uint32),
+                "request_output_len": np.array([[ask.count]], np.uint32),
+                "end_id": np.array([[engine.config.vocab_size]], np.uint32),  # never comes
+            }
+        )
+        for ask in asks
+    ]
+    answers = engine.generate(requests)
+    return [answer["output_ids"][0, 0, len(ask.prompt) :].tolist() for answer, ask in zip(answers, asks, strict=True)]
+
+
+def time_both(sides: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Give the median seconds of each side, measured in alternation behind one round that does not count."""
+    seconds: list[list[float]] = [[] for _ in sides]
+    for round_number in range(repeats + 1):
+        for side, times in zip(sides, seconds, strict=True):
+            start = time.perf_counter()
+            side()
+            if round_number:
+                times.append(time.perf_counter() - start)
+    return [statistics.median(times) for times in seconds]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print a table, and how many rows' tokens differ: none, unless int8 is on."""
+    arguments = BenchmarkArguments.from_argv(argv, description=__doc__)
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory(prefix="slipway-generate-") as temporary:
+        place = Path(temporary)
+        model = save_model(arguments, place / "model")
+        convert(ConvertArguments(place / "model", place / "1-gpu", 1, "fp32"))
+        settings = Settings(place / "1-gpu", 1, 1, "fp32", arguments.threads, int8_mode=arguments.int8_mode)
+        engine = open_engine(settings, torch.device("cpu"))
+    sys.stdout.write(f"{engine.description}\n{'case':10} {'generate()':>12} {'engine':>12} ratio  (output tokens/s)\n")
+    differing = 0
+    for name, asks in make_cases(arguments).items():
+        theirs, ours = generate_by_transformers(model, asks), generate_by_engine(engine, asks)
+        differing += sum(one != other for one, other in zip(theirs, ours, strict=True))
+        sides = (partial(generate_by_transformers, model, asks), partial(generate_by_engine, engine, asks))
+        their_s, our_s = time_both(sides, arguments.repeats)
+        tokens = sum(ask.count for ask in asks)
+        sys.stdout.write(f"{name:10} {tokens / their_s:12.1f} {tokens / our_s:12.1f} {their_s / our_s:5.2f}\n")
+        sys.stdout.flush()
+    engine.close()
+    sys.stdout.write(f"rows whose tokens differ: {differing}\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "benchmarks.generate"))
