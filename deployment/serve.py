@@ -140,12 +140,13 @@ def serve(
     sweeper = Sweeper(state)
     try:
         ports = _choose_ports(arguments)
+        started = time.monotonic()
         server = _start(arguments, ports, state, models[0].directory, environment)
         try:
             if not takes_requests or _wait_until_it_generates(arguments, server, ports, models[0], stop):
                 server.remember_stubs()
                 if takes_requests:
-                    _publish(arguments, ports, models[0])
+                    _publish(arguments, ports, models[0], time.monotonic() - started)
                 while not stop.came(_POLL_S):
                     server.check()
         finally:
@@ -192,7 +193,7 @@ def _wait_until_it_generates(
     return False
 
 
-def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel) -> None:
+def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel, start_s: float) -> None:
     repository = arguments.model_repository
     sealed = (repository / MANIFEST_NAME).is_file()
     settings = {name: model.parameters[name] for name in _PUBLISHED_SETTINGS if name in model.parameters}
@@ -208,6 +209,7 @@ def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel) -> Non
         model_digest=Manifest.read(repository).digest if sealed else "",
         pid=os.getpid(),
         run=os.environ.get(RUN_VARIABLE, ""),
+        start_s=round(start_s, 3),
         settings=settings,
         **slurm_job(os.environ),
     ).write(arguments.endpoint)

@@ -39,7 +39,7 @@ class BenchmarkArguments(ScriptArguments):
     model: str = field(default="fastertransformer", metadata={"help": "model to ask"})
     batch_sizes: tuple[int, ...] = field(default=(1, 2, 4, 8, 16, 32, 64, 128, 256), metadata={"help": "JSON list"})
     lengths: tuple[tuple[int, int], ...] = field(
-        default=(), metadata={"help": "JSON list of [input, output] lengths in tokens; 60 and 20 if empty"}
+        default=(), metadata={"help": "JSON list of [input, output] in tokens; the published pairs if empty"}
     )
     warmup: int = field(default=1, metadata={"help": "requests before each point that do not count"})
     repeats: int = field(default=5, metadata={"help": "requests a point"})
@@ -47,6 +47,9 @@ class BenchmarkArguments(ScriptArguments):
     seed: int = field(default=0, metadata={"help": "of the random prompts"})
     vocab_size: int | None = field(default=None, metadata={"help": "of the random ids; by default the served model's"})
     model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
+    model_repository: Path | None = field(
+        default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
+    )
     timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
 
 

@@ -21,7 +21,7 @@ from evaluation.arguments import BenchmarkArguments
 from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows, write_rows
 from evaluation.client import Client, UnreachableError
 from evaluation.provenance import describe_machine, timestamp
-from evaluation.served_model import ServedModel, check_identity, find_endpoint, inspect_endpoint
+from evaluation.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
 from evaluation.tensors import NEVER_END_ID, IdsRequest, prepare_ids, read_generations
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, record_files
@@ -30,14 +30,15 @@ from handover.provenance import read_commit
 
 Point = tuple[int, int, int]
 
-_USUAL_LENGTHS = (60, 20)  # question answering in NVIDIA's published tables
+_USUAL_LENGTHS = ((60, 20), (225, 20), (200, 200))
+"""Question answering, intent classification and translation, as in NVIDIA's published performance tables."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Measure every point, write the table, and fail if no point could be measured."""
     arguments = BenchmarkArguments.from_argv(argv, description=__doc__)
     endpoint = find_endpoint(arguments.endpoint)
-    check_identity(endpoint, arguments.model_digest)
+    check_identity(endpoint, expected_digest(arguments.model_digest, arguments.model_repository))
     # A request that is sent again would be measured as one slow request: no retries here.
     with Client(endpoint.grpc_url, arguments.timeout_s, retries=0) as client:
         interface = client.describe(arguments.model)
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
                 "take model=fastertransformer",
             )
         served = inspect_endpoint(endpoint, interface.parameters)
-        arguments = replace(arguments, lengths=arguments.lengths or (usual_lengths(served.max_positions),))
+        arguments = replace(arguments, lengths=arguments.lengths or usual_lengths(served.max_positions))
         points = plan_points(arguments)
         template = _template(arguments, served)
         arguments.output.mkdir(parents=True, exist_ok=True)
@@ -59,11 +60,16 @@ def main(argv: Sequence[str]) -> None:
         raise ServerError(f"none of {len(rows)} points could be measured; the first: {rows[0].error}")
 
 
-def usual_lengths(max_positions: int | None) -> tuple[int, int]:
-    """Input and output length where none are asked for: 60 and 20, or what the model has positions for."""
-    if max_positions is None or max_positions >= sum(_USUAL_LENGTHS):
-        return _USUAL_LENGTHS
-    return max_positions - max_positions // 4, max_positions // 4
+def usual_lengths(max_positions: int | None) -> tuple[tuple[int, int], ...]:
+    """Pairs of input and output length where none are asked for.
+
+    Those of the published tables that the model has positions for; three quarters and one quarter of its positions
+    where none fits.
+    """
+    fitting = tuple(pair for pair in _USUAL_LENGTHS if max_positions is None or sum(pair) <= max_positions)
+    if fitting or max_positions is None:
+        return fitting
+    return ((max_positions - max_positions // 4, max_positions // 4),)
 
 
 def plan_points(arguments: BenchmarkArguments) -> list[Point]:

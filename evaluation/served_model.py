@@ -9,6 +9,7 @@ from pathlib import Path
 
 from handover.endpoint import FILE_NAME, Endpoint
 from handover.errors import ArtefactError, ServerError
+from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import Manifest
 
 DEFAULT_RESULTS = Path("results")
@@ -91,6 +92,17 @@ def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
             f"the endpoint serves model {endpoint.model_digest}, but {endpoint.model_repository} now holds {current}",
             "restart the deployment",
         )
+
+
+def expected_digest(model_digest: str | None, model_repository: Path | None) -> str | None:
+    """Digest that an endpoint must serve: the one given, or the one of the given repository; None for any.
+
+    Raises:
+        ArtefactError: the repository's manifest is damaged.
+    """
+    if model_digest is not None or model_repository is None or not (model_repository / MANIFEST_NAME).is_file():
+        return model_digest
+    return Manifest.read(model_repository).digest
 
 
 def _exported_name(endpoint: Endpoint) -> str:

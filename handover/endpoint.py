@@ -29,6 +29,7 @@ class Endpoint:
         run: what SLIPWAY_RUN was for the server: the runner knows its own server by it.
         job_id: Slurm job that serves; empty elsewhere.
         nodes: of that job, in Slurm's notation.
+        start_s: seconds from starting the server to its first generation; None where unknown.
         settings: tensor_para_size, pipeline_para_size, weight_data_type, data_type, ... as text.
     """
 
@@ -43,6 +44,7 @@ class Endpoint:
     run: str = ""
     job_id: str = ""
     nodes: str = ""
+    start_s: float | None = None
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property

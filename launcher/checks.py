@@ -12,9 +12,10 @@ from pathlib import Path
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError, SlipwayError
 from handover.manifest import FILE_NAME
-from launcher.config import ClusterType, Config, ContainerRuntime, Engine, Stage
+from launcher.config import BenchmarkKind, ClusterType, Config, ContainerRuntime, Engine, Stage
 from launcher.executors.bcp import check_job
 from launcher.paths import RunPaths
+from launcher.stages.benchmark import load_arguments
 from launcher.stages.settings import serving_topology
 from launcher.time_limit import limit_s
 from launcher.topology import Topology
@@ -40,6 +41,8 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         _check_endpoint(config, paths, stages)
     if Stage.evaluate in stages:
         _check_data(Path(config.evaluation.task.data_path).expanduser())
+    if Stage.benchmark in stages and config.benchmark.kind is BenchmarkKind.load:
+        _check_load(config, paths)
     _check_writable(paths.results)
     _check_writable(paths.ft_checkpoint)
 
@@ -197,6 +200,15 @@ def _check_endpoint(config: Config, paths: RunPaths, stages: Collection[Stage]) 
                 f"nothing is deployed: there is no {paths.endpoint}",
                 "add deploy to stages, or give deployment.endpoint=<file or host:port>",
             ) from None
+
+
+def _check_load(config: Config, paths: RunPaths) -> None:
+    from evaluation.load.check import check_arguments
+
+    arguments = load_arguments(config, paths)
+    check_arguments(arguments)
+    if arguments.prompt_file is not None and not arguments.prompt_file.is_file():
+        raise ConfigError(f"benchmark.load.prompt_file: there is no file {arguments.prompt_file}")
 
 
 def _check_data(path: Path) -> None:

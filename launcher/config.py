@@ -57,6 +57,13 @@ class Engine(Choice):
     fastertransformer = "fastertransformer"
 
 
+class BenchmarkKind(Choice):
+    """How a deployment is measured: one request at a time, or under load."""
+
+    static = "static"
+    load = "load"
+
+
 class ContainerRuntime(Choice):
     """What runs ``container`` in a Slurm job."""
 
@@ -194,16 +201,50 @@ class EvaluationConfig:
 
 
 @dataclass
+class LoadConfig:
+    """A serving load; the keys are those of ``evaluation.load.arguments``."""
+
+    concurrencies: list[int] = field(default_factory=list)  # closed loop: requests in flight
+    request_rates: list[float] = field(default_factory=list)  # open loop: requests per second
+    arrival: str = "poisson"  # or constant
+    ramp_s: float = 0.0
+    lengths: list[str] = field(default_factory=list)  # input/output; a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION
+    prompt_file: str | None = None
+    streaming: bool = False
+    warmup: int = 0  # answers; 0: twice those in flight
+    requests: int = 0  # answers a repeat; 0: 20, or four times those in flight
+    min_repeats: int = 3
+    repeats: int = 10  # at most
+    stable_within: float = 0.05  # relative 95% interval at which a point ends
+    max_in_flight: int = 1024
+    max_point_s: float = 300.0
+    seed: int = 0
+
+
+@dataclass
+class SloConfig:
+    """Limits of a good request in milliseconds; None: no limit."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+@dataclass
 class BenchmarkConfig:
     """conf/benchmark: the benchmark stage."""
 
     run: StageRunConfig = field(default_factory=StageRunConfig)
+    kind: BenchmarkKind = BenchmarkKind.static
     model: str = "fastertransformer"
-    batch_sizes: list[int] = field(default_factory=list)  # capped at max_batch_size
-    lengths: list[list[int]] = field(default_factory=list)  # pairs of input and output length in tokens
     vocab_size: int | None = None  # of the random prompts; None: what the served model's config.ini says
-    warmup: int = 1  # requests before each point that do not count
-    repeats: int = 5  # requests a point
+    batch_sizes: list[int] = field(default_factory=list)  # static; capped at max_batch_size
+    lengths: list[list[int]] = field(default_factory=list)  # static; pairs of input and output length in tokens
+    warmup: int = 1  # static; requests before each point that do not count
+    repeats: int = 5  # static; requests a point
+    load: LoadConfig = field(default_factory=LoadConfig)
+    slos: SloConfig = field(default_factory=SloConfig)
 
 
 @dataclass

@@ -2,7 +2,11 @@
 
 It serves every model whose config.pbtxt says ``backend: "fastertransformer"`` and honours that file's parameters; see
 ``engine/settings.py`` for them and for how a relative model_checkpoint_path is resolved. A backend directory needs this
-file and ``engine/`` beside it, both below a directory named ``fastertransformer``; this file may be a symbolic link.
+file, ``replies.py`` and ``engine/`` beside it, all below a directory named ``fastertransformer``; this file may be a
+symbolic link.
+
+``execute`` hands requests to the engine and returns at once; answers are sent when they are there (``replies``), whole
+or, by a decoupled model, token by token.
 """
 
 from __future__ import annotations
@@ -10,10 +14,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -23,8 +28,9 @@ from fastertransformer.engine.errors import EngineError  # noqa: E402
 from fastertransformer.engine.parallel import Group  # noqa: E402
 from fastertransformer.engine.precision import choose_device  # noqa: E402
 from fastertransformer.engine.ranks import read_ranks  # noqa: E402
-from fastertransformer.engine.request import INPUT_NAMES, Request  # noqa: E402
-from fastertransformer.engine.settings import read_settings  # noqa: E402
+from fastertransformer.engine.sequence import INVALID, Answer  # noqa: E402
+from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
+from fastertransformer.replies import Replies, Reply  # noqa: E402
 
 
 class TritonPythonModel:
@@ -32,61 +38,66 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint that config.pbtxt names; an exception here keeps the model from being served."""
-        model_config = json.loads(args["model_config"])
-        parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
-        if model_config.get("model_transaction_policy", {}).get("decoupled", False):
-            raise pb_utils.TritonModelException(f"{args['model_name']}: decoupled mode is not supported yet")
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         try:
-            settings = read_settings(parameters, Path(args["model_repository"]), args["model_version"])
-            device = choose_device(args["model_instance_kind"], int(args["model_instance_device_id"]))
-            ranks = read_ranks(os.environ)
-            instances = sum(int(each.get("count", 1)) for each in model_config.get("instance_group", []))
-            if ranks and instances > 1:
-                raise EngineError(f"instance_group asks for {instances} instances; several processes make up one")
-            group = Group(ranks, settings.tensor_para_size, settings.pipeline_para_size, device) if ranks else None
-            max_rows = max(1, int(model_config.get("max_batch_size", 0)))
-            self._engine: Engine = open_engine(settings, device, group, max_rows)
+            self._settings = read_settings(parameters, Path(args["model_repository"]), args["model_version"])
+            self._engine = _open_engine(self._settings, config, args)
         except EngineError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
-        self._input_names = [entry["name"] for entry in model_config["input"]] or sorted(INPUT_NAMES)
+        self._input_names = [entry["name"] for entry in config["input"]]
+        self._is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        # FasterTransformer's rule: with sequence batching Triton's batch axis is a first axis of length 1 more.
+        self._has_sessions = "sequence_batching" in config
+        types = {entry["name"]: pb_utils.triton_string_to_numpy(entry["data_type"]) for entry in config["output"]}
+        self._replies = Replies(pb_utils, types, self._has_sessions)
         pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer all requests as one batch; a request that is not valid fails alone."""
-        parsed = [self._parse(request) for request in requests]
-        valid = [(index, item) for index, item in enumerate(parsed) if isinstance(item, Request)]
-        responses = [None if isinstance(item, Request) else _failure(item, "INVALID_ARG") for item in parsed]
-        try:
-            answers = self._engine.generate([item for _, item in valid])
-        except EngineError as error:
-            pb_utils.Logger.log_error(f"{len(valid)} requests failed: {error}")
-            for index, _ in valid:
-                responses[index] = _failure(f"generation failed: {error}", "INTERNAL")
-            return responses
-        for (index, _), tensors in zip(valid, answers, strict=True):
-            wanted = requests[index].requested_output_names()
-            outputs = [pb_utils.Tensor(name, array) for name, array in tensors.items() if name in wanted]
-            responses[index] = pb_utils.InferenceResponse(output_tensors=outputs)
-        return responses
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Hand requests to the engine; one that is not valid, or that raises an exception, fails alone."""
+        replies = [self._replies.open(request) for request in requests]
+        for request, reply in zip(requests, replies, strict=True):
+            try:
+                self._submit(request, reply)
+            except EngineError as error:
+                reply.fail(str(error), INVALID)
+            except Exception as error:
+                pb_utils.Logger.log_error(f"a request could not be read: {error!r}")
+                reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
+        if not self._settings.has_inflight_batching:  # Triton fills the next batch meanwhile
+            for reply in replies:
+                reply.wait()
 
     def finalize(self) -> None:
-        """Send the other ranks home, where there are any."""
+        """End the engine; Triton has waited for every answer before."""
         self._engine.close()
+        self._replies.close()
 
-    def _parse(self, request: Any) -> Request | str:
-        """Check one request; give what is wrong with it as text."""
+    def _submit(self, request: Any, reply: Reply) -> None:
+        def answer(given: Answer) -> None:
+            if given.tensors is None:
+                reply.fail(given.problem or "no answer", given.code or "INTERNAL")
+            else:
+                reply.send(given.tensors, given.is_final)
+
+        parsed = self._engine.parse(self._read(request))
+        self._engine.submit(parsed, answer, self._is_decoupled, lambda: reply.is_cancelled)
+
+    def _read(self, request: Any) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Copy a request's tensors: Triton takes their memory back when execute has returned."""
         tensors = {}
         for name in self._input_names:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is not None:
-                tensors[name] = tensor.as_numpy()
-        try:
-            return self._engine.parse(tensors)
-        except EngineError as error:
-            return str(error)
+                tensors[name] = np.array(tensor.as_numpy()[0] if self._has_sessions else tensor.as_numpy())
+        return tensors
 
 
-def _failure(problem: str, code: str) -> Any:
-    """Make an error response; code is a name of pb_utils.TritonError: INVALID_ARG (HTTP 400), INTERNAL (500)."""
-    error = pb_utils.TritonError(problem, getattr(pb_utils.TritonError, code))
-    return pb_utils.InferenceResponse(output_tensors=[], error=error)
+def _open_engine(settings: Settings, config: Mapping[str, Any], args: Mapping[str, str]) -> Engine:
+    device = choose_device(args["model_instance_kind"], int(args["model_instance_device_id"]))
+    ranks = read_ranks(os.environ)
+    instances = sum(int(each.get("count", 1)) for each in config.get("instance_group", []))
+    if ranks and instances > 1:
+        raise EngineError(f"instance_group asks for {instances} instances; several processes make up one")
+    group = Group(ranks, settings.tensor_para_size, settings.pipeline_para_size, device) if ranks else None
+    return open_engine(settings, device, group, max(1, int(config.get("max_batch_size", 0))))

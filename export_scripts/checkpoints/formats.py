@@ -9,7 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from export_scripts.checkpoints import gptj_slim, huggingface, huggingface_t5, megatron, nemo, nemo2, nemo_t5
+from export_scripts.checkpoints import (
+    fastertransformer,
+    gptj_slim,
+    huggingface,
+    huggingface_t5,
+    megatron,
+    nemo,
+    nemo2,
+    nemo_t5,
+)
 from export_scripts.checkpoints.archive import Archive, open_archive
 from export_scripts.checkpoints.source import Source
 from handover.errors import CheckpointError
@@ -30,7 +39,16 @@ class Format(Protocol):
         """Read configuration and keys; CheckpointError where FasterTransformer cannot express the model."""
 
 
-FORMATS: tuple[Format, ...] = (huggingface_t5, nemo2, nemo_t5, nemo, megatron, gptj_slim, huggingface)
+FORMATS: tuple[Format, ...] = (
+    huggingface_t5,
+    nemo2,
+    nemo_t5,
+    nemo,
+    megatron,
+    gptj_slim,
+    huggingface,
+    fastertransformer,
+)
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -18,6 +18,10 @@ CASES = {
         *("export.triton_deployment.pipeline_model_parallel_size=2", "container_mounts=[/mount/data]"),
     ],
     "hostile_name": [FIVE, 'export.run.model_train_name="it\'s; touch x"'],
+    "load": [
+        *("stages=[deploy,benchmark]", "benchmark=load", "benchmark.load.lengths=[60/20,uniform:20:400/normal:50:9]"),
+        *("benchmark.load.request_rates=[2,4.5]", "benchmark.slos.ttft_ms=200"),
+    ],
     "attached": ["stages=[evaluate,benchmark]", "deployment.endpoint=server:8001"],
 }
 

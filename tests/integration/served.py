@@ -86,12 +86,17 @@ def wait_for(condition: Callable[[], object], timeout_s: float) -> None:
 
 def infer(client: Any, module: Any, model: str, tensors: dict[str, np.ndarray], **settings: Any) -> Any:
     """One request over either protocol; ``module`` is tritonclient.grpc or tritonclient.http."""
+    return client.infer(model, inputs_of(module, tensors), **settings)
+
+
+def inputs_of(module: Any, tensors: dict[str, np.ndarray]) -> list[Any]:
+    """The tensors of a request, as either client library wants them."""
     inputs = []
     for name, array in tensors.items():
         tensor = module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         tensor.set_data_from_numpy(array)
         inputs.append(tensor)
-    return client.infer(model, inputs, **settings)
+    return inputs
 
 
 def generate(endpoint: Endpoint, prompt: str, length: int) -> str:

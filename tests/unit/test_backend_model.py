@@ -8,63 +8,22 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from fake_pb_utils import FakePbUtils, FakeRequest
 from gpt2_checkpoint import random_gpt2, write_shards
 from rank_processes import rank_environment
+from transformers import GPT2LMHeadModel
 
 MODEL_PY = Path(__file__).resolve().parent.parent.parent / "backends" / "fastertransformer" / "model.py"
 INPUTS = ["input_ids", "input_lengths", "request_output_len", "runtime_top_k", "beam_width", "is_return_log_probs"]
-
-
-class FakePbUtils(ModuleType):
-    """What model.py uses of Triton's Python API."""
-
-    class TritonModelException(Exception):  # noqa: N818 (Triton's name)
-        pass
-
-    class TritonError:
-        INTERNAL, INVALID_ARG = 1, 3
-
-        def __init__(self, message: str, code: int) -> None:
-            self.text, self.code = message, code
-
-    class Tensor:
-        def __init__(self, name: str, array: np.ndarray) -> None:
-            self.tensor_name, self._array = name, array
-
-        def as_numpy(self) -> np.ndarray:
-            return self._array
-
-    class InferenceResponse:
-        def __init__(self, output_tensors: list[Any], error: Any = None) -> None:
-            self.outputs = {tensor.tensor_name: tensor.as_numpy() for tensor in output_tensors}
-            self.error = error
-
-    class Logger:
-        lines: list[str] = []
-
-        @classmethod
-        def log_info(cls, line: str) -> None:
-            cls.lines.append(line)
-
-        log_error = log_info
-
-    @staticmethod
-    def get_input_tensor_by_name(request: FakeRequest, name: str) -> Any:
-        return FakePbUtils.Tensor(name, request.tensors[name]) if name in request.tensors else None
-
-
-class FakeRequest:
-    def __init__(self, tensors: dict[str, np.ndarray], outputs: tuple[str, ...] = ("output_ids",)) -> None:
-        self.tensors, self._outputs = tensors, outputs
-
-    def requested_output_names(self) -> list[str]:
-        return list(self._outputs)
 
 
 def ask(ids: list[list[int]], output_len: int, **more: np.ndarray) -> dict[str, np.ndarray]:
@@ -90,16 +49,18 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
-def arguments(repository: Path, **changes: str) -> dict[str, str]:
+def arguments(repository: Path, settings: dict[str, Any] | None = None, **changes: str) -> dict[str, str]:
     parameters = {"tensor_para_size": "2", "data_type": "fp32", "model_checkpoint_path": "2-gpu"}
     parameters |= {"cpu_threads": "1"} | changes
+    outputs = {"output_ids": "TYPE_INT32", "sequence_length": "TYPE_UINT32", "cum_log_probs": "TYPE_FP32"}
     config = {
         "max_batch_size": 4,
         "input": [{"name": name} for name in INPUTS],
+        "output": [{"name": name, "data_type": data_type} for name, data_type in outputs.items()],
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
     }
     return {
-        "model_config": json.dumps(config),
+        "model_config": json.dumps(config | (settings or {})),
         "model_repository": str(repository),
         "model_version": "1",
         "model_name": "fastertransformer",
@@ -108,70 +69,168 @@ def arguments(repository: Path, **changes: str) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module")
+def gpt2() -> GPT2LMHeadModel:
+    return random_gpt2()
+
+
 @pytest.fixture
-def instance(backend: Any, tmp_path: Path) -> Any:
-    write_shards(random_gpt2(), tmp_path / "1", 2)
-    model = backend.TritonPythonModel()
-    model.initialize(arguments(tmp_path))
-    return model
+def serve(backend: Any, gpt2: GPT2LMHeadModel, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes instances, with keys of config.pbtxt and parameters."""
+    instances = []
+
+    def make(settings: dict[str, Any] | None = None, **parameters: str) -> Any:
+        model = backend.TritonPythonModel()
+        model.initialize(arguments(tmp_path, settings, **parameters))
+        instances.append(model)
+        return model
+
+    write_shards(gpt2, tmp_path / "1", 2)
+    yield make
+    for model in instances:
+        model.finalize()
 
 
-def test_requests_of_different_lengths_run_as_one_batch_and_are_split_again(
-    instance: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = []
-    generate = instance._engine.generate
-    monkeypatch.setattr(instance._engine, "generate", lambda given: batches.append(given) or generate(given))
-    flags = np.ones((1, 1), np.bool_)
+@pytest.fixture
+def instance(serve: Callable[..., Any]) -> Any:
+    return serve()
+
+
+def greedy(gpt2: GPT2LMHeadModel, ids: list[int], count: int) -> list[int]:
+    """Hugging Face's greedy tokens, the input's first."""
+    row = torch.tensor([ids])
+    with torch.inference_mode():
+        for _ in range(count):
+            row = torch.cat((row, gpt2(row).logits[:, -1:].argmax(-1)), dim=1)
+    tokens: list[int] = row[0].tolist()
+    return tokens
+
+
+def slow_down(instance: Any, monkeypatch: pytest.MonkeyPatch, pause_s: float = 0.02) -> None:
+    step = instance._engine._scheduler.step
+    monkeypatch.setattr(instance._engine._scheduler, "step", lambda: (time.sleep(pause_s), step()))
+
+
+def ids_of(response: Any) -> list[list[int]]:
+    return [row[0].tolist() for row in response.outputs["output_ids"]]
+
+
+def test_requests_of_different_lengths_get_hugging_faces_tokens(instance: Any, gpt2: GPT2LMHeadModel) -> None:
     requests = [
         FakeRequest(ask([[1, 2, 3], [4, 5, 6]], 4), ("output_ids", "sequence_length")),
         FakeRequest(ask([[7, 8, 9, 10, 11]], 9)),
-        FakeRequest(ask([[7]], 2, is_return_log_probs=flags), ("cum_log_probs",)),
+        FakeRequest(ask([[7]], 2, is_return_log_probs=np.ones((1, 1), np.bool_)), ("cum_log_probs",)),
     ]
-    together = instance.execute(requests)
-    assert [len(group) for group in batches] == [3]
-    assert [response.error for response in together] == [None, None, None]
-    assert [set(response.outputs) for response in together] == [
+    assert instance.execute(requests) is None  # the answers come through the response senders
+    first, second, third = (request.wait() for request in requests)
+    assert ids_of(first) == [greedy(gpt2, [1, 2, 3], 4), greedy(gpt2, [4, 5, 6], 4)]
+    assert ids_of(second) == [greedy(gpt2, [7, 8, 9, 10, 11], 9)]
+    assert [set(response.outputs) for response in (first, second, third)] == [
         {"output_ids", "sequence_length"},
         {"output_ids"},
         {"cum_log_probs"},
     ]
-    assert together[0].outputs["output_ids"].shape == (2, 1, 7)
-    for request, response in zip(requests, together, strict=True):
-        (alone,) = instance.execute([request])
-        for name, array in alone.outputs.items():
-            np.testing.assert_allclose(response.outputs[name], array, rtol=1e-5)
+    assert first.outputs["output_ids"].dtype == np.int32  # as the configuration says
+    assert [len(request.responses) for request in requests] == [1, 1, 1]
+
+
+def test_a_request_joins_those_that_are_under_way(instance: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(instance, monkeypatch)
+    long, short = FakeRequest(ask([[1, 2, 3]], 30)), FakeRequest(ask([[4]], 2))
+    instance.execute([long])
+    instance.execute([short])
+    short.wait()
+    assert not long.is_finished.is_set()
+    long.wait()
+
+
+def test_a_static_batch_is_done_before_the_next_one_enters(serve: Callable[..., Any]) -> None:
+    requests = [FakeRequest(ask([[1, 2, 3]], 9)), FakeRequest(ask([[4]], 2))]
+    serve(inflight_batching="0").execute(requests)
+    assert all(request.is_finished.is_set() for request in requests)
+
+
+DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
+
+
+def test_a_decoupled_model_answers_after_every_token(serve: Callable[..., Any], gpt2: GPT2LMHeadModel) -> None:
+    request = FakeRequest(ask([[1, 2, 3]], 9), ("output_ids", "sequence_length"))
+    serve(DECOUPLED).execute([request])
+    request.wait()
+    expected = greedy(gpt2, [1, 2, 3], 9)
+    texts = [
+        response.outputs["output_ids"][0, 0, : int(response.outputs["sequence_length"][0, 0])].tolist()
+        for response in request.responses
+    ]
+    assert texts == [expected[:count] for count in range(4, 13)]
+
+
+def test_a_client_that_goes_away_ends_the_work_on_its_request(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, gpt2: GPT2LMHeadModel
+) -> None:
+    model = serve(DECOUPLED)
+    slow_down(model, monkeypatch)
+    request, other = FakeRequest(ask([[1, 2, 3]], 40)), FakeRequest(ask([[4]], 12))
+    model.execute([request, other])
+    while len(request.responses) < 3:
+        time.sleep(0.001)
+    request.is_cancelled = True
+    seen = len(request.responses)
+    assert request.wait().error.code == FakePbUtils.TritonError.CANCELLED
+    assert len(request.responses) <= seen + 3  # the token under way, one if the answer crossed it, and the end
+    assert ids_of(other.wait()) == [greedy(gpt2, [4], 12)]
+
+
+def test_a_stateful_models_tensors_have_one_axis_more(serve: Callable[..., Any], gpt2: GPT2LMHeadModel) -> None:
+    request = FakeRequest({name: array[None] for name, array in ask([[1, 2, 3], [4, 5, 6]], 4).items()}, session=7)
+    serve({"sequence_batching": {"oldest": {"max_candidate_sequences": 4}}}).execute([request])
+    (rows,) = request.wait().outputs["output_ids"]
+    assert [row[0].tolist() for row in rows] == [greedy(gpt2, [1, 2, 3], 4), greedy(gpt2, [4, 5, 6], 4)]
 
 
 def test_a_request_that_is_not_valid_fails_alone(instance: Any) -> None:
     good = ask([[1, 2, 3]], 4)
-    responses = instance.execute(
-        [
-            FakeRequest(good),
-            FakeRequest(good | {"beam_width": np.full((1, 1), 65, np.uint32)}),
-            FakeRequest(good | {"request_output_len": np.full((1, 1), 4000, np.uint32)}),
-            FakeRequest(good),
-        ]
-    )
-    assert [response.error is None for response in responses] == [True, False, False, True]
+    requests = [
+        FakeRequest(good),
+        FakeRequest(good | {"beam_width": np.full((1, 1), 65, np.uint32)}),
+        FakeRequest(good | {"request_output_len": np.full((1, 1), 4000, np.uint32)}),
+        FakeRequest(good),
+        FakeRequest({}),
+    ]
+    instance.execute(requests)
+    responses = [request.wait() for request in requests]
+    assert [response.error is None for response in responses] == [True, False, False, True, False]
     assert "beam_width" in responses[1].error.text and responses[1].error.code == FakePbUtils.TritonError.INVALID_ARG
     assert "max_pos_seq_len 48" in responses[2].error.text
-    np.testing.assert_array_equal(responses[0].outputs["output_ids"], responses[3].outputs["output_ids"])
-    (only,) = instance.execute([FakeRequest({})])
-    assert "missing input" in only.error.text
+    assert "missing input" in responses[4].error.text
+    assert ids_of(responses[0]) == ids_of(responses[3])
 
 
-def test_a_failure_of_the_engine_answers_every_request(
-    backend: Any, instance: Any, monkeypatch: pytest.MonkeyPatch
+def test_an_exception_in_one_request_fails_that_request_alone(
+    instance: Any, monkeypatch: pytest.MonkeyPatch, gpt2: GPT2LMHeadModel
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise backend.EngineError("out of memory")
+    parse = instance._engine.parse
+    monkeypatch.setattr(
+        instance._engine, "parse", lambda given: 1 / 0 if given["input_ids"][0, 0] == 9 else parse(given)
+    )
+    bad, good = FakeRequest(ask([[9]], 1)), FakeRequest(ask([[1]], 3))
+    instance.execute([bad, good])
+    assert "ZeroDivisionError" in bad.wait().error.text and bad.wait().error.code == FakePbUtils.TritonError.INTERNAL
+    assert ids_of(good.wait()) == [greedy(gpt2, [1], 3)]
 
-    monkeypatch.setattr(instance._engine, "generate", fail)
-    bad = FakeRequest(ask([[1]], 1) | {"input_lengths": np.zeros(1, np.uint32)})
-    responses = instance.execute([FakeRequest(ask([[1]], 1)), bad])
-    assert "out of memory" in responses[0].error.text and responses[0].error.code == FakePbUtils.TritonError.INTERNAL
-    assert "input_lengths" in responses[1].error.text
+
+def test_a_step_that_fails_is_said_to_whom_it_concerns(instance: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(instance._engine._scheduler, "_advance", fail)
+        request = FakeRequest(ask([[1]], 1))
+        instance.execute([request])
+        assert "out of memory" in request.wait().error.text
+    again = FakeRequest(ask([[1]], 1))
+    instance.execute([again])
+    assert again.wait().error is None
 
 
 def test_loading_says_what_runs(instance: Any) -> None:
@@ -192,13 +251,6 @@ def test_a_parameter_that_is_not_supported_keeps_the_model_from_being_served(bac
         backend.TritonPythonModel().initialize(arguments(tmp_path, int8_mode="1"))
 
 
-def test_decoupled_mode_is_refused_until_it_exists(backend: Any, tmp_path: Path) -> None:
-    given = arguments(tmp_path)
-    config = json.loads(given["model_config"]) | {"model_transaction_policy": {"decoupled": True}}
-    with pytest.raises(FakePbUtils.TritonModelException, match="decoupled"):
-        backend.TritonPythonModel().initialize(given | {"model_config": json.dumps(config)})
-
-
 def test_several_processes_make_up_one_instance(backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shards(random_gpt2(), tmp_path / "1", 2)
     for name, value in rank_environment(0, 4, tmp_path).items():
@@ -213,3 +265,4 @@ def test_several_processes_make_up_one_instance(backend: Any, tmp_path: Path, mo
 
 def test_an_instance_that_is_alone_ends_without_more_ado(instance: Any) -> None:
     assert instance.finalize() is None
+    assert not [thread for thread in threading.enumerate() if thread.name in ("engine", "replies")]

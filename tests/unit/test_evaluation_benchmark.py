@@ -21,8 +21,16 @@ from handover.manifest import Manifest
 DELAY_S = 0.02
 
 
-@pytest.mark.parametrize(("positions", "expected"), [(None, (60, 20)), (512, (60, 20)), (80, (60, 20)), (32, (24, 8))])
-def test_usual_lengths_fit_the_model(positions: int | None, expected: tuple[int, int]) -> None:
+PUBLISHED = ((60, 20), (225, 20), (200, 200))
+
+
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [(None, PUBLISHED), (400, PUBLISHED), (399, PUBLISHED[:2]), (80, PUBLISHED[:1]), (32, ((24, 8),))],
+)
+def test_usual_lengths_are_the_published_ones_that_fit_the_model(
+    positions: int | None, expected: tuple[tuple[int, int], ...]
+) -> None:
     assert benchmark.usual_lengths(positions) == expected
 
 

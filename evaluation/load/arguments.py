@@ -1,0 +1,59 @@
+"""Arguments of the load generator; standard library only, the login side imports them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handover.arguments import ScriptArguments
+
+ARRIVALS = ("poisson", "constant")
+
+
+@dataclass(frozen=True)
+class LoadArguments(ScriptArguments):
+    """Put a running deployment under load, point by point."""
+
+    endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
+    output: Path = field(metadata={"help": "directory for load.csv, summary.json and a directory a point"})
+    model: str = field(default="fastertransformer", metadata={"help": "model to ask; it must take token ids"})
+    lengths: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": 'JSON list of "input/output" lengths in tokens; each a number, uniform:LOW:HIGH or '
+            "normal:MEAN:DEVIATION; 60/20 (or what the model holds) if empty"
+        },
+    )
+    prompt_file: Path | None = field(
+        default=None,
+        metadata={"help": "JSON lines with ids, texts or ShareGPT conversations; takes the place of lengths"},
+    )
+    concurrencies: tuple[int, ...] = field(
+        default=(), metadata={"help": "JSON list: closed loop, so many requests always in flight"}
+    )
+    request_rates: tuple[float, ...] = field(
+        default=(), metadata={"help": "JSON list: open loop, requests per second whatever the server does"}
+    )
+    arrival: str = field(default="poisson", metadata={"help": f"of the open loop: {' or '.join(ARRIVALS)}"})
+    ramp_s: float = field(default=0.0, metadata={"help": "seconds in which the load grows linearly to its level"})
+    streaming: bool = field(default=False, metadata={"help": "ask through a stream; needs a decoupled model"})
+    warmup: int = field(default=0, metadata={"help": "answers that do not count; 0: as many as are in flight, twice"})
+    requests: int = field(default=0, metadata={"help": "answers a repeat; 0: 20, or four times those in flight"})
+    min_repeats: int = field(default=3, metadata={"help": "repeats before a point may end early"})
+    repeats: int = field(default=10, metadata={"help": "repeats at most"})
+    stable_within: float = field(
+        default=0.05,
+        metadata={"help": "a point ends when the 95% intervals of throughput and latency are this narrow, relative"},
+    )
+    max_in_flight: int = field(default=1024, metadata={"help": "open loop: more wait in the client"})
+    max_point_s: float = field(default=300.0, metadata={"help": "seconds after which a point ends in any case"})
+    slos: tuple[tuple[str, float], ...] = field(
+        default=(), metadata={"help": 'JSON list of [name, ms]: "ttft", "tpot", "e2e" of a request that is good'}
+    )
+    seed: int = field(default=0, metadata={"help": "of prompts, lengths and arrivals"})
+    vocab_size: int | None = field(default=None, metadata={"help": "of the random ids; by default the served model's"})
+    model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
+    model_repository: Path | None = field(
+        default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
+    )
+    timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})

@@ -1,0 +1,218 @@
+"""Reader of FT checkpoints: a ``<T>-gpu`` directory of shards with ``config.ini``, to be cut for other ranks.
+
+Whoever wrote it: its files carry no shape, so that each must have exactly the size that ``config.ini`` gives it. Where
+a manifest lies beside them, each must have its digest too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.ft_config import CONFIG_FILE, FtConfig
+from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
+from export_scripts.dtypes import STORAGE, Array, item_bytes
+from export_scripts.weights import t5
+from export_scripts.weights.schema import Dims, Layout, ModelDims, Rule, Rules, SourceMap, TargetTensor, split_layer
+from handover.errors import CheckpointError
+from handover.manifest import FILE_NAME as MANIFEST
+from handover.manifest import Manifest, file_digest
+
+NAME = "FT checkpoint (a <T>-gpu directory with config.ini)"
+_FILE = re.compile(r"(?P<name>.+?)(?:\.(?P<rank>\d+))?\.bin")
+_TOKENIZER = ("vocab.json", "merges.txt", "tokenizer.model", "tokenizer.json", "vocab.txt")
+_TIED_T5_HEAD = "lm_head.weight"
+
+
+def is_candidate(path: Path) -> bool:
+    """Whether a directory looks like an FT checkpoint, by names alone."""
+    return (path / CONFIG_FILE).is_file() and next(path.glob("*.bin"), None) is not None
+
+
+def recognises(archive: Archive) -> bool:
+    """Whether there are shards with a ``config.ini``."""
+    return CONFIG_FILE in archive and any(_FILE.fullmatch(name) and "/" not in name for name in archive.sizes)
+
+
+def open_source(archive: Archive) -> Source:
+    """Open an FT checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing, left over, or of another size than ``config.ini`` says.
+    """
+    config, files = FtConfig(archive), _files(archive)
+    dims = config.dims(lambda name: name in files, _position_num(archive, config))
+    schema = {**config.family.schema(dims), **config.prompt_targets()}
+    if config.family is t5.FAMILY and _TIED_T5_HEAD not in files:
+        del schema[_TIED_T5_HEAD]  # FasterTransformer takes the embedding in its place
+    ranks = max((len(names) for names in files.values()), default=1)
+    source_map = _source_map(schema, dims, ranks)
+    found = {name: names for name, names in files.items() if not source_map.is_ignored(name)}
+    _check_files(archive, config, found, schema, dims, ranks)
+    digests = _digests(archive)
+    start_id, end_id = config.ids()
+    return Source(
+        archive=archive,
+        family=replace(config.family, schema=lambda _: schema, config=config.resharded, divided=_divided(dims)),
+        source_map=source_map,
+        dims=dims,
+        tensors={
+            name: Shards(archive, names, schema[name].shard_shape(dims, ranks), config.data_type, axis, digests)
+            for name, names in found.items()
+            for axis in (schema[name].split_axis if len(names) > 1 else None,)
+        },
+        tokenizer=TokenizerFiles({name: name for name in _TOKENIZER if name in archive}, "as it is"),
+        ids=SpecialIds(start_id, end_id),
+    )
+
+
+def _divided(dims: Dims) -> tuple[str, ...]:
+    has_adapters = isinstance(dims, t5.T5Dims) and dims.adapter_inter_size
+    return ("head_num", "inter_size", *(("adapter_inter_size",) if has_adapters else ()))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A tensor in the files of one or several ranks.
+
+    Attributes:
+        archive: the directory.
+        names: of the files, in the order of ranks.
+        part_shape: shape of each.
+        data_type: fp32, fp16 or bf16.
+        axis: along which they follow one another; None: there is one.
+        digests: of files, by name, as a manifest has them.
+    """
+
+    archive: Archive
+    names: tuple[str, ...]
+    part_shape: tuple[int, ...]
+    data_type: str
+    axis: int | None
+    digests: Mapping[str, str]
+    _verified: set[str] = field(default_factory=set, compare=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return tuple(n * len(self.names) if i == self.axis else n for i, n in enumerate(self.part_shape))
+
+    def parts(self) -> tuple[Array, ...]:
+        """Map the files, read-only; bf16 comes as uint16.
+
+        Raises:
+            CheckpointError: a file is not the one that the manifest names.
+        """
+        return tuple(self._part(name) for name in self.names)
+
+    def _part(self, name: str) -> Array:
+        extent = self.archive.extent(name)
+        if name in self.digests and name not in self._verified:
+            if file_digest(extent.path) != self.digests[name]:
+                raise CheckpointError(f"{extent.path} is damaged: it is not what the manifest beside it says")
+            self._verified.add(name)
+        dtype = STORAGE[self.data_type]
+        return np.memmap(extent.path, dtype, mode="r", offset=extent.offset, shape=self.part_shape)
+
+
+def _files(archive: Archive) -> dict[str, tuple[str, ...]]:
+    """Group the shards' files by the tensor's name, in the order of ranks; gaps show as a wrong last rank."""
+    ranks: dict[str, dict[int, str]] = {}
+    for file in archive.sizes:
+        if "/" not in file and (parts := _FILE.fullmatch(file)):
+            ranks.setdefault(parts["name"], {})[int(parts["rank"] or 0)] = file
+    return {name: tuple(files[rank] for rank in sorted(files)) for name, files in ranks.items()}
+
+
+def _position_num(archive: Archive, config: FtConfig) -> int:
+    """Rows of the position table by the size of its file: not every dialect says them."""
+    keys = config.sections.get("gpt", {})
+    try:
+        width = int(keys["head_num"]) * int(keys["size_per_head"])
+        return archive.sizes["model.wpe.bin"] // (width * item_bytes(config.data_type))
+    except (KeyError, ValueError, ZeroDivisionError):
+        return 0
+
+
+def _source_map(schema: Mapping[str, TargetTensor], dims: Dims, ranks: int) -> SourceMap:
+    """Make the table of a checkpoint that is its own schema."""
+    rules: dict[str | tuple[str, ...], Rules] = {}
+    for name, target in schema.items():
+        pattern = split_layer(name)[0]
+        whole = _times(ranks) if target.is_summed and ranks > 1 else None
+        rules[pattern] = Rule(pattern, _spelled_out(target), target.split_axis, elementwise=whole)
+    ignored = {"shared.weight": "T5's embedding turned around, which no loader reads"}
+    if isinstance(dims, ModelDims) and dims.use_gptj_residual:
+        reason = "in mlp.attention.bias.sum"
+        ignored |= {f"model.layers.*.{name}": reason for name in ("attention.dense.bias", "mlp.dense_4h_to_h.bias")}
+    return SourceMap("FT checkpoint", rules, ignored)
+
+
+def _spelled_out(target: TargetTensor) -> Layout:
+    """Show the inner structure of axes that are one on disk."""
+
+    def reshape(values: Array, dims: Dims) -> Array:
+        shape: list[int] = []
+        for size, axis in zip(values.shape, target.shape, strict=True):
+            inner = [dims.axis_size(part) for part in axis[1:]] if isinstance(axis, tuple) else []
+            shape += [size // prod(inner), *inner]
+        return values.reshape(shape)
+
+    return reshape
+
+
+def _times(ranks: int) -> Callable[[Array, Any], Array]:
+    """Undo the share of each rank in what the ranks sum up."""
+
+    def multiply(values: Array, dims: Any) -> Array:
+        whole: Array = values * np.float32(ranks)
+        return whole
+
+    return multiply
+
+
+def _check_files(
+    archive: Archive,
+    config: FtConfig,
+    found: Mapping[str, tuple[str, ...]],
+    schema: Mapping[str, TargetTensor],
+    dims: Dims,
+    ranks: int,
+) -> None:
+    """Refuse a directory in which a file is missing, left over or of a wrong size."""
+    unit = item_bytes(config.data_type)
+    said = config.sections[config.main].get("tensor_para_size", str(ranks))
+    problems = [] if said == str(ranks) else [f"{CONFIG_FILE} says tensor_para_size {said}; there are files of {ranks}"]
+    problems += [
+        f"{file}  belongs to no tensor of this model" for name in found.keys() - schema for file in found[name]
+    ]
+    for name, target in schema.items():
+        expected = prod(target.shard_shape(dims, ranks)) * unit
+        is_split = target.split_axis is not None
+        for file in [f"{name}.{rank}.bin" for rank in range(ranks)] if is_split else [f"{name}.bin"]:
+            size = archive.sizes.get(file)
+            if size is None:
+                problems.append(f"{file}  is missing")
+            elif size != expected:
+                problems.append(f"{file}  has {size} bytes, not {expected}: {config.data_type}, {ranks} ranks")
+        problems += [f"{file}  is not a rank's" for file in found.get(name, ())[ranks if is_split else 1 :]]
+    if problems:
+        raise CheckpointError(
+            f"{archive.path}: {len(problems)} files are not what {CONFIG_FILE} says\n  " + "\n  ".join(problems),
+            "FasterTransformer would only warn and compute with random weights",
+        )
+
+
+def _digests(archive: Archive) -> Mapping[str, str]:
+    """Read the digests that Slipway's own conversion wrote; none without a manifest."""
+    if MANIFEST not in archive or not archive.path.is_dir():
+        return {}
+    return {record.path: record.digest for record in Manifest.read(archive.path).files}

@@ -1,0 +1,105 @@
+"""What the backend uses of Triton's Python API, without Triton: answers are kept where a test can read them."""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+FINAL = 1
+
+
+class FakeRequest:
+    """One request and all that was answered to it."""
+
+    def __init__(
+        self,
+        tensors: dict[str, np.ndarray],
+        outputs: tuple[str, ...] = ("output_ids",),
+        session: Any = 0,
+        flags: int = 0,
+    ) -> None:
+        self.tensors, self._outputs, self._session, self._flags = tensors, outputs, session, flags
+        self.responses: list[Any] = []
+        self.is_finished, self.is_cancelled, self.questions = threading.Event(), False, 0
+
+    def requested_output_names(self) -> list[str]:
+        return list(self._outputs)
+
+    def correlation_id(self) -> Any:
+        return self._session
+
+    def flags(self) -> int:
+        return self._flags
+
+    def get_response_sender(self) -> FakeSender:
+        return FakeSender(self)
+
+    def wait(self) -> Any:
+        """The final response."""
+        assert self.is_finished.wait(20), "no final answer"
+        return self.responses[-1]
+
+
+class FakeSender:
+    """Triton's response sender; like the real one it must not be touched after the final answer."""
+
+    def __init__(self, request: FakeRequest) -> None:
+        self._request = request
+
+    def is_cancelled(self) -> bool:
+        assert not self._request.is_finished.is_set(), "asked after the final answer"
+        self._request.questions += 1
+        return self._request.is_cancelled
+
+    def send(self, response: Any, flags: int = 0) -> None:
+        assert not self._request.is_finished.is_set(), "sent after the final answer"
+        self._request.responses.append(response)
+        if flags & FINAL:
+            self._request.is_finished.set()
+
+
+class FakePbUtils(ModuleType):
+    """The module triton_python_backend_utils."""
+
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
+
+    class TritonModelException(Exception):  # noqa: N818 (Triton's name)
+        pass
+
+    class TritonError:
+        INTERNAL, INVALID_ARG, CANCELLED = 1, 3, 7
+
+        def __init__(self, message: str, code: int) -> None:
+            self.text, self.code = message, code
+
+    class Tensor:
+        def __init__(self, name: str, array: np.ndarray) -> None:
+            self.tensor_name, self._array = name, array
+
+        def as_numpy(self) -> np.ndarray:
+            return self._array
+
+    class InferenceResponse:
+        def __init__(self, output_tensors: list[Any], error: Any = None) -> None:
+            self.outputs = {tensor.tensor_name: tensor.as_numpy() for tensor in output_tensors}
+            self.error = error
+
+    class Logger:
+        lines: list[str] = []
+
+        @classmethod
+        def log_info(cls, line: str) -> None:
+            cls.lines.append(line)
+
+        log_error = log_info
+
+    @staticmethod
+    def get_input_tensor_by_name(request: FakeRequest, name: str) -> Any:
+        return FakePbUtils.Tensor(name, request.tensors[name]) if name in request.tensors else None
+
+    @staticmethod
+    def triton_string_to_numpy(name: str) -> type:
+        return {"TYPE_UINT32": np.uint32, "TYPE_INT32": np.int32, "TYPE_FP32": np.float32}[name]

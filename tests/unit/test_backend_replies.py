@@ -1,0 +1,108 @@
+"""Answers leave in order, through one thread, and a client that has gone is noticed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_pb_utils import FakePbUtils, FakeRequest, FakeSender
+
+from backends.fastertransformer.replies import Replies
+
+IDS = np.array([[[1, 2, 3]]], np.int64)
+
+
+@pytest.fixture
+def replies() -> Iterator[Replies]:
+    opened = Replies(FakePbUtils("pb_utils"), {"output_ids": np.int32}, has_axis=False)
+    yield opened
+    opened.close()
+    assert not opened._thread.is_alive()
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_answers_arrive_in_order_and_only_the_last_is_final(replies: Replies) -> None:
+    request = FakeRequest({})
+    reply = replies.open(request)
+    for count in range(1, 50):
+        reply.send({"output_ids": np.full((1, 1, count), count), "other": IDS}, is_final=count == 49)
+    reply.wait()
+    assert [response.outputs["output_ids"].shape[-1] for response in request.responses] == list(range(1, 50))
+    assert request.is_finished.is_set()
+    assert {name for response in request.responses for name in response.outputs} == {"output_ids"}  # as asked for
+
+
+def test_outputs_have_the_type_of_the_configuration(replies: Replies) -> None:
+    request = FakeRequest({}, ("output_ids", "cum_log_probs"))
+    replies.open(request).send({"output_ids": IDS, "cum_log_probs": np.zeros((1, 1), np.float32)}, is_final=True)
+    outputs = request.wait().outputs
+    assert (outputs["output_ids"].dtype, outputs["cum_log_probs"].dtype) == (np.int32, np.float32)
+
+
+def test_a_stateful_model_answers_with_one_axis_more() -> None:
+    opened = Replies(FakePbUtils("pb_utils"), {}, has_axis=True)
+    request = FakeRequest({})
+    opened.open(request).send({"output_ids": IDS}, is_final=True)
+    assert request.wait().outputs["output_ids"].shape == (1, 1, 1, 3)
+    opened.close()
+
+
+def test_a_failure_is_the_final_answer(replies: Replies) -> None:
+    request = FakeRequest({})
+    replies.open(request).fail("input_ids has no rows", "INVALID_ARG")
+    error = request.wait().error
+    assert (error.text, error.code) == ("input_ids has no rows", FakePbUtils.TritonError.INVALID_ARG)
+
+
+def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> None:
+    requests = [FakeRequest({}) for _ in range(64)]
+    opened = [replies.open(request) for request in requests]
+    wait_until(lambda: all(request.questions for request in requests))
+    requests[40].is_cancelled = True
+    start = time.monotonic()
+    wait_until(lambda: opened[40].is_cancelled)
+    assert time.monotonic() - start < 1
+    assert [reply.is_cancelled for reply in opened].count(True) == 1
+    for reply in opened:  # the fake fails the thread if it asks after a final answer
+        reply.send({}, is_final=True)
+    for reply in opened:
+        reply.wait()
+
+
+def test_nobody_is_asked_when_nothing_is_open(replies: Replies) -> None:
+    request = FakeRequest({})
+    replies.open(request).send({}, is_final=True)
+    request.wait()
+    asked = request.questions
+    time.sleep(0.02)
+    assert request.questions == asked
+
+
+def test_an_answer_that_cannot_be_sent_concerns_its_request_alone(
+    replies: Replies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = FakeSender.send
+
+    def fail_for_one(sender: FakeSender, response: Any, flags: int = 0) -> None:
+        if sender._request is broken:
+            raise RuntimeError("the shared memory is full")
+        send(sender, response, flags)
+
+    monkeypatch.setattr(FakeSender, "send", fail_for_one)
+    broken, healthy = FakeRequest({}), FakeRequest({})
+    reply = replies.open(broken)
+    reply.send({"output_ids": IDS}, is_final=False)
+    wait_until(lambda: reply.is_cancelled)  # the engine stops working on it
+    reply.send({"output_ids": IDS}, is_final=True)
+    replies.open(healthy).send({"output_ids": IDS}, is_final=True)
+    assert healthy.wait().error is None and not broken.responses
+    assert "the shared memory is full" in FakePbUtils.Logger.lines[-1]
