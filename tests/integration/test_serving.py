@@ -207,7 +207,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(client: triton_grpc.Infere
         return inputs_of(triton_grpc, tensors)
 
     ended: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
-    client.async_infer("fastertransformer", ask(32, 31), lambda result, error: ended.put(("long", error)))
+    client.async_infer("fastertransformer", ask(8, 31), lambda result, error: ended.put(("long", error)))
     client.async_infer("fastertransformer", ask(1, 1), lambda result, error: ended.put(("short", error)))
     assert [ended.get(timeout=60) for _ in range(2)] == [("short", None), ("long", None)]
 
