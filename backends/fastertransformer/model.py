@@ -50,7 +50,8 @@ class TritonPythonModel:
         # FasterTransformer's rule: with sequence batching Triton's batch axis is a first axis of length 1 more.
         self._has_sessions = "sequence_batching" in config
         types = {entry["name"]: pb_utils.triton_string_to_numpy(entry["data_type"]) for entry in config["output"]}
-        self._replies = Replies(pb_utils, types, self._has_sessions)
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self._replies = Replies(pb_utils, types, self._has_sessions, labels)
         pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
 
     def execute(self, requests: Sequence[Any]) -> None:

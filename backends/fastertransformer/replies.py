@@ -68,10 +68,18 @@ class Replies:
         triton: the module triton_python_backend_utils.
         output_types: numpy type of each output in config.pbtxt.
         has_axis: outputs get a first axis of length 1, as models with sequence batching have it.
+        labels: of the metric that counts the requests whose client went away before they were done.
     """
 
-    def __init__(self, triton: Any, output_types: Mapping[str, Any], has_axis: bool) -> None:
+    def __init__(self, triton: Any, output_types: Mapping[str, Any], has_axis: bool, labels: Mapping[str, str]) -> None:
         self._triton, self._output_types, self._has_axis = triton, output_types, has_axis
+        # Triton's own nv_inference_request_failure{reason="CANCELED"} stays 0 for decoupled models (2.51).
+        self._family = triton.MetricFamily(
+            name="slipway_request_cancelled",
+            description="Requests given up because their client went away or cancelled them",
+            kind=triton.MetricFamily.COUNTER,
+        )
+        self._cancelled = self._family.Metric(labels=dict(labels))
         self._queue: queue.SimpleQueue[tuple[Reply, Any, bool] | None] = queue.SimpleQueue()
         self._open: deque[Reply] = deque()  # of the thread alone, the one to be asked next in front
         self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
@@ -119,6 +127,8 @@ class Replies:
     def _send(self, reply: Reply, content: Any, is_final: bool) -> None:
         final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
+            if isinstance(content, tuple) and content[1] == "CANCELLED":
+                self._cancelled.increment(1)
             response = self._failure(*content) if isinstance(content, tuple) else self._response(reply, content)
             reply.sender.send(response, flags=final if is_final else 0)
         except Exception as error:  # whatever Triton raises concerns this request alone

@@ -96,6 +96,20 @@ class FakePbUtils(ModuleType):
 
         log_error = log_info
 
+    class MetricFamily:
+        COUNTER = 0
+        counts: dict[str, float] = {}
+
+        def __init__(self, name: str, description: str, kind: int) -> None:
+            self._name = name
+            self.counts[name] = 0
+
+        def Metric(self, labels: dict[str, str]) -> Any:  # noqa: N802 (Triton's name)
+            return self
+
+        def increment(self, value: float) -> None:
+            self.counts[self._name] += value
+
     @staticmethod
     def get_input_tensor_by_name(request: FakeRequest, name: str) -> Any:
         return FakePbUtils.Tensor(name, request.tensors[name]) if name in request.tensors else None

@@ -17,7 +17,7 @@ IDS = np.array([[[1, 2, 3]]], np.int64)
 
 @pytest.fixture
 def replies() -> Iterator[Replies]:
-    opened = Replies(FakePbUtils("pb_utils"), {"output_ids": np.int32}, has_axis=False)
+    opened = Replies(FakePbUtils("pb_utils"), {"output_ids": np.int32}, has_axis=False, labels={})
     yield opened
     opened.close()
     assert not opened._thread.is_alive()
@@ -49,7 +49,7 @@ def test_outputs_have_the_type_of_the_configuration(replies: Replies) -> None:
 
 
 def test_a_stateful_model_answers_with_one_axis_more() -> None:
-    opened = Replies(FakePbUtils("pb_utils"), {}, has_axis=True)
+    opened = Replies(FakePbUtils("pb_utils"), {}, has_axis=True, labels={})
     request = FakeRequest({})
     opened.open(request).send({"output_ids": IDS}, is_final=True)
     assert request.wait().outputs["output_ids"].shape == (1, 1, 1, 3)

@@ -1,0 +1,196 @@
+"""A decoupled store behind the real tritonserver: token by token, directly, through the ensemble, and given up."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+from served import Deployment, infer, inputs_of
+from transformers import GPT2Tokenizer
+
+from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.settings import Settings
+from evaluation import generate, request
+from evaluation.client import Client
+from evaluation.tensors import prepare_ids
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.convert import convert
+from export_scripts.model_repository import build_repository
+from handover.endpoint import Endpoint
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+PROMPT, IDS, COUNT = "the world", [5, 6, 7], 20
+NEVER = 2**31 - 1
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("convert") / "1-gpu"
+    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", output, 1, "fp32"))
+    return output
+
+
+@pytest.fixture(scope="module")
+def endpoint(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    output = tmp_path_factory.mktemp("export") / "model_repo"
+    build_repository(ExportArguments(checkpoint, output, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True))
+    deployment = Deployment(output, tmp_path_factory.mktemp("deployment"))
+    yield deployment.wait_until_published()
+    assert deployment.stop() == 0, deployment.text
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[int]:
+    """Input and output of IDS by our engine in process."""
+    engine = open_engine(Settings(checkpoint, 1, 1, "fp32"))
+    (answer,) = engine.generate([engine.parse(ids_request())])
+    engine.close()
+    row: list[int] = answer["output_ids"][0, 0].tolist()
+    return row
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Path) -> GPT2Tokenizer:
+    return GPT2Tokenizer(str(checkpoint / "vocab.json"), str(checkpoint / "merges.txt"))
+
+
+def ids_request(count: int = COUNT) -> dict[str, np.ndarray]:
+    column = np.ones((1, 1), np.uint32)
+    return {
+        "input_ids": np.array([IDS], np.uint32),
+        "input_lengths": column * len(IDS),
+        "request_output_len": column * count,
+        "end_id": column * NEVER,
+    }
+
+
+def text_request(count: int = COUNT) -> dict[str, np.ndarray]:
+    column = np.ones((1, 1), np.uint32)
+    return {
+        "INPUT_0": np.array([[PROMPT]], dtype=object),
+        "INPUT_1": column * count,
+        "end_id": column * NEVER,
+    }
+
+
+def stream(url: str, model: str, tensors: dict[str, np.ndarray], stop_after: int = 0) -> list[tuple[Any, bool]]:
+    """All answers with their final flags; with stop_after, cancel behind so many."""
+    arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    answers: list[tuple[Any, bool]] = []
+    with triton_grpc.InferenceServerClient(url) as client:
+        client.start_stream(lambda result, error: arrived.put((result, error)))
+        client.async_stream_infer(model, inputs_of(triton_grpc, tensors), enable_empty_final_response=True)
+        while not (answers and answers[-1][1]) and (not stop_after or len(answers) < stop_after):
+            result, error = arrived.get(timeout=30)
+            assert error is None
+            answers.append((result, result.get_response().parameters["triton_final_response"].bool_param))
+        client.stop_stream(cancel_requests=bool(stop_after))
+    return answers
+
+
+def cancelled_requests(endpoint: Endpoint) -> int:
+    with urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=10) as metrics:
+        lines = metrics.read().decode()
+    pattern = r'slipway_request_cancelled{model="fastertransformer",version="1"} (\d+)'
+    found = re.search(pattern, lines)
+    assert found, lines
+    return int(found.group(1))
+
+
+@pytest.mark.parametrize("model", ["fastertransformer", "gpt"])
+def test_every_token_is_an_answer_and_only_the_last_is_final(
+    endpoint: Endpoint, expected: list[int], model: str
+) -> None:
+    answers = stream(endpoint.grpc_url, model, ids_request())
+    lengths = [int(answer.as_numpy("sequence_length")[0, 0]) for answer, _ in answers]
+    assert lengths == list(range(len(IDS) + 1, len(IDS) + COUNT + 1))
+    for (answer, _), length in zip(answers, lengths, strict=True):
+        assert answer.as_numpy("output_ids")[0, 0, :length].tolist() == expected[:length]
+    assert [is_final for _, is_final in answers] == [False] * (COUNT - 1) + [True]
+
+
+def test_the_ensemble_gives_the_text_so_far(endpoint: Endpoint, checkpoint: Path, tokenizer: GPT2Tokenizer) -> None:
+    answers = stream(endpoint.grpc_url, "ensemble", text_request())
+    assert [is_final for _, is_final in answers] == [False] * (COUNT - 1) + [True]
+    texts = [answer.as_numpy("OUTPUT_0")[0].decode() for answer, _ in answers]
+    assert all(longer.startswith(shorter) for shorter, longer in zip([PROMPT, *texts], texts, strict=False))
+    ids = tokenizer.encode(PROMPT)
+    engine = open_engine(Settings(checkpoint, 1, 1, "fp32"))
+    tensors = ids_request() | {"input_ids": np.array([ids], np.uint32), "input_lengths": np.array([[len(ids)]], "u4")}
+    (answer,) = engine.generate([engine.parse(tensors)])
+    engine.close()
+    whole = tokenizer.decode(answer["output_ids"][0, 0].tolist(), clean_up_tokenization_spaces=False)
+    assert texts[-1] == whole.rstrip("\ufffd")  # bytes of a character that is not complete are held back
+
+
+def test_generate_stream_sends_one_event_a_token(endpoint: Endpoint) -> None:
+    for model, body in (
+        ("ensemble", {"INPUT_0": PROMPT, "INPUT_1": 5}),
+        ("fastertransformer", {"input_ids": IDS, "input_lengths": 3, "request_output_len": 5}),
+    ):
+        url = f"http://127.0.0.1:{endpoint.http_port}/v2/models/{model}/generate_stream"
+        with urlopen(Request(url, json.dumps(body).encode()), timeout=30) as answer:
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            events = [json.loads(line[6:]) for line in answer.read().decode().splitlines() if line.startswith("data: ")]
+        assert len(events) == 5
+        lengths = [event["sequence_length"] for event in events]
+        assert lengths == list(range(lengths[0], lengths[0] + 5))
+
+
+def test_a_cancelled_stream_ends_the_work(endpoint: Endpoint) -> None:
+    before = cancelled_requests(endpoint)
+    for _ in range(5):
+        stream(endpoint.grpc_url, "fastertransformer", ids_request(28), stop_after=2)
+    deadline = time.monotonic() + 10
+    while cancelled_requests(endpoint) == before:  # some may have had their last token before
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(stream(endpoint.grpc_url, "fastertransformer", ids_request())) == COUNT
+
+
+def test_a_refusal_ends_its_stream_alone(endpoint: Endpoint) -> None:
+    arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    too_long = ids_request(1000)
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        client.start_stream(lambda result, error: arrived.put((result, error)))
+        for tensors in (too_long, ids_request(1)):
+            client.async_stream_infer("fastertransformer", inputs_of(triton_grpc, tensors))
+        found = [arrived.get(timeout=30) for _ in range(2)]
+        client.stop_stream()
+    assert sorted(str(error) for _, error in found if error) and sum(error is None for _, error in found) == 1
+    assert any("max_pos_seq_len" in str(error) for _, error in found)
+
+
+def test_unary_requests_are_refused_by_triton_itself(endpoint: Endpoint) -> None:
+    with (
+        triton_grpc.InferenceServerClient(endpoint.grpc_url) as client,
+        pytest.raises(Exception, match="decoupled transaction policy"),
+    ):
+        infer(client, triton_grpc, "ensemble", text_request())
+
+
+def test_our_clients_ask_a_decoupled_store(
+    endpoint: Endpoint, expected: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client(endpoint.grpc_url) as client:
+        for model in ("fastertransformer", "gpt"):
+            (generation,) = client.generate_ids([IDS], COUNT, model=model, end_id=NEVER)
+            assert [*IDS, *generation.tokens] == expected
+    generate.main(["--stream", "--prompts", PROMPT, "--output-len", "6", "--endpoint", endpoint.grpc_url])
+    streamed = capsys.readouterr().out
+    generate.main(["--prompts", PROMPT, "--output-len", "6", "--endpoint", endpoint.grpc_url])
+    assert capsys.readouterr().out == streamed and len(streamed) > len(f"> {PROMPT}\n\n")
+    tensors = [{"name": t.name(), "data": [[1]], "dtype": "uint32"} for t in prepare_ids([[1]], 1).inputs[:3]]
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps({"config": {"stream_api": True}, "request": tensors}))
+    request.main([str(path), "--url", endpoint.grpc_url])
+    assert capsys.readouterr().out.count("Partial result:\noutput_ids:") == 1
