@@ -248,8 +248,8 @@ def test_a_missing_shard_keeps_the_model_from_being_served(backend: Any, tmp_pat
 
 def test_a_parameter_that_is_not_supported_keeps_the_model_from_being_served(backend: Any, tmp_path: Path) -> None:
     write_shards(random_gpt2(), tmp_path / "1", 2)
-    with pytest.raises(FakePbUtils.TritonModelException, match="int8_mode = 1"):
-        backend.TritonPythonModel().initialize(arguments(tmp_path, int8_mode="1"))
+    with pytest.raises(FakePbUtils.TritonModelException, match="int8_mode = 2"):
+        backend.TritonPythonModel().initialize(arguments(tmp_path, int8_mode="2"))
 
 
 def test_several_processes_make_up_one_instance(backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
