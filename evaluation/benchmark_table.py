@@ -15,6 +15,11 @@ from evaluation import metrics
 from handover.manifest import write_atomically
 
 FILE_NAME = "benchmark.csv"
+FIGURES = (
+    *(f"latency_{which}_ms" for which in ("mean", "p50", "p90", "p95", "p99")),
+    *("throughput_sequences_per_s", "throughput_tokens_per_s", "ci95_latency_mean_ms"),
+)
+"""Columns that hold figures."""
 OK = "ok"
 FAILED = "failed"
 
@@ -38,6 +43,7 @@ class Row:
             ``metrics.percentile``.
         throughput_sequences_per_s, throughput_tokens_per_s: as in ``metrics.throughput``; generated
             tokens only.
+        ci95_latency_mean_ms: half of the 95% confidence interval of the mean latency.
         errors: failed requests; the first ends the point.
         error: the reason.
         model_digest: digest of the model repository's manifest.
@@ -67,6 +73,7 @@ class Row:
     latency_p99_ms: float | None = None
     throughput_sequences_per_s: float | None = None
     throughput_tokens_per_s: float | None = None
+    ci95_latency_mean_ms: float | None = None
     errors: int = 0
     error: str = ""
     model_digest: str = ""
@@ -100,15 +107,36 @@ class Row:
             latency_p99_ms=metrics.percentile(latencies_ms, 99),
             throughput_sequences_per_s=metrics.throughput(self.batch_size, latencies_ns),
             throughput_tokens_per_s=metrics.throughput(self.batch_size * self.output_length, latencies_ns),
+            ci95_latency_mean_ms=metrics.half_width(latencies_ms),
         )
+
+
+ANCESTORS_COLUMNS = (
+    *("Batch Size", "Tensor Parallel", "Pipeline Parallel", "Input length", "Output length"),
+    *("FT latency (ms)", "Throughput per GPU (sentence/s)"),
+)
+"""Columns of NeMo-Megatron-Launcher's and FasterTransformer's tables, at the end of ours, for those who read them."""
+
+
+def ancestors_cells(row: Row) -> tuple[object, ...]:
+    """One row under ANCESTORS_COLUMNS: mean latency, and sequences per second divided by TP x PP."""
+    per_gpu = None
+    if row.throughput_sequences_per_s is not None:
+        # From the digits that the table holds: who reads it and divides finds the same.
+        per_gpu = float(_cell(row.throughput_sequences_per_s)) / (
+            int(row.tensor_para_size or 1) * int(row.pipeline_para_size or 1)
+        )
+    parallel = (row.tensor_para_size, row.pipeline_para_size)
+    return row.batch_size, *parallel, row.input_length, row.output_length, row.latency_mean_ms, per_gpu
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write the table atomically; a missing value is an empty cell."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([column.name for column in dataclasses.fields(Row)])
-    writer.writerows([_cell(value) for value in dataclasses.astuple(row)] for row in rows)
+    writer.writerow([*(column.name for column in dataclasses.fields(Row)), *ANCESTORS_COLUMNS])
+    for row in rows:
+        writer.writerow([_cell(value) for value in (*dataclasses.astuple(row), *ancestors_cells(row))])
     write_atomically(path, buffer.getvalue())
 
 
@@ -121,9 +149,9 @@ def read_rows(path: Path) -> list[Row]:
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         names = [column.name for column in dataclasses.fields(Row)]
-        if reader.fieldnames is None or list(reader.fieldnames) != names:
+        if reader.fieldnames is None or list(reader.fieldnames) != [*names, *ANCESTORS_COLUMNS]:
             raise ValueError(f"{path} does not have the columns of a benchmark")
-        return [_row(cells) for cells in reader]
+        return [_row({name: cells[name] for name in names}) for cells in reader]
 
 
 def _cell(value: Any) -> Any:

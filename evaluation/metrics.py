@@ -10,6 +10,12 @@ from collections.abc import Sequence
 
 NANOSECONDS_PER_MS = 1_000_000
 NANOSECONDS_PER_S = 1_000_000_000
+_STUDENT_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""0.975 quantiles of Student's distribution for 1 to 30 degrees of freedom."""
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -28,6 +34,15 @@ def standard_error(values: Sequence[float]) -> float | None:
         return None
     variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
     return math.sqrt(variance / len(values))
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95% confidence interval of the mean, in the unit of the values; None below two values.
+
+    t(0.975, n - 1) * s / sqrt(n), with Student's t taken at 30 degrees of freedom for more than 31 values.
+    """
+    error = standard_error(values)
+    return None if error is None else _STUDENT_T[min(len(values) - 1, len(_STUDENT_T)) - 1] * error
 
 
 def accuracy(hits: Sequence[bool]) -> float | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows
 from evaluation.lambada_task import Metric
+from evaluation.load.findings import Load, read_loads
+from evaluation.load.table import FILE_NAME as LOAD_FILE_NAME
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 
@@ -105,6 +107,7 @@ class Findings:
         title: name of the model.
         stages: in their order; empty if the runner left no record.
         evaluations, benchmarks: what was measured.
+        loads: what was measured under load.
         repository: manifest of the model repository; None if there is none.
         remarks: what is missing, unfinished or does not fit together, a sentence each.
     """
@@ -113,6 +116,7 @@ class Findings:
     stages: tuple[StageOutcome, ...]
     evaluations: tuple[Evaluation, ...]
     benchmarks: tuple[Benchmark, ...]
+    loads: tuple[Load, ...]
     repository: Manifest | None
     remarks: tuple[str, ...]
 
@@ -129,13 +133,14 @@ def collect_findings(results: Path, title: str, stages: Path) -> Findings:
     outcomes = _read_stages(stages, remarks)
     evaluations = tuple(_read_evaluations(results / "evaluation", remarks))
     benchmarks = tuple(_read_benchmarks(results / "benchmark", remarks))
+    loads = tuple(read_loads(_newest_results(results / "benchmark", LOAD_FILE_NAME), remarks))
     repository = _read_repository(results / "model_repo", remarks)
     if not evaluations:
         remarks.append("There are no accuracy figures: no evaluation left a result.")
-    if not benchmarks:
+    if not benchmarks and not loads:
         remarks.append("There are no latency figures: no benchmark left a result.")
-    remarks += _identity_remarks(evaluations, benchmarks, repository)
-    return Findings(title, outcomes, evaluations, benchmarks, repository, tuple(remarks))
+    remarks += _identity_remarks(evaluations, [*benchmarks, *loads], repository)
+    return Findings(title, outcomes, evaluations, benchmarks, loads, repository, tuple(remarks))
 
 
 def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
@@ -227,7 +232,7 @@ def _read_repository(root: Path, remarks: list[str]) -> Manifest | None:
 
 
 def _identity_remarks(
-    evaluations: Sequence[Evaluation], benchmarks: Sequence[Benchmark], repository: Manifest | None
+    evaluations: Sequence[Evaluation], benchmarks: Sequence[Benchmark | Load], repository: Manifest | None
 ) -> list[str]:
     """Say so if the figures do not all belong to one model, the one in the repository."""
     digests = {f"evaluation {e.task}": e.model.get("model_digest", "") for e in evaluations}

@@ -23,7 +23,7 @@ from evaluation.report_text import (
     summarise_findings,
 )
 
-_TEMPLATE = Path(__file__).with_name("report_template.html")
+TEMPLATE = Path(__file__).with_name("report_template.html")
 _NUMERIC = frozenset({*BENCHMARK_COLUMNS, "Value", "Std. error", "Samples", "Time"})
 
 
@@ -41,7 +41,7 @@ def render_html(findings: Findings, results: Path) -> str:
         *_stages(findings, results),
         _section("Provenance", _provenance(describe_provenance(findings))),
     ]
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(findings.title), summary=escape(summarise_findings(findings)), sections="\n".join(sections)
     )
 
@@ -138,3 +138,8 @@ def _frame(columns: Sequence[str], rows: Sequence[str], caption: str = "") -> st
 
 def _provenance(facts: Sequence[tuple[str, str]]) -> str:
     return "<dl>" + "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts) + "</dl>"
+
+
+def style_of(verdict: str) -> str:
+    """CSS class of a cell with a verdict of a comparison."""
+    return {"better": "better", "worse": "worse"}.get(verdict, "")

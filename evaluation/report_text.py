@@ -42,7 +42,7 @@ def summarise_findings(findings: Findings) -> str:
 def accuracy_cells(metric: Metric) -> tuple[str, ...]:
     """One row under ACCURACY_COLUMNS; what is missing is empty."""
     fraction = metric.unit == "fraction"
-    show = _percent if fraction else _figure
+    show = _percent if fraction else show_figure
     value, error = show(metric.value), show(metric.stderr)
     samples = f"{metric.n:,}" + (f" ({metric.failed:,} failed)" if metric.failed else "")
     return metric.name, value, error, samples, metric.definition
@@ -59,7 +59,7 @@ def benchmark_cells(row: Row) -> tuple[str, ...]:
         row.throughput_sequences_per_s,
         row.throughput_tokens_per_s,
     )
-    return (str(row.batch_size), *(_figure(value) for value in figures))
+    return (str(row.batch_size), *(show_figure(value) for value in figures))
 
 
 def stage_cells(outcome: StageOutcome, results: Path) -> tuple[str, ...]:
@@ -153,8 +153,8 @@ def _speed(findings: Findings) -> list[str]:
         return f"batch {row.batch_size}, {lengths_label((row.input_length, row.output_length))}"
 
     return [
-        f"A request takes {_figure(first.latency_mean_ms)} ms ({point(first)}); "
-        f"the highest throughput is {_figure(fastest.throughput_tokens_per_s)} tokens/s ({point(fastest)})."
+        f"A request takes {show_figure(first.latency_mean_ms)} ms ({point(first)}); "
+        f"the highest throughput is {show_figure(fastest.throughput_tokens_per_s)} tokens/s ({point(fastest)})."
     ]
 
 
@@ -162,7 +162,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value * 100:.2f}%"
 
 
-def _figure(value: float | None) -> str:
+def show_figure(value: float | None) -> str:
     """Show three or more digits; very large figures (an untrained model's perplexity) by their magnitude."""
     if value is None:
         return ""

@@ -14,12 +14,6 @@ from evaluation.load.record import RequestRecord, Window
 
 PERCENTILES = (50, 90, 95, 99)
 LOWER, HIGHER = "lower", "higher"
-_STUDENT_T = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-"""0.975 quantiles of Student's distribution for 1 to 30 degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +186,8 @@ def compute_figures(windows: Sequence[Window], context: Context) -> dict[str, fl
         shown = [metrics.mean(values), *(metrics.percentile(values, percent) for percent in PERCENTILES)]
         figures.update(zip(distribution.columns(), shown, strict=True))
     for name in INTERVALS:
-        figures[f"ci95_{name}"] = half_width([repeat_value(name, window, context) for window in windows])
+        repeats = [value for window in windows if (value := repeat_value(name, window, context)) is not None]
+        figures[f"ci95_{name}"] = metrics.half_width(repeats)
     return figures
 
 
@@ -203,20 +198,11 @@ def repeat_value(name: str, window: Window, context: Context) -> float | None:
     return next(scalar for scalar in SCALARS if scalar.name == name).of(window, context)
 
 
-def half_width(values: Sequence[float | None]) -> float | None:
-    """Half the 95% confidence interval of the mean: t(0.975, n - 1) * s / sqrt(n); None below two values."""
-    known = [value for value in values if value is not None]
-    error = metrics.standard_error(known)
-    if error is None:
-        return None
-    return _STUDENT_T[min(len(known) - 1, len(_STUDENT_T)) - 1] * error
-
-
 def is_stable(windows: Sequence[Window], context: Context, within: float) -> bool:
     """Whether the repeats agree: both intervals are at most ``within`` of their means to either side."""
     for name in INTERVALS:
         values = [value for window in windows if (value := repeat_value(name, window, context)) is not None]
-        centre, width = metrics.mean(values), half_width(values)
+        centre, width = metrics.mean(values), metrics.half_width(values)
         if not centre or width is None or not math.isfinite(width) or width > within * centre:
             return False
     return True

@@ -12,7 +12,7 @@ from fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation import benchmark
 from evaluation.arguments import BenchmarkArguments
-from evaluation.benchmark_table import Row, read_rows, write_rows
+from evaluation.benchmark_table import ANCESTORS_COLUMNS, Row, read_rows, write_rows
 from evaluation.tensors import NEVER_END_ID
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
@@ -117,8 +117,10 @@ def test_a_failed_point_has_a_row_that_says_so_with_empty_figures(tmp_path: Path
     assert first["state"] == "ok"
     assert (second["state"], second["errors"]) == ("failed", "1")
     assert "out of memory, says the model" in second["error"]
-    figures = [name for name in second if name.startswith(("latency", "throughput"))]
-    assert len(figures) == 7
+    figures = [
+        name for name in second if name.startswith(("latency", "throughput", "ci95", "FT latency", "Throughput"))
+    ]
+    assert len(figures) == 10
     assert all(second[name] == "" and first[name] != "" for name in figures)
 
 
@@ -225,6 +227,25 @@ def test_percentiles_of_a_row_by_hand() -> None:
     row = row.with_latencies([50_000_000, 10_000_000, 30_000_000, 20_000_000, 40_000_000])
     figures = (row.latency_mean_ms, row.latency_p50_ms, row.latency_p90_ms, row.latency_p95_ms, row.latency_p99_ms)
     assert figures == pytest.approx((30.0, 30.0, 46.0, 48.0, 49.6))
+    # deviations 20, 10, 0, 10, 20: sample deviation sqrt(250), / sqrt(5); t(0.975, 4) = 2.776
+    assert row.ci95_latency_mean_ms == pytest.approx(2.776 * 50**0.5)
     # 5 requests of 2 sequences in 150 ms
     assert row.throughput_sequences_per_s == pytest.approx(10 / 0.15)
     assert row.throughput_tokens_per_s == pytest.approx(40 / 0.15)
+
+
+def test_the_columns_that_users_of_the_ancestors_know_stand_beside_ours(tmp_path: Path) -> None:
+    row = Row("m", "t", "e", "2", "4", "fp32", "fp32", 16, 60, 20, 0, 1, "failed").with_latencies([500_000_000])
+    write_rows(tmp_path / "benchmark.csv", [row])
+    with (tmp_path / "benchmark.csv").open(newline="") as stream:
+        (cells,) = csv.DictReader(stream)
+    # 16 sequences in 0.5 s on 8 GPUs
+    assert {name: float(cells[name]) for name in ANCESTORS_COLUMNS} == {
+        "Batch Size": 16,
+        "Tensor Parallel": 2,
+        "Pipeline Parallel": 4,
+        "Input length": 60,
+        "Output length": 20,
+        "FT latency (ms)": 500,
+        "Throughput per GPU (sentence/s)": 4,
+    }

@@ -26,7 +26,7 @@ ALLOWED = {
     "deployment": {"handover", "deployment", "export_scripts", "numpy", "tritonclient", "google"},
     "evaluation": {
         *("handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
-        *("sentencepiece", "grpc"),
+        *("sentencepiece", "grpc", "yaml"),
     },
     "backends/fastertransformer": {"numpy", "torch", "fastertransformer", "triton_python_backend_utils"},
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from evaluation.load.figures import (
@@ -12,7 +10,6 @@ from evaluation.load.figures import (
     SCALARS,
     Context,
     compute_figures,
-    half_width,
     is_good,
     is_stable,
 )
@@ -113,13 +110,6 @@ def test_an_slo_on_what_is_not_observed_is_not_kept() -> None:
     assert not is_good(whole(0, 40), {"ttft": 1000.0})
     assert is_good(streamed(0, 10), {"tpot": 5.0}), "a single token has no time per token to break"
     assert not is_good(failed(0, 1), {})
-
-
-def test_the_confidence_interval_by_hand() -> None:
-    # 2, 4, 6: standard error sqrt(4 / 3), t(0.975, 2) = 4.303
-    assert half_width([2.0, 4.0, 6.0]) == pytest.approx(4.303 * math.sqrt(4 / 3))
-    assert half_width([2.0, None, 6.0]) == pytest.approx(12.706 * 2)
-    assert half_width([2.0]) is None
 
 
 def test_repeats_are_stable_when_both_intervals_are_narrow() -> None:

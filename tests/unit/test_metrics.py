@@ -23,6 +23,13 @@ def test_standard_error_by_hand() -> None:
     assert metrics.standard_error([2.0, 4.0, 6.0]) == pytest.approx(math.sqrt(4 / 3))
 
 
+def test_the_confidence_interval_by_hand() -> None:
+    # 2, 4, 6: standard error sqrt(4 / 3), t(0.975, 2) = 4.303; 41 values of which one is 41: deviation 41 / sqrt(41)
+    assert metrics.half_width([2.0, 4.0, 6.0]) == pytest.approx(4.303 * math.sqrt(4 / 3))
+    assert metrics.half_width([0.0] * 40 + [41.0]) == pytest.approx(2.042 * math.sqrt(41.0) / math.sqrt(41.0))
+    assert metrics.half_width([2.0]) is None
+
+
 def test_perplexity_by_hand() -> None:
     # probabilities 1/2 and 1/8: geometric mean 1/4, so 4
     assert metrics.perplexity([math.log(1 / 2), math.log(1 / 8)]) == pytest.approx(4.0)

@@ -1,0 +1,99 @@
+"""A Triton model that answers at once: from the server's response cache, without a backend being asked again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from deployment.ports import choose_ports
+from deployment.tritonserver import SLIPWAY, assemble_backends, locate
+from evaluation.client import Client
+from handover.errors import ServerError
+
+_START_TIMEOUT_S = 60.0
+_CONFIG = """backend: "python"
+max_batch_size: 8
+response_cache {{ enable: true }}
+instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+input [ {inputs} ]
+output [
+  {{ name: "output_ids" data_type: TYPE_UINT32 dims: [ -1, -1 ] }},
+  {{ name: "sequence_length" data_type: TYPE_UINT32 dims: [ -1 ] }}
+]
+"""
+_INPUTS = {
+    **dict.fromkeys(("input_lengths", "request_output_len", "runtime_top_k", "end_id"), "UINT32"),
+    **dict.fromkeys(("runtime_top_p", "temperature", "repetition_penalty"), "FP32"),
+    "random_seed": "UINT64",
+}
+_MODEL = '''"""Continues each prompt with zeros, without computing anything."""
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            ids = pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy()
+            wanted = pb_utils.get_input_tensor_by_name(request, "request_output_len").as_numpy()
+            whole = np.pad(ids, ((0, 0), (0, int(wanted.max()))))[:, None, :].astype(np.uint32)
+            lengths = (ids.shape[1] + wanted).astype(np.uint32)
+            outputs = [pb_utils.Tensor("output_ids", whole), pb_utils.Tensor("sequence_length", lengths)]
+            responses.append(pb_utils.InferenceResponse(outputs))
+        return responses
+'''
+
+
+@contextlib.contextmanager
+def instant_server(model: str, cores: Sequence[int]) -> Iterator[str]:
+    """Serve the model on some cores while the block runs; give ``host:port`` of its gRPC."""
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        installation = locate(SLIPWAY)
+        backends = assemble_backends(installation, directory)
+        _write_repository(directory / "models" / model)
+        ports = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
+        argv = [
+            *(str(installation.binary), f"--model-repository={directory / 'models'}"),
+            *(f"--backend-directory={backends}", "--allow-gpu-metrics=false", "--allow-http=false"),
+            *("--grpc-address=127.0.0.1", f"--grpc-port={ports.grpc}", "--allow-metrics=false"),
+            *("--disable-auto-complete-config", "--exit-timeout-secs=5"),
+            *("--cache-config=local,size=16777216", f"--cache-directory={installation.binary.parents[1] / 'caches'}"),
+        ]
+        environment = {**os.environ, **installation.environment}
+        with (directory / "server.log").open("wb") as log:
+            server = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
+        try:
+            os.sched_setaffinity(server.pid, cores)
+            url = f"127.0.0.1:{ports.grpc}"
+            _wait(server, url, model, directory / "server.log")
+            yield url
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _write_repository(directory: Path) -> None:
+    (directory / "1").mkdir(parents=True)
+    (directory / "1" / "model.py").write_text(_MODEL)
+    tensors = [f'{{ name: "{name}" data_type: TYPE_{kind} dims: [ 1 ] }}' for name, kind in _INPUTS.items()]
+    tensors.append('{ name: "input_ids" data_type: TYPE_UINT32 dims: [ -1 ] }')
+    (directory / "config.pbtxt").write_text(_CONFIG.format(inputs=", ".join(tensors)))
+
+
+def _wait(server: subprocess.Popen[bytes], url: str, model: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    with Client(url, retries=0) as client:
+        while time.monotonic() < deadline and server.poll() is None:
+            if client.is_live():
+                with contextlib.suppress(ServerError):
+                    client.generate_ids([[1, 2]], 1, model=model, end_id=0)
+                    return
+            time.sleep(0.2)
+    raise ServerError(f"the server did not start: {log.read_text(errors='replace')[-800:]}")

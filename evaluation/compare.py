@@ -1,0 +1,199 @@
+"""Put reports side by side: ``python3 -m evaluation.compare RESULTS_A RESULTS_B [...]``.
+
+The first is what the others are compared with. A difference that is smaller than the 95% intervals of both allow is
+called noise; where an interval is not known, only the difference is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from html import escape
+from pathlib import Path
+from string import Template
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evaluation.measurements import HIGHER, Measurement, Report, read_report
+from evaluation.report_html import TEMPLATE, style_of
+from evaluation.report_text import show_figure
+from handover.errors import ConfigError, exit_status
+from handover.manifest import write_atomically
+
+CSV_NAME, MARKDOWN_NAME, HTML_NAME = "compare.csv", "compare.md", "compare.html"
+_USUAL = (
+    *("*_accuracy*", "*perplexity", "*.em", "*.f1", "*bleu*", "*rouge*", "*.exact_match*"),
+    *("*.latency_mean_ms", "*.latency_p99_ms", "*.throughput_tokens_per_s"),
+    *("*.requests_per_s", "*.output_tokens_per_s", "*.goodput_requests_per_s", "*.ttft_p50_ms", "*.ttft_p99_ms"),
+    *("*.tpot_p50_ms", "*.itl_p99_ms", "*.e2e_p50_ms", "*.e2e_p99_ms", "*.server_memory_peak_bytes"),
+)
+_WIDTH_IN_A_LOG = 140
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of one report against the first report's.
+
+    Attributes:
+        value: there; None where it is missing.
+        noise: half of its 95% interval; None where unknown.
+        change: relative to the first; None where one is missing or the first is 0.
+        verdict: ``better``, ``worse``, ``noise``, or empty where it cannot be said.
+    """
+
+    value: float | None
+    noise: float | None
+    change: float | None
+    verdict: str
+
+
+def main(argv: Sequence[str]) -> None:
+    """Read, compare, print, and write the tables where asked to."""
+    parser = argparse.ArgumentParser(prog="python -m evaluation.compare", description=__doc__)
+    parser.add_argument("results", nargs="+", type=Path, help="results directories; the first is the baseline")
+    parser.add_argument("--only", nargs="+", default=list(_USUAL), metavar="PATTERN", help="figures by shell pattern")
+    parser.add_argument("--all", action="store_true", help="every figure")
+    parser.add_argument("--output", type=Path, help=f"directory for {CSV_NAME}, {MARKDOWN_NAME} and {HTML_NAME}")
+    given = parser.parse_args(list(argv))
+    if len(given.results) < 2:
+        raise ConfigError("a comparison needs two results directories or more")
+    reports = [read_report(path) for path in given.results]
+    rows = compare(reports, ["*"] if given.all else given.only)
+    if not rows:
+        raise ConfigError("these reports have no such figure in common", "give --all, or other patterns to --only")
+    names = labels(given.results)
+    if given.output is not None:
+        given.output.mkdir(parents=True, exist_ok=True)
+        write_atomically(given.output / CSV_NAME, render_csv(names, rows))
+        write_atomically(given.output / MARKDOWN_NAME, render_markdown(names, reports, rows))
+        write_atomically(given.output / HTML_NAME, render_html(names, reports, rows))
+    _print(names, reports, rows)
+
+
+def labels(paths: Sequence[Path]) -> list[str]:
+    """Shortest ends of the paths that tell them apart."""
+    parts = [path.absolute().parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{number}: {path}" for number, path in enumerate(paths, 1)]
+
+
+def compare(reports: Sequence[Report], patterns: Sequence[str]) -> dict[str, list[Difference]]:
+    """Line up the figures that match a pattern and that two reports or more have."""
+    names = dict.fromkeys(name for report in reports for name in report.figures)
+    wanted = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return {
+        name: [difference(reports[0].figures.get(name), report.figures.get(name)) for report in reports]
+        for name in wanted
+        if sum(name in report.figures for report in reports) > 1
+    }
+
+
+def difference(first: Measurement | None, other: Measurement | None) -> Difference:
+    """Judge one figure against the first report's: noise if |b - a| <= sqrt(noise_a^2 + noise_b^2)."""
+    if other is None:
+        return Difference(None, None, None, "")
+    if first is None or first is other:
+        return Difference(other.value, other.noise, None, "")
+    change = other.value / first.value - 1 if first.value else None
+    delta = other.value - first.value
+    if not delta:
+        return Difference(other.value, other.noise, change, "equal")
+    if first.noise is None or other.noise is None or not other.better:
+        return Difference(other.value, other.noise, change, "")
+    if abs(delta) <= math.hypot(first.noise, other.noise):
+        return Difference(other.value, other.noise, change, "noise")
+    verdict = "better" if (delta > 0) == (other.better == HIGHER) else "worse"
+    return Difference(other.value, other.noise, change, verdict)
+
+
+def cell(shown: Difference) -> str:
+    """One cell for people: value, interval, change, verdict."""
+    if shown.value is None:
+        return ""
+    interval = "" if shown.noise is None else f" ±{show_figure(shown.noise)}"
+    change = "" if shown.change is None else f"  {100 * shown.change:+.1f}%"
+    return f"{show_figure(shown.value)}{interval}{change}{f' {shown.verdict}' if shown.verdict else ''}"
+
+
+def remarks(names: Sequence[str], reports: Sequence[Report]) -> list[str]:
+    """What must be known before the figures are read."""
+    said = []
+    if len({report.digests for report in reports}) > 1:
+        listed = "; ".join(f"{n}: {', '.join(d[:19] for d in r.digests)}" for n, r in zip(names, reports, strict=True))
+        said.append(f"The reports are of different models ({listed}).")
+    if len({report.machines for report in reports if report.machines}) > 1:
+        listed = "; ".join(f"{n}: {' and '.join(r.machines)}" for n, r in zip(names, reports, strict=True))
+        said.append(f"They were measured on different machines ({listed}).")
+    return said + [f"{name}: {remark}" for name, r in zip(names, reports, strict=True) for remark in r.remarks]
+
+
+def render_csv(names: Sequence[str], rows: dict[str, list[Difference]]) -> str:
+    """Render one line a figure, and for each report its value, interval, change and verdict."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    parts = ("value", "ci95", "change_percent", "verdict")
+    writer.writerow(["figure", *(f"{name} {part}" for name in names for part in parts)])
+    for figure, differences in rows.items():
+        cells: list[object] = []
+        for shown in differences:
+            change = None if shown.change is None else 100 * shown.change
+            cells += ["" if value is None else f"{value:.6g}" for value in (shown.value, shown.noise, change)]
+            cells.append(shown.verdict)
+        writer.writerow([figure, *cells])
+    return buffer.getvalue()
+
+
+def render_markdown(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> str:
+    """Render the same as a table for people."""
+    said = "".join(f"- {remark}\n" for remark in remarks(names, reports))
+    lines = [("Figure", *names), ("---", *("---:" for _ in names))]
+    lines += [(figure, *map(cell, differences)) for figure, differences in rows.items()]
+    table = "\n".join(f"| {' | '.join(text.replace('|', '/') for text in line)} |" for line in lines)
+    return f"# Comparison\n\n{said}\n{table}\n"
+
+
+def render_html(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> str:
+    """Render the same as one self-contained page."""
+    heads = "".join(f'<th scope="col" class="number">{escape(name)}</th>' for name in names)
+    body = "".join(_html_row(figure, differences) for figure, differences in rows.items())
+    table = f'<div class="wide"><table><thead><tr><th scope="col">Figure</th>{heads}</tr></thead>{body}</table></div>'
+    listed = "".join(f"<li>{escape(remark)}</li>" for remark in remarks(names, reports))
+    said = f'<section class="problems"><h2>What to know first</h2><ul>{listed}</ul></section>' if listed else ""
+    summary = f"{len(rows)} figures of {len(names)} reports; changes are relative to {names[0]}."
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title="Comparison", summary=escape(summary), sections=f"{said}<section>{table}</section>"
+    )
+
+
+def _html_row(figure: str, differences: Iterable[Difference]) -> str:
+    cells = "".join(f'<td class="number {style_of(shown.verdict)}">{escape(cell(shown))}</td>' for shown in differences)
+    return f"<tr><td>{escape(figure)}</td>{cells}</tr>"
+
+
+def _print(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_A_LOG, highlight=False)
+    table = Table()
+    table.add_column("Figure", overflow="fold")
+    for name in names:
+        table.add_column(Text(name), justify="right", overflow="fold")
+    colours = {"better": "green", "worse": "red"}
+    for figure, differences in rows.items():
+        table.add_row(Text(figure), *(Text(cell(d), style=colours.get(d.verdict, "")) for d in differences))
+    console.print(table)
+    for remark in remarks(names, reports):
+        console.print(Text(remark, style="yellow"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "compare"))

@@ -1,0 +1,221 @@
+"""Recommend what to run: ``python3 -m evaluation.recommend RESULTS [...] --output=DIR [--slos=FILE]``.
+
+Reads every measured point below the results directories (a sweep over deployments leaves one each) and ranks them by
+throughput: *offline* all of them, *online* those within the latency budget of a YAML file::
+
+    slos: {ttft_ms: 200, e2e_ms: 2000}
+    percentile: 95
+
+Writes ``recommendation.json``, ``recommendation.md`` and, for each goal, an override file that is ready to run::
+
+    python main.py --config-dir=DIR +recommended=online stages=[export,deploy]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evaluation.load.figures import PERCENTILES
+from evaluation.recommendation import FIGURES, OFFLINE, ONLINE, Candidate, Ranking, find_candidates, pareto_front, rank
+from evaluation.report_data import collect_findings
+from evaluation.report_text import show_figure
+from handover.errors import ConfigError, exit_status, nearest
+from handover.manifest import write_atomically
+
+GROUP = "recommended"
+_COLUMNS = ("", "Load", "Tokens/s", "±", "vs best", "Tokens/s/GPU", "Tokens/s/user", "e2e p95, ms", "Deployment")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Latency limits in ms by ttft, itl, tpot or e2e, and the percentile that must keep them."""
+
+    limits_ms: Mapping[str, float]
+    percentile: int = 95
+
+
+def main(argv: Sequence[str]) -> None:
+    """Rank, print, and write the files."""
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation.recommend", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", nargs="+", type=Path, help="results directories")
+    parser.add_argument("--slos", type=Path, help="YAML file of the latency budget; none: offline only")
+    parser.add_argument("--top", type=int, default=5, help="how many to show")
+    parser.add_argument("--output", type=Path, required=True, help="directory for the files")
+    given = parser.parse_args(list(argv))
+    candidates = [candidate for path in given.results for candidate in candidates_below(path)]
+    if not candidates:
+        raise ConfigError(f"there is no measured point below {', '.join(map(str, given.results))}")
+    budget = read_budget(given.slos) if given.slos is not None else None
+    rankings = rank(candidates, OFFLINE, {}, 95, given.top)
+    if budget is not None:
+        rankings += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, given.top)
+    given.output.mkdir(parents=True, exist_ok=True)
+    text = render_markdown(rankings, candidates, budget)
+    write_atomically(given.output / "recommendation.md", text)
+    write_atomically(given.output / "recommendation.json", render_json(rankings, candidates, budget))
+    (given.output / GROUP).mkdir(exist_ok=True)
+    workloads = {ranking.workload for ranking in rankings}
+    sys.stdout.write(text)
+    for ranking in rankings:
+        if ranking.best:
+            name = ranking.goal if len(workloads) == 1 else f"{ranking.goal}_{_plain(ranking.workload)}"
+            write_atomically(given.output / GROUP / f"{name}.yaml", render_override(ranking))
+            sys.stdout.write(f"python main.py --config-dir={given.output} +{GROUP}={name} stages=[export,deploy]\n")
+
+
+def candidates_below(path: Path) -> list[Candidate]:
+    """Read the run in a directory, or all runs below it: those with a ``benchmark/`` directory.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"there is no directory {path}")
+    runs = sorted({found.parent for found in (path / "benchmark", *path.glob("**/benchmark")) if found.is_dir()})
+    return [
+        candidate
+        for run in runs
+        for candidate in find_candidates(collect_findings(run, run.name, run / "logs" / "stages.json"), str(run))
+    ]
+
+
+def read_budget(path: Path) -> Budget:
+    """Read the YAML file of the latency budget.
+
+    Raises:
+        ConfigError: it cannot be read, holds no limit, or names what no point has.
+    """
+    try:
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    slos = content.get("slos") if isinstance(content, dict) else None
+    if not isinstance(slos, dict) or not slos:
+        raise ConfigError(f"{path} has no slos", "write slos: {ttft_ms: 200, e2e_ms: 2000}")
+    legal = [f"{name}_ms" for name in FIGURES]
+    for name, limit in slos.items():
+        if name not in legal or isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit <= 0:
+            raise ConfigError(f"{path}: '{name}: {limit}' is no limit", nearest(str(name), legal))
+    percentile = content.get("percentile", 95)
+    if percentile not in PERCENTILES:
+        raise ConfigError(f"{path}: percentile {percentile}", f"legal: {', '.join(map(str, PERCENTILES))}")
+    return Budget({name.removesuffix("_ms"): float(limit) for name, limit in slos.items()}, percentile)
+
+
+def render_override(ranking: Ranking) -> str:
+    """Render the best candidate's deployment as a file that Hydra merges over the whole configuration."""
+    best = ranking.best[0]
+    nested: dict[str, Any] = {}
+    for key, value in best.settings.items():
+        *parents, leaf = key.split(".")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    comment = (
+        "# @package _global_\n"
+        f"# {ranking.goal}: {best.tokens_per_s:.6g} generated tokens/s at {best.load}, {best.workload} tokens\n"
+        f"# measured in {best.source} on model {best.model_digest or 'of unknown digest'}\n"
+    )
+    return comment + str(yaml.safe_dump(nested, sort_keys=True))
+
+
+def render_json(rankings: Sequence[Ranking], candidates: Sequence[Candidate], budget: Budget | None) -> str:
+    """Render everything for programs."""
+    content = {
+        "budget": None if budget is None else {"percentile": budget.percentile, "limits_ms": dict(budget.limits_ms)},
+        "rankings": [
+            {
+                **{key: value for key, value in dataclasses.asdict(ranking).items() if key != "best"},
+                "best": [
+                    {**dataclasses.asdict(candidate), "deviation": ranking.deviation(candidate)}
+                    for candidate in ranking.best
+                ],
+            }
+            for ranking in rankings
+        ],
+        "pareto_front": [dataclasses.asdict(candidate) for candidate in _fronts(candidates)],
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def render_markdown(rankings: Sequence[Ranking], candidates: Sequence[Candidate], budget: Budget | None) -> str:
+    """Render everything for people."""
+    parts = ["# Recommendation"]
+    for ranking in rankings:
+        parts.append(f"## {title(ranking, budget)}")
+        if not ranking.best:
+            parts.append(f"None of {ranking.considered} measured points keeps the budget.")
+            continue
+        rows = [candidate_cells(number, ranking, candidate) for number, candidate in enumerate(ranking.best, 1)]
+        parts.append(_table(_COLUMNS, rows))
+    parts.append("## Pareto front: tokens/s/GPU over tokens/s/user")
+    cells = [
+        (c.workload, c.load, show_figure(c.tokens_per_s_per_user), show_figure(c.tokens_per_s_per_gpu), _deployment(c))
+        for c in _fronts(candidates)
+    ]
+    parts.append(_table(("Lengths", "Load", "Tokens/s/user", "Tokens/s/GPU", "Deployment"), cells))
+    return "\n\n".join(parts) + "\n"
+
+
+def title(ranking: Ranking, budget: Budget | None) -> str:
+    """Name a ranking: ``Online, 60/20 tokens: e2e p95 within 800 ms``."""
+    if ranking.goal == OFFLINE or budget is None:
+        return f"Offline, {ranking.workload} tokens: most tokens per second"
+    limits = [f"{name} p{budget.percentile} within {limit:g} ms" for name, limit in budget.limits_ms.items()]
+    return f"Online, {ranking.workload} tokens: most tokens per second with {', '.join(limits)}"
+
+
+def candidate_cells(number: int, ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
+    """One row of a ranking."""
+    return (
+        str(number),
+        candidate.load,
+        show_figure(candidate.tokens_per_s),
+        show_figure(candidate.noise_tokens_per_s),
+        f"{100 * ranking.deviation(candidate):+.1f}%" if number > 1 else "",
+        show_figure(candidate.tokens_per_s_per_gpu),
+        show_figure(candidate.tokens_per_s_per_user),
+        show_figure(candidate.latencies_ms.get("e2e_p95_ms")),
+        _deployment(candidate),
+    )
+
+
+def _fronts(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Pareto fronts of each workload, one after another: different lengths do not compete."""
+    workloads = dict.fromkeys(candidate.workload for candidate in candidates)
+    return [
+        kept
+        for workload in workloads
+        for kept in pareto_front(candidate for candidate in candidates if candidate.workload == workload)
+    ]
+
+
+def _deployment(candidate: Candidate) -> str:
+    short = {"tensor_model_parallel_size": "TP", "pipeline_model_parallel_size": "PP", "weight_data_type": "weights"}
+    settings = ((key.rpartition(".")[2], value) for key, value in candidate.settings.items())
+    return ", ".join(f"{short.get(name, name)} {value}" for name, value in settings)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "recommend"))
