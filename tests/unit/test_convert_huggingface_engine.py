@@ -24,20 +24,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt, norm behind each block": ("opt", {"do_layer_norm_before": False}),
     "bloom": ("bloom", {}),
     "xglm": ("xglm", {}),
+    "gptj": ("gptj", {}),
+    "gpt_neox": ("gpt_neox", {}),
+    "serial gpt_neox": ("gpt_neox", {"use_parallel_residual": False}),
 }
+MODEL_TYPES = {"gptj": "GPT-J", "gpt_neox": "GPT-NeoX"}
 
 
 def column(values: list[int] | int, dtype: Any) -> np.ndarray:
     return np.broadcast_to(np.asarray(values, dtype).reshape(-1, 1), (len(PROMPTS), 1)).copy()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_engine_continues_as_transformers_does(name: str, tmp_path: Path) -> None:
+def test_engine_continues_as_transformers_does(name: str, ranks: int, tmp_path: Path) -> None:
     family, changes = MODELS[name]
     model = save(family, tmp_path / "source", **changes)
-    convert(ConvertArguments(tmp_path / "source", tmp_path / "1-gpu", 1, "fp32", processes=1))
+    root = tmp_path / f"{ranks}-gpu"
+    convert(ConvertArguments(tmp_path / "source", root, ranks, "fp32", processes=1))
     engine = open_engine(
-        Settings(tmp_path / "1-gpu", 1, 1, "fp32", cpu_threads=1, kv_cache_bytes=1 << 20), torch.device("cpu")
+        Settings(
+            root, ranks, 1, "fp32", cpu_threads=1, kv_cache_bytes=1 << 20, model_type=MODEL_TYPES.get(family, "GPT")
+        ),
+        torch.device("cpu"),
     )
     ids = np.full((len(PROMPTS), max(map(len, PROMPTS))), 11, np.uint32)
     for row, prompt in enumerate(PROMPTS):
