@@ -21,8 +21,9 @@ class ConvertArguments(ScriptArguments):
     weight_data_type: str = field(metadata={"help": "fp32, fp16 or bf16: on disk"})
     processes: int = field(default=1, metadata={"help": "parallel workers at most"})
     load_checkpoints_to_cpu: bool = field(
-        default=True, metadata={"help": "accepted and without effect: weights are mapped, no GPU is used"}
+        default=True, metadata={"help": "accepted and without effect: no GPU is used, its detour is not quicker"}
     )
+    allow_nonfinite: bool = field(default=False, metadata={"help": "convert NaN and infinity as they are"})
 
 
 @dataclass(frozen=True)

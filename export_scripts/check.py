@@ -7,7 +7,7 @@ login node. Only a weight that may overflow its new type must be read; where the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -46,19 +46,20 @@ class Conversion:
         return tuple(self.source.tensors[key] for key in assignment.keys)
 
 
-def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str) -> Dims:
+def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str, allow_nonfinite: bool = False) -> Dims:
     """Check that a checkpoint can be converted and return its dimensions.
 
     Args:
         path: a checkpoint, or a directory that holds exactly one.
         tensor_para_size: ranks to split for.
         weight_data_type: fp32, fp16 or bf16.
+        allow_nonfinite: NaN and infinity are converted as they are.
 
     Raises:
         CheckpointError: it is missing, truncated, hostile, ambiguous, incomplete, or not a model that
             FasterTransformer can express; or a weight overflows its new type.
     """
-    conversion = plan_conversion(find_archive(Path(path)), tensor_para_size, weight_data_type)
+    conversion = plan_conversion(find_archive(Path(path)), tensor_para_size, weight_data_type, allow_nonfinite)
     _check_values(conversion)
     return conversion.settings.dims
 
@@ -74,28 +75,30 @@ def _check_values(conversion: Conversion) -> None:
     if narrowed and conversion.archive.is_compressed:
         with TemporaryDirectory(prefix="slipway-") as directory:
             unpacked = conversion.archive.unpack(Path(directory) / "unpacked")
-            _check_values(plan_conversion(unpacked, settings.tensor_para_size, settings.data_type))
+            _check_values(replace(conversion, source=open_source(unpacked)))
         return
     workspace = Workspace(set())
     for entry in narrowed:
         check_values(entry, conversion.sources(entry), settings, workspace)
 
 
-def plan_conversion(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:
+def plan_conversion(
+    archive: Archive, tensor_para_size: int, weight_data_type: str, allow_nonfinite: bool = False
+) -> Conversion:
     """Work out a conversion; see ``inspect_checkpoint`` for the errors, which all name the checkpoint."""
     if weight_data_type not in STORAGE:
         raise CheckpointError(f"weight_data_type '{weight_data_type}' is unknown", nearest(weight_data_type, STORAGE))
     try:
-        return _plan(archive, tensor_para_size, weight_data_type)
+        return _plan(archive, tensor_para_size, weight_data_type, allow_nonfinite)
     except CheckpointError as error:
         if str(archive.path) in error.problem:
             raise
         raise CheckpointError(f"{archive.path}: {error.problem}", error.hint) from None
 
 
-def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str) -> Conversion:
+def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_nonfinite: bool) -> Conversion:
     source = open_source(archive)
-    settings = ShardSettings(tensor_para_size, weight_data_type, source.dims)
+    settings = ShardSettings(tensor_para_size, weight_data_type, source.dims, allow_nonfinite)
     check_split(settings, source.family.divided)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     _check_types(source, assignments)

@@ -8,17 +8,19 @@ pass. A killed conversion continues where it stopped.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.check import Conversion, plan_conversion
-from export_scripts.checkpoints.formats import find_archive
+from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
 from export_scripts.mapped import RecordKey
 from export_scripts.shards import Workspace, check_space, full_disk_explained, write_bytes, write_tensor
@@ -43,7 +45,9 @@ def convert(arguments: ConvertArguments) -> Manifest:
         ArtefactError: the disk is full or the output directory holds foreign files.
     """
     archive = find_archive(arguments.checkpoint)
-    conversion = plan_conversion(archive, arguments.tensor_para_size, arguments.weight_data_type)
+    conversion = plan_conversion(
+        archive, arguments.tensor_para_size, arguments.weight_data_type, arguments.allow_nonfinite
+    )
     made_from = {
         "checkpoint": str(archive.path),
         "checkpoint_identity": archive.identity(),
@@ -51,12 +55,14 @@ def convert(arguments: ConvertArguments) -> Manifest:
         "tensor_para_size": arguments.tensor_para_size,
         "weight_data_type": arguments.weight_data_type,
     }
+    if arguments.allow_nonfinite:
+        made_from["allow_nonfinite"] = True
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION})
     try:
         _check_space(conversion, arguments.output, journal)
         for remark in conversion.source.remarks:
             print(f"convert: note: {remark}", file=sys.stderr)
-        with _mappable(conversion, arguments) as mapped:
+        with _mappable(conversion, arguments.output) as mapped:
             records = _write_tensors(mapped, arguments.output, journal, arguments.processes)
         records += _write_small_files(conversion, arguments.output, journal)
     finally:
@@ -68,15 +74,15 @@ def convert(arguments: ConvertArguments) -> Manifest:
 
 
 @contextmanager
-def _mappable(conversion: Conversion, arguments: ConvertArguments) -> Iterator[Conversion]:
+def _mappable(conversion: Conversion, output: Path) -> Iterator[Conversion]:
     """Unpack a gzipped archive beside the shards; the journal's next reader removes what a killed run leaves of it."""
     if not conversion.archive.is_compressed:
         yield conversion
         return
-    directory = arguments.output / f".unpacked{TEMPORARY_SUFFIX}"
+    directory = output / f".unpacked{TEMPORARY_SUFFIX}"
     with full_disk_explained(directory):
         unpacked = conversion.archive.unpack(directory)
-    yield plan_conversion(unpacked, arguments.tensor_para_size, arguments.weight_data_type)
+    yield replace(conversion, source=open_source(unpacked))
     shutil.rmtree(directory)
 
 
@@ -93,7 +99,7 @@ def _check_space(conversion: Conversion, output: Path, journal: Journal) -> None
     check_space(output, needed_bytes)
 
 
-def _write_tensors(conversion: Conversion, output: Path, journal: Journal, workers: int) -> list[FileRecord]:
+def _write_tensors(conversion: Conversion, output: Path, journal: Journal, processes: int) -> list[FileRecord]:
     """Write all tensors, the largest first so that no worker is left with one at the end.
 
     Threads suffice: mapping, rearranging, casting, digesting and writing all release the interpreter's lock.
@@ -103,24 +109,38 @@ def _write_tensors(conversion: Conversion, output: Path, journal: Journal, worke
     def write(entry: Assignment) -> list[FileRecord]:
         if not hasattr(memory, "workspace"):
             memory.workspace = Workspace(verified)
-        return write_tensor(entry, conversion.sources(entry), settings, output, journal, memory.workspace)
+        return write_tensor(
+            entry,
+            conversion.sources(entry),
+            settings,
+            output,
+            journal,
+            memory.workspace,
+            lambda size_bytes: progress.advance(0, size_bytes),
+        )
 
     largest_first = sorted(conversion.assignments, key=lambda entry: -settings.size_bytes(entry.target))
     total_bytes = sum(settings.size_bytes(a.target) * len(settings.file_names(a)) for a in largest_first)
     records: list[FileRecord] = []
     with (
         Progress("convert", len(largest_first), "tensors", total_bytes) as progress,
-        ThreadPoolExecutor(max(1, workers)) as pool,
+        ThreadPoolExecutor(workers_of(processes)) as pool,
     ):
+        progress.skip(sum(record.size_bytes for record in journal.finished.values()))
         jobs = [pool.submit(write, entry) for entry in largest_first]
         try:
             for job in as_completed(jobs):
                 records += job.result()
-                progress.advance(1, sum(record.size_bytes for record in job.result()))
+                progress.advance(1)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     return records
+
+
+def workers_of(processes: int) -> int:
+    """Tensors converted at a time: as many as are allowed, but no more than there are processors for."""
+    return max(1, min(processes, len(os.sched_getaffinity(0))))
 
 
 def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -> list[FileRecord]:

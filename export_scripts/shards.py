@@ -118,6 +118,17 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def tensor_named(name: str) -> Iterator[None]:
+    """Say in an error of the source which tensor was being made."""
+    try:
+        yield
+    except CheckpointError as error:
+        if name in error.problem:
+            raise
+        raise CheckpointError(f"{name}: {error.problem}", error.hint) from error
+
+
 class Workspace:
     """The memory of one thread: everything that a conversion holds of the weights at a time.
 
@@ -139,10 +150,11 @@ def check_values(
     Raises:
         CheckpointError: a value is NaN, infinite or too large for the data type, or the file is damaged.
     """
-    assembly = assemble(assignment, sources, settings.dims)
-    for _ in _blocks(assembly, assembly.shape[0], assignment.name, settings, workspace):
-        pass
-    assembly.verify(workspace.reader)
+    with tensor_named(assignment.name):
+        assembly = assemble(assignment, sources, settings.dims)
+        for _ in _blocks(assembly, assembly.shape[0], assignment.name, settings, workspace):
+            pass
+        assembly.verify(workspace.reader)
 
 
 def write_tensor(
@@ -174,8 +186,8 @@ def write_tensor(
     records = [journal.finished[name] for name in names if name in journal.finished]
     if not missing:
         return records
-    assembly = assemble(assignment, sources, settings.dims)
-    with ExitStack() as stack:
+    with ExitStack() as stack, tensor_named(assignment.name):
+        assembly = assemble(assignment, sources, settings.dims)
         files = {
             rank: stack.enter_context(ShardFile(root / names[rank], settings, assignment.target)) for rank in missing
         }
@@ -251,13 +263,14 @@ def _even(total: int, most: int) -> int:
 
 def _refuse(block: Assembly, box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> None:
     """Raise for a block that is not finite in its data type, unless its source is not finite and may be so."""
-    census = Census()
-    census.add(block.values("fp32", workspace.block, workspace.transposer))
+    census, apart = Census(), np.empty(0, np.uint8)  # the block's values stay where they are
+    census.add(block.values("fp32", apart, workspace.transposer))
     if settings.allow_nonfinite and not census.overflows(settings.data_type):
         return
+    census = Census()
     for start in range(0, box.shape[0], block.shape[0]):
         part = box.cropped(0, start, min(start + block.shape[0], box.shape[0])).loaded(workspace.reader)
-        census.add(part.values("fp32", workspace.block, workspace.transposer))
+        census.add(part.values("fp32", apart, workspace.transposer))
     raise census.error(name, settings.data_type)
 
 
@@ -288,6 +301,7 @@ class ShardFile:
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
+        self._temporary.unlink(missing_ok=True)
 
     def write(self, values: Array) -> None:
         """Append values in row-major order."""

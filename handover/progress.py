@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from types import TracebackType
 
@@ -44,6 +45,8 @@ class Progress:
         self.label, self.total, self.unit, self.total_bytes = label, total, unit, total_bytes
         self.done = 0
         self.done_bytes = 0
+        self._skipped_bytes = 0
+        self._lock = threading.Lock()
         self._terminal = sys.stderr.isatty() or os.environ.get("SLIPWAY_TERMINAL") == "1"
         self._started = time.monotonic()
         self._shown = self._started
@@ -60,28 +63,38 @@ class Progress:
         elif kind is None and self._printed < self.done:
             print(self._line(), file=sys.stderr, flush=True)
 
-    def advance(self, items: int = 1, size_bytes: int = 0) -> None:
-        """Count finished work and redraw if it is time."""
-        self.done += items
+    def skip(self, size_bytes: int) -> None:
+        """Count bytes that an earlier run finished: they are done, and say nothing of the rate."""
         self.done_bytes += size_bytes
-        now = time.monotonic()
-        if now - self._shown >= (_BAR_EVERY_S if self._terminal else _LINE_EVERY_S):
-            self._shown = now
-            if self._terminal:
-                print(f"\r{self._line()}\x1b[K", end="", file=sys.stderr, flush=True)
-            else:
-                self._printed = self.done
-                print(self._line(), file=sys.stderr, flush=True)
+        self._skipped_bytes += size_bytes
+
+    def advance(self, items: int = 1, size_bytes: int = 0) -> None:
+        """Count finished work and redraw if it is time; threads may share this."""
+        with self._lock:
+            self.done += items
+            self.done_bytes += size_bytes
+            now = time.monotonic()
+            if now - self._shown >= (_BAR_EVERY_S if self._terminal else _LINE_EVERY_S):
+                self._shown = now
+                if self._terminal:
+                    print(f"\r{self._line()}\x1b[K", end="", file=sys.stderr, flush=True)
+                else:
+                    self._printed = self.done
+                    print(self._line(), file=sys.stderr, flush=True)
 
     def _line(self) -> str:
         elapsed = time.monotonic() - self._started
         if self.total_bytes:
-            share = self.done_bytes / self.total_bytes
+            share, own_bytes = self.done_bytes / self.total_bytes, self.done_bytes - self._skipped_bytes
             size = f"  {human_bytes(self.done_bytes)} of {human_bytes(self.total_bytes)}"
+            if elapsed > 0 and own_bytes:
+                size += f"  {human_bytes(own_bytes / elapsed)}/s"
+            remaining_s = elapsed * (self.total_bytes - self.done_bytes) / own_bytes if own_bytes else None
         else:
             share = self.done / self.total if self.total else 1.0
             size = ""
-        remaining = human_time(elapsed / share - elapsed) if share else "?"
+            remaining_s = elapsed / share - elapsed if share else None
+        remaining = "?" if remaining_s is None else human_time(max(0.0, remaining_s))
         when = f"in {human_time(elapsed)}" if self.done >= self.total else f"eta {remaining}"
         bar = "#" * int(share * 20) + "." * (20 - int(share * 20)) if self._terminal else f"{share:4.0%}"
         return f"      {self.label:<10} {bar}  {self.done}/{self.total} {self.unit}{size}  {when}"

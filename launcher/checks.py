@@ -33,7 +33,9 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         from export_scripts.check import inspect_checkpoint
 
         model = config.export.model
-        inspect_checkpoint(paths.checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
+        inspect_checkpoint(
+            paths.checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), model.allow_nonfinite
+        )
     if Stage.deploy in stages:
         _check_repository(paths, stages)
         _check_ports(config)

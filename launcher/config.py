@@ -123,8 +123,9 @@ class ModelConfig:
     checkpoint_path: str = MISSING
     tensor_model_parallel_size: int = 1
     weight_data_type: DataType = DataType.fp16
-    processes: int = 16
+    processes: int = 16  # tensors converted at a time, at most; never more than processors
     load_checkpoints_to_cpu: bool = False
+    allow_nonfinite: bool = False  # convert NaN and infinity as they are; otherwise they are refused
 
 
 @dataclass

@@ -22,6 +22,8 @@ from handover.errors import CheckpointError
 
 _BLOCK_BYTES = 512
 _COPY_BYTES = 8 << 20
+_SMALL_BYTES = 1 << 30
+_LARGEST_GROWTH = 50
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -131,7 +133,15 @@ class Archive:
             yield content
 
     def read_bytes(self, name: str) -> bytes:
-        """Read one small file."""
+        """Read one small file: a configuration, a vocabulary.
+
+        Raises:
+            CheckpointError: it is missing, or far too large to be one.
+        """
+        if self.sizes.get(name, 0) > _SMALL_BYTES:
+            raise CheckpointError(
+                f"{self.path}: {name} has {self.sizes[name]} bytes", "a file that is not weights has a few MB"
+            )
         with self.open(name) as stream:
             return stream.read()
 
@@ -167,6 +177,8 @@ def open_archive(path: Path) -> Archive:
         end = 0
         for member in tar:
             _check(path, member)
+            if is_gzip:
+                _check_growth(path, member)
             end = member.offset_data + -(-member.size // _BLOCK_BYTES) * _BLOCK_BYTES
             if member.isfile():
                 extents[_clean(member.name)] = Extent(path, member.offset_data, member.size)
@@ -215,6 +227,17 @@ def _check(path: Path, member: tarfile.TarInfo) -> None:
     if not (member.isfile() or member.isdir()) or member.issparse():
         kind = "link" if member.issym() or member.islnk() else "special file"
         raise CheckpointError(f"{path} holds a {kind}: {member.name!r}", "only plain files are read from archives")
+
+
+def _check_growth(path: Path, member: tarfile.TarInfo) -> None:
+    """Refuse a small file that unpacks without end, before it is unpacked."""
+    allowed_bytes = max(_SMALL_BYTES, _LARGEST_GROWTH * path.stat().st_size)
+    if member.offset_data + member.size > allowed_bytes:
+        raise CheckpointError(
+            f"{path} would unpack to more than {_LARGEST_GROWTH} times its size: {member.name!r} has "
+            f"{member.size} bytes",
+            "weights do not compress so well; unpack it by hand if you trust it",
+        )
 
 
 def _check_end(path: Path, end: int) -> None:

@@ -76,8 +76,17 @@ class TorchFile:
             self._records = {info.filename: info for info in zipped.infolist()}
             self._prefix = self._find_prefix()
             self._check_byte_order(zipped)
-            with zipped.open(f"{self._prefix}data.pkl") as pickled:
+            with zipped.open(self._small_record(f"{self._prefix}data.pkl")) as pickled:
                 return unpickle(pickled, self._where, records)
+
+    def _small_record(self, name: str) -> zipfile.ZipInfo:
+        """Look up a record that is read whole; torch compresses none, so that a compressed one is a trap."""
+        info = self._records[name]
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size > self._archive.sizes[self.name]:
+            raise CheckpointError(f"{self._where}: record {name} is compressed", "torch.save compresses nothing")
+        if not info.CRC:
+            del info.CRC  # torch.serialization.set_crc32_options(False): not written
+        return info
 
     def read(self, tensor: StoredTensor) -> Array:
         """Map one tensor, read-only; bf16 comes as uint16."""
@@ -106,7 +115,7 @@ class TorchFile:
         start = info.header_offset + _LOCAL_HEADER_BYTES + padding
         if start + info.file_size > self._archive.sizes[self.name]:
             raise CheckpointError(f"{self._where}: record {info.filename} is truncated")
-        return start, info.file_size, info.CRC or None
+        return start, info.file_size, getattr(info, "CRC", 0) or None
 
     def _check_record(self, tensor: StoredTensor) -> None:
         """Refuse a tensor that its record cannot fill: it would show a neighbour's bytes."""
@@ -128,7 +137,7 @@ class TorchFile:
 
     def _check_byte_order(self, records: zipfile.ZipFile) -> None:
         name = f"{self._prefix}byteorder"
-        if name in self._records and records.read(name) != b"little":
+        if name in self._records and records.read(self._small_record(name)) != b"little":
             raise CheckpointError(f"{self._where} was written on a big-endian machine")
 
 

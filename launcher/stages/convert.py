@@ -19,6 +19,7 @@ def convert(config: Config, paths: RunPaths) -> StagePlan:
         weight_data_type=str(model.weight_data_type),
         processes=model.processes,
         load_checkpoints_to_cpu=model.load_checkpoints_to_cpu,
+        allow_nonfinite=model.allow_nonfinite,
     )
     return StagePlan(
         stage="convert",
