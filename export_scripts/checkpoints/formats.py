@@ -20,6 +20,7 @@ from export_scripts.checkpoints import (
     nemo_t5,
 )
 from export_scripts.checkpoints.archive import Archive, open_archive
+from export_scripts.checkpoints.prompt_learning import is_prompt_learning, refuse_unread_prompts, with_tables
 from export_scripts.checkpoints.source import Source
 from handover.errors import CheckpointError
 
@@ -52,10 +53,15 @@ FORMATS: tuple[Format, ...] = (
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Find the one checkpoint that a path means.
+    """Find the one checkpoint that a path means; see ``_find``."""
+    return _find(path)[0]
+
+
+def _find(path: Path) -> tuple[Path, list[Path]]:
+    """Find the one model that a path means, and the prompt tables beside it.
 
     Args:
-        path: a checkpoint, or a directory that holds exactly one of them.
+        path: a checkpoint, or a directory that holds exactly one of them, with or without prompt tables for it.
 
     Raises:
         CheckpointError: there is none, or there are several, which are listed.
@@ -65,18 +71,21 @@ def find_checkpoint(path: Path) -> Path:
             f"{path} does not exist", "checkpoint_path names a .nemo archive or an unpacked directory"
         )
     if not path.is_dir() or _is_candidate(path):
-        return path
+        return path, []
     try:
         entries = sorted(path.iterdir())
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     found = [entry for entry in entries if _is_candidate(entry)]
-    if len(found) > 1:
-        names = "\n  ".join(entry.name for entry in found)
-        raise CheckpointError(f"{path} holds {len(found)} checkpoints\n  {names}", "give the path of one of them")
-    if not found:
-        raise CheckpointError(f"{path} holds no checkpoint", f"these are read: {_names()}")
-    return found[0]
+    tables = [entry for entry in found if nemo.is_candidate(entry) and is_prompt_learning(entry)] if found[1:] else []
+    models = [entry for entry in found if entry not in tables]
+    if len(models) > 1:
+        names = "\n  ".join(entry.name for entry in models)
+        raise CheckpointError(f"{path} holds {len(models)} checkpoints\n  {names}", "give the path of one of them")
+    if not models:
+        what = "prompt tables and no model for them" if tables else "no checkpoint"
+        raise CheckpointError(f"{path} holds {what}", f"these are read: {_names()}")
+    return models[0], tables
 
 
 def open_source(archive: Archive) -> Source:
@@ -87,13 +96,17 @@ def open_source(archive: Archive) -> Source:
     """
     for each in FORMATS:
         if each.recognises(archive):
-            return each.open_source(archive)
+            source = each.open_source(archive)
+            refuse_unread_prompts(source)
+            return source
     raise CheckpointError(f"{archive.path} is no checkpoint of a known format", f"these are read: {_names()}")
 
 
 def find_archive(path: Path) -> Archive:
-    """Find the checkpoint that a path means and list its files; see ``find_checkpoint`` and ``open_archive``."""
-    return open_archive(find_checkpoint(path))
+    """Find the checkpoint that a path means and list its files; see ``_find`` and ``open_archive``."""
+    model, tables = _find(path)
+    archive = open_archive(model)
+    return with_tables(archive, tables) if tables else archive
 
 
 def _is_candidate(path: Path) -> bool:

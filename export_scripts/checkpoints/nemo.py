@@ -14,6 +14,7 @@ from typing import Any
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.distributed import is_distributed, open_distributed
 from export_scripts.checkpoints.megatron_gpt import State, gpt_source
+from export_scripts.checkpoints.prompt_learning import is_prompt_config, with_prompts
 from export_scripts.checkpoints.rank_files import JoinAxis, RankFiles
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizer import find_tokenizer
@@ -46,7 +47,12 @@ def open_source(archive: Archive) -> Source:
     """
     checkpoint = NemoCheckpoint(archive)
     config = checkpoint.config
-    return gpt_source(archive, config, lambda: checkpoint.state, _PREFIX, lambda: find_tokenizer(archive, config))
+    if is_prompt_config(config):
+        raise CheckpointError(
+            f"{archive.path} holds prompt tables, not a GPT", "give a directory that holds them and their model"
+        )
+    source = gpt_source(archive, config, lambda: checkpoint.state, _PREFIX, lambda: find_tokenizer(archive, config))
+    return with_prompts(source, "gpt")
 
 
 class NemoCheckpoint:

@@ -104,6 +104,17 @@ def special_ids(archive: Archive, tokenizer: TokenizerFiles) -> SpecialIds:
     return _sentencepiece_ids(archive.read_bytes(tokenizer.members["tokenizer.model"]))
 
 
+def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
+    """Count the tokenizer's own tokens, without the padding that training adds: the id of the next token added."""
+    if tokenizer.library == "sentencepiece":
+        return int(_sentencepiece(archive.read_bytes(tokenizer.members["tokenizer.model"])).get_piece_size())
+    if tokenizer.library == "wordpiece":
+        return len(archive.read_bytes(tokenizer.members["vocab.txt"]).splitlines())
+    member = tokenizer.members["vocab.json"]
+    end_id = _bpe_end_id(archive, member)
+    return max(end_id + 1, len(json.loads(archive.read_bytes(member))))
+
+
 def _bpe_end_id(archive: Archive, member: str) -> int:
     """GPT-2's one special token; a vocabulary without it gets it as its next entry."""
     try:
@@ -122,14 +133,18 @@ def _wordpiece_ids(archive: Archive, member: str) -> SpecialIds:
     return SpecialIds(*ids.values())
 
 
-def _sentencepiece_ids(model: bytes) -> SpecialIds:
-    """Ids of a SentencePiece model; a missing begin or end token is added after the pieces, as in legacy mode."""
+def _sentencepiece(model: bytes) -> Any:
     import sentencepiece  # only where such a tokenizer is needed
 
     try:
-        pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        return sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
         raise CheckpointError(f"the checkpoint's tokenizer.model is not a SentencePiece model: {error}") from error
+
+
+def _sentencepiece_ids(model: bytes) -> SpecialIds:
+    """Ids of a SentencePiece model; a missing begin or end token is added after the pieces, as in legacy mode."""
+    pieces = _sentencepiece(model)
     added: dict[str, int] = {}
 
     def id_of(token: str) -> int:

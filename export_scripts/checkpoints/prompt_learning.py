@@ -1,0 +1,175 @@
+"""Prompt tables beside their model: what NeMo's p-tuning and prompt tuning save, a ``.nemo`` without the model itself.
+
+A directory that holds one model and any number of prompt tables is one checkpoint. Whatever encoder trained a table
+(mlp, lstm, embedding), the table itself is saved, and the encoder is not needed any more.
+
+Format: NeMo, ``megatron_gpt_prompt_learning_model.py`` and ``prompt_encoder.py`` (``InferenceTable``). ``config.ini``:
+FasterTransformer, ``nemo_ckpt_convert.py`` (``prompt_convert``); its loaders look for ``[task_<i>]`` or, in
+``ParallelGptTritonModel::createGptModel``, ``[gpt_task_<i>]``, so both are written. The first id that stands for a row
+of a table is the size of the tokenizer's own vocabulary, where NeMo adds its pseudo tokens; FasterTransformer's
+converter writes GPT-2's 50257 for every model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from export_scripts.checkpoints.archive import Archive, open_archive
+from export_scripts.checkpoints.distributed import flat
+from export_scripts.checkpoints.pickled import StoredTensor
+from export_scripts.checkpoints.rank_files import JoinedTensor
+from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizer import vocabulary_size
+from export_scripts.checkpoints.torch_format import open_torch_file
+from export_scripts.checkpoints.yaml_file import read_yaml
+from export_scripts.weights.layouts import unchanged
+from export_scripts.weights.schema import Rule, Rules, Sources, TargetTensor
+from handover.errors import CheckpointError
+
+CONFIG_FILE = "model_config.yaml"
+_FOLDER = "prompt_learning"
+_KEY_FILE = re.compile(rf"{_FOLDER}/[^/]+/{re.escape(CONFIG_FILE)}$")
+_WEIGHTS = ("model_weights.ckpt", "mp_rank_00/model_weights.ckpt", "tp_rank_00_pp_rank_000/model_weights.ckpt")
+_TABLE = "prompt_table.prompt_table.{}.prompt_embeddings.weight"
+_ENCODER = ("embedding.", "embeddings.", "mlp_head.", "lstm_head.", "prompt_encoder.")
+_P_TUNING = 3
+"""FasterTransformer's ``PromptLearningType`` of both p-tuning and prompt tuning."""
+_TASK_NAME = re.compile(r"\w[\w .+-]*")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task's table.
+
+    Attributes:
+        name: of the task.
+        length: rows of the table: virtual tokens.
+        table: [length, hidden_units].
+    """
+
+    name: str
+    length: int
+    table: JoinedTensor
+
+    @property
+    def target(self) -> str:
+        """FasterTransformer's name of the table."""
+        return f"model.prompt_table.{self.name}.weight"
+
+
+def is_prompt_learning(path: Path) -> bool:
+    """Whether a ``.nemo`` archive or an unpacked one holds prompt tables instead of a model."""
+    try:
+        config = read_yaml(open_archive(path), CONFIG_FILE)
+    except CheckpointError:
+        return False  # it is listed with the models, and says itself what is wrong with it
+    return is_prompt_config(config)
+
+
+def is_prompt_config(config: Mapping[str, Any]) -> bool:
+    """Whether a ``model_config.yaml`` is that of prompt tables."""
+    return "virtual_prompt_style" in config or "PromptLearning" in str(config.get("target", ""))
+
+
+def with_tables(model: Archive, tables: Sequence[Path]) -> Archive:
+    """Put a model's files and those of its prompt tables into one archive, each table below a folder of its own.
+
+    Raises:
+        CheckpointError: one of them is compressed and cannot be mapped.
+    """
+    extents = {name: model.extent(name) for name in _names(model)}
+    for path in tables:
+        archive = open_archive(path)
+        extents |= {f"{_FOLDER}/{path.name}/{name}": archive.extent(name) for name in _names(archive)}
+    return Archive(model.path.parent, extents)
+
+
+def with_prompts(source: Source, section: str) -> Source:
+    """Add the prompt tables that lie beside a model.
+
+    Args:
+        source: the model.
+        section: of ``config.ini`` that FasterTransformer reads the number of tasks from.
+
+    Raises:
+        CheckpointError: a table does not fit the model, or a task is there twice.
+    """
+    tasks = [
+        task for name in sorted(source.archive.sizes) if _KEY_FILE.match(name) for task in _tasks(source.archive, name)
+    ]
+    if not tasks:
+        return source
+    names = [task.name for task in tasks]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise CheckpointError(f"{source.archive.path}: several prompt tables of {', '.join(twice)}", "keep one of each")
+    keys: dict[str, object] = {
+        "num_tasks": len(tasks),
+        "prompt_learning_start_id": vocabulary_size(source.archive, source.tokenizer),
+        "prompt_learning_type": _P_TUNING,
+    }
+    sections: dict[str, Mapping[str, object]] = {section: keys}
+    for number, task in enumerate(tasks):
+        for prefix in ("", f"{section}_"):
+            sections[f"{prefix}task_{number}"] = {"task_name": task.name, "prompt_length": task.length}
+    rules: dict[Sources, Rules] = {task.target: Rule(task.target, unchanged) for task in tasks}
+    return replace(
+        source,
+        source_map=replace(source.source_map, rules={**source.source_map.rules, **rules}),
+        tensors={**source.tensors, **{task.target: task.table for task in tasks}},
+        extra_targets={task.target: TargetTensor((task.length, "hidden_units")) for task in tasks},
+        extra_config=sections,
+    )
+
+
+def refuse_unread_prompts(source: Source) -> None:
+    """Make sure that prompt tables beside a model were added to it.
+
+    Raises:
+        CheckpointError: they lie beside a model of a kind for which they are not read.
+    """
+    if not source.extra_targets and any(_KEY_FILE.match(name) for name in source.archive.sizes):
+        raise CheckpointError(
+            f"{source.archive.path} holds prompt tables beside a model of {source.source_map.name}",
+            "they are read for NeMo's GPT; move them away to convert the model without them",
+        )
+
+
+def _names(archive: Archive) -> Iterator[str]:
+    if archive.is_compressed:
+        raise CheckpointError(
+            f"{archive.path} is compressed", "unpack it: a model beside its prompt tables must be plain"
+        )
+    yield from archive.sizes
+
+
+def _tasks(archive: Archive, config_file: str) -> Iterator[Task]:
+    """Read the tasks of one prompt-learning file, in the order of its templates: a task's number is its place."""
+    folder = config_file.removesuffix(CONFIG_FILE)
+    where = f"{archive.path}: {folder.rstrip('/')}"
+    weights = next((folder + name for name in _WEIGHTS if folder + name in archive), None)
+    if weights is None:
+        raise CheckpointError(f"{where} has no {_WEIGHTS[0]}", "copy it again")
+    file = open_torch_file(
+        archive, weights, lambda content, _: dict(flat(content)) if isinstance(content, dict) else {}
+    )
+    templates = read_yaml(archive, config_file).get("task_templates") or ()
+    names = [str(template.get("taskname")) for template in templates if isinstance(template, Mapping)]
+    for name in names:
+        yield _task(where, name, file.state.get(_TABLE.format(name)), file)
+    known = {_TABLE.format(name) for name in names}
+    if foreign := sorted(key for key in file.state if key not in known and not key.startswith(_ENCODER)):
+        raise CheckpointError(f"{where} holds what no task template names: {', '.join(foreign)}")
+
+
+def _task(where: str, name: str, table: Any, file: Any) -> Task:
+    if not _TASK_NAME.fullmatch(name):
+        raise CheckpointError(f"{where}: the task's name {name!r} cannot be part of a file's name")
+    if not isinstance(table, StoredTensor) or len(table.shape) != 2:
+        raise CheckpointError(
+            f"{where} has no table for the task {name}", "NeMo saves it at the end of the training; remove the template"
+        )
+    return Task(name, table.shape[0], JoinedTensor(((file, table),), None))
