@@ -200,6 +200,8 @@ def test_a_table_alone_a_table_twice_and_two_models(tmp_path: Path) -> None:
     source.mkdir()
     write_tables(source / "a.nemo", {"squad": 2})
     assert "holds prompt tables, not a GPT" in refusal(source / "a.nemo")
+    named = write_gpt(tmp_path / "named.nemo", target="nemo.MegatronGPTPromptLearningModel")
+    assert "holds prompt tables, not a GPT" in refusal(named)
     write_tables(source / "b.nemo", {"squad": 2})
     assert "prompt tables and no model for them" in refusal(source)
     write_gpt(source / "gpt.nemo")
