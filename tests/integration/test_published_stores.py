@@ -1,0 +1,128 @@
+"""FasterTransformer backend's published stores, served as they are: model_checkpoint_path alone is set.
+
+``tests/data/ft_backend_stores.json`` holds the facts of its ``all_models``: names, types, shapes, parameters. A store
+is called "fastertransformer" there; here all of them are in one server, each under its family's name. Expected tokens
+are transformers', with the weights rounded to the store's fp16.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from family_shards import write_family
+from google.protobuf import json_format, text_format
+from gpt2_checkpoint import random_gpt2, write_shards
+from huggingface_models import build
+from served import Deployment, infer
+from tritonclient.grpc import model_config_pb2
+
+from handover.endpoint import Endpoint
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+STORES = json.loads((DATA / "ft_backend_stores.json").read_text())
+PROMPTS, COUNT = [[11, 12, 13, 14, 15], [20], [30, 31, 32]], 8
+
+
+def build_gptneox() -> Any:
+    return build("gpt_neox", hidden_act="gelu_new")
+
+
+MODELS = {"gpt": random_gpt2, "gptj": lambda: build("gptj"), "gptneox": build_gptneox, "bloom": lambda: build("bloom")}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {family: make() for family, make in MODELS.items()}
+
+
+def add_store(repository: Path, family: str, shards: Path) -> None:
+    """Write the published configuration; the checkpoint's path is what its guides tell a user to set."""
+    facts = json.loads(json.dumps(STORES[family]["fastertransformer"]))
+    facts["name"] = family
+    facts["instance_group"] = [{"count": 1, "kind": "KIND_CPU"}]
+    facts["parameters"]["model_checkpoint_path"]["string_value"] = str(shards)
+    message = json_format.ParseDict(facts, model_config_pb2.ModelConfig())
+    (repository / family / "1").mkdir(parents=True)
+    (repository / family / "config.pbtxt").write_text(text_format.MessageToString(message))
+
+
+@pytest.fixture(scope="module")
+def endpoint(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    root = tmp_path_factory.mktemp("stores")
+    for family, model in models.items():
+        ranks = int(STORES[family]["fastertransformer"]["parameters"]["tensor_para_size"]["string_value"])
+        write = write_shards if family == "gpt" else write_family
+        add_store(root / "model_repo", family, write(model, root / family, ranks))
+    deployment = Deployment(root / "model_repo", root / "run")
+    yield deployment.wait_until_published(120)
+    assert deployment.stop() == 0, deployment.text
+
+
+def request_of(prompts: list[list[int]], count: int = COUNT) -> dict[str, np.ndarray]:
+    ids = np.zeros((len(prompts), max(map(len, prompts))), np.uint32)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = prompt
+    column = np.ones((len(prompts), 1))
+    return {
+        "input_ids": ids,
+        "input_lengths": np.array([[len(prompt)] for prompt in prompts], np.uint32),
+        "request_output_len": (count * column).astype(np.uint32),
+        "runtime_top_k": column.astype(np.uint32),
+        "runtime_top_p": (0 * column).astype(np.float32),
+        "beam_search_diversity_rate": (0 * column).astype(np.float32),
+        "temperature": column.astype(np.float32),
+        "len_penalty": column.astype(np.float32),
+        "repetition_penalty": column.astype(np.float32),
+        "random_seed": (0 * column).astype(np.uint64),
+        "is_return_log_probs": column.astype(bool),
+        "beam_width": column.astype(np.uint32),
+        "bad_words_list": np.array([[[0], [-1]]] * len(prompts), np.int32),
+        "stop_words_list": np.array([[[0], [-1]]] * len(prompts), np.int32),
+    }
+
+
+def greedy(model: Any, prompt: list[int]) -> tuple[list[int], float]:
+    """Transformers' tokens behind the prompt, and the sum of their log-probabilities."""
+    rounded, total = model.half().float(), 0.0
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(COUNT):
+            log_probs = rounded(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)
+            ids.append(int(log_probs.argmax()))
+            total += float(log_probs.max())
+    return ids, total
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("family", MODELS)
+def test_a_published_store_gives_transformers_tokens(
+    endpoint: Endpoint, models: dict[str, Any], family: str, protocol: str
+) -> None:
+    module = triton_grpc if protocol == "grpc" else triton_http
+    port = endpoint.grpc_port if protocol == "grpc" else endpoint.http_port
+    end = np.full((len(PROMPTS), 1), 2**31 - 1, np.uint32)
+    with module.InferenceServerClient(f"{endpoint.host}:{port}") as client:
+        answer = infer(client, module, family, request_of(PROMPTS) | {"end_id": end})
+    assert answer.as_numpy("output_ids").dtype == np.uint32
+    for row, prompt in enumerate(PROMPTS):
+        expected, total = greedy(models[family], prompt)
+        assert answer.as_numpy("output_ids")[row, 0, : len(expected)].tolist() == expected
+        # With top_k 1 FasterTransformer's output_log_probs are 0; cum_log_probs are the model's.
+        assert answer.as_numpy("cum_log_probs")[row, 0] == pytest.approx(total, abs=2e-3)
+
+
+def test_what_a_store_does_not_declare_is_refused_by_triton(endpoint: Endpoint) -> None:
+    tensors = request_of(PROMPTS) | {"presence_penalty": np.zeros((3, 1), np.float32)}
+    with (
+        triton_grpc.InferenceServerClient(endpoint.grpc_url) as client,
+        pytest.raises(Exception, match="unexpected inference input 'presence_penalty' for model 'gptj'"),
+    ):
+        infer(client, triton_grpc, "gptj", tensors)
