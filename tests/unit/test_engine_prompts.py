@@ -187,5 +187,5 @@ def test_tables_have_the_type_of_the_weights(tmp_path: Path, dtype: str) -> None
             bits.tofile(shards / f"model.prompt_table.{name}.weight.bin")
     engine = open_engine(settings, CPU)
     assert engine._prompts
-    for ours, table in zip(engine._prompts.tables, TABLES, strict=True):
+    for ours, table in zip(engine._prompts, TABLES, strict=True):
         np.testing.assert_allclose(ours, table, rtol=1e-2)

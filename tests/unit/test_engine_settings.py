@@ -31,8 +31,11 @@ def test_parameters_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "BERT"}, "model_type = BERT"),
-        ({"int8_mode": "2"}, "int8_mode = 2"),
+        ({"model_type": "BERT"}, "model_type = BERT is none of GPT, GPT-J"),
+        ({"int8_mode": "2"}, "int8_mode = 2 is not supported"),
+        ({"inflight_batching": "yes"}, "inflight_batching = yes"),
+        ({"kv_cache_fraction": "1.5"}, "kv_cache_fraction = 1.5"),
+        ({"kv_cache_bytes": "much"}, "kv_cache_bytes = much"),
         ({"tensor_para_size": "0"}, "tensor_para_size = 0"),
         ({"pipeline_para_size": "two"}, "pipeline_para_size = two"),
         ({"enable_custom_all_reduce": "2"}, "enable_custom_all_reduce = 2"),

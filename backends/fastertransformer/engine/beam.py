@@ -1,20 +1,25 @@
 """Beam search, a step of one sequence's beams at a time.
 
-FasterTransformer's GPT family (``OnlineBeamSearchLayer.cu``, ``online_softmax_beamsearch_kernels.cu``, without its
-``beam_hyps``): of the K best continuations of each of the K beams the K best go on. A beam that has ended stays among
-them with its score until better ones push it out; the search ends when all K have ended. Where no beam ends early that
-is Hugging Face's search. It differs where one does: Hugging Face takes ended beams out, keeps the best K of them in a
-list, scored by log-probability / length**len_penalty, and goes on with K others.
+FasterTransformer has two (``OnlineBeamSearchLayer.cu``, ``online_softmax_beamsearch_kernels.cu``).
 
-Here as there a candidate's rank is log-probability / length**len_penalty + diversity_rate * (its place among its beam's
-own candidates). The length is the first beam's and thus the same for all K, so len_penalty weighs the score against
-the diversity rate and changes nothing without one; the place counts up, so a positive rate favours the less likely
-children. FasterTransformer's backend takes widths 1, 2, 3, 4, 8, 16 and 32 and samples instead with any other; here
-every width up to 64 is searched.
+Its GPT family (no ``beam_hyps``): of the K best continuations of each of the K beams the K best go on. A beam that has
+ended stays among them with its score until better ones push it out; the search ends when all K have ended. Where no
+beam ends early that is Hugging Face's search. It differs where one does, for Hugging Face takes ended beams out.
+
+Its T5 (``beam_hyps``): an ended beam is taken out and kept with its rank, and the search ends when K are kept: Hugging
+Face's search with early_stopping=True. (At the length limit Hugging Face still lets the last step's candidates compete
+where that step's endings have just made K; FasterTransformer does not.)
+
+In both a candidate's rank is log-probability / length**len_penalty + diversity_rate * (its place among its beam's own
+candidates), so a positive rate favours the less likely children. In T5 the length is that of the output. In the GPT
+family it is the first beam's, input included, and thus the same for all K: there len_penalty weighs the score against
+the diversity rate and changes nothing without one. FasterTransformer's GPT backend takes widths 1, 2, 3, 4, 8, 16 and
+32 and samples instead with any other; here every width up to 64 is searched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,51 +31,72 @@ DEAD = -1e20  # score of the beams that do not exist at the first step: all K st
 
 
 @dataclass(frozen=True)
-class Step:
-    """The beams that go on.
+class Candidate:
+    """How a beam might go on.
 
     Attributes:
-        parents: int64 [K], which beam each continues.
-        tokens: int64 [K]; of no meaning behind a beam that had ended.
-        scores: fp32 [K], sums of log-probabilities.
-        gains: fp32 [K], of the token alone.
+        parent: which beam it continues.
+        token: with which; of no meaning behind a beam that had ended.
+        rank: what candidates are ordered by.
+        score: sum of log-probabilities.
+        gain: the token's part of it.
     """
 
-    parents: Tensor
-    tokens: Tensor
-    scores: Tensor
-    gains: Tensor
+    parent: int
+    token: int
+    rank: float
+    score: float
+    gain: float
 
 
-def step(
+@dataclass(frozen=True)
+class Ending:
+    """A beam that was taken out.
+
+    Attributes:
+        rank: at its end.
+        score: sum of log-probabilities.
+        tokens: all of it.
+        log_probs: of these.
+    """
+
+    rank: float
+    score: float
+    tokens: list[int]
+    log_probs: list[float]
+
+
+def candidates(
     log_probs: Tensor,
-    scores: Tensor,
-    has_ended: Tensor,
+    scores: Sequence[float],
+    has_ended: Sequence[bool],
     end_id: int,
     length: int,
     len_penalty: float,
     diversity_rate: float,
-) -> Step:
-    """Choose the next beams.
+) -> list[Candidate]:
+    """Give the 2 K best continuations of K beams, best first.
 
     Args:
         log_probs: [K, V], log softmax of the penalised logits.
-        scores: [K], of the beams.
-        has_ended: bool [K].
-        end_id: of the sequence; outside the vocabulary no beam ends.
-        length: tokens of the first beam before this step, its input included.
+        scores: of the beams.
+        has_ended: which of them have one continuation only, for nothing.
+        end_id: of the sequence; outside the vocabulary no beam ends by it.
+        length: see above.
         len_penalty: of the request.
         diversity_rate: of the request.
     """
     width, vocab = log_probs.shape
-    # An ended beam has one continuation, for nothing. One that a stop word ended has it even without an end_id.
-    is_end = torch.arange(vocab, device=log_probs.device) == (end_id if end_id < vocab else 0)
+    device = log_probs.device
+    # One that a stop word ended has its continuation even without an end_id.
+    is_end = torch.arange(vocab, device=device) == (end_id if end_id < vocab else 0)
     only_end = torch.where(is_end, 0.0, MASKED)
-    log_probs = torch.where(has_ended[:, None], only_end, log_probs)
+    log_probs = torch.where(torch.tensor(has_ended, device=device)[:, None], only_end, log_probs)
     best, tokens = log_probs.topk(min(2 * width, vocab), dim=-1)  # [K, 2K], descending
-    totals = best + scores[:, None]
-    place = torch.arange(best.shape[1], device=best.device) % width
+    totals = best + torch.tensor(scores, device=device)[:, None]
+    place = torch.arange(best.shape[1], device=device) % width
     ranks = totals / (length**len_penalty if length > 1 else 1.0) + diversity_rate * place
-    chosen = ranks.flatten().topk(width).indices  # [K]
-    parents = chosen // best.shape[1]
-    return Step(parents, tokens.flatten()[chosen], totals.flatten()[chosen], best.flatten()[chosen])
+    order = ranks.flatten().topk(min(2 * width, ranks.numel())).indices  # [2K]
+    numbers = torch.stack([each.flatten()[order] for each in (ranks, totals, best)]).tolist()
+    places = torch.stack((order // best.shape[1], tokens.flatten()[order])).tolist()
+    return [Candidate(*each) for each in zip(*places, *numbers, strict=True)]

@@ -66,6 +66,7 @@ class KvCache:
         memory: a layer each: [2 (k, v), slots, H, capacity, D].
         cross_memory: likewise for the encoder's output: [2, slots, H, cross_capacity, D]; empty without an encoder.
         windows: int64 [slots], on the device.
+        sources: int64 [slots, 2], on the device: length of what the encoder was given, and the IA3 task.
         slots, capacity, cross_capacity: present sizes; capacity is of every slot.
     """
 
@@ -76,6 +77,7 @@ class KvCache:
         self.memory = [self._block(0, 0) for _ in range(shape.layers)]
         self.cross_memory = [self._block(0, 0) for _ in range(shape.layers if shape.has_cross else 0)]
         self.windows = torch.zeros(0, dtype=torch.long, device=device)
+        self.sources = torch.zeros(0, 2, dtype=torch.long, device=device)
 
     def _block(self, slots: int, capacity: int) -> Tensor:
         # Zeros, not empty: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN.
@@ -116,6 +118,9 @@ class KvCache:
         windows = torch.full((self.slots,), UNBOUNDED, dtype=torch.long, device=self._device)
         windows[:kept] = self.windows[:kept]
         self.windows = windows
+        sources = torch.zeros(self.slots, 2, dtype=torch.long, device=self._device)
+        sources[:kept] = self.sources[:kept]
+        self.sources = sources
 
     def copy(self, targets: Sequence[int] | Tensor, sources: Sequence[int] | Tensor, length: int) -> None:
         """Overwrite slots with what the first ``length`` entries of others hold; all are read before any is written."""
@@ -125,7 +130,7 @@ class KvCache:
             block[:, to, :, :length] = block[:, of, :, :length]
         for block in self.cross_memory:
             block[:, to] = block[:, of]
-        self.windows[to] = self.windows[of]
+        self.windows[to], self.sources[to] = self.windows[of], self.sources[of]
 
     def save(self, slot: int, length: int) -> list[Tensor]:
         """Copy the first ``length`` entries of a slot out of the cache, [2, H, length, D] a layer."""

@@ -17,7 +17,7 @@ from .errors import EngineError
 from .network import Network
 from .parallel import Group, Leader
 from .precision import choose_device, choose_precision
-from .prompts import PromptTables, read_prompt_tables
+from .prompts import read_prompt_tables
 from .request import Array, Request, parse_request
 from .scheduler import Scheduler
 from .sequence import INVALID, Answer, Job
@@ -36,7 +36,7 @@ class Engine:
         settings: of the model.
         description: what runs, where and how.
         max_rows: sequences in one step at most.
-        prompts: the checkpoint's prompt learning.
+        prompts: see prompts.read_prompt_tables.
 
     Attributes:
         config: dimensions.
@@ -44,7 +44,7 @@ class Engine:
     """
 
     def __init__(
-        self, steps: Steps, settings: Settings, description: str, max_rows: int, prompts: PromptTables | None
+        self, steps: Steps, settings: Settings, description: str, max_rows: int, prompts: Sequence[Array] | None
     ) -> None:
         self.config: ModelConfig = steps.config
         self.description = description
@@ -167,8 +167,9 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         weights = load_weights(directory, config, tensor_para_size, precision, device, share, sharers)
         seconds = time.perf_counter() - start
         network = Network(config, weights, group.links(config, precision.compute, device) if group else None)
+        layers = len(weights.decoder.layers) if weights.decoder else 0
         heads = config.head_num // (1 if share.rank is None else tensor_para_size)
-        shape = CacheShape(len(share.layers), heads, config.size_per_head, precision.compute)
+        shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
         cache = _open_cache(settings, shape, device, group)
     what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
     saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""

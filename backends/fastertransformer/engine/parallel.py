@@ -86,9 +86,13 @@ class Group:
 
     def share(self, config: ModelConfig) -> Share:
         """Say which part of the network this process holds; the stages have as many layers as FasterTransformer's."""
-        depth = -(-config.num_layer // self._stages)
-        layers = range(config.num_layer)[self.stage * depth : (self.stage + 1) * depth]
-        return Share(layers, self.tensor_rank, embeds=self.stage == 0, predicts=self.ranks.rank == 0)
+        encoder_layers = self._part(config.encoder.num_layer) if config.encoder else None
+        is_first, is_leader = self.stage == 0, self.ranks.rank == 0
+        return Share(self._part(config.num_layer), self.tensor_rank, is_first, is_leader, encoder_layers)
+
+    def _part(self, layers: int) -> range:
+        depth = -(-layers // self._stages)
+        return range(layers)[self.stage * depth : (self.stage + 1) * depth]
 
     def links(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Links:
         """Connect this process's part of the network to the others."""
@@ -136,6 +140,13 @@ class Group:
         if len(rest):
             dist.broadcast(rest, 0, group=self._everybody)
         return torch.cat((header[1 : 1 + size], rest)).numpy()
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Give all ranks what rank 0 has; x has its shape and type everywhere."""
+        if self._stages > 1:
+            x = x.contiguous()
+            dist.broadcast(x, 0, group=self._everybody)
+        return x
 
     @property
     def previous(self) -> int | None:
@@ -191,6 +202,10 @@ class _ProcessLinks(Links):
         elif group.stage and group.tensor_rank == 0:
             group.send(x, 0)
         return x
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Send rank 0's, which leave has given it, to all."""
+        return self._group.spread(x)
 
 
 class Leader(Steps):

@@ -43,32 +43,19 @@ class Context:
     embeddings: Array | None = None
 
 
-@dataclass(frozen=True)
-class PromptTables:
-    """The prompt learning of a checkpoint.
-
-    Attributes:
-        start_id: the first virtual token.
-        tables: fp32 [prompt_length, hidden] of each task, by its number.
-    """
-
-    start_id: int
-    tables: Sequence[Array]
-
-
-def read_prompt_tables(directory: Path, config: ModelConfig) -> PromptTables | None:
+def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | None:
     """Read the tables that config.ini's tasks name, ``model.prompt_table.<task_name>.weight.bin``.
 
     Returns:
-        None where its prompt_learning_type is not p/prompt tuning.
+        fp32 [prompt_length, hidden] of each task, by its number; None where its prompt_learning_type is not p/prompt
+        tuning.
 
     Raises:
         WeightsError: a table is missing or has another size.
     """
     if config.prompt_learning_type != PROMPT_TYPES[_TUNED]:
         return None
-    tables = [_read_table(directory, config, name, length) for name, length in config.prompt_tasks]
-    return PromptTables(config.prompt_learning_start_id, tables)
+    return [_read_table(directory, config, name, length) for name, length in config.prompt_tasks]
 
 
 def _read_table(directory: Path, config: ModelConfig, name: str, length: int) -> Array:
@@ -88,7 +75,7 @@ def place_prompts(
     lengths: Array,
     start_ids: Array,
     config: ModelConfig,
-    prompts: PromptTables | None,
+    prompts: Sequence[Array] | None,
 ) -> tuple[list[Context], list[Array]]:
     """Put prompts where they belong.
 
@@ -98,7 +85,7 @@ def place_prompts(
         lengths: int64 [B]; 0 in a row without input, which starts from its start_id.
         start_ids: [B].
         config: dimensions.
-        prompts: the checkpoint's.
+        prompts: the tasks' tables.
 
     Returns:
         What each row starts from, and the part of its input that is shown, int64 [n] each.
@@ -109,7 +96,7 @@ def place_prompts(
     batch = len(ids)
     kinds, own = _request_prompts(tensors, batch, config)
     tasks = _tasks(tensors, batch, prompts)
-    start_id = prompts.start_id if prompts else config.end_id + 1
+    start_id = config.prompt_learning_start_id or config.end_id + 1
     contexts, shown = [], []
     for row in range(batch):
         line, table = ids[row, : lengths[row]], None
@@ -144,6 +131,8 @@ def _request_prompts(tensors: Mapping[str, Array], batch: int, config: ModelConf
     there is nothing to apply.
     """
     nothing = np.zeros(batch, np.int64), [np.zeros((0, config.hidden_units), np.float32)] * batch
+    if config.encoder and _REQUEST_NAMES[0] in tensors:  # T5 has this kind only, and no tensor that says so
+        tensors = {_REQUEST_NAMES[2]: np.full((batch, 1), _TUNED, np.uint32), **tensors}
     present = [name for name in _REQUEST_NAMES if name in tensors]
     if not any(tensors[name].any() for name in present):
         return nothing
@@ -165,16 +154,16 @@ def _request_prompts(tensors: Mapping[str, Array], batch: int, config: ModelConf
     return kinds, [embedding[row, : lengths[row]].astype(np.float32) for row in range(batch)]
 
 
-def _tasks(tensors: Mapping[str, Array], batch: int, prompts: PromptTables | None) -> list[Array] | None:
+def _tasks(tensors: Mapping[str, Array], batch: int, prompts: Sequence[Array] | None) -> list[Array] | None:
     name = PROMPT_NAMES[0]
     if name not in tensors:
         return None
     if prompts is None:
         raise RequestError(f"{name}: this checkpoint's config.ini has no prompt_learning_type = 3; leave it out")
     tasks = _column(name, tensors, batch)
-    if (tasks >= len(prompts.tables)).any():
-        raise RequestError(f"{name} is {tasks.max()}; the checkpoint has tasks 0 to {len(prompts.tables) - 1}")
-    return [prompts.tables[task] for task in tasks]
+    if (tasks >= len(prompts)).any():
+        raise RequestError(f"{name} is {tasks.max()}; the checkpoint has tasks 0 to {len(prompts) - 1}")
+    return [prompts[task] for task in tasks]
 
 
 def _column(name: str, tensors: Mapping[str, Array], batch: int) -> Array:

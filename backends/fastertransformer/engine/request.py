@@ -1,8 +1,8 @@
 """What a client asked for: named tensors, checked, as one row per sequence.
 
-Names, types and shapes: FasterTransformer's GPT guide; ``min_length`` and ``presence_penalty``, which its Triton guide
-leaves out, are in the table of ``ParallelGpt``'s inputs. Scalars come as [B, 1] from clients, or as [B] where the
-config.pbtxt reshapes them.
+Names, types and shapes: FasterTransformer's GPT and T5 guides; ``min_length`` and ``presence_penalty``, which its
+Triton guides leave out, are in the tables of ``ParallelGpt``'s and ``T5Decoding``'s inputs. Scalars come as [B, 1] from
+clients, or as [B] where the config.pbtxt reshapes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .config import ModelConfig
 from .errors import RequestError
-from .prompts import PROMPT_NAMES, Context, PromptTables, place_prompts
+from .prompts import PROMPT_NAMES, Context, place_prompts
 from .words import WordList, parse_word_lists
 
 Array = npt.NDArray[Any]
@@ -44,9 +44,8 @@ class Scalar:
 
 _FLOAT, _UINT, _BOOL = (np.float32,), (np.uint32,), (np.bool_,)
 _SMALLEST = float(np.finfo(np.float32).tiny)
+_REQUIRED = Scalar(_UINT, None)
 SCALARS = {
-    "input_lengths": Scalar(_UINT, None),
-    "request_output_len": Scalar(_UINT, None),
     "beam_width": Scalar(_UINT, 1, high=BEAM_WIDTH_LIMIT),
     "runtime_top_k": Scalar(_UINT, 0),
     "runtime_top_p": Scalar(_FLOAT, 0.0, 0.0, 1.0),
@@ -66,9 +65,56 @@ SCALARS = {
     "start_id": Scalar(_UINT, None),
     "end_id": Scalar(_UINT, None),
 }
-_REQUIRED = ("input_ids", "input_lengths", "request_output_len")
 _WORD_LISTS = ("bad_words_list", "stop_words_list")
-INPUT_NAMES = frozenset(("input_ids", *SCALARS, *_WORD_LISTS, *PROMPT_NAMES))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a family of models calls its inputs.
+
+    Attributes:
+        lengths: of the inputs.
+        output: most tokens to generate; empty where nothing is generated.
+        scalars: all of one value a row, defaults for the others included.
+        others: further inputs beside input_ids.
+        absent: scalars that cannot be sent.
+    """
+
+    lengths: str
+    output: str
+    scalars: Mapping[str, Scalar]
+    others: tuple[str, ...] = (*_WORD_LISTS, *PROMPT_NAMES)
+    absent: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all inputs."""
+        return frozenset(("input_ids", *self.scalars, *self.others)) - self.absent
+
+
+_TASK = Scalar((np.int32,), -1)
+_CONTEXT_ONLY = ("is_return_context_cum_log_probs", "is_return_context_embeddings")
+_GPT = Vocabulary(
+    "input_lengths",
+    "request_output_len",
+    {"input_lengths": _REQUIRED, "request_output_len": _REQUIRED, **SCALARS, "ia3_tasks": _TASK},
+    absent=frozenset(("ia3_tasks",)),
+)
+_T5 = Vocabulary(
+    "sequence_length",
+    "max_output_len",
+    {"sequence_length": _REQUIRED, "max_output_len": _REQUIRED, **SCALARS, "ia3_tasks": _TASK},
+    absent=frozenset(_CONTEXT_ONLY),
+)
+_ENCODER = Vocabulary(
+    "sequence_length",
+    "",
+    {"sequence_length": _REQUIRED, **SCALARS, "ia3_tasks": _TASK, "is_return_attentions": Scalar(_BOOL, False)},
+    others=(),
+    absent=frozenset(SCALARS),
+)
+VOCABULARIES = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "t5": _T5, "t5-encoder": _ENCODER}
+INPUT_NAMES = frozenset().union(*(vocabulary.names for vocabulary in VOCABULARIES.values()))
 
 
 @dataclass(frozen=True)
@@ -82,6 +128,7 @@ class Request:
         scalars: by FasterTransformer's name, [B] each; those that were not sent have its default.
         bad_words, stop_words: B lists: what must not come, and what ends a row when it has come.
         contexts: B: what each row's generation starts from, prompts included.
+        sources: B: what the encoder is given; empty without one.
         beam_width: of every row; 1 is sampling.
     """
 
@@ -92,6 +139,7 @@ class Request:
     bad_words: Sequence[WordList]
     stop_words: Sequence[WordList]
     contexts: Sequence[Context]
+    sources: Sequence[Context] = ()
     beam_width: int = 1
 
     @property
@@ -104,50 +152,59 @@ class Request:
         return bool(self.scalars[f"is_return_{name}"].any())
 
 
-def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: PromptTables | None = None) -> Request:
+def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Sequence[Array] | None = None) -> Request:
     """Check the tensors of one request.
 
     Args:
         tensors: by FasterTransformer's names; absent optional tensors take FasterTransformer's defaults: greedy,
             temperature 1, no penalty, seed 0, end_id and start_id of config.ini, no log-probabilities, no words.
         config: the model's dimensions.
-        prompts: the checkpoint's prompt learning; None where it has none.
+        prompts: see prompts.read_prompt_tables.
 
     Raises:
         RequestError: a tensor is unknown, missing, of another type or shape, out of range, or input plus output is
             longer than max_pos_seq_len. (FasterTransformer logs an error there and reads past the position table.)
     """
-    _check_names(tensors)
+    vocabulary = VOCABULARIES[config.family]
+    _check_names(tensors, vocabulary)
     ids = _input_ids(tensors)
     batch = ids.shape[0]
     defaults = {"start_id": config.start_id, "end_id": config.end_id}
-    scalars = {name: _scalar(tensors, name, rule, batch, defaults.get(name)) for name, rule in SCALARS.items()}
-    for name, rule in SCALARS.items():
+    scalars = {
+        name: _scalar(tensors, name, rule, batch, defaults.get(name)) for name, rule in vocabulary.scalars.items()
+    }
+    for name, rule in vocabulary.scalars.items():
         _check_range(name, scalars[name], rule)
-    _check_combinations(tensors, scalars)
-    lengths = _input_lengths(ids, scalars["input_lengths"])
+    _check_combinations(tensors, scalars, config)
+    lengths = _input_lengths(vocabulary.lengths, ids, scalars[vocabulary.lengths])
     contexts, shown = place_prompts(tensors, ids, lengths, scalars["start_id"], config, prompts)
+    sources: Sequence[Context] = ()
+    if config.encoder:  # the input is the encoder's; the decoder starts from start_id, which is not shown
+        sources, contexts = contexts, [Context(start.reshape(1).astype(np.int64)) for start in scalars["start_id"]]
+        ids, shown = ids[:, :0], [np.zeros(0, np.int64)] * batch
     request = Request(
         input_ids=_padded(shown, ids.shape[1]),
         input_lengths=np.array([len(row) for row in shown], np.int64),
-        output_lengths=scalars["request_output_len"].astype(np.int64),
+        output_lengths=scalars[vocabulary.output].astype(np.int64) if vocabulary.output else np.zeros(batch, np.int64),
         scalars=scalars,
         bad_words=_word_lists(tensors, "bad_words_list", batch),
         stop_words=_word_lists(tensors, "stop_words_list", batch),
         contexts=contexts,
+        sources=sources,
         beam_width=max(1, int(scalars["beam_width"].max(initial=1))),
     )
-    _check_lengths(request, config)
+    _check_lengths(request, config, vocabulary)
     return request
 
 
-def _check_names(tensors: Mapping[str, Array]) -> None:
+def _check_names(tensors: Mapping[str, Array], vocabulary: Vocabulary) -> None:
     for name, array in tensors.items():
-        if name not in INPUT_NAMES:
-            close = get_close_matches(name, INPUT_NAMES, n=1)
-            hint = f", did you mean '{close[0]}'?" if close else f"; known are {', '.join(sorted(INPUT_NAMES))}"
+        if name not in vocabulary.names:
+            close = get_close_matches(name, vocabulary.names, n=1)
+            hint = f", did you mean '{close[0]}'?" if close else f"; known are {', '.join(sorted(vocabulary.names))}"
             raise RequestError(f"unknown input '{name}' of shape {list(array.shape)}{hint}")
-    missing = [name for name in _REQUIRED if name not in tensors]
+    required = ("input_ids", *filter(None, (vocabulary.lengths, vocabulary.output)))
+    missing = [name for name in required if name not in tensors]
     if missing:
         raise RequestError(f"missing input: {', '.join(missing)}")
 
@@ -184,7 +241,7 @@ def _check_range(name: str, values: Array, rule: Scalar) -> None:
         refuse_rows(name, values, values > rule.high, f"at most {rule.high:g}")
 
 
-def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Array]) -> None:
+def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig) -> None:
     scope = scalars["is_return_context_cum_log_probs"]
     lacks = scope & ~scalars["is_return_log_probs"]
     refuse_rows("is_return_context_cum_log_probs", scope, lacks, "false without is_return_log_probs")
@@ -193,11 +250,19 @@ def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Arra
     width = np.maximum(scalars["beam_width"], 1)
     refuse_rows("beam_width", width, width != width[0], f"the same in all rows of a request, {width[0]} as in row 0")
 
+    tasks = scalars["ia3_tasks"]
+    if "ia3_tasks" in tensors and not config.ia3_num_tasks:
+        raise RequestError("ia3_tasks: this checkpoint has no IA3 adapters; leave it out")
+    is_beyond = (tasks < 0) | (tasks >= config.ia3_num_tasks)
+    refuse_rows("ia3_tasks", tasks, is_beyond & ("ia3_tasks" in tensors), f"0 to {config.ia3_num_tasks - 1}")
+    if scalars.get("is_return_attentions", np.zeros(1)).any():
+        raise RequestError("is_return_attentions: this engine does not keep attention scores; leave it out")
 
-def _input_lengths(ids: Array, lengths: Array) -> Array:
+
+def _input_lengths(name: str, ids: Array, lengths: Array) -> Array:
     width = ids.shape[1]
     if width:
-        refuse_rows("input_lengths", lengths, (lengths < 1) | (lengths > width), f"1 to {width}, input_ids' width")
+        refuse_rows(name, lengths, (lengths < 1) | (lengths > width), f"1 to {width}, input_ids' width")
     return lengths.astype(np.int64) if width else np.zeros(len(lengths), np.int64)
 
 
@@ -218,12 +283,14 @@ def _word_lists(tensors: Mapping[str, Array], name: str, batch: int) -> list[Wor
     return parse_word_lists(name, tensors[name], batch)
 
 
-def _check_lengths(request: Request, config: ModelConfig) -> None:
-    total = np.array([len(context.ids) for context in request.contexts]) + request.output_lengths
+def _check_lengths(request: Request, config: ModelConfig, vocabulary: Vocabulary) -> None:
+    inputs = np.array([len(context.ids) for context in request.sources or request.contexts])
+    total = np.maximum(inputs, request.output_lengths) if request.sources else inputs + request.output_lengths
     row = int(total.argmax())
     if total[row] > config.max_pos_seq_len:
+        how = "or" if request.sources else "+"
         raise RequestError(
-            f"input_lengths {len(request.contexts[row].ids)} + request_output_len {request.output_lengths[row]}"
+            f"{vocabulary.lengths} {inputs[row]} {how} {vocabulary.output} {request.output_lengths[row]}"
             f" = {total[row]} in row {row} exceeds max_pos_seq_len {config.max_pos_seq_len}"
         )
 

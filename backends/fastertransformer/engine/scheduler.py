@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import beam
+from .prompts import Context
 from .request import Array
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
 from .slots import SlotState
@@ -56,11 +57,13 @@ class Scheduler:
         """Let a request wait for its turn; one that can never fit is answered at once."""
         cache = self._steps.cache
         for sequence in job.sequences:
-            if not cache.fits(sequence.width, sequence.need):
-                need = cache.shape.bytes_for(sequence.width, sequence.need)
+            size = (sequence.width, sequence.need, sequence.source_length)
+            if not cache.fits(*size):
+                need = cache.shape.bytes_for(*size)
                 problem = (
-                    f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x {sequence.need} tokens of"
-                    f" {cache.shape.token_bytes} bytes; there are {cache.budget_bytes} (see kv_cache_bytes)"
+                    f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x"
+                    f" {sequence.need + sequence.source_length} tokens of {cache.shape.token_bytes} bytes; there are"
+                    f" {cache.budget_bytes} (see kv_cache_bytes)"
                 )
                 _answer(job, Answer(None, problem, code=INVALID))
                 return
@@ -78,6 +81,7 @@ class Scheduler:
                 hidden = decoded if hidden is None else torch.cat((decoded, hidden))
             if hidden is not None:
                 self._advance(hidden)
+            self._deliver()
         except Exception as error:
             _log.exception("a step of %d sequences failed", len(self._batch))
             for job in self._jobs(self._batch):
@@ -106,13 +110,14 @@ class Scheduler:
     def _fits(self, new: list[Sequence]) -> bool:
         everyone = [*self._batch, *new]
         slots, capacity = sum(each.width for each in everyone), max(each.need for each in everyone)
-        return len(everyone) <= self._max_rows and self._steps.cache.fits(slots, capacity)
+        cross_capacity = max(each.source_length for each in everyone)
+        return len(everyone) <= self._max_rows and self._steps.cache.fits(slots, capacity, cross_capacity)
 
     @staticmethod
     def _is_one_pass(new: list[Sequence]) -> bool:
         if len(new) == 1:
             return True
-        tokens = len(new) * max(len(each.context.ids) for each in new)
+        tokens = len(new) * max(max(len(each.context.ids), each.source_length) for each in new)
         return tokens <= _PREFILL_TOKENS and not any(each.runs_alone or each.start for each in new)
 
     def _prefill(self, new: list[Sequence]) -> Tensor | None:
@@ -139,7 +144,8 @@ class Scheduler:
     def _prepare_slots(self, first: int) -> None:
         """Have room for all owners, those from ``first`` on being new."""
         count = len(self._owners)
-        self._steps.reserve(count, max(sequence.need for sequence in self._batch), first)
+        cross_capacity = max(sequence.source_length for sequence in self._batch)
+        self._steps.reserve(count, max(sequence.need for sequence in self._batch), cross_capacity, first)
         self._state.reserve(count)
         missing = np.zeros(max(0, count - len(self._ids)), np.int64)
         self._ids, self._positions = (np.concatenate((each, missing)) for each in (self._ids, self._positions))
@@ -149,14 +155,14 @@ class Scheduler:
             self._positions[slot] = sequence.start + len(sequence.context.ids)
         self._settle()
 
-    def _run_contexts(self, new: list[Sequence], first: int) -> Tensor:
-        lengths = np.array([len(sequence.context.ids) for sequence in new])
-        ids = np.zeros((len(new), lengths.max()), np.int64)
-        for row, sequence in enumerate(new):
-            ids[row, : lengths[row]] = sequence.context.ids
+    def _run_contexts(self, new: list[Sequence], first: int) -> Tensor | None:
+        if self._steps.config.encoder and not self._encode(new, first):
+            return None
+        ids, lengths, embeddings = _side_by_side([sequence.context for sequence in new])
         starts = np.array([sequence.start for sequence in new])
         longest = int((starts + lengths).max())
-        hidden = self._steps.extend(ids, starts, lengths, first, longest, _embeddings(new, ids.shape[1]))
+        source = max(sequence.source_length for sequence in new)
+        hidden = self._steps.extend(ids, starts, lengths, first, longest, source, embeddings)
         for row, sequence in enumerate(new):
             self._note_context(sequence, hidden[row, : lengths[row]])
         rows = torch.arange(len(new), device=hidden.device)
@@ -167,6 +173,17 @@ class Scheduler:
         sources = np.array([self._owners[slot][0].slots[0] for slot in others])
         self._steps.copy(np.array(others), sources, longest)
         return torch.cat((last, last[torch.from_numpy(sources - first).to(hidden.device)]))
+
+    def _encode(self, new: list[Sequence], first: int) -> bool:
+        """Run the encoder for new sequences; false: that was all they want."""
+        ids, lengths, embeddings = _side_by_side([sequence.source for sequence in new if sequence.source])
+        tasks = np.array([int(each.job.request.scalars["ia3_tasks"][each.row]) for each in new])
+        encoded = self._steps.encode(ids, lengths, tasks, first, embeddings)
+        if self._steps.config.family == "t5":
+            return True
+        for sequence, states, length in zip(new, encoded, lengths, strict=True):
+            sequence.encoded, sequence.is_done = states[:length].float().cpu().numpy(), True
+        return False
 
     def _note_context(self, sequence: Sequence, hidden: Tensor) -> None:
         """Compute what is asked about a context itself, given its hidden states, [T, hidden]."""
@@ -195,7 +212,8 @@ class Scheduler:
             min(position + 1, sequence.window or position + 1)
             for position, (sequence, _) in zip(positions.tolist(), self._owners, strict=False)
         ]
-        hidden = self._steps.decode(self._ids[:count], positions, 0, max(in_use))
+        source = max(sequence.source_length for sequence in self._batch)
+        hidden = self._steps.decode(self._ids[:count], positions, 0, max(in_use), source)
         self._positions[:count] += 1
         return hidden
 
@@ -218,8 +236,7 @@ class Scheduler:
             if sequence.width == 1 and sequence.limit:
                 sequence.take(0, int(self._ids[sequence.slots[0]]))
             sequence.count += 1
-            sequence.is_done = all(sequence.has_ended) or sequence.count >= sequence.limit
-        self._deliver()
+            sequence.is_done = sequence.finish()
 
     def _note_log_probs(self, values: Array) -> None:
         for slot, full, reported in zip(self._state.wanting_log_probs, *values, strict=True):
@@ -232,31 +249,23 @@ class Scheduler:
         """Choose a sequence's next beams and write their tokens into [N]."""
         slots = np.array(sequence.slots)
         index = torch.from_numpy(slots).to(logits.device)
-        scalars = sequence.job.request.scalars
-        chosen = beam.step(
+        scalars, row = sequence.job.request.scalars, sequence.row
+        found = beam.candidates(
             logits[index].log_softmax(-1),
-            torch.tensor(sequence.scores, device=logits.device),
-            torch.tensor(sequence.has_ended, device=logits.device),
+            sequence.scores,
+            sequence.has_ended,
             sequence.end_id,
-            len(sequence.context.ids) + len(sequence.tokens[0]) - sequence.has_ended[0],
-            float(scalars["len_penalty"][sequence.row]),
-            float(scalars["beam_search_diversity_rate"][sequence.row]),
+            sequence.beam_length,
+            float(scalars["len_penalty"][row]),
+            float(scalars["beam_search_diversity_rate"][row]),
         )
-        parents, ids = torch.stack((chosen.parents, chosen.tokens)).cpu().numpy()
-        scores, gains = torch.stack((chosen.scores, chosen.gains)).tolist()
+        chosen = sequence.branch(found)
+        parents = np.array([each.parent for each in chosen])
         if (moved := parents != np.arange(len(slots))).any():
             used = int(self._positions[slots].max())
             self._steps.copy(slots[moved], slots[parents[moved]], min(used, sequence.window or used))
             self._state.copy(slots[moved], slots[parents[moved]])
-        tokens[index] = chosen.tokens
-        had_ended = [sequence.has_ended[parent] for parent in parents]
-        sequence.tokens = [list(sequence.tokens[parent]) for parent in parents]
-        sequence.log_probs = [list(sequence.log_probs[parent]) for parent in parents]
-        sequence.has_ended, sequence.scores = list(had_ended), scores
-        for place, has_ended in enumerate(had_ended):
-            if not has_ended:
-                sequence.take(place, int(ids[place]))
-                sequence.log_probs[place].append(gains[place])
+        tokens[index] = torch.tensor([each.token for each in chosen], device=tokens.device)
 
     # Leaving.
 
@@ -325,16 +334,20 @@ class Scheduler:
         self._state.arrange([(sequence.job.request, sequence.row) for sequence, _ in self._owners])
 
 
-def _embeddings(new: list[Sequence], length: int) -> Array | None:
-    """Put the given embeddings of several contexts under each other, [B, length, hidden]; None where none has any."""
-    given = {row: each.context.embeddings for row, each in enumerate(new) if each.context.embeddings is not None}
+def _side_by_side(contexts: list[Context]) -> tuple[Array, Array, Array | None]:
+    """Give ids [B, T], lengths [B], and embeddings [B, T, hidden] where any has some."""
+    lengths = np.array([len(context.ids) for context in contexts])
+    ids = np.zeros((len(contexts), lengths.max()), np.int64)
+    for row, context in zip(ids, contexts, strict=True):
+        row[: len(context.ids)] = context.ids
+    given = {row: context.embeddings for row, context in enumerate(contexts) if context.embeddings is not None}
     if not given:
-        return None
+        return ids, lengths, None
     hidden = next(iter(given.values())).shape[1]
-    embeddings = np.full((len(new), length, hidden), np.nan, np.float32)
+    embeddings = np.full((*ids.shape, hidden), np.nan, np.float32)
     for row, content in given.items():
         embeddings[row, : len(content)] = content
-    return embeddings
+    return ids, lengths, embeddings
 
 
 def _answer(job: Job, answer: Answer) -> bool:

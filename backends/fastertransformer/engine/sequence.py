@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .beam import DEAD
+from .beam import DEAD, Candidate, Ending
 from .request import Array, Request
 
 INVALID, FAILED, CANCELLED = "INVALID_ARG", "INTERNAL", "CANCELLED"  # names of Triton's error codes
@@ -72,9 +72,11 @@ class Sequence:
         scores: cum_log_probs by beam.
         has_ended: by beam.
         slots: of the beams, while it is in the batch.
+        endings: beams that were taken out, of an encoder-decoder.
         count: steps that it has taken part in.
         is_done: nothing more is generated.
         runs_alone: whether it failed together with others and is tried on its own.
+        encoded: [S, hidden], where the answer is what the encoder makes.
         context_embedding: fp32 [hidden], where it is wanted.
         start: entries that the cache has of it before its context: a conversation's.
         window: entries that are kept at most; 0: all.
@@ -87,9 +89,11 @@ class Sequence:
     scores: list[float] = field(init=False)
     has_ended: list[bool] = field(init=False)
     slots: list[int] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
     count: int = 0
     is_done: bool = False
     runs_alone: bool = False
+    encoded: Array | None = None
     context_embedding: Array | None = None
     start: int = 0
     window: int = 0
@@ -101,6 +105,7 @@ class Sequence:
         self.end_id = int(request.scalars["end_id"][self.row])
         self.shown = request.input_ids[self.row, : request.input_lengths[self.row]].tolist()
         self.context = request.contexts[self.row]
+        self.source = request.sources[self.row] if request.sources else None
         self.bad_words, self.stop_words = request.bad_words[self.row], request.stop_words[self.row]
         self.tokens = [[] for _ in range(self.width)]
         self.log_probs = [[] for _ in range(self.width)]
@@ -113,6 +118,11 @@ class Sequence:
         most = self.start + len(self.context.ids) + self.limit
         return min(most, self.window) if self.window else most
 
+    @property
+    def source_length(self) -> int:
+        """Tokens that the encoder is given; 0 without one."""
+        return len(self.source.ids) if self.source else 0
+
     def wants(self, name: str) -> bool:
         """Say whether it has is_return_<name>."""
         return bool(self.job.request.scalars[f"is_return_{name}"][self.row])
@@ -122,6 +132,60 @@ class Sequence:
         tokens = self.tokens[beam]
         missing = count - len(tokens)
         return [*self.shown[-missing:], *tokens] if missing > 0 else tokens[len(tokens) - count :]
+
+    @property
+    def beam_length(self) -> int:
+        """What beam search divides by at the coming step; see beam.py."""
+        if self.source:
+            return self.count + 1
+        return len(self.context.ids) + len(self.tokens[0]) - self.has_ended[0]
+
+    def branch(self, found: list[Candidate]) -> list[Candidate]:
+        """Choose the beams that go on, from what beam.candidates gave; give those chosen, K of them."""
+        chosen = found[: self.width] if self.source is None else self._take_out(found)
+        had_ended = [self.has_ended[each.parent] for each in chosen]
+        self.tokens = [list(self.tokens[each.parent]) for each in chosen]
+        self.log_probs = [list(self.log_probs[each.parent]) for each in chosen]
+        self.scores, self.has_ended = [each.score for each in chosen], had_ended
+        for beam, each in enumerate(chosen):
+            if not had_ended[beam]:
+                self.log_probs[beam].append(each.gain)
+                self.take(beam, each.token)
+        return chosen
+
+    def _take_out(self, found: list[Candidate]) -> list[Candidate]:
+        """Keep the candidates that end, if they are among the K best; give the K best of the others."""
+        chosen: list[Candidate] = []
+        for place, each in enumerate(found):
+            had_ended = self.has_ended[each.parent]
+            if not had_ended and each.token != self.end_id:
+                chosen.append(each)
+            elif place < self.width:
+                new = ([], []) if had_ended else ([each.token], [each.gain])
+                tokens, log_probs = self.tokens[each.parent] + new[0], self.log_probs[each.parent] + new[1]
+                self.keep(Ending(each.rank, each.score, tokens, log_probs))
+        return chosen[: self.width]
+
+    def keep(self, ending: Ending) -> None:
+        """Keep a beam that was taken out, if it is among the K best."""
+        self.endings = sorted([*self.endings, ending], key=lambda each: -each.rank)[: self.width]
+
+    def finish(self) -> bool:
+        """Say whether the step just taken was the last one; if so, put the beams in order."""
+        is_last = all(self.has_ended) or self.count >= self.limit or len(self.endings) == self.width
+        if is_last and self.source and self.width > 1 and self.limit:
+            self._settle_endings()
+        return is_last
+
+    def _settle_endings(self) -> None:
+        """Put the K best in place of the beams, those that have not ended among them unless K have."""
+        penalty = float(self.job.request.scalars["len_penalty"][self.row])
+        if len(self.endings) < self.width:
+            for score, tokens, log_probs in zip(self.scores, self.tokens, self.log_probs, strict=True):
+                self.keep(Ending(score / len(tokens) ** penalty, score, tokens, log_probs))
+        self.tokens = [ending.tokens for ending in self.endings]
+        self.log_probs = [ending.log_probs for ending in self.endings]
+        self.scores = [ending.score for ending in self.endings]
 
     def take(self, beam: int, token: int) -> None:
         """Put a token behind a beam."""
@@ -137,21 +201,25 @@ def output_tensors(job: Job) -> dict[str, Array]:
 
     Returns:
         output_ids: uint32 [B, K, L + max request_output_len]: each row's input, its tokens right behind it, then its
-            end_id.
+            end_id. Of an encoder-decoder int32 [B, K, max max_output_len]: tokens alone, then 0.
         sequence_length: uint32 [B, K]: input and generated tokens, a final end_id included. (FasterTransformer counts
-            from the longest input of the batch; here it is the row's own, so it does not depend on other rows.)
-        response_input_lengths: int32 [B, K].
+            from the longest input of the batch; here it is the row's own, so it does not depend on other rows.) Of an
+            encoder-decoder int32: generated tokens.
+        response_input_lengths: int32 [B, K]; not of an encoder-decoder.
         cum_log_probs: fp32 [B, K], and output_log_probs: fp32 [B, K, max request_output_len]: only where a row has
             is_return_log_probs; 0 in the others. With is_return_context_cum_log_probs the first begins with the
             log-probabilities (without temperature and penalty) of the input's tokens from the second on. Of a beam
             they are those of its own tokens. (FasterTransformer does not follow a beam back in output_log_probs.)
         context_embeddings: fp32 [B, K, hidden]: only where a row has is_return_context_embeddings.
+        output_hidden_state: fp32 [B, S, hidden], alone: of an encoder without a decoder.
     """
     request = job.request
+    if job.sequences[0].encoded is not None:
+        return {"output_hidden_state": _stacked([sequence.encoded for sequence in job.sequences])}
     batch, width = request.batch_size, request.beam_width
     longest, shown = int(request.output_lengths.max()), request.input_ids.shape[1]
-    ids = np.repeat(request.scalars["end_id"].astype(np.uint32), width * (shown + longest))
-    ids = ids.reshape(batch, width, shown + longest)
+    fill = np.zeros(batch) if request.sources else request.scalars["end_id"]
+    ids = np.repeat(fill.astype(np.uint32), width * (shown + longest)).reshape(batch, width, shown + longest)
     lengths, inputs = np.zeros((batch, width), np.uint32), np.zeros((batch, width), np.int32)
     scores, log_probs = np.zeros((batch, width), np.float32), np.zeros((batch, width, longest), np.float32)
     for row, sequence in enumerate(job.sequences):
@@ -165,15 +233,22 @@ def output_tensors(job: Job) -> dict[str, Array]:
                 scores[row, beam] = sequence.scores[beam]
                 log_probs[row, beam, : len(tokens)] = sequence.log_probs[beam]
     tensors: dict[str, Array] = {"output_ids": ids, "sequence_length": lengths, "response_input_lengths": inputs}
+    if request.sources:
+        tensors = {"output_ids": ids.astype(np.int32), "sequence_length": lengths.astype(np.int32)}
     if request.wants("log_probs"):
         tensors |= {"cum_log_probs": scores, "output_log_probs": log_probs}
     if request.wants("context_embeddings"):
-        tensors["context_embeddings"] = _context_embeddings(job)
+        embeddings = _stacked([sequence.context_embedding for sequence in job.sequences])
+        tensors["context_embeddings"] = np.repeat(embeddings[:, None], width, axis=1)
     return tensors
 
 
-def _context_embeddings(job: Job) -> Array:
-    known = [sequence.context_embedding for sequence in job.sequences]
-    hidden = next((len(each) for each in known if each is not None), 0)
-    rows = [np.zeros(hidden, np.float32) if each is None else each for each in known]
-    return np.repeat(np.stack(rows)[:, None], job.request.beam_width, axis=1)
+def _stacked(rows: list[Array | None]) -> Array:
+    """Put arrays under each other, filled up with zeros to the longest; one that is not there yet is zeros."""
+    known = [row for row in rows if row is not None]
+    shape = [max(row.shape[axis] for row in known) for axis in range(known[0].ndim)] if known else [0]
+    stacked = np.zeros((len(rows), *shape), np.float32)
+    for target, row in zip(stacked, rows, strict=True):
+        if row is not None:
+            target[: len(row)] = row
+    return stacked

@@ -67,10 +67,8 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
         EngineError: a parameter is missing, malformed or not supported, or the checkpoint is not there.
     """
     model_type = parameters.get("model_type", "GPT")
-    if model_type not in MODEL_TYPES:
+    if model_type.lower() not in map(str.lower, MODEL_TYPES):
         raise EngineError(f"model_type = {model_type} is none of {', '.join(MODEL_TYPES)}")
-    if model_type.startswith("T5"):
-        raise EngineError(f"model_type = {model_type} is not supported by this engine yet")
     int8_mode = _integer(parameters, "int8_mode", "0", least=0)
     if int8_mode > 1:
         raise EngineError(f"int8_mode = {int8_mode} is not supported; 0 (off) and 1 (weights only) are")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .cache import KvCache
-from .network import Network
+from .network import Network, Source
 from .request import Array
 
 _P = ParamSpec("_P")
@@ -49,15 +49,49 @@ class Steps:
         self.config = network.config
         self.device = network.weights.like.device
         self._saved: dict[int, list[Tensor]] = {}
+        self._has_tasks = False  # whether a row ever had an IA3 task
 
     def together(self, name: str, arguments: Sequence[Any]) -> AbstractContextManager[None]:
         """Have the other processes take the step too; a process that is alone has none."""
         return nullcontext()
 
     @_step
-    def reserve(self, slots: int, capacity: int, kept: int) -> None:
+    def reserve(self, slots: int, capacity: int, cross_capacity: int, kept: int) -> None:
         """Make room for so many slots of so many tokens; what the first ``kept`` hold stays."""
-        self.cache.reserve(slots, capacity, kept=kept)
+        self.cache.reserve(slots, capacity, cross_capacity, kept)
+
+    @_step
+    def encode(self, ids: Array, lengths: Array, tasks: Array, first: int, embeddings: Array | None = None) -> Tensor:
+        """Run the encoder, and have the slots from ``first`` on remember what it makes.
+
+        Args:
+            ids: int64 [B, S], padded.
+            lengths: int64 [B].
+            tasks: int64 [B], IA3 task of each row; -1: none.
+            first: slot of the first row.
+            embeddings: see extend.
+
+        Returns:
+            [B, S, hidden]
+        """
+        given = None if embeddings is None else torch.from_numpy(embeddings).to(self.device)
+        tokens, sources = torch.from_numpy(ids).to(self.device), np.stack((lengths, tasks), axis=1)
+        slots = slice(first, first + len(ids))
+        self._has_tasks |= bool((tasks >= 0).any())
+        known = torch.from_numpy(sources).to(self.device)
+        of_tasks = known[:, 1] if self._has_tasks else None
+        encoded = self.network.encode(tokens, known[:, 0], of_tasks, given)
+        if self.config.family == "t5":
+            self.cache.sources[slots] = known
+            self.network.remember(encoded, slots, self.cache, of_tasks)
+        return encoded
+
+    def _source(self, slots: slice, longest: int) -> Source | None:
+        """Say what rows answer to, given their longest source; 0: they have none."""
+        if not longest:
+            return None
+        known = self.cache.sources[slots]
+        return Source(known[:, 0], longest, known[:, 1] if self._has_tasks else None)
 
     @_step
     def set_windows(self, first: int, windows: Array) -> None:
@@ -66,7 +100,14 @@ class Steps:
 
     @_step
     def extend(
-        self, ids: Array, starts: Array, lengths: Array, first: int, longest: int, embeddings: Array | None = None
+        self,
+        ids: Array,
+        starts: Array,
+        lengths: Array,
+        first: int,
+        longest: int,
+        longest_source: int = 0,
+        embeddings: Array | None = None,
     ) -> Tensor:
         """Run several tokens of each of the rows in the slots from ``first`` on; see Network.extend.
 
@@ -76,6 +117,7 @@ class Steps:
             lengths: int64 [B].
             first: slot of the first row.
             longest: the most entries that a row has afterwards.
+            longest_source: the most tokens that a row's encoder was given; 0: there is none.
             embeddings: fp32 [B, T, hidden], NaN where a token has its own; None: all have.
 
         Returns:
@@ -84,13 +126,15 @@ class Steps:
         given = None if embeddings is None else torch.from_numpy(embeddings).to(self.device)
         tokens, begins, counts = (torch.from_numpy(array).to(self.device) for array in (ids, starts, lengths))
         slots = slice(first, first + len(ids))
-        return self.network.extend(tokens, begins if starts.any() else None, counts, slots, self.cache, longest, given)
+        past, source = begins if starts.any() else None, self._source(slots, longest_source)
+        return self.network.extend(tokens, past, counts, slots, self.cache, longest, given, source)
 
     @_step
-    def decode(self, ids: Array, positions: Array, first: int, longest: int) -> Tensor:
+    def decode(self, ids: Array, positions: Array, first: int, longest: int, longest_source: int = 0) -> Tensor:
         """Run one token of each of the rows in the slots from ``first`` on: int64 [B] each -> [B, hidden]."""
-        both = torch.from_numpy(np.stack((ids, positions))).to(self.device)
-        return self.network.decode(both[0], both[1], slice(first, first + len(ids)), self.cache, longest)
+        both, slots = torch.from_numpy(np.stack((ids, positions))).to(self.device), slice(first, first + len(ids))
+        source = self._source(slots, longest_source)
+        return self.network.decode(both[0], both[1], slots, self.cache, longest, source)
 
     @_step
     def copy(self, targets: Array, sources: Array, length: int) -> None:

@@ -400,8 +400,13 @@ class _Reader:
             mlp_gate=self.linear(files.mlp_gate) if files.mlp_gate else None,
             mlp_out=self.linear(files.mlp_out),
             cross=self._cross(files.cross) if files.cross else None,
-            ia3=tuple(map(self.tensor, files.ia3)) if files.ia3 else None,
+            ia3=self._ia3(files.ia3),
         )
+
+    def _ia3(self, files: tuple[ShardedTensor, ...] | None) -> tuple[Tensor, ...] | None:
+        """Read vectors by task; a last row of ones is for rows without one (task -1)."""
+        tables = map(self.tensor, files or ())
+        return tuple(torch.cat((table, torch.ones_like(table[:1]))) for table in tables) or None
 
     def _cross(self, files: CrossFiles) -> CrossWeights:
         return CrossWeights(
@@ -409,7 +414,7 @@ class _Reader:
             query=self.linear(files.query),
             key_value=self.linear(files.key_value),
             out=self.linear(files.out),
-            ia3=tuple(map(self.tensor, files.ia3)) if files.ia3 else None,
+            ia3=self._ia3(files.ia3),
         )
 
 
