@@ -101,11 +101,12 @@ def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_
     settings = ShardSettings(tensor_para_size, weight_data_type, source.dims, allow_nonfinite)
     check_split(settings, source.family.divided)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
-    _check_types(source, assignments)
+    check_types(source, assignments)
     return Conversion(source, tuple(each.for_ranks(tensor_para_size) for each in assignments), settings)
 
 
-def _check_types(source: Source, assignments: Sequence[Assignment]) -> None:
+def check_types(source: Source, assignments: Sequence[Assignment]) -> None:
+    """Refuse tensors to convert that are not of a data type of weights."""
     keys = {key: source.tensors[key].data_type for assignment in assignments for key in assignment.keys}
     foreign = [f"{key}  {data_type}" for key, data_type in keys.items() if data_type not in STORAGE]
     if foreign:

@@ -25,7 +25,7 @@ from handover.manifest import FileRecord
 from handover.progress import human_bytes
 
 # Read at a time: a thread's whole buffer. Large, so that the columns of a transposed tensor are read in long runs.
-_READ_BYTES = 32 << 20
+READ_BYTES = 32 << 20
 # Rearranged, checked, digested and written at a time: it stays in the cache from one step to the next.
 _BLOCK_BYTES = 1 << 20
 _IN_WORDS = {"head_num": "the model's {} heads", "inter_size": "the feed-forward's width {}"}
@@ -137,7 +137,7 @@ class Workspace:
     """
 
     def __init__(self, verified: set[RecordKey]) -> None:
-        self.reader = Reader(_READ_BYTES, verified)
+        self.reader = Reader(READ_BYTES, verified)
         self.transposer = Transposer()
         self.block = np.empty(_BLOCK_BYTES, np.uint8)
 
@@ -239,7 +239,7 @@ def _blocks(
         The first row and the values of a block, which never goes beyond the end of a file.
     """
     total = box.shape[0]
-    read_rows = _even(total, max(1, _READ_BYTES // max(1, box.row_bytes)))
+    read_rows = _even(total, max(1, READ_BYTES // max(1, box.row_bytes)))
     row_bytes = prod(box.shape[1:]) * item_bytes(settings.data_type)
     write_rows = max(1, _BLOCK_BYTES // max(1, row_bytes))
     for start in range(0, total, read_rows):

@@ -30,12 +30,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     _check_cluster(config, stages)
     _check_mounts(config, paths)
     if Stage.convert in stages:
-        from export_scripts.check import inspect_checkpoint
-
-        model = config.export.model
-        inspect_checkpoint(
-            paths.checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), model.allow_nonfinite
-        )
+        _check_checkpoint(config, paths)
     if Stage.deploy in stages:
         _check_repository(paths, stages)
         _check_ports(config)
@@ -47,6 +42,22 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         _check_load(config, paths)
     _check_writable(paths.results)
     _check_writable(paths.ft_checkpoint)
+
+
+def _check_checkpoint(config: Config, paths: RunPaths) -> None:
+    from export_scripts.check import inspect_checkpoint
+    from export_scripts.sizing import is_description
+
+    model = config.export.model
+    if not is_description(paths.checkpoint):
+        inspect_checkpoint(
+            paths.checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), model.allow_nonfinite
+        )
+    elif not config.dry_run:
+        raise ConfigError(
+            f"export.model.checkpoint_path {paths.checkpoint} is the description of a checkpoint",
+            "dry_run=true says what its conversion will take; to convert, give the checkpoint itself",
+        )
 
 
 def _check_numbers(config: Config) -> None:

@@ -44,6 +44,8 @@ def launch(config: Config) -> None:
     force = {stage.name for stage in config.force}
     jobs = make_jobs(config, paths, plans)
     if config.dry_run:
+        if Stage.convert in stages:
+            show_size(config, paths)
         show(plans, executor)
         sys.stdout.write(executor.preview(jobs, force))
         return
@@ -103,6 +105,15 @@ def executor_for(config: Config, paths: RunPaths) -> Executor:
 
         return SlurmExecutor(config.cluster, config.export.run.dependency or None, paths.project, paths.mounts)
     return BcpExecutor(config.launcher_scripts_path, redirect=not config.bcp_no_redirect)
+
+
+def show_size(config: Config, paths: RunPaths) -> None:
+    """Print what the conversion will take: bytes, files, memory and time."""
+    from export_scripts.sizing import measure
+
+    model = config.export.model
+    sizing = measure(paths.checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), model.processes)
+    sys.stdout.write("".join(f"convert: {line}\n" for line in sizing.lines()))
 
 
 def show(plans: Sequence[StagePlan], executor: Executor) -> None:

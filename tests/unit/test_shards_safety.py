@@ -73,7 +73,7 @@ def flipped(archive: Path, values: torch.Tensor) -> None:
 def test_a_flipped_bit_of_a_weight_is_found_by_the_archives_checksum(
     read_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_READ_BYTES", read_bytes)
+    monkeypatch.setattr(shards, "READ_BYTES", read_bytes)
     archive, output = write_gpt(tmp_path / "gpt.nemo"), tmp_path / "out"
     flipped(archive, gpt_state()[QKV])
     for _ in range(2):  # and the run that continues finds it again

@@ -1,0 +1,136 @@
+"""Say what a checkpoint holds, or verify an FT checkpoint.
+
+    python3 -m export_scripts.inspect gpt.nemo
+    python3 -m export_scripts.inspect results/gpt3_demo/export/1-gpu
+
+Of a checkpoint: its format, FasterTransformer's family for it, dimensions, tokenizer, and every key with its shape,
+data type and what it becomes; layers are counted, not repeated. Of an FT checkpoint also: that ``config.ini`` fits the
+files, that every file has the size and digest of the manifest, and, without a manifest, that every value is finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from math import prod
+from pathlib import Path
+
+from export_scripts.check import check_types
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.source import Source
+from export_scripts.dtypes import STORAGE, item_bytes
+from export_scripts.shards import ShardSettings, Workspace, check_values
+from export_scripts.weights.schema import LazyTensor, match, split_layer
+from handover.errors import ArtefactError, exit_status
+from handover.manifest import FILE_NAME as MANIFEST
+from handover.manifest import Manifest
+from handover.progress import human_bytes
+
+_CONFIG_FILE = "config.ini"
+
+
+def describe(source: Source) -> Iterator[str]:
+    """Give the lines that describe a checkpoint."""
+    archive, dims = source.archive, source.dims
+    sizes = archive.sizes
+    yield f"{archive.path}  {human_bytes(sum(sizes.values()))} in {len(sizes)} files"
+    yield f"  format      {source.source_map.name}"
+    yield f"  family      {source.family.name}"
+    if is_dataclass(dims):
+        named = ((field.name, getattr(dims, field.name)) for field in fields(dims))
+        yield "  dimensions  " + "  ".join(f"{name} {value}" for name, value in named)
+    ranks = _possible_ranks(source)
+    yield f"  ranks       tensor_para_size can be {', '.join(map(str, ranks))}"
+    for data_type, (count, numbers, size_bytes) in sorted(_totals(source.tensors.values()).items()):
+        size = human_bytes(size_bytes)
+        yield f"  weights     {count} tensors of {data_type}, {numbers:,} numbers, {size}"
+    files = ", ".join(source.tokenizer.members) or "none"
+    yield f"  tokenizer   {files}  start_id {source.ids.start_id}  end_id {source.ids.end_id}"
+    for remark in source.remarks:
+        yield f"  note        {remark}"
+    yield "  keys"
+    yield from _keys(source)
+
+
+def _possible_ranks(source: Source) -> list[int]:
+    sizes = [source.dims.axis_size(name) for name in source.family.divided]
+    return [n for n in range(1, min(sizes) + 1) if all(size % n == 0 for size in sizes)]
+
+
+def _totals(tensors: Iterable[LazyTensor]) -> Mapping[str, tuple[int, int, int]]:
+    """Tensors, numbers and bytes of each data type; an unknown one counts no bytes."""
+    totals: dict[str, tuple[int, int, int]] = {}
+    for tensor in tensors:
+        count, numbers, size_bytes = totals.get(tensor.data_type, (0, 0, 0))
+        size = prod(tensor.shape)
+        width = item_bytes(tensor.data_type) if tensor.data_type in STORAGE else 0
+        totals[tensor.data_type] = (count + 1, numbers + size, size_bytes + size * width)
+    return totals
+
+
+def _keys(source: Source) -> Iterator[str]:
+    """One line for each kind of key: how often, shape, data type and what it becomes."""
+    kinds: dict[tuple[str, tuple[int, ...], str, str], int] = {}
+    for key, tensor in source.tensors.items():
+        becomes = " ".join(split_layer(name)[0] for name in source.source_map.targets(key))
+        if source.source_map.is_ignored(key):
+            becomes = "(ignored)"
+        kind = (split_layer(key)[0], tensor.shape, tensor.data_type, becomes or "(no rule)")
+        kinds[kind] = kinds.get(kind, 0) + 1
+    width = max((len(kind[0]) for kind in kinds), default=0)
+    for (pattern, shape, data_type, becomes), count in kinds.items():
+        yield f"    {pattern:<{width}}  x{count:<3} {data_type:<5} {list(shape)!s:<16} {becomes}"
+    if source.other_keys:
+        patterns = sorted({split_layer(key)[0] for key in source.other_keys})
+        yield f"    {len(source.other_keys)} keys without a tensor: {', '.join(patterns)}"
+
+
+def verify(source: Source) -> Iterator[str]:
+    """Verify an FT checkpoint, whose reader has compared ``config.ini`` with the files' names and sizes.
+
+    Raises:
+        ArtefactError: files are missing, altered or left over.
+        CheckpointError: a value is NaN or infinite, where no manifest says that it was so before.
+    """
+    root = source.archive.path
+    if (root / MANIFEST).is_file():
+        manifest = Manifest.read(root)
+        present = {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
+        surplus = present - {record.path for record in manifest.files} - {MANIFEST}
+        problems = manifest.problems(root) + [f"{name}  is not in the manifest" for name in sorted(surplus)]
+        if problems:
+            raise ArtefactError(
+                f"{root}: {len(problems)} files are not those of its manifest\n  " + "\n  ".join(problems),
+                "convert the checkpoint again",
+            )
+        made_from = manifest.made_from
+        yield f"  made from   {made_from.get('checkpoint', 'unknown')} ({made_from.get('source_format', 'unknown')})"
+        yield f"  manifest    {manifest.digest}"
+        size = human_bytes(manifest.size_bytes)
+        yield f"  verified    {len(manifest.files)} files, {size}: sizes, digests, {_CONFIG_FILE}"
+        return
+    targets = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
+    for assignment in targets:
+        sources = [source.tensors[key] for key in assignment.keys]
+        settings = ShardSettings(1, sources[0].data_type if sources else "fp32", source.dims)
+        check_values(assignment, sources, settings, Workspace(set()))
+    yield f"  verified    {len(source.tensors)} tensors: shapes of {_CONFIG_FILE}, every value finite; no manifest"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Describe the checkpoint that a path means; raise where it cannot be converted or is damaged."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a directory that holds exactly one")
+    source = open_source(find_archive(parser.parse_args(list(argv)).checkpoint))
+    for line in describe(source):
+        sys.stdout.write(f"{line}\n")
+    check_types(source, match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys))
+    if _CONFIG_FILE in source.archive and source.archive.path.is_dir():
+        for line in verify(source):
+            sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "inspect"))
