@@ -211,7 +211,7 @@ class LoadConfig:
     ramp_s: float = 0.0
     lengths: list[str] = field(default_factory=list)  # input/output; a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION
     prompt_file: str | None = None
-    streaming: bool = False
+    streaming: bool | None = None  # None: what the served model does
     warmup: int = 0  # answers; 0: twice those in flight
     requests: int = 0  # answers a repeat; 0: 20, or four times those in flight
     min_repeats: int = 3

@@ -36,7 +36,9 @@ class LoadArguments(ScriptArguments):
     )
     arrival: str = field(default="poisson", metadata={"help": f"of the open loop: {' or '.join(ARRIVALS)}"})
     ramp_s: float = field(default=0.0, metadata={"help": "seconds in which the load grows linearly to its level"})
-    streaming: bool = field(default=False, metadata={"help": "ask through a stream; needs a decoupled model"})
+    streaming: bool | None = field(
+        default=None, metadata={"help": "whether answers must be streamed; by default what the model does"}
+    )
     warmup: int = field(default=0, metadata={"help": "answers that do not count; 0: as many as are in flight, twice"})
     requests: int = field(default=0, metadata={"help": "answers a repeat; 0: 20, or four times those in flight"})
     min_repeats: int = field(default=3, metadata={"help": "repeats before a point may end early"})

@@ -109,7 +109,7 @@ def probe(arguments: LoadArguments, target: Target, row: LoadRow) -> None:
     request = prepare_requests(arguments, target, row, Plan(0, 1, 0, 0, lambda windows: True))[0]
 
     async def ask() -> RequestRecord:
-        async with Wire(target.endpoint.grpc_url, arguments.timeout_s, arguments.streaming) as wire:
+        async with Wire(target.endpoint.grpc_url, arguments.timeout_s, bool(arguments.streaming)) as wire:
             return await wire.ask(request, 0)
 
     record = asyncio.run(ask())
@@ -167,7 +167,7 @@ async def _load(
         random = seeded(arguments.seed, "arrivals", row.workload, row.level)
         due = arrivals_ns(row.level, arguments.arrival, arguments.ramp_s, random)
         load = OpenLoop(due, arguments.max_in_flight, arguments.ramp_s)
-    async with Wire(target.endpoint.grpc_url, arguments.timeout_s, arguments.streaming) as wire:
+    async with Wire(target.endpoint.grpc_url, arguments.timeout_s, bool(arguments.streaming)) as wire:
         recorder = await drive(wire, requests, load, plan, measuring=read)
         await read()
     before = readings[0] if len(readings) == 2 else {}

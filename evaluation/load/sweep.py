@@ -76,9 +76,10 @@ def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[_Sweep, list
             "take model=fastertransformer",
         )
     is_decoupled, queue_delay_us, max_batch_size = _transaction_policy(endpoint, arguments.model)
-    if arguments.streaming != is_decoupled:
+    if arguments.streaming not in (None, is_decoupled):
         have = "streams its answers (decoupled)" if is_decoupled else "does not stream (it is not decoupled)"
         raise ConfigError(f"model '{arguments.model}' {have}", f"take streaming={str(is_decoupled).lower()}")
+    arguments = dataclasses.replace(arguments, streaming=is_decoupled)
     served = inspect_endpoint(endpoint, interface.parameters)
     prompts = _read_prompts(arguments, served)
     vocab_size = arguments.vocab_size or served.vocab_size
@@ -206,7 +207,7 @@ def _template(
         concurrency=None,
         request_rate_per_s=None,
         arrival="",
-        is_streaming=arguments.streaming,
+        is_streaming=bool(arguments.streaming),
         model_digest=endpoint.model_digest,
         is_random_weights=has_random_weights(endpoint),
         commit=read_commit(),

@@ -98,7 +98,7 @@ def test_every_point_has_a_row_with_figures_that_fit_the_servers_delay(tmp_path:
 
 def test_streams_are_stamped_token_by_token(tmp_path: Path) -> None:
     with Streaming(count_up) as fake:
-        given = arguments(tmp_path / "out", endpoint_of(fake, tmp_path / "e.json"), streaming=True, lengths=("3/5",))
+        given = arguments(tmp_path / "out", endpoint_of(fake, tmp_path / "e.json"), lengths=("3/5",))
         (row,) = run(dataclasses.replace(given, concurrencies=(1,), slos=(("ttft", 1000.0), ("tpot", 1000.0))))
     figures = row.figures
     for name in ("ttft", "itl", "tpot"):
@@ -114,7 +114,7 @@ def test_streams_are_stamped_token_by_token(tmp_path: Path) -> None:
 
 def test_streaming_must_be_what_the_model_does(tmp_path: Path) -> None:
     with Streaming(count_up) as fake, pytest.raises(ConfigError, match="streams its answers"):
-        run(arguments(tmp_path, fake.url))
+        run(arguments(tmp_path, fake.url, streaming=False))
     with FakeTriton(count_up) as fake, pytest.raises(ConfigError, match="does not stream"):
         run(arguments(tmp_path, fake.url, streaming=True))
 
