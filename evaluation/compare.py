@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluation.measurements import HIGHER, Measurement, Report, read_report
+from evaluation.number_text import show_figure
 from evaluation.report_html import TEMPLATE, style_of
-from evaluation.report_text import show_figure
 from handover.errors import ConfigError, exit_status
 from handover.manifest import write_atomically
 

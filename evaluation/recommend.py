@@ -17,30 +17,21 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from evaluation.load.figures import PERCENTILES
+from evaluation.number_text import show_figure
+from evaluation.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, deployment_text, ranking_title
 from evaluation.recommendation import FIGURES, OFFLINE, ONLINE, Candidate, Ranking, find_candidates, pareto_front, rank
 from evaluation.report_data import collect_findings
-from evaluation.report_text import show_figure
 from handover.errors import ConfigError, exit_status, nearest
 from handover.manifest import write_atomically
 
 GROUP = "recommended"
-_COLUMNS = ("", "Load", "Tokens/s", "±", "vs best", "Tokens/s/GPU", "Tokens/s/user", "e2e p95, ms", "Deployment")
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Latency limits in ms by ttft, itl, tpot or e2e, and the percentile that must keep them."""
-
-    limits_ms: Mapping[str, float]
-    percentile: int = 95
 
 
 def main(argv: Sequence[str]) -> None:
@@ -154,42 +145,25 @@ def render_markdown(rankings: Sequence[Ranking], candidates: Sequence[Candidate]
     """Render everything for people."""
     parts = ["# Recommendation"]
     for ranking in rankings:
-        parts.append(f"## {title(ranking, budget)}")
+        parts.append(f"## {ranking_title(ranking, budget)}")
         if not ranking.best:
             parts.append(f"None of {ranking.considered} measured points keeps the budget.")
             continue
-        rows = [candidate_cells(number, ranking, candidate) for number, candidate in enumerate(ranking.best, 1)]
-        parts.append(_table(_COLUMNS, rows))
+        rows = [candidate_cells(ranking, candidate) for candidate in ranking.best]
+        parts.append(_table(RANKING_COLUMNS, rows))
     parts.append("## Pareto front: tokens/s/GPU over tokens/s/user")
     cells = [
-        (c.workload, c.load, show_figure(c.tokens_per_s_per_user), show_figure(c.tokens_per_s_per_gpu), _deployment(c))
+        (
+            c.workload,
+            c.load,
+            show_figure(c.tokens_per_s_per_user),
+            show_figure(c.tokens_per_s_per_gpu),
+            deployment_text(c),
+        )
         for c in _fronts(candidates)
     ]
     parts.append(_table(("Lengths", "Load", "Tokens/s/user", "Tokens/s/GPU", "Deployment"), cells))
     return "\n\n".join(parts) + "\n"
-
-
-def title(ranking: Ranking, budget: Budget | None) -> str:
-    """Name a ranking: ``Online, 60/20 tokens: e2e p95 within 800 ms``."""
-    if ranking.goal == OFFLINE or budget is None:
-        return f"Offline, {ranking.workload} tokens: most tokens per second"
-    limits = [f"{name} p{budget.percentile} within {limit:g} ms" for name, limit in budget.limits_ms.items()]
-    return f"Online, {ranking.workload} tokens: most tokens per second with {', '.join(limits)}"
-
-
-def candidate_cells(number: int, ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
-    """One row of a ranking."""
-    return (
-        str(number),
-        candidate.load,
-        show_figure(candidate.tokens_per_s),
-        show_figure(candidate.noise_tokens_per_s),
-        f"{100 * ranking.deviation(candidate):+.1f}%" if number > 1 else "",
-        show_figure(candidate.tokens_per_s_per_gpu),
-        show_figure(candidate.tokens_per_s_per_user),
-        show_figure(candidate.latencies_ms.get("e2e_p95_ms")),
-        _deployment(candidate),
-    )
 
 
 def _fronts(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -200,12 +174,6 @@ def _fronts(candidates: Sequence[Candidate]) -> list[Candidate]:
         for workload in workloads
         for kept in pareto_front(candidate for candidate in candidates if candidate.workload == workload)
     ]
-
-
-def _deployment(candidate: Candidate) -> str:
-    short = {"tensor_model_parallel_size": "TP", "pipeline_model_parallel_size": "PP", "weight_data_type": "weights"}
-    settings = ((key.rpartition(".")[2], value) for key, value in candidate.settings.items())
-    return ", ".join(f"{short.get(name, name)} {value}" for name, value in settings)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

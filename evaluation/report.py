@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluation.arguments import ReportArguments
+from evaluation.load.text import brief_tables, failed_load_points
 from evaluation.report_data import PARTIAL, Findings, collect_findings
 from evaluation.report_html import render_html
 from evaluation.report_markdown import render_markdown
@@ -64,6 +65,7 @@ def print_tables(console: Console, findings: Findings, results: Path) -> None:
             console.print(_table(title, BENCHMARK_COLUMNS, [benchmark_cells(row) for row in points]))
         for line in failed_points(benchmark.failed):
             console.print(Text(f"failed: {line}", style="red"))
+    _print_loads(console, findings)
     for remark in findings.remarks:
         console.print(Text(remark, style="yellow"))
     for outcome in findings.stages:
@@ -72,11 +74,24 @@ def print_tables(console: Console, findings: Findings, results: Path) -> None:
             console.print(Text(f"stage {outcome.stage}: {outcome.state}{log}", style="red"))
 
 
+def _print_loads(console: Console, findings: Findings) -> None:
+    for load in findings.loads:
+        for content in brief_tables(load.measured):
+            console.print(_table(f"{load.name}: {content.caption}", content.columns, content.rows))
+        for line in failed_load_points(load.failed):
+            console.print(Text(f"failed: {line}", style="red"))
+
+
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     # Text, not str: rich would read square brackets in a name as markup.
     table = Table(title=Text(title, style="bold"), title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column == ACCURACY_COLUMNS[0] else "right", overflow="fold")
+        table.add_column(
+            column,
+            justify="left" if column == ACCURACY_COLUMNS[0] else "right",
+            overflow="fold",
+            no_wrap=column == "Load",
+        )
     for row in rows:
         table.add_row(*map(Text, row))
     return table

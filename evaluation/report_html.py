@@ -7,7 +7,13 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from evaluation.load.findings import Load
+from evaluation.load.html import load_parts, pareto_parts
+from evaluation.load.text import NUMERIC as LOAD_NUMERIC
+from evaluation.load.text import Table
 from evaluation.plots import draw_latency, draw_throughput
+from evaluation.ranking_text import RANKING_COLUMNS, candidate_cells, ranking_title
+from evaluation.recommendation import OFFLINE, find_candidates, rank
 from evaluation.report_data import Benchmark, Evaluation, Findings, StageOutcome
 from evaluation.report_text import (
     ACCURACY_COLUMNS,
@@ -24,7 +30,10 @@ from evaluation.report_text import (
 )
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
-_NUMERIC = frozenset({*BENCHMARK_COLUMNS, "Value", "Std. error", "Samples", "Time"})
+_TOP = 5
+_NUMERIC = frozenset(
+    {*LOAD_NUMERIC, *RANKING_COLUMNS[1:-1], *BENCHMARK_COLUMNS, "Value", "Std. error", "Samples", "Time"}
+)
 
 
 def render_html(findings: Findings, results: Path) -> str:
@@ -38,6 +47,8 @@ def render_html(findings: Findings, results: Path) -> str:
         *_problems(findings, results),
         *(_section(f"Accuracy: {evaluation.task}", _accuracy(evaluation)) for evaluation in findings.evaluations),
         *(_benchmark(benchmark, f"plot{number}") for number, benchmark in enumerate(findings.benchmarks)),
+        *(_load(load, f"load{number}") for number, load in enumerate(findings.loads)),
+        *_recommendation(findings, results),
         *_stages(findings, results),
         _section("Provenance", _provenance(describe_provenance(findings))),
     ]
@@ -90,6 +101,25 @@ def _benchmark(benchmark: Benchmark, name: str) -> str:
         cells = [(benchmark_cells(row), row.error) for row in rows]
         parts.append(_table(BENCHMARK_COLUMNS, (row for row, _ in cells), caption, [error for _, error in cells]))
     return _section(f"Latency and throughput: {benchmark.name}", "".join(parts))
+
+
+def _load(load: Load, name: str) -> str:
+    def table(content: Table) -> str:
+        return _table(content.columns, content.rows, content.caption, content.errors)
+
+    return _section(f"Under load: {load.name}", "".join(load_parts(load, name, _figure, table)))
+
+
+def _recommendation(findings: Findings, results: Path) -> list[str]:
+    """Show what to run for throughput alone, and what each point is worth to a user and to the operator."""
+    candidates = find_candidates(findings, str(results))
+    if len(candidates) < 2 or not findings.loads:
+        return []
+    parts = pareto_parts(candidates, "pareto", _figure)
+    for ranking in rank(candidates, OFFLINE, {}, 95, _TOP):
+        rows = [candidate_cells(ranking, candidate) for candidate in ranking.best]
+        parts.append(_table(RANKING_COLUMNS, rows, ranking_title(ranking, None)))
+    return [_section("Recommendation", "".join(parts))]
 
 
 def _stages(findings: Findings, results: Path) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from evaluation.load.text import failed_load_points, load_tables
 from evaluation.report_data import Findings
 from evaluation.report_text import (
     ACCURACY_COLUMNS,
@@ -45,6 +46,14 @@ def render_markdown(findings: Findings, results: Path) -> str:
         if benchmark.failed:
             parts.append("Failed points:")
             parts.append("\n".join(f"- {_escape(line)}" for line in failed_points(benchmark.failed)))
+    for load in findings.loads:
+        parts.append(f"## Under load: {_escape(load.name)}")
+        for table in load_tables(load.measured):
+            parts.append(f"### {_escape(table.caption)}")
+            parts.append(_table(table.columns, table.rows))
+        if load.failed:
+            parts.append("Failed points:")
+            parts.append("\n".join(f"- {_escape(line)}" for line in failed_load_points(load.failed)))
     if findings.stages:
         parts.append("## Stages")
         parts.append(_table(STAGE_COLUMNS, (stage_cells(outcome, results) for outcome in findings.stages)))

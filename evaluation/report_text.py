@@ -7,6 +7,9 @@ from pathlib import Path
 
 from evaluation.benchmark_table import Row
 from evaluation.lambada_task import Metric
+from evaluation.load.table import LoadRow
+from evaluation.load.text import load_sentence
+from evaluation.number_text import show_figure
 from evaluation.report_data import Findings, StageOutcome
 from handover.progress import human_bytes, human_time
 
@@ -33,6 +36,7 @@ def summarise_findings(findings: Findings) -> str:
         if scores:
             sentences.append(f"On {evaluation.task}: {', '.join(scores)}.")
     sentences += _speed(findings)
+    sentences += [sentence for load in findings.loads if (sentence := load_sentence(load.rows))]
     bad = [outcome for outcome in findings.stages if outcome.is_bad]
     if bad:
         sentences.append(" ".join(f"Stage {outcome.stage}: {outcome.state}." for outcome in bad))
@@ -100,6 +104,11 @@ def describe_provenance(findings: Findings) -> list[tuple[str, str]]:
             facts.append((f"Measured ({benchmark.name})", _measured(row.timestamp, row.commit)))
             facts.append((f"Warm-up and repeats ({benchmark.name})", f"{row.warmup} and {row.repeats} a point"))
             facts.append(("Machine", _machine(row)))
+    for load in findings.loads:
+        for point in load.rows[-1:]:
+            facts.append((f"Measured ({load.name})", _measured(point.timestamp, point.commit)))
+            facts.append((f"Digest of the model served ({load.name})", point.model_digest))
+            facts.append(("Machine", _machine(point)))
     return list(dict.fromkeys((label, value) for label, value in facts if value))
 
 
@@ -125,7 +134,7 @@ def _identity(findings: Findings) -> str:
     settings: dict[str, str] = {}
     for evaluation in findings.evaluations:
         settings.update({key: str(value) for key, value in evaluation.model.items() if value})
-    for row in (row for benchmark in findings.benchmarks for row in benchmark.rows[:1]):
+    for row in (row for measured in (findings.benchmarks, findings.loads) for one in measured for row in one.rows[:1]):
         columns = ("engine", "tensor_para_size", "pipeline_para_size", "weight_data_type", "data_type")
         settings.update({name: str(getattr(row, name)) for name in columns if getattr(row, name)})
     parts = [
@@ -162,15 +171,6 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value * 100:.2f}%"
 
 
-def show_figure(value: float | None) -> str:
-    """Show three or more digits; very large figures (an untrained model's perplexity) by their magnitude."""
-    if value is None:
-        return ""
-    if value >= 1e7:
-        return f"{value:.2e}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
-
-
 def _size(count: int) -> str:
     return human_bytes(count)
 
@@ -179,7 +179,7 @@ def _measured(timestamp: str, commit: str) -> str:
     return ", ".join(part for part in (timestamp, f"commit {commit}" if commit else "") if part)
 
 
-def _machine(row: Row) -> str:
+def _machine(row: Row | LoadRow) -> str:
     memory = f"{_size(row.memory_bytes)} of memory" if row.memory_bytes else ""
     cores = f"{row.cores} cores" if row.cores else ""
     return ", ".join(part for part in (row.cpu, cores, memory, row.gpu) if part)

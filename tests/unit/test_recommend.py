@@ -77,7 +77,7 @@ def test_results_of_several_deployments_meet_in_one_recommendation(
     assert [c["tokens_per_s"] for c in offline["best"]] == [150.0, 100.0, 80.0]  # 4 x 20 tokens in 1 s
     assert [c["load"] for c in online["best"]] == ["concurrency 8"]
     assert offline["best"][1]["deviation"] == pytest.approx(-1 / 3)
-    assert "concurrency 8 | 150.0 |" in (tmp_path / "out" / "recommendation.md").read_text()
+    assert "| concurrency 8 | 150.0 |" in (tmp_path / "out" / "recommendation.md").read_text()
 
 
 def test_the_override_file_is_ready_to_run(tmp_path: Path) -> None:

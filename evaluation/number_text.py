@@ -1,0 +1,12 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def show_figure(value: float | None) -> str:
+    """Show three or more digits; very large figures (an untrained model's perplexity) by their magnitude."""
+    if value is None:
+        return ""
+    if value >= 1e7:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"

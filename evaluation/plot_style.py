@@ -1,0 +1,162 @@
+"""The look of the report's plots: inline SVG whose colours follow the page's light and dark themes."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+# Colours that occur nowhere else; each becomes a CSS variable of the page.
+INK, FAINT, GRID = "#010a01", "#010a02", "#010a03"
+SERIES = ("#010a11", "#010a12", "#010a13", "#010a14", "#010a15", "#010a16")
+_VARIABLES = {
+    INK: "var(--ink)",
+    FAINT: "var(--faint)",
+    GRID: "var(--grid)",
+    **{colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, 1)},
+}
+_LABEL_GAP_PT = 13.0
+_LABEL_WIDTH_PT = 85.0
+_ROOM_PX = 14.0
+_LOG_ABOVE = 8.0
+"""Largest over smallest value from which an axis is logarithmic."""
+
+Point = tuple[float, float]
+
+
+def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
+    """Draw into a frame of the report's look.
+
+    Args:
+        name: prefix of the SVG's ids, unique in the page.
+        draw: draws into the axes.
+    """
+    with matplotlib.rc_context(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": name,
+            "font.size": 11,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": GRID,
+            "xtick.color": FAINT,
+            "ytick.color": FAINT,
+        }
+    ):
+        figure = Figure(figsize=(7.2, 4.0))
+        axes = figure.add_axes((0.075, 0.13, 0.76, 0.785))
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.grid(True, color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0, pad=6)
+        draw(figure, axes)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True)
+    return _inline(buffer.getvalue(), name)
+
+
+def title_height(axes: Axes, text: str) -> None:
+    """Name the vertical axis above it, where it reads without turning one's head."""
+    axes.set_title(text, loc="left", x=-0.096, pad=11, fontsize=11, color=INK)
+
+
+def scale(axes: Axes, which: str, values: Sequence[float]) -> None:
+    """Scale an axis of milliseconds: logarithmic with ticks at 1, 2 and 5 where the values span much."""
+    low, high = min(values), max(values)
+    set_scale = axes.set_xscale if which == "x" else axes.set_yscale
+    set_limits = axes.set_xlim if which == "x" else axes.set_ylim
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    if low > 0 and high / low >= _LOG_ABOVE:
+        set_scale("log")
+        set_limits(low / 1.25, high * 1.35)
+        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+        axis.set_minor_locator(NullLocator())
+    else:
+        set_limits(0, high * 1.15 or 1.0)
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+
+
+def label_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, Point]], centred: bool) -> None:
+    """Name each line right of its last point; labels that would overlap move up.
+
+    With ``centred``, a line that ends before the others is named above its last point.
+
+    Args:
+        figure: with everything drawn.
+        axes: of it.
+        ends: name and last point of each line, in the order of SERIES.
+        centred: see above.
+    """
+    figure.canvas.draw()
+    to_points = 72 / figure.dpi
+    ordered = sorted(
+        (*(axes.transData.transform(end) * to_points), number, name) for number, (name, end) in enumerate(ends)
+    )
+    placed: list[tuple[float, float]] = []
+    for x, y, number, name in sorted(ordered, key=lambda item: item[1]):
+        height = y
+        for other_x, other_height in placed:
+            if abs(x - other_x) < _LABEL_WIDTH_PT and height < other_height + _LABEL_GAP_PT:
+                height = other_height + _LABEL_GAP_PT
+        placed.append((x, height))
+        is_rightmost = x >= max(item[0] for item in ordered) - 1
+        axes.annotate(
+            name,
+            ends[number][1],
+            xytext=(9, height - y) if is_rightmost or not centred else (0, 12),
+            textcoords="offset points",
+            color=SERIES[number % len(SERIES)],
+            ha="left" if is_rightmost or not centred else "center",
+            va="center",
+            fontsize=10.5,
+            annotation_clip=False,
+        )
+
+
+def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]]) -> None:
+    """Write a text above and left of each point; a label without room is left out."""
+    figure.canvas.draw()
+    placed: list[tuple[float, float]] = []
+    for text, point in labels:
+        x, y = axes.transData.transform(point)
+        if any(abs(x - ox) < _ROOM_PX and abs(y - oy) < _ROOM_PX for ox, oy in placed):
+            continue
+        placed.append((x, y))
+        axes.annotate(
+            text,
+            point,
+            xytext=(-5, 4),
+            textcoords="offset points",
+            ha="right",
+            color=FAINT,
+            fontsize=9,
+        )
+
+
+def levels_axis(axes: Axes, levels: Sequence[float], title: str) -> None:
+    """Scale the horizontal axis by powers of two, with a tick for each of the levels."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(set(levels))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel(title)
+
+
+def _inline(svg: str, name: str) -> str:
+    """Strip what only a file of its own needs, make ids unique in the page, and take the page's colours."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = svg.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
+    svg = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r"<svg \1", svg, count=1)
+    svg = re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r"<svg \1\2", svg, count=1)
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    return svg
