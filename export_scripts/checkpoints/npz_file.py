@@ -15,6 +15,7 @@ import numpy as np
 
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.dtypes import STORAGE, Array
+from export_scripts.mapped import map_record
 from handover.errors import CheckpointError
 
 _LOCAL_HEADER_BYTES = 30
@@ -30,7 +31,9 @@ class NpzArray:
 
     Attributes:
         archive, file: where it lies.
-        offset: of its first byte in the file.
+        offset, size_bytes: its record in the file, header and all.
+        header_bytes: of the record, before the first element.
+        crc32: of the record.
         shape: per axis.
         data_type: fp32, fp16, bf16, or numpy's name of another type.
     """
@@ -38,15 +41,17 @@ class NpzArray:
     archive: Archive
     file: str
     offset: int
+    size_bytes: int
+    header_bytes: int
+    crc32: int
     shape: tuple[int, ...]
     data_type: str
 
     def read(self) -> Array:
         """Map the array, read-only; bf16 comes as uint16."""
         extent = self.archive.extent(self.file)
-        return np.memmap(
-            extent.path, STORAGE[self.data_type], mode="r", offset=extent.offset + self.offset, shape=self.shape
-        )
+        record = map_record(extent.path, extent.offset + self.offset, self.size_bytes, self.crc32)
+        return record[self.header_bytes :].view(STORAGE[self.data_type]).reshape(self.shape)
 
 
 def read_npz(archive: Archive, name: str) -> tuple[NpzArray, ...]:
@@ -74,9 +79,10 @@ def _array(archive: Archive, file: str, stream: Any, info: zipfile.ZipInfo) -> N
     stream.seek(start)
     read_header = {(1, 0): _npy.read_array_header_1_0, (2, 0): _npy.read_array_header_2_0}[_npy.read_magic(stream)]
     shape, is_fortran, dtype = read_header(stream)
-    offset = stream.tell()
+    header_bytes, size_bytes = stream.tell() - start, info.file_size
     if is_fortran and len(shape) > 1:
         raise ValueError(f"{info.filename} is stored by columns")
-    if offset + prod(shape) * dtype.itemsize != start + info.file_size or start + info.file_size > archive.sizes[file]:
+    if header_bytes + prod(shape) * dtype.itemsize != size_bytes or start + size_bytes > archive.sizes[file]:
         raise ValueError(f"{info.filename} is truncated")
-    return NpzArray(archive, file, offset, tuple(shape), _DATA_TYPES.get(dtype.str, str(dtype)))
+    data_type = _DATA_TYPES.get(dtype.str, str(dtype))
+    return NpzArray(archive, file, start, size_bytes, header_bytes, info.CRC, tuple(shape), data_type)

@@ -16,6 +16,7 @@ import numpy as np
 
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.dtypes import STORAGE, Array
+from export_scripts.mapped import map_record
 from handover.errors import CheckpointError
 
 _LENGTH_BYTES = 8
@@ -51,7 +52,8 @@ class SafeTensor:
         if 0 in self.shape:
             return (np.empty(self.shape, dtype),)
         extent = self.archive.extent(self.file)
-        return (np.memmap(extent.path, dtype, mode="r", offset=extent.offset + self.offset, shape=self.shape),)
+        record = map_record(extent.path, extent.offset + self.offset, prod(self.shape) * dtype.itemsize)
+        return (record.view(dtype).reshape(self.shape),)
 
 
 def read_safetensors(archive: Archive, name: str) -> Mapping[str, SafeTensor]:

@@ -166,3 +166,13 @@ def test_compressed_files_and_pickled_objects(small: Path) -> None:
     assert "is compressed" in refusal(small)
     np.savez(small / "shard_1/0.npz", np.array([{}], dtype=object))
     assert "shard_1/0.npz" in refusal(small)
+
+
+def test_a_flipped_bit_is_found(small: Path, tmp_path: Path) -> None:
+    path = small / "shard_1/0.npz"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK", 900) - 5] ^= 4  # in the last element of the first large array
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"0.npz is damaged"):
+        run(small, tmp_path / "out", 1)
+    assert not (tmp_path / "out/1-gpu/manifest.json").exists()
