@@ -18,9 +18,12 @@ from export_scripts.checkpoints import (
     nemo,
     nemo2,
     nemo_t5,
+    nemo_t5_ia3,
+    prompt_learning,
 )
 from export_scripts.checkpoints.archive import Archive, open_archive
-from export_scripts.checkpoints.prompt_learning import is_prompt_learning, refuse_unread_prompts, with_tables
+from export_scripts.checkpoints.companions import with_companions
+from export_scripts.checkpoints.prompt_learning import is_prompt_learning, refuse_unread_prompts
 from export_scripts.checkpoints.source import Source
 from handover.errors import CheckpointError
 
@@ -57,11 +60,11 @@ def find_checkpoint(path: Path) -> Path:
     return _find(path)[0]
 
 
-def _find(path: Path) -> tuple[Path, list[Path]]:
-    """Find the one model that a path means, and the prompt tables beside it.
+def _find(path: Path) -> tuple[Path, dict[str, Path]]:
+    """Find the one model that a path means, and its companions, each by the folder it gets.
 
     Args:
-        path: a checkpoint, or a directory that holds exactly one of them, with or without prompt tables for it.
+        path: a checkpoint, or a directory that holds exactly one of them, with or without prompt tables or adapters.
 
     Raises:
         CheckpointError: there is none, or there are several, which are listed.
@@ -71,21 +74,30 @@ def _find(path: Path) -> tuple[Path, list[Path]]:
             f"{path} does not exist", "checkpoint_path names a .nemo archive or an unpacked directory"
         )
     if not path.is_dir() or _is_candidate(path):
-        return path, []
+        return path, {}
     try:
         entries = sorted(path.iterdir())
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     found = [entry for entry in entries if _is_candidate(entry)]
-    tables = [entry for entry in found if nemo.is_candidate(entry) and is_prompt_learning(entry)] if found[1:] else []
-    models = [entry for entry in found if entry not in tables]
+    kinds = {entry: kind for entry in found if (kind := _companion_kind(entry))} if found[1:] else {}
+    models = [entry for entry in found if entry not in kinds]
     if len(models) > 1:
         names = "\n  ".join(entry.name for entry in models)
         raise CheckpointError(f"{path} holds {len(models)} checkpoints\n  {names}", "give the path of one of them")
     if not models:
-        what = "prompt tables and no model for them" if tables else "no checkpoint"
+        what = "prompt tables or adapters and no model for them" if kinds else "no checkpoint"
         raise CheckpointError(f"{path} holds {what}", f"these are read: {_names()}")
-    return models[0], tables
+    return models[0], {f"{kind}/{entry.name}": entry for entry, kind in kinds.items()}
+
+
+def _companion_kind(path: Path) -> str:
+    """Say what belongs to a model there; empty: it is a model itself."""
+    if not nemo.is_candidate(path):
+        return ""
+    if nemo_t5_ia3.is_ia3(path):
+        return nemo_t5_ia3.KIND
+    return prompt_learning.KIND if is_prompt_learning(path) else ""
 
 
 def open_source(archive: Archive) -> Source:
@@ -98,15 +110,16 @@ def open_source(archive: Archive) -> Source:
         if each.recognises(archive):
             source = each.open_source(archive)
             refuse_unread_prompts(source)
+            nemo_t5_ia3.refuse_unread(source)
             return source
     raise CheckpointError(f"{archive.path} is no checkpoint of a known format", f"these are read: {_names()}")
 
 
 def find_archive(path: Path) -> Archive:
     """Find the checkpoint that a path means and list its files; see ``_find`` and ``open_archive``."""
-    model, tables = _find(path)
+    model, companions = _find(path)
     archive = open_archive(model)
-    return with_tables(archive, tables) if tables else archive
+    return with_companions(archive, companions) if companions else archive
 
 
 def _is_candidate(path: Path) -> bool:

@@ -77,8 +77,11 @@ class NemoCheckpoint:
         """Its keys and tensors; weights are not read."""
         if is_distributed(self.archive, _DISTRIBUTED):
             return open_distributed(self.archive, _DISTRIBUTED, _without_wrapper)
-        names = [self._weight_files(rank) for rank in range(self.tensor_parallel)]
-        return RankFiles(self.archive, names, _without_wrapper)
+        return RankFiles(self.archive, self.weight_files(), _without_wrapper)
+
+    def weight_files(self) -> list[list[str]]:
+        """Name the file of each pipeline stage, for each tensor-parallel rank."""
+        return [self._weight_files(rank) for rank in range(self.tensor_parallel)]
 
     def keys(self) -> tuple[str, ...]:
         """Every key of the model, layers numbered through all pipeline stages."""

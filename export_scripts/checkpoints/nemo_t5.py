@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints import nemo
 from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.companions import companions_of
 from export_scripts.checkpoints.nemo_t5_config import check_expressible, read_dims, remarks, side_config
+from export_scripts.checkpoints.nemo_t5_ia3 import is_ia3_config, read_ia3, with_ia3
+from export_scripts.checkpoints.prompt_learning import KIND as PROMPTS
+from export_scripts.checkpoints.prompt_learning import is_prompt_config, with_prompts
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import find_tokenizer, special_ids
+from export_scripts.checkpoints.tokenizer import SpecialIds, find_tokenizer, special_ids
 from export_scripts.weights import nemo_t5, t5
+from handover.errors import CheckpointError
 
 NAME = "NeMo T5 (.nemo archive or unpacked directory)"
-_CLASS = re.compile(r"Megatron(T5|T0|BART)(?!.*(Prompt|Adapter))")
+_CLASS = re.compile(r"Megatron(T5|T0|BART)")
 _EMBEDDING = "enc_dec_model.encoder_embedding.word_embeddings.weight"
 _HEAD = "enc_dec_model.tokens_head.weight"
 
@@ -40,26 +46,47 @@ def open_source(archive: Archive) -> Source:
     Raises:
         CheckpointError: incomplete, or not a model that FasterTransformer's T5 can express.
     """
-    check_expressible(nemo.read_config(archive))
+    config = nemo.read_config(archive)
+    if is_ia3_config(config) or is_prompt_config(config):
+        raise CheckpointError(
+            f"{archive.path} holds {'IA3 vectors' if is_ia3_config(config) else 'prompt tables'}, not a T5",
+            "give a directory that holds them and their model",
+        )
+    check_expressible(config)
     checkpoint = nemo.NemoCheckpoint(archive)
     source_map = nemo_t5.source_map(_variant(checkpoint.config, checkpoint.keys()))
     tensors = checkpoint.tensors(source_map.join_axis)
     # A missing embedding is for the completeness check to report.
     vocab_size = tensors[_EMBEDDING].shape[0] if _EMBEDDING in tensors else 0
-    tokenizer = find_tokenizer(archive, checkpoint.config)
-    ids = special_ids(archive, tokenizer)
-    return Source(
+    tokenizer = find_tokenizer(archive, config)
+    ids = _starting_ids(archive, special_ids(archive, tokenizer))
+    ia3 = read_ia3(archive)
+    source = Source(
         archive=archive,
         family=t5.FAMILY,
-        source_map=source_map,
-        dims=read_dims(checkpoint.config, vocab_size),
-        tensors=tensors,
+        source_map=replace(source_map, rules={**source_map.rules, **ia3.rules()}),
+        dims=with_ia3(read_dims(config, vocab_size), ia3),
+        tensors={**tensors, **ia3.tensors},
         tokenizer=tokenizer,
         ids=ids,
-        other_keys=checkpoint.other_keys(),
-        remarks=remarks(checkpoint.config),
-        extra_config={"decoder": {"pad_id": ids.pad_id}},
+        other_keys=(*checkpoint.other_keys(), *ia3.other_keys),
+        remarks=remarks(config),
+        extra_config={"decoder": {"pad_id": ids.pad_id}, **ia3.config()},
     )
+    # FasterTransformer's converter too counts from the rows of the embedding, its padding included.
+    return with_prompts(source, "encoder", width="d_model", first_id=vocab_size)
+
+
+def _starting_ids(archive: Archive, ids: SpecialIds) -> SpecialIds:
+    """Start with the padding where the prompt tables were trained so (``data.decoder_starts_with_pad``)."""
+    configs = [nemo.read_config(companion) for companion in companions_of(archive, PROMPTS).values()]
+    starts = {bool((config.get("data") or {}).get("decoder_starts_with_pad")) for config in configs}
+    if len(starts) > 1:
+        raise CheckpointError(
+            f"{archive.path}: some prompt tables were trained with decoder_starts_with_pad and some without",
+            "one server has one start: keep those of one kind",
+        )
+    return replace(ids, start_id=ids.pad_id) if starts == {True} and ids.pad_id is not None else ids
 
 
 def _variant(config: Mapping[str, Any], keys: tuple[str, ...]) -> nemo_t5.Variant:

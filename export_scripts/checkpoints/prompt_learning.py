@@ -13,7 +13,7 @@ converter writes GPT-2's 50257 for every model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from export_scripts.weights.schema import Rule, Rules, Sources, TargetTensor
 from handover.errors import CheckpointError
 
 CONFIG_FILE = "model_config.yaml"
-_FOLDER = "prompt_learning"
-_KEY_FILE = re.compile(rf"{_FOLDER}/[^/]+/{re.escape(CONFIG_FILE)}$")
+KIND = "prompt_learning"
+_KEY_FILE = re.compile(rf"{KIND}/[^/]+/{re.escape(CONFIG_FILE)}$")
 _WEIGHTS = ("model_weights.ckpt", "mp_rank_00/model_weights.ckpt", "tp_rank_00_pp_rank_000/model_weights.ckpt")
 _TABLE = "prompt_table.prompt_table.{}.prompt_embeddings.weight"
 _ENCODER = ("embedding.", "embeddings.", "mlp_head.", "lstm_head.", "prompt_encoder.")
@@ -75,25 +75,14 @@ def is_prompt_config(config: Mapping[str, Any]) -> bool:
     return "virtual_prompt_style" in config or "PromptLearning" in str(config.get("target", ""))
 
 
-def with_tables(model: Archive, tables: Sequence[Path]) -> Archive:
-    """Put a model's files and those of its prompt tables into one archive, each table below a folder of its own.
-
-    Raises:
-        CheckpointError: one of them is compressed and cannot be mapped.
-    """
-    extents = {name: model.extent(name) for name in _names(model)}
-    for path in tables:
-        archive = open_archive(path)
-        extents |= {f"{_FOLDER}/{path.name}/{name}": archive.extent(name) for name in _names(archive)}
-    return Archive(model.path.parent, extents)
-
-
-def with_prompts(source: Source, section: str) -> Source:
+def with_prompts(source: Source, section: str, width: str = "hidden_units", first_id: int | None = None) -> Source:
     """Add the prompt tables that lie beside a model.
 
     Args:
         source: the model.
         section: of ``config.ini`` that FasterTransformer reads the number of tasks from.
+        width: symbol of a row's width.
+        first_id: the first id that stands for a row; None: the size of the tokenizer's own vocabulary.
 
     Raises:
         CheckpointError: a table does not fit the model, or a task is there twice.
@@ -108,10 +97,12 @@ def with_prompts(source: Source, section: str) -> Source:
         raise CheckpointError(f"{source.archive.path}: several prompt tables of {', '.join(twice)}", "keep one of each")
     keys: dict[str, object] = {
         "num_tasks": len(tasks),
-        "prompt_learning_start_id": vocabulary_size(source.archive, source.tokenizer),
+        "prompt_learning_start_id": (
+            vocabulary_size(source.archive, source.tokenizer) if first_id is None else first_id
+        ),
         "prompt_learning_type": _P_TUNING,
     }
-    sections: dict[str, Mapping[str, object]] = {section: keys}
+    sections: dict[str, Mapping[str, object]] = {section: {**source.extra_config.get(section, {}), **keys}}
     for number, task in enumerate(tasks):
         for prefix in ("", f"{section}_"):
             sections[f"{prefix}task_{number}"] = {"task_name": task.name, "prompt_length": task.length}
@@ -120,8 +111,8 @@ def with_prompts(source: Source, section: str) -> Source:
         source,
         source_map=replace(source.source_map, rules={**source.source_map.rules, **rules}),
         tensors={**source.tensors, **{task.target: task.table for task in tasks}},
-        extra_targets={task.target: TargetTensor((task.length, "hidden_units")) for task in tasks},
-        extra_config=sections,
+        extra_targets={task.target: TargetTensor((task.length, width)) for task in tasks},
+        extra_config={**source.extra_config, **sections},
     )
 
 
@@ -134,16 +125,8 @@ def refuse_unread_prompts(source: Source) -> None:
     if not source.extra_targets and any(_KEY_FILE.match(name) for name in source.archive.sizes):
         raise CheckpointError(
             f"{source.archive.path} holds prompt tables beside a model of {source.source_map.name}",
-            "they are read for NeMo's GPT; move them away to convert the model without them",
+            "they are read for NeMo's GPT and T5; move them away to convert the model without them",
         )
-
-
-def _names(archive: Archive) -> Iterator[str]:
-    if archive.is_compressed:
-        raise CheckpointError(
-            f"{archive.path} is compressed", "unpack it: a model beside its prompt tables must be plain"
-        )
-    yield from archive.sizes
 
 
 def _tasks(archive: Archive, config_file: str) -> Iterator[Task]:

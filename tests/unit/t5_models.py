@@ -18,6 +18,9 @@ VOCAB, WIDTH, HEADS, SIZE, INTER, BUCKETS = 48, 24, 4, 8, 20, 8
 ENCODER_IDS = np.array([[7, 3, 22, 41, 5, 0, 9, 12, 30, 11, 2], [1, 1, 40, 8, 33, 6, 29, 17, 4, 3, 44]])
 DECODER_IDS = np.array([[0, 14, 25, 3, 8, 19], [0, 47, 2, 2, 31, 6]])
 
+VOCABULARY = {"vocab.txt": "\n".join(["[PAD]", "[unused1]", "[CLS]", "[SEP]", "a"]).encode()}
+"""Tokenizer of a NeMo archive: BERT's, of few words."""
+
 Plain = dict[str, torch.Tensor]
 
 
@@ -227,3 +230,33 @@ def _values(plain: Plain, name: str, heads: int, saving: Saving) -> dict[str, to
         gate, up = plain[f"{prefix}.wi_0.{kind}"], plain[f"{prefix}.wi_1.{kind}"]
         return {"": torch.cat([gate, up])} if saving.has_fused_gate else {"": gate, "_2": up}
     return {"": plain[name]} if name in plain else {}
+
+
+def relative_config(saving: Saving, activation: str, is_flat: bool = False, **changes: Any) -> dict[str, Any]:
+    """A T5 of Hugging Face's kind, as NeMo configures it."""
+    side = {
+        "hidden_size": WIDTH,
+        "ffn_hidden_size": INTER,
+        "num_attention_heads": HEADS,
+        "kv_channels": SIZE,
+        "position_embedding_type": "relative",
+        "relative_attention_num_buckets": BUCKETS,
+        "relative_attention_max_distance": 128,
+        "layernorm_epsilon": 1e-6,
+        "normalization": "rmsnorm",
+        "bias": False,
+        "normalize_attention_scores": False,
+        "activation": f"fast-{activation}" if saving.has_fused_gate else activation,
+        **changes,
+    }
+    config: dict[str, Any] = {
+        "target": "nemo.collections.nlp.models.language_modeling.megatron_t5_model.MegatronT5Model",
+        "tensor_model_parallel_size": saving.tensor,
+        "pipeline_model_parallel_size": saving.pipeline,
+        "max_position_embeddings": 512,
+        "tokens_head_bias": False,
+        "tokenizer": {"library": "megatron", "type": "BertWordPieceCase", "vocab_file": "nemo:vocab.txt"},
+    }
+    if is_flat:
+        return {**config, **side, "num_layers": 2}
+    return {**config, "encoder": {**side, "num_layers": 2}, "decoder": {**side, "num_layers": 4}}

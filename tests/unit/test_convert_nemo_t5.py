@@ -17,12 +17,11 @@ import yaml
 from nemo_archive import DATA, NEMO, write_nemo
 from t5_forward import T5
 from t5_models import (
-    BUCKETS,
     DECODER_IDS,
     ENCODER_IDS,
     HEADS,
     INTER,
-    SIZE,
+    VOCABULARY,
     WIDTH,
     Saving,
     huggingface_t5,
@@ -30,6 +29,7 @@ from t5_models import (
     nemo_states,
     plain_from_huggingface,
     plain_from_nemo,
+    relative_config,
 )
 
 from export_scripts.arguments import ConvertArguments
@@ -38,7 +38,6 @@ from export_scripts.convert import convert
 from handover.errors import CheckpointError
 
 FT = json.loads((DATA / "ft_t5_abs_digests.json").read_text())
-VOCABULARY = {"vocab.txt": "\n".join(["[PAD]", "[unused1]", "[CLS]", "[SEP]", "a"]).encode()}
 ACTIVATIONS = {"gated-gelu": "geglu", "gated-silu": "swiglu", "gated-relu": "reglu", "relu": "relu"}
 
 
@@ -109,36 +108,6 @@ def test_the_same_model_saved_otherwise_gives_nemos_logits(saving: Saving, tmp_p
         assert files_made == FT["fp32/2-gpu"]["files"].keys()
         for name, digest in FT["fp32/2-gpu"]["files"].items():
             assert "sha256:" + hashlib.sha256((out / name).read_bytes()).hexdigest() == digest, name
-
-
-def relative_config(saving: Saving, activation: str, is_flat: bool = False, **changes: Any) -> dict[str, Any]:
-    """A T5 of Hugging Face's kind, as NeMo configures it."""
-    side = {
-        "hidden_size": WIDTH,
-        "ffn_hidden_size": INTER,
-        "num_attention_heads": HEADS,
-        "kv_channels": SIZE,
-        "position_embedding_type": "relative",
-        "relative_attention_num_buckets": BUCKETS,
-        "relative_attention_max_distance": 128,
-        "layernorm_epsilon": 1e-6,
-        "normalization": "rmsnorm",
-        "bias": False,
-        "normalize_attention_scores": False,
-        "activation": f"fast-{activation}" if saving.has_fused_gate else activation,
-        **changes,
-    }
-    config: dict[str, Any] = {
-        "target": "nemo.collections.nlp.models.language_modeling.megatron_t5_model.MegatronT5Model",
-        "tensor_model_parallel_size": saving.tensor,
-        "pipeline_model_parallel_size": saving.pipeline,
-        "max_position_embeddings": 512,
-        "tokens_head_bias": False,
-        "tokenizer": {"library": "megatron", "type": "BertWordPieceCase", "vocab_file": "nemo:vocab.txt"},
-    }
-    if is_flat:
-        return {**config, **side, "num_layers": 2}
-    return {**config, "encoder": {**side, "num_layers": 2}, "decoder": {**side, "num_layers": 4}}
 
 
 @pytest.mark.parametrize(
