@@ -203,7 +203,7 @@ def test_a_table_alone_a_table_twice_and_two_models(tmp_path: Path) -> None:
     named = write_gpt(tmp_path / "named.nemo", target="nemo.MegatronGPTPromptLearningModel")
     assert "holds prompt tables, not a GPT" in refusal(named)
     write_tables(source / "b.nemo", {"squad": 2})
-    assert "prompt tables and no model for them" in refusal(source)
+    assert "no model for them" in refusal(source)
     write_gpt(source / "gpt.nemo")
     assert "several prompt tables of squad" in refusal(source)
     write_gpt(source / "gpt2.nemo")

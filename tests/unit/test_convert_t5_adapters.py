@@ -20,6 +20,7 @@ from t5_models import (
     INTER,
     SIZE,
     VOCABULARY,
+    WIDTH,
     Saving,
     filling,
     huggingface_t5,
@@ -224,3 +225,47 @@ def test_other_vectors_are_another_conversion(tmp_path: Path) -> None:
     write_task(tmp_path / "both/squad.nemo", "other", "middle")
     run(tmp_path / "both", tmp_path / "out")
     assert (tmp_path / "out/encoder.block.0.layer.0.SelfAttention.k.ia3.weight.0.bin").read_bytes() != first
+
+
+def write_prompts(path: Path, task: str, does_start_with_pad: bool) -> torch.Tensor:
+    """Save a table as NeMo's ``MegatronT5PromptLearningModel`` does; returns it."""
+    table = filling(f"prompt {task}", (5, WIDTH))
+    config = {
+        "target": "megatron_t5_prompt_learning_model.MegatronT5PromptLearningModel",
+        "virtual_prompt_style": "p-tuning",
+        "task_templates": [{"taskname": task, "total_virtual_tokens": 5}],
+        "data": {"decoder_starts_with_pad": does_start_with_pad},
+    }
+    state = {"prompt_table": {f"prompt_table.{task}.prompt_embeddings.weight": table}}
+    write_nemo(path, config, {"model_weights.ckpt": state}, files={})
+    return table
+
+
+@pytest.mark.parametrize("does_start_with_pad", [True, False])
+def test_prompt_tables_as_fastertransformers_converter_writes_them(does_start_with_pad: bool, tmp_path: Path) -> None:
+    """nemo_t5_ckpt_convert.py, ``prompt_convert``: keys of [encoder] and [task_N], and where the decoder starts."""
+    base(tmp_path / "both/t5.nemo")
+    write_task(tmp_path / "both/a_task.nemo", "squad", "middle")
+    tables = [write_prompts(tmp_path / f"both/{task}.nemo", task, does_start_with_pad) for task in ("nli", "squad")]
+    out = run(tmp_path / "both", tmp_path / "out", 2)
+    parser = configparser.ConfigParser()
+    parser.read(out / "config.ini")
+    encoder = {key: parser["encoder"][key] for key in parser["encoder"] if "prompt" in key or key == "num_tasks"}
+    assert encoder == {
+        "num_tasks": "2",
+        "prompt_learning_start_id": parser["encoder"]["vocab_size"],
+        "prompt_learning_type": "3",
+    }
+    for number, (task, table) in enumerate(zip(("nli", "squad"), tables, strict=True)):
+        assert dict(parser[f"task_{number}"]) == {"task_name": task, "prompt_length": "5"}
+        assert (out / f"model.prompt_table.{task}.weight.bin").read_bytes() == table.numpy().tobytes()
+    pad_id, start_id = parser["decoder"]["pad_id"], parser["decoder"]["decoder_start_token_id"]
+    assert (start_id == pad_id) is does_start_with_pad
+    assert parser["structure"]["ia3_num_tasks"] == "1"
+
+
+def test_prompt_tables_that_start_differently_are_refused(tmp_path: Path) -> None:
+    base(tmp_path / "both/t5.nemo")
+    write_prompts(tmp_path / "both/nli.nemo", "nli", True)
+    write_prompts(tmp_path / "both/squad.nemo", "squad", False)
+    assert "some prompt tables were trained with decoder_starts_with_pad and some without" in refusal(tmp_path / "both")
