@@ -24,6 +24,7 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.weights.architecture import Architecture, Settings
 from export_scripts.weights.huggingface_bloom import BLOOM
 from export_scripts.weights.huggingface_gpt2 import GPT2
+from export_scripts.weights.huggingface_gpt_bigcode import GPT_BIGCODE
 from export_scripts.weights.huggingface_gptj import GPTJ
 from export_scripts.weights.huggingface_gptneox import GPTNEOX
 from export_scripts.weights.huggingface_opt import OPT
@@ -31,7 +32,7 @@ from export_scripts.weights.huggingface_xglm import XGLM
 from handover.errors import CheckpointError
 
 NAME = "Hugging Face (directory with config.json and safetensors or pytorch_model.bin)"
-ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX)
+ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX, GPT_BIGCODE)
 
 
 def is_candidate(path: Path) -> bool:
@@ -100,6 +101,8 @@ def _reasons(settings: Mapping[str, Any]) -> list[str]:
         f"hidden_act: {act}  (its feed-forward has Gelu or Relu, without a gate)": act in ("silu", "swish"),
         f"num_key_value_heads: {groups}  (every head has its own keys and values)": groups not in (None, heads),
         f"experts: {experts}  (its feed-forward is one)": bool(experts),
+        "lm_head.bias  (its gptneox, which rotates halves, has a head without)": settings.get("model_type") == "phi",
+        "attention_types  (every layer sees all positions)": "local" in str(settings.get("attention_types")),
         "is_encoder_decoder: True  (it is no decoder alone)": bool(settings.get("is_encoder_decoder")),
     }
     return [reason for reason, is_so in found.items() if is_so]

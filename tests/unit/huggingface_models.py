@@ -18,6 +18,7 @@ _BERT_NAMES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attentio
 # Family: transformers' model and configuration class, and the dimensions in that class's words.
 _FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", _GPT2_NAMES),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", _GPT2_NAMES),
     "gptj": ("GPTJForCausalLM", "GPTJConfig", {**_GPT2_NAMES, "rotary_dim": 4}),
     "codegen": ("CodeGenForCausalLM", "CodeGenConfig", {**_GPT2_NAMES, "rotary_dim": 4}),
     "bloom": ("BloomForCausalLM", "BloomConfig", {"hidden_size": HIDDEN, "n_layer": LAYERS, "n_head": HEADS}),
@@ -48,11 +49,6 @@ _FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rotary_pct": 0.5,
             "hidden_act": "gelu_fast",
         },
-    ),
-    "mpt": (
-        "MptForCausalLM",
-        "MptConfig",
-        {"d_model": HIDDEN, "n_layers": LAYERS, "n_heads": HEADS, "expansion_ratio": 4, "max_seq_len": POSITIONS},
     ),
 }
 

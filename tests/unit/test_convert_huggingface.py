@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {}),
     "xglm": ("xglm", {}),
     "gptj": ("gptj", {}),
+    "gpt_bigcode": ("gpt_bigcode", {}),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox_serial": ("gpt_neox", SERIAL),
 }
@@ -129,6 +130,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "untied BLOOM": ("bloom", {"tie_word_embeddings": False}),
     "embeddings as they are": ("xglm", {"scale_embedding": False}),
     "untied XGLM": ("xglm", {"tie_word_embeddings": False}),
+    "keys for each head": ("gpt_bigcode", {"multi_query": False}),
     "whole heads turn": ("gptj", {"rotary_dim": 8}),
     "tied GPT-J": ("gptj", {"tie_word_embeddings": True}),
     "tied GPT-NeoX": ("gpt_neox", {"tie_word_embeddings": True}),

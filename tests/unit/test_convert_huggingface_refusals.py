@@ -63,6 +63,8 @@ LLAMA = {
         (LLAMA, ["'llama'", "rms_norm_eps: 1e-05  (it has", "hidden_act: silu  (", "num_key_value_heads: 8  ("]),
         ({**LLAMA, "model_type": "mixtral", "num_local_experts": 8}, ["'mixtral'", "experts: 8  ("]),
         ({"model_type": "whisper", "is_encoder_decoder": True}, ["'whisper'", "is_encoder_decoder: True"]),
+        ({"model_type": "phi", "hidden_act": "gelu_new"}, ["'phi'", "lm_head.bias  ("]),
+        ({"model_type": "gpt_neo", "attention_types": [[["global", "local"], 6]]}, ["'gpt_neo'", "attention_types  ("]),
         ({"model_type": "bert"}, ["'bert' is no architecture that FasterTransformer can express", "gpt2, opt, bloom"]),
         ({}, ["model_type None"]),
     ],
