@@ -49,7 +49,7 @@ class Engine:
         self.config: ModelConfig = steps.config
         self.description = description
         self._steps, self._prompts = steps, prompts
-        self._scheduler = Scheduler(steps, max_rows, settings.has_inflight_batching)
+        self._scheduler = Scheduler(steps, max_rows, settings.has_inflight_batching, settings.session_idle_s)
         self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._is_closed = False
         threads = torch.get_num_threads()
@@ -66,6 +66,7 @@ class Engine:
         answer: Callable[[Answer], None],
         is_streaming: bool = False,
         is_cancelled: Callable[[], bool] | None = None,
+        session: int | str | None = None,
     ) -> None:
         """Have a request answered, and return at once.
 
@@ -76,8 +77,9 @@ class Engine:
             is_streaming: see answer.
             is_cancelled: is asked at every step; once it says yes the request is given up, and answered with the code
                 CANCELLED.
+            session: key of the conversation that the request begins (START) or continues; see sessions.py.
         """
-        self._arrivals.put(Job(request, answer, is_streaming, is_cancelled))
+        self._arrivals.put(Job(request, answer, is_streaming, is_cancelled, session=session))
 
     def generate(self, requests: Sequence[Request]) -> list[dict[str, Array]]:
         """Answer several requests and wait for all.
@@ -120,7 +122,11 @@ class Engine:
         """Hand over what has come, and wait for it if there is nothing to do; false: it is time to end."""
         is_waiting = self._scheduler.is_idle
         while is_waiting or not self._arrivals.empty():
-            job = self._arrivals.get()
+            try:
+                job = self._arrivals.get(timeout=self._scheduler.sessions.patience_s)
+            except queue.Empty:
+                self._scheduler.sessions.expire()
+                continue
             if job is None:
                 return False
             try:

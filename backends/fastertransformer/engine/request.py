@@ -62,10 +62,13 @@ SCALARS = {
     "is_return_log_probs": Scalar(_BOOL, False),
     "is_return_context_cum_log_probs": Scalar(_BOOL, False),
     "is_return_context_embeddings": Scalar(_BOOL, False),
+    "session_len": Scalar(_UINT, 0),
+    "memory_len": Scalar(_UINT, 0),
     "start_id": Scalar(_UINT, None),
     "end_id": Scalar(_UINT, None),
 }
 _WORD_LISTS = ("bad_words_list", "stop_words_list")
+_CONTROLS = ("START", "END")  # of Triton's sequence batcher
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Vocabulary:
     lengths: str
     output: str
     scalars: Mapping[str, Scalar]
-    others: tuple[str, ...] = (*_WORD_LISTS, *PROMPT_NAMES)
+    others: tuple[str, ...] = (*_WORD_LISTS, *PROMPT_NAMES, *_CONTROLS)
     absent: frozenset[str] = frozenset()
 
     @property
@@ -93,7 +96,7 @@ class Vocabulary:
 
 
 _TASK = Scalar((np.int32,), -1)
-_CONTEXT_ONLY = ("is_return_context_cum_log_probs", "is_return_context_embeddings")
+_GPT_ONLY = ("is_return_context_cum_log_probs", "is_return_context_embeddings", "session_len", "memory_len", *_CONTROLS)
 _GPT = Vocabulary(
     "input_lengths",
     "request_output_len",
@@ -104,7 +107,7 @@ _T5 = Vocabulary(
     "sequence_length",
     "max_output_len",
     {"sequence_length": _REQUIRED, "max_output_len": _REQUIRED, **SCALARS, "ia3_tasks": _TASK},
-    absent=frozenset(_CONTEXT_ONLY),
+    absent=frozenset(_GPT_ONLY),
 )
 _ENCODER = Vocabulary(
     "sequence_length",
@@ -130,6 +133,8 @@ class Request:
         contexts: B: what each row's generation starts from, prompts included.
         sources: B: what the encoder is given; empty without one.
         beam_width: of every row; 1 is sampling.
+        starts_session: whether it begins a conversation, as START says.
+        ends_session: whether it is the conversation's last, as END says.
     """
 
     input_ids: Array
@@ -141,6 +146,8 @@ class Request:
     contexts: Sequence[Context]
     sources: Sequence[Context] = ()
     beam_width: int = 1
+    starts_session: bool = False
+    ends_session: bool = False
 
     @property
     def batch_size(self) -> int:
@@ -192,6 +199,8 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
         contexts=contexts,
         sources=sources,
         beam_width=max(1, int(scalars["beam_width"].max(initial=1))),
+        starts_session=_is_set(tensors, "START"),
+        ends_session=_is_set(tensors, "END"),
     )
     _check_lengths(request, config, vocabulary)
     return request
@@ -264,6 +273,12 @@ def _input_lengths(name: str, ids: Array, lengths: Array) -> Array:
     if width:
         refuse_rows(name, lengths, (lengths < 1) | (lengths > width), f"1 to {width}, input_ids' width")
     return lengths.astype(np.int64) if width else np.zeros(len(lengths), np.int64)
+
+
+def _is_set(tensors: Mapping[str, Array], name: str) -> bool:
+    if name in tensors and tensors[name].size != 1:
+        raise RequestError(f"{name} has shape {list(tensors[name].shape)}, expected one value")
+    return bool(name in tensors and tensors[name].any())
 
 
 def _padded(rows: Sequence[Array], most: int) -> Array:

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from . import beam
+from .cache import UNBOUNDED
+from .errors import RequestError
 from .prompts import Context
 from .request import Array
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
+from .sessions import Sessions
 from .slots import SlotState
 from .steps import Steps
 from .words import ban
@@ -36,9 +39,13 @@ class Scheduler:
         max_rows: sequences in the batch at most.
         is_inflight: whether sequences join a batch that is under way; else a batch is filled, and the next one begins
             when it is done (FasterTransformer's static batching).
+        session_idle_s: seconds after which a conversation is forgotten.
+
+    Attributes:
+        sessions: conversations.
     """
 
-    def __init__(self, steps: Steps, max_rows: int, is_inflight: bool = True) -> None:
+    def __init__(self, steps: Steps, max_rows: int, is_inflight: bool = True, session_idle_s: float = 60.0) -> None:
         self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
         self._waiting: deque[Sequence] = deque()
         self._chosen: deque[Sequence] = deque()  # of the next batch, where batches are static
@@ -47,6 +54,8 @@ class Scheduler:
         self._ids = np.zeros(0, np.int64)  # of each slot: the token that comes next into the network
         self._positions = np.zeros(0, np.int64)  # of each slot: where it stands
         self._state = SlotState(steps.config.vocab_size, steps.device)
+        self._has_windows = False  # whether a slot ever had one
+        self.sessions = Sessions(steps, steps.config, session_idle_s)
 
     @property
     def is_idle(self) -> bool:
@@ -56,16 +65,21 @@ class Scheduler:
     def add(self, job: Job) -> None:
         """Let a request wait for its turn; one that can never fit is answered at once."""
         cache = self._steps.cache
+        if job.session is not None:
+            try:
+                self.sessions.join(job)
+            except RequestError as error:
+                _answer(job, Answer(None, str(error), code=INVALID))
+                return
         for sequence in job.sequences:
             size = (sequence.width, sequence.need, sequence.source_length)
-            if not cache.fits(*size):
-                need = cache.shape.bytes_for(*size)
+            if (need := cache.shape.bytes_for(*size)) > cache.budget_bytes:
                 problem = (
                     f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x"
                     f" {sequence.need + sequence.source_length} tokens of {cache.shape.token_bytes} bytes; there are"
                     f" {cache.budget_bytes} (see kv_cache_bytes)"
                 )
-                _answer(job, Answer(None, problem, code=INVALID))
+                self._finish(job, Answer(None, problem, code=INVALID))
                 return
         self._waiting.extend(job.sequences)
 
@@ -103,6 +117,8 @@ class Scheduler:
                     self._chosen.append(self._waiting.popleft())
             queue = self._chosen
         new: list[Sequence] = []
+        while queue and not self._batch and not self._fits([queue[0]]) and self.sessions.end_oldest():
+            pass
         while queue and self._is_one_pass([*new, queue[0]]) and self._fits([*new, queue[0]]):
             new.append(queue.popleft())
         return new
@@ -118,7 +134,7 @@ class Scheduler:
         if len(new) == 1:
             return True
         tokens = len(new) * max(max(len(each.context.ids), each.source_length) for each in new)
-        return tokens <= _PREFILL_TOKENS and not any(each.runs_alone or each.start for each in new)
+        return tokens <= _PREFILL_TOKENS and not any(each.runs_alone or each.line for each in new)
 
     def _prefill(self, new: list[Sequence]) -> Tensor | None:
         """Run the contexts of new sequences; give the last hidden state of each of their slots, [n, hidden]."""
@@ -151,16 +167,26 @@ class Scheduler:
         self._ids, self._positions = (np.concatenate((each, missing)) for each in (self._ids, self._positions))
         for slot in range(first, count):
             sequence, _ = self._owners[slot]
-            self._state.write(slot, sequence.job.request, sequence.row)
+            self._state.write(slot, sequence.job.request, sequence.row, sequence.shown)
             self._positions[slot] = sequence.start + len(sequence.context.ids)
         self._settle()
+        windows = np.array([sequence.window or UNBOUNDED for sequence, _ in self._owners[first:]])
+        self._has_windows |= bool((windows != UNBOUNDED).any())
+        if self._has_windows:
+            self._steps.set_windows(first, windows)
+        for sequence, _ in self._owners[first:]:
+            self.sessions.restore(sequence)
 
     def _run_contexts(self, new: list[Sequence], first: int) -> Tensor | None:
         if self._steps.config.encoder and not self._encode(new, first):
             return None
         ids, lengths, embeddings = _side_by_side([sequence.context for sequence in new])
         starts = np.array([sequence.start for sequence in new])
-        longest = int((starts + lengths).max())
+        if new[0].start and new[0].window and lengths[0] > new[0].window:  # one token more than a pass may have
+            self._steps.extend(ids[:, :1], starts, np.ones_like(lengths), first, min(int(starts[0]) + 1, new[0].window))
+            ids, lengths, starts = ids[:, 1:].copy(), lengths - 1, starts + 1
+        ends = [min(int(end), each.window or int(end)) for end, each in zip(starts + lengths, new, strict=True)]
+        longest = max(ends)
         source = max(sequence.source_length for sequence in new)
         hidden = self._steps.extend(ids, starts, lengths, first, longest, source, embeddings)
         for row, sequence in enumerate(new):
@@ -272,6 +298,7 @@ class Scheduler:
     def _deliver(self) -> None:
         """Answer what is done or streams, and let those that are done leave."""
         jobs = self._jobs(self._batch)
+        self._save([sequence for sequence in self._batch if sequence.is_done])
         self._leave([sequence for sequence in self._batch if sequence.is_done])
         for job in jobs:
             if job.is_done or job.is_streaming:
@@ -280,8 +307,11 @@ class Scheduler:
                 except Exception as error:
                     _log.exception("an answer could not be laid out")
                     answer = Answer(None, f"generation failed: {error}", code=FAILED)
-                if not _answer(job, answer) and not job.is_done:
-                    self._drop(job)
+                if not job.is_done:
+                    if not _answer(job, answer):
+                        self._drop(job)
+                else:
+                    self._finish(job, answer)
 
     def _drop_cancelled(self) -> None:
         for job in self._jobs([*self._batch, *self._waiting, *self._chosen]):
@@ -299,11 +329,25 @@ class Scheduler:
 
     def _drop(self, job: Job, answer: Answer | None = None) -> None:
         """Take all sequences of a request out."""
+        if answer and answer.code == CANCELLED:
+            self._save([sequence for sequence in self._batch if sequence.job is job])
         self._leave([sequence for sequence in self._batch if sequence.job is job])
         for name in ("_waiting", "_chosen"):
             setattr(self, name, deque(each for each in getattr(self, name) if each.job is not job))
+        self._finish(job, answer)
+
+    def _finish(self, job: Job, answer: Answer | None) -> None:
+        """Give a request its last answer, if it takes one."""
+        if job.session is not None:
+            self.sessions.leave(job, is_lost=answer is None or answer.code not in ("", CANCELLED, INVALID))
         if answer:
             _answer(job, answer)
+
+    def _save(self, sequences: list[Sequence]) -> None:
+        """Keep what conversations go on from."""
+        for sequence in sequences:
+            if sequence.line and not sequence.job.request.ends_session:
+                self.sessions.save(sequence, int(self._positions[sequence.slots[0]]))
 
     def _leave(self, sequences: list[Sequence]) -> None:
         """Free slots, and fill the gaps with the last ones."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .beam import DEAD, Candidate, Ending
 from .request import Array, Request
+
+if TYPE_CHECKING:
+    from .sessions import Line
 
 INVALID, FAILED, CANCELLED = "INVALID_ARG", "INTERNAL", "CANCELLED"  # names of Triton's error codes
 
@@ -78,6 +82,7 @@ class Sequence:
         runs_alone: whether it failed together with others and is tried on its own.
         encoded: [S, hidden], where the answer is what the encoder makes.
         context_embedding: fp32 [hidden], where it is wanted.
+        line: the row of a conversation that it continues; see sessions.py.
         start: entries that the cache has of it before its context: a conversation's.
         window: entries that are kept at most; 0: all.
     """
@@ -95,6 +100,7 @@ class Sequence:
     runs_alone: bool = False
     encoded: Array | None = None
     context_embedding: Array | None = None
+    line: Line | None = None
     start: int = 0
     window: int = 0
 
@@ -217,7 +223,8 @@ def output_tensors(job: Job) -> dict[str, Array]:
     if job.sequences[0].encoded is not None:
         return {"output_hidden_state": _stacked([sequence.encoded for sequence in job.sequences])}
     batch, width = request.batch_size, request.beam_width
-    longest, shown = int(request.output_lengths.max()), request.input_ids.shape[1]
+    longest = int(request.output_lengths.max())
+    shown = max(request.input_ids.shape[1], *(len(sequence.shown) for sequence in job.sequences))
     fill = np.zeros(batch) if request.sources else request.scalars["end_id"]
     ids = np.repeat(fill.astype(np.uint32), width * (shown + longest)).reshape(batch, width, shown + longest)
     lengths, inputs = np.zeros((batch, width), np.uint32), np.zeros((batch, width), np.int32)

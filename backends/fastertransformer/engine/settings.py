@@ -36,6 +36,7 @@ class Settings:
         has_inflight_batching: whether a request joins those that are under way; else it waits until they are done.
         kv_cache_fraction: part of the memory that is free behind the weights which the KV cache may take.
         kv_cache_bytes: the same as a number, in each process; 0: by the fraction.
+        session_idle_s: seconds after which a conversation is forgotten; config.pbtxt's max_sequence_idle_microseconds.
     """
 
     checkpoint: Path
@@ -48,6 +49,7 @@ class Settings:
     has_inflight_batching: bool = True
     kv_cache_fraction: float = 0.9
     kv_cache_bytes: int = 0
+    session_idle_s: float = 60.0
 
 
 def read_settings(parameters: Mapping[str, str], model_directory: Path, version: str) -> Settings:

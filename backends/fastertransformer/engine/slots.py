@@ -59,8 +59,8 @@ class SlotState:
             if self._occurred is not None:
                 self._occurred = torch.cat((self._occurred, self._occurred.new_zeros(missing, self._vocab_size)))
 
-    def write(self, slot: int, request: Request, row: int) -> None:
-        """Begin a row of a request in a slot."""
+    def write(self, slot: int, request: Request, row: int, shown: list[int]) -> None:
+        """Begin a row of a request in a slot; shown: the tokens that count as having occurred."""
         values = {name: array[row] for name, array in request.scalars.items()}
         top_k, top_p = resolve_top_k_top_p(
             torch.tensor([int(values["runtime_top_k"])]), torch.tensor([float(values["runtime_top_p"])])
@@ -74,9 +74,8 @@ class SlotState:
             if self._occurred is None:
                 size = (len(self._floats), self._vocab_size)
                 self._occurred = torch.zeros(size, dtype=torch.bool, device=self._device)
-            ids = torch.from_numpy(request.input_ids[row, : request.input_lengths[row]]).to(self._device)
             self._occurred[slot] = False
-            self._occurred[slot, ids] = True
+            self._occurred[slot, torch.tensor(shown, dtype=torch.long, device=self._device)] = True
 
     def copy(self, targets: Array, sources: Array) -> None:
         """Overwrite slots with others, int64 [n] each; all are read before any is written."""

@@ -48,7 +48,7 @@ class Steps:
         self.network, self.cache = network, cache
         self.config = network.config
         self.device = network.weights.like.device
-        self._saved: dict[int, list[Tensor]] = {}
+        self._saved: dict[int, Sequence[Tensor]] = {}
         self._has_tasks = False  # whether a row ever had an IA3 task
 
     def together(self, name: str, arguments: Sequence[Any]) -> AbstractContextManager[None]:
@@ -154,7 +154,7 @@ class Steps:
     @_step
     def forget(self, key: int) -> None:
         """Drop what was saved under a key, if anything."""
-        self._saved.pop(key, None)
+        self.cache.forget(self._saved.pop(key, ()))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""
