@@ -80,7 +80,7 @@ def test_the_neutral_values_that_fastertransformers_clients_send_are_accepted() 
             {"runtime_topk": column(1, np.uint32)},
             r"'runtime_topk' of shape \[2, 1\], did .* 'runtime_top_k'",
         ),
-        ({"nonsense": column(1, np.uint32)}, r"unknown input 'nonsense' of shape \[2, 1\]; known are bad_words_list, "),
+        ({"nonsense": column(1, np.uint32)}, r"unknown input 'nonsense' of shape \[2, 1\]; known are END, START, "),
         ({"min_length": column(1, np.int64)}, "min_length has type int64, expected int32 or uint32"),
         ({"beam_width": column(65, np.uint32)}, "beam_width is 65 in row 0; it must be at most 64"),
         ({"beam_width": np.array([[2], [3]], np.uint32)}, "beam_width is 3 in row 1; it must be the same"),
