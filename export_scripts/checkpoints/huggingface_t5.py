@@ -12,6 +12,7 @@ from typing import Any
 from export_scripts.checkpoints import huggingface_files
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.huggingface_files import open_weights, read_config, read_json
+from export_scripts.checkpoints.huggingface_tokenizer import NO_TOKENIZER, TOKENIZER_FILE
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
 from export_scripts.weights import t5
@@ -50,7 +51,7 @@ _DEFAULTS = {
     "eos_token_id": 1,
 }
 _MT5_DEFAULTS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
-_TOKENIZER_FILES = {"spiece.model": "tokenizer.model", "tokenizer.json": "tokenizer.json"}
+_TOKENIZER_FILES = {"spiece.model": "tokenizer.model", TOKENIZER_FILE: TOKENIZER_FILE}
 
 
 def is_candidate(path: Path) -> bool:
@@ -75,6 +76,7 @@ def open_source(archive: Archive) -> Source:
     weights = open_weights(archive)
     if not any(key.startswith("decoder.") for key in weights.tensors):
         raise CheckpointError(f"{archive.path} has no decoder", "FasterTransformer's T5 is an encoder with a decoder")
+    tokenizer = _tokenizer(archive)
     source_map = UNTIED if _HEAD in weights.tensors else TIED
     return Source(
         archive=archive,
@@ -82,10 +84,10 @@ def open_source(archive: Archive) -> Source:
         source_map=source_map,
         dims=_read_dims(config, has_scaled_logits=_scales_logits(given)),
         tensors=weights.tensors,
-        tokenizer=_tokenizer(archive),
+        tokenizer=tokenizer,
         ids=(ids := _special_ids(archive, config)),
         other_keys=weights.other_keys,
-        remarks=_remarks(config),
+        remarks=(*_remarks(config), *(() if tokenizer.members else (NO_TOKENIZER,))),
         extra_config={"decoder": {"pad_id": ids.pad_id}},
     )
 
@@ -166,7 +168,8 @@ def _special_ids(archive: Archive, config: Mapping[str, Any]) -> SpecialIds:
 
 def _tokenizer(archive: Archive) -> TokenizerFiles:
     members = {name: member for member, name in _TOKENIZER_FILES.items() if member in archive}
-    return TokenizerFiles(members, "sentencepiece" if "tokenizer.model" in members else "tokenizers")
+    library = "sentencepiece" if "tokenizer.model" in members else "none"
+    return TokenizerFiles(members, "huggingface" if TOKENIZER_FILE in members else library)
 
 
 def _positive(config: Mapping[str, Any], key: str) -> int:
