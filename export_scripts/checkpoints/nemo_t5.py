@@ -52,6 +52,10 @@ def open_source(archive: Archive) -> Source:
             f"{archive.path} holds {'IA3 vectors' if is_ia3_config(config) else 'prompt tables'}, not a T5",
             "give a directory that holds them and their model",
         )
+    if "adapter_tuning" in config:
+        raise CheckpointError(
+            f"{archive.path} holds linear adapters, not a T5", "of adapters, IA3's vectors are read and no others"
+        )
     check_expressible(config)
     checkpoint = nemo.NemoCheckpoint(archive)
     source_map = nemo_t5.source_map(_variant(checkpoint.config, checkpoint.keys()))

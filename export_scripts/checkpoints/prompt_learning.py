@@ -72,7 +72,8 @@ def is_prompt_learning(path: Path) -> bool:
 
 def is_prompt_config(config: Mapping[str, Any]) -> bool:
     """Whether a ``model_config.yaml`` is that of prompt tables."""
-    return "virtual_prompt_style" in config or "PromptLearning" in str(config.get("target", ""))
+    is_adapter = "adapter_tuning" in config  # their configuration was made from that of prompt tables
+    return not is_adapter and ("virtual_prompt_style" in config or "PromptLearning" in str(config.get("target", "")))
 
 
 def with_prompts(source: Source, section: str, width: str = "hidden_units", first_id: int | None = None) -> Source:

@@ -187,6 +187,18 @@ def test_vectors_without_their_model_are_refused(tmp_path: Path) -> None:
     assert "holds prompt tables or adapters and no model for them" in refusal(tmp_path / "alone")
 
 
+def test_linear_adapters_are_refused_by_what_they_are(tmp_path: Path) -> None:
+    base(tmp_path / "both/t5.nemo")
+    config = {
+        "target": f"{CLASSES}MegatronT5AdapterLearningModel",
+        "virtual_prompt_style": "no-prompts",
+        "adapter_tuning": {"type": "linear_adapter", "adapter_dim": 8},
+    }
+    write_nemo(tmp_path / "both/linear.nemo", config, {"model_weights.ckpt": {}}, files={})
+    assert "linear.nemo holds linear adapters, not a T5" in refusal(tmp_path / "both/linear.nemo")
+    assert "holds 2 checkpoints" in refusal(tmp_path / "both")
+
+
 def test_two_models_in_one_directory_are_refused(tmp_path: Path) -> None:
     base(tmp_path / "both/a.nemo")
     (tmp_path / "both/b.nemo").write_bytes((tmp_path / "both/a.nemo").read_bytes())
