@@ -21,6 +21,7 @@ from pathlib import Path
 from export_scripts.arguments import ConvertArguments
 from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.hub import fetch
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
 from export_scripts.mapped import RecordKey
 from export_scripts.shards import Workspace, check_space, full_disk_explained, write_bytes, write_tensor
@@ -160,7 +161,10 @@ def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -
 
 def main(argv: Sequence[str]) -> None:
     """Run the conversion that the arguments name."""
-    convert(ConvertArguments.from_argv(argv, description=__doc__))
+    arguments = ConvertArguments.from_argv(argv, description=__doc__)
+    if arguments.hub_name:
+        fetch(arguments.hub_name, arguments.checkpoint, say=lambda line: print(f"convert: {line}", file=sys.stderr))
+    convert(arguments)
 
 
 if __name__ == "__main__":

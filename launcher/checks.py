@@ -46,9 +46,12 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
 
 def _check_checkpoint(config: Config, paths: RunPaths) -> None:
     from export_scripts.check import inspect_checkpoint
+    from export_scripts.checkpoints.hub import is_fetched
     from export_scripts.sizing import is_description
 
     model = config.export.model
+    if paths.hub_name and not is_fetched(paths.hub_name, paths.checkpoint):
+        return  # its name is all that is known here
     if not is_description(paths.checkpoint):
         inspect_checkpoint(
             paths.checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), model.allow_nonfinite

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from export_scripts.checkpoints.hub import hub_name, local_directory
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
 from launcher.config import Config
 
@@ -29,6 +30,7 @@ class RunPaths:
     project: Path
     mounts: tuple[Path, ...]  # what a container sees: repository, data, results
     checkpoint: Path
+    hub_name: str | None  # of the checkpoint on huggingface.co, fetched to that path where the stage runs
     ft_checkpoint: Path
     results: Path
     model_repository: Path
@@ -47,12 +49,14 @@ class RunPaths:
         results = _absolute(run.results_dir)
         train_root = _absolute(config.base_results_dir) / run.model_train_name
         deployment = _absolute(config.deployment.run.results_dir)
+        name = hub_name(model.checkpoint_path)
         return cls(
             project=_absolute(config.launcher_scripts_path),
             mounts=tuple(
                 _absolute(path) for path in (config.launcher_scripts_path, config.data_dir, config.base_results_dir)
             ),
-            checkpoint=_absolute(model.checkpoint_path),
+            checkpoint=local_directory(name, _absolute(config.data_dir)) if name else _absolute(model.checkpoint_path),
+            hub_name=name,
             ft_checkpoint=train_root / f"ft_tp{tensor_para_size}_{model.weight_data_type}" / f"{tensor_para_size}-gpu",
             results=results,
             model_repository=_absolute(config.export.triton_deployment.triton_model_dir).parent,

@@ -20,13 +20,14 @@ def convert(config: Config, paths: RunPaths) -> StagePlan:
         processes=model.processes,
         load_checkpoints_to_cpu=model.load_checkpoints_to_cpu,
         allow_nonfinite=model.allow_nonfinite,
+        hub_name=paths.hub_name,
     )
     return StagePlan(
         stage="convert",
         name=f"convert_{run.model_train_name}",
         commands=(python_module("export_scripts.convert", arguments),),
         resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
-        inputs=(paths.checkpoint,),
+        inputs=() if paths.hub_name else (paths.checkpoint,),
         output=paths.ft_checkpoint,
         log=paths.log("convert"),
         env=environment(config),

@@ -58,3 +58,12 @@ def test_the_results_layout_is_that_of_nemo_megatron_launcher() -> None:
     expected = f"{root}/export_tp8_pp2_fp16_fp16/model_repo/gpt3_5b"
     assert config.export.triton_deployment.triton_model_dir == expected
     assert str(RunPaths.of(config).ft_checkpoint) == f"{root}/ft_tp8_fp16/8-gpu"
+
+
+def test_a_checkpoint_of_the_hub_is_fetched_by_the_stage(tmp_path: Path) -> None:
+    config = compose([FIVE, "export.model.checkpoint_path=hf:org/name", f"data_dir={tmp_path}"])
+    convert = plans_of(config)[0]
+    assert convert.inputs == ()
+    assert "--hub-name=org/name" in convert.commands[0].argv
+    assert f"--checkpoint={tmp_path}/huggingface/org--name" in convert.commands[0].argv
+    assert not any(argument.startswith("--hub-name") for argument in plans_of(compose([FIVE]))[0].commands[0].argv)
