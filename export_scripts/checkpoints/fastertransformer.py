@@ -20,6 +20,7 @@ from export_scripts.checkpoints.ft_config import CONFIG_FILE, FtConfig
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
 from export_scripts.dtypes import STORAGE, Array, item_bytes
+from export_scripts.mapped import map_record
 from export_scripts.weights import t5
 from export_scripts.weights.schema import Dims, Layout, ModelDims, Rule, Rules, SourceMap, TargetTensor, split_layer
 from handover.errors import CheckpointError
@@ -119,14 +120,14 @@ class Shards:
             if file_digest(extent.path) != self.digests[name]:
                 raise CheckpointError(f"{extent.path} is damaged: it is not what the manifest beside it says")
             self._verified.add(name)
-        dtype = STORAGE[self.data_type]
-        return np.memmap(extent.path, dtype, mode="r", offset=extent.offset, shape=self.part_shape)
+        record = map_record(extent.path, extent.offset, extent.size_bytes)
+        return record.view(STORAGE[self.data_type]).reshape(self.part_shape)
 
 
 def _files(archive: Archive) -> dict[str, tuple[str, ...]]:
     """Group the shards' files by the tensor's name, in the order of ranks; gaps show as a wrong last rank."""
     ranks: dict[str, dict[int, str]] = {}
-    for file in archive.sizes:
+    for file in sorted(archive.sizes):
         if "/" not in file and (parts := _FILE.fullmatch(file)):
             ranks.setdefault(parts["name"], {})[int(parts["rank"] or 0)] = file
     return {name: tuple(files[rank] for rank in sorted(files)) for name, files in ranks.items()}

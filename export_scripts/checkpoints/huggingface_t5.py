@@ -17,12 +17,14 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
 from export_scripts.weights import t5
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
+from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 
 NAME = "Hugging Face T5 (a directory with config.json)"
 # umt5 is recognised to be refused by what it has: positions in every layer.
 _MODEL_TYPES = ("t5", "mt5", "umt5")
 _HEAD = "lm_head.weight"
+_EMBEDDING, _COPIES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -83,13 +85,19 @@ def open_source(archive: Archive) -> Source:
         family=t5.FAMILY,
         source_map=source_map,
         dims=_read_dims(config, has_scaled_logits=_scales_logits(given)),
-        tensors=weights.tensors,
+        tensors=_with_embedding(weights.tensors),
         tokenizer=tokenizer,
         ids=(ids := _special_ids(archive, config)),
         other_keys=weights.other_keys,
         remarks=(*_remarks(config), *(() if tokenizer.members else (NO_TOKENIZER,))),
         extra_config={"decoder": {"pad_id": ids.pad_id}},
     )
+
+
+def _with_embedding(tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
+    """Find the embedding under a copy's name, where whoever saved the file kept another of the copies."""
+    copy = next((key for key in _COPIES if key in tensors), None)
+    return {_EMBEDDING: tensors[copy], **tensors} if copy and _EMBEDDING not in tensors else tensors
 
 
 def _scales_logits(config: Mapping[str, Any]) -> bool:

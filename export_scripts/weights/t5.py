@@ -68,8 +68,7 @@ class T5Dims(Dims):
 
 _HEADS = ("head_num", "size_per_head")
 _PER_MODEL = TargetTensor(("d_model",))
-
-PROJECTION = TargetTensor(("d_model", _HEADS), split_axis=1)
+_PROJECTION = TargetTensor(("d_model", _HEADS), split_axis=1)
 _PROJECTION_BIAS = TargetTensor((_HEADS,), split_axis=0)
 _OUTPUT = TargetTensor((_HEADS, "d_model"), split_axis=0)
 _IA3_HEADS = TargetTensor(("ia3_num_tasks", _HEADS), split_axis=1)
@@ -83,7 +82,7 @@ def _norm(name: str) -> dict[str, TargetTensor]:
 def _attention(name: str) -> dict[str, TargetTensor]:
     """Attention with q, k and v apart: an encoder's own, and the decoder's to the encoder."""
     return {
-        **{f"{name}.{part}.weight": PROJECTION for part in "qkv"},
+        **{f"{name}.{part}.weight": _PROJECTION for part in "qkv"},
         **{f"{name}.{part}.bias": _PROJECTION_BIAS for part in "qkv"},
         f"{name}.o.weight": _OUTPUT,
         f"{name}.o.bias": _PER_MODEL,

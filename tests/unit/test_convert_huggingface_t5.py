@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from nemo_archive import DATA, NEMO, load_file
+from safetensors.torch import load_file as load_safetensors
+from safetensors.torch import save_file as save_safetensors
 from t5_forward import T5
 from t5_models import DECODER_IDS, ENCODER_IDS, huggingface_t5, logits_of
 
@@ -138,6 +140,16 @@ def test_pytorch_files_with_copies_and_a_bias_nobody_uses(tmp_path: Path) -> Non
         torch.save({key: state[key] for key in keys}, checkpoint / file)
     weight_map = {key: file for file, keys in shards.items() for key in keys}
     (checkpoint / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert error(run(checkpoint, tmp_path / "out", 2), model) < 1e-4
+
+
+@pytest.mark.parametrize("kept", ["encoder", "decoder"])
+def test_the_embedding_may_be_there_under_the_name_of_a_copy(kept: str, tmp_path: Path) -> None:
+    """A safetensors file holds one of the tied names, and which one has changed with its writer."""
+    checkpoint, model = saved(tmp_path / "hf")
+    state = load_safetensors(checkpoint / "model.safetensors")
+    state[f"{kept}.embed_tokens.weight"] = state.pop("shared.weight")
+    save_safetensors(state, checkpoint / "model.safetensors")
     assert error(run(checkpoint, tmp_path / "out", 2), model) < 1e-4
 
 

@@ -67,6 +67,7 @@ def t5_models(draw: st.DrawFn) -> tuple[Family, t5.T5Dims]:
         has_bias=draw(st.booleans()),
         activation=draw(st.sampled_from(t5.ACTIVATIONS)),
         ia3_num_tasks=draw(st.integers(0, 2)),
+        adapter_inter_size=draw(st.sampled_from([0, 6])),
     )
     return t5.FAMILY, dims
 
