@@ -1,0 +1,143 @@
+"""Compare the network on a GPU, in every number format, with the same network on the CPU in fp32.
+
+    python3 -m benchmarks.gpu_agreement --layers=8 --hidden=1024
+
+Shards of every family are made up and written as FasterTransformer has them; the unit tests show that the network on
+the CPU gives Hugging Face's logits. Rows of different length are prefilled, extended and decoded. A line for each
+family and format: relative error of the logits, ||gpu - cpu|| / ||cpu||, the largest difference of the chosen tokens'
+log-probabilities, and how many of the likeliest tokens agree. Rounding explains about 1e-6 (fp32), 2e-3 (fp16) and
+1e-2 (bf16, int8); exit status 1 where it is ten times that.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from backends.fastertransformer.engine.cache import CacheShape, KvCache
+from backends.fastertransformer.engine.config import ModelConfig, read_config
+from backends.fastertransformer.engine.layouts import every_tensor, model_files
+from backends.fastertransformer.engine.network import Network, Source
+from backends.fastertransformer.engine.precision import choose_precision
+from backends.fastertransformer.engine.weights import load_weights
+from handover.arguments import ScriptArguments
+from handover.errors import SlipwayError, exit_status
+
+_HEAD_SIZE = 64
+_LIMITS = {"fp32": 1e-5, "fp16": 2e-2, "bf16": 1e-1, "fp16 int8": 1e-1}
+_BLOOM = "has_positional_encoding = 0\nuse_attention_linear_bias = 1\nhas_pre_decoder_layernorm = 1\n"
+_T5 = "[structure]\nt5_with_bias = 0\nuse_gated_activation = 1\n"
+# Name: model_type, section, keys of the section's own.
+_FAMILIES = {
+    "gpt": ("GPT", "gpt", "max_pos_seq_len = 512\n"),
+    "bloom": ("GPT", "gpt", _BLOOM),
+    "gptj": ("GPT-J", "gptj", "rotary_embedding = 32\n"),
+    "gptneox": ("GPT-NeoX", "gptneox", "rotary_embedding = 16\n"),
+    "t5": ("T5", "", _T5),
+}
+
+
+@dataclass(frozen=True)
+class AgreementArguments(ScriptArguments):
+    """The networks' shape."""
+
+    layers: int = field(default=6, metadata={"help": "transformer blocks"})
+    hidden: int = field(default=512, metadata={"help": "width; heads are 64 wide"})
+    vocab: int = field(default=4096, metadata={"help": "rows of the embedding"})
+    device: str = field(default="cuda", metadata={"help": "what is compared with the CPU"})
+
+
+def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) -> ModelConfig:
+    """Write random shards and their config.ini."""
+    model_type, section, own = _FAMILIES[name]
+    heads, inter = arguments.hidden // _HEAD_SIZE, 4 * arguments.hidden
+    ids = f"vocab_size = {arguments.vocab}\nstart_id = 0\nend_id = 1\n"
+    sizes = f"head_num = {heads}\nsize_per_head = {_HEAD_SIZE}\ninter_size = {inter}\nnum_layer = {arguments.layers}\n"
+    text = f"[{section}]\n{ids}{sizes}{own}"
+    if name == "t5":
+        stack = f"num_heads = {heads}\nd_kv = {_HEAD_SIZE}\nd_ff = {inter}\nnum_layers = {arguments.layers}\n"
+        stack += f"d_model = {arguments.hidden}\nrelative_attention_num_buckets_or_max_pos_seq_len = 32\n{ids}"
+        stack += (
+            "feed_forward_proj = gated-gelu\ntie_word_embeddings = 0\ndecoder_start_token_id = 0\neos_token_id = 1\n"
+        )
+        text = f"[encoder]\n{stack}[decoder]\n{stack}{own}"
+    directory.mkdir()
+    (directory / "config.ini").write_text(text)
+    config = read_config(directory, model_type)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in every_tensor(model_files(config, has_head=True)):
+        numbers = torch.randn(tensor.shape, generator=generator)
+        # Every product keeps the size of what it multiplies, but for T5, which divides scores by the root itself.
+        fan_in = tensor.shape[0] if len(tensor.shape) > 1 and tensor.split_axis is not None else 1
+        numbers *= 0.1 if fan_in == 1 else fan_in**-0.5
+        if "SelfAttention" in tensor.name or "EncDecAttention" in tensor.name:
+            numbers *= _HEAD_SIZE**-0.25 if tensor.name.endswith((".q.weight", ".k.weight", "qkv.weight")) else 1
+        if "norm" in tensor.name and tensor.name.endswith("weight"):
+            numbers += 1
+        if tensor.name in ("model.wte", "shared.weight_T") or "lm_head" in tensor.name:
+            numbers *= 10 if len(tensor.shape) > 1 else 1
+        path = directory / tensor.files(1)[0]
+        numbers.numpy().tofile(path)
+    return config
+
+
+@torch.inference_mode()
+def run(directory: Path, config: ModelConfig, data_type: str, int8_mode: int, device: torch.device) -> Tensor:
+    """Prefill, extend and decode three rows -> fp32 logits [rows, tokens, V] on the CPU."""
+    precision = choose_precision(data_type, device, int8_mode)
+    network = Network(config, load_weights(directory, config, 1, precision, device))
+    has_cross = config.encoder is not None
+    shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, precision.compute, has_cross)
+    cache = KvCache(shape, device, 1 << 30)
+    cache.reserve(3, 96, 96)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, config.vocab_size, (3, 64), generator=generator).to(device)
+    lengths, slots, source = torch.tensor([40, 9, 23], device=device), slice(0, 3), None
+    if has_cross:
+        source = Source(lengths, 40)
+        network.remember(network.encode(ids[:, :40], lengths), slots, cache)
+    hidden = [network.extend(ids[:, :40], None, lengths, slots, cache, 40, source=source)[:, :9]]
+    more = torch.full_like(lengths, 8)
+    hidden.append(network.extend(ids[:, 40:48], lengths, more, slots, cache, 48, source=source))
+    for step in range(8, 24):
+        column = ids[:, 40 + step]
+        hidden.append(network.decode(column, lengths + step, slots, cache, 41 + step, source)[:, None])
+    return network.logits(torch.cat(hidden, 1)).cpu()
+
+
+def compare(arguments: AgreementArguments) -> bool:
+    """Print the table; say whether all agree."""
+    agrees = True
+    sys.stdout.write(f"{'family':8} {'format':10} {'error':>9} {'log-probability':>16} {'tokens that agree':>18}\n")
+    with tempfile.TemporaryDirectory(prefix="slipway-agreement-") as temporary:
+        for name in _FAMILIES:
+            directory = Path(temporary) / name
+            config = write_checkpoint(arguments, name, directory)
+            expected = run(directory, config, "fp32", 0, torch.device("cpu"))
+            best = expected.argmax(-1, keepdim=True)
+            for kind, limit in _LIMITS.items():
+                data_type, _, is_int8 = kind.partition(" ")
+                found = run(directory, config, data_type, int(bool(is_int8)), torch.device(arguments.device))
+                error = float((found - expected).norm() / expected.norm())
+                shift = (found.log_softmax(-1) - expected.log_softmax(-1)).gather(-1, best).abs().max()
+                same = (found.argmax(-1, keepdim=True) == best).double().mean()
+                sys.stdout.write(f"{name:8} {kind:10} {error:9.1e} {float(shift):16.1e} {float(same):18.1%}\n")
+                agrees &= error < limit
+    return agrees
+
+
+def main(argv: Sequence[str]) -> None:
+    """Compare all; a disagreement is an error."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if not compare(AgreementArguments.from_argv(argv, description=__doc__)):
+        raise SlipwayError("the network on the device is not the network on the CPU", "see the lines above")
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "benchmarks.gpu_agreement"))
