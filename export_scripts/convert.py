@@ -27,7 +27,7 @@ from export_scripts.mapped import RecordKey
 from export_scripts.shards import Workspace, check_space, full_disk_explained, write_bytes, write_tensor
 from export_scripts.weights.family import ConfigValues, render_config
 from export_scripts.weights.schema import Assignment
-from handover.errors import exit_status
+from handover.errors import CheckpointError, exit_status
 from handover.manifest import FileRecord, Manifest
 from handover.progress import Progress
 
@@ -46,6 +46,8 @@ def convert(arguments: ConvertArguments) -> Manifest:
         ArtefactError: the disk is full or the output directory holds foreign files.
     """
     archive = find_archive(arguments.checkpoint)
+    if archive.path.resolve() == arguments.output.resolve():
+        raise CheckpointError(f"{archive.path} is the checkpoint and the output", "give another directory to write to")
     conversion = plan_conversion(
         archive, arguments.tensor_para_size, arguments.weight_data_type, arguments.allow_nonfinite
     )

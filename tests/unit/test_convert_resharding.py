@@ -202,6 +202,14 @@ def test_a_file_that_differs_from_the_manifest_is_never_copied(given: Path, tmp_
     assert not (tmp_path / "out/manifest.json").exists()
 
 
+def test_a_checkpoint_is_never_its_own_output(given: Path, tmp_path: Path) -> None:
+    before = digests(given)
+    (tmp_path / "link").symlink_to(given)
+    with pytest.raises(CheckpointError, match="is the checkpoint and the output"):
+        run(given, tmp_path / "link", 1)
+    assert digests(given) == before
+
+
 def test_ranks_must_divide_the_heads(given: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="tensor_para_size 8 does not divide the model's 4 heads"):
         inspect_checkpoint(given, 8, "fp32")
