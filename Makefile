@@ -10,7 +10,7 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the demonstration checkpoint
-	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]'
+	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]'
 
 test: $(VENV)/.tests ## run the whole test suite, a real Slurm included
 	tests/slurm/install
