@@ -24,6 +24,7 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.hub import fetch
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
 from export_scripts.mapped import RecordKey
+from export_scripts.nemo_ids import with_nemos_ids
 from export_scripts.shards import Workspace, check_space, full_disk_explained, write_bytes, write_tensor
 from export_scripts.weights.family import ConfigValues, render_config
 from export_scripts.weights.schema import Assignment
@@ -63,7 +64,9 @@ def convert(arguments: ConvertArguments) -> Manifest:
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION})
     try:
         _check_space(conversion, arguments.output, journal)
-        for remark in conversion.source.remarks:
+        source, nemos_remark = with_nemos_ids(conversion.source)
+        conversion = replace(conversion, source=source)
+        for remark in (*source.remarks, *filter(None, (nemos_remark,))):
             print(f"convert: note: {remark}", file=sys.stderr)
         with _mappable(conversion, arguments.output) as mapped:
             records = _write_tensors(mapped, arguments.output, journal, arguments.processes)

@@ -29,6 +29,10 @@ _ACTIVATIONS = {"gelu": "gelu", "openai_gelu": "gelu", "fast_gelu": "gelu", "sil
 _TANH_GELU = ("openai_gelu", "fast_gelu")
 
 
+# What AutoTokenizer's folder may hold; tokenizer.json alone knows of tokens that were added to a vocabulary.
+_FOLDERS = ((("tokenizer.json",), "huggingface"), (("vocab.json", "merges.txt"), "bpe"))
+
+
 def is_candidate(path: Path) -> bool:
     """Whether a directory is laid out as NeMo 2.x does it."""
     return (path / "weights").is_dir() and (path / "context").is_dir()
@@ -93,18 +97,19 @@ def _find_tokenizer(archive: Archive, settings: Any) -> TokenizerFiles:
     settings = settings if isinstance(settings, Mapping) else {}
     kind = str(settings.get("_target_", "")).rpartition(".")[2]
     if kind == "SentencePieceTokenizer":
-        return TokenizerFiles({"tokenizer.model": _member(archive, settings, "model_path")}, "sentencepiece")
+        files = {"tokenizer.model": _member(archive, settings, "model_path")}
+        return TokenizerFiles(files, "sentencepiece", bool(settings.get("legacy")), is_nemos=True)
     if kind == "AutoTokenizer" and settings.get("vocab_file") and settings.get("merges_file"):
         files = {"vocab.json": _member(archive, settings, "vocab_file")}
-        return TokenizerFiles({**files, "merges.txt": _member(archive, settings, "merges_file")}, "bpe")
+        return TokenizerFiles({**files, "merges.txt": _member(archive, settings, "merges_file")}, "bpe", is_nemos=True)
     if kind == "AutoTokenizer":
         folder = f"context/{_text(settings, 'pretrained_model_name').strip('./')}/"
-        for names, library in ((("vocab.json", "merges.txt"), "bpe"), (("tokenizer.model",), "sentencepiece")):
+        for names, library in _FOLDERS:
             if all(folder + name in archive for name in names):
-                return TokenizerFiles({name: folder + name for name in names}, library)
+                return TokenizerFiles({name: folder + name for name in names}, library, is_nemos=True)
     raise CheckpointError(
         f"{archive.path}: the tokenizer {kind or 'of ' + _MODEL_FILE} has no files in context/ that are read",
-        "SentencePieceTokenizer, and AutoTokenizer with vocab.json and merges.txt or tokenizer.model, are",
+        "SentencePieceTokenizer, and AutoTokenizer with tokenizer.json or vocab.json and merges.txt, are",
     )
 
 

@@ -30,11 +30,16 @@ class TokenizerFiles:
 
     Attributes:
         members: name in the archive by FasterTransformer's file name.
-        library: ``bpe`` (vocab.json and merges.txt), ``sentencepiece`` (tokenizer.model) or ``wordpiece`` (vocab.txt).
+        library: ``bpe`` (vocab.json and merges.txt), ``sentencepiece`` (tokenizer.model), ``wordpiece`` (vocab.txt) or
+            ``huggingface`` (tokenizer.json).
+        is_legacy: NeMo's way with SentencePiece: special tokens that the model lacks are added after its pieces.
+        is_nemos: a configuration of NeMo's describes it.
     """
 
     members: Mapping[str, str]
     library: str
+    is_legacy: bool = True
+    is_nemos: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,19 @@ def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFile
     settings = config.get("tokenizer") or {}
     library, kind = settings.get("library"), settings.get("type")
     if library == "sentencepiece":
-        return TokenizerFiles(_members(archive, settings, ("model",)), "sentencepiece")
+        is_legacy = settings.get("sentencepiece_legacy") is not False
+        return TokenizerFiles(_members(archive, settings, ("model",)), "sentencepiece", is_legacy, is_nemos=True)
     if (library == "megatron" and kind == "GPT2BPETokenizer") or (library == "huggingface" and "gpt2" in str(kind)):
-        return TokenizerFiles(_members(archive, settings, ("vocab_file", "merge_file")), "bpe")
+        return TokenizerFiles(_members(archive, settings, ("vocab_file", "merge_file")), "bpe", is_nemos=True)
     if library == "megatron" and str(kind).startswith("BertWordPiece"):
         return TokenizerFiles({"vocab.txt": _member(archive, "vocab_file", settings.get("vocab_file"))}, "wordpiece")
+    files = [member for member in archive.sizes if "/" not in member and member.endswith("tokenizer.json")]
+    if library == "huggingface" and len(files) == 1:
+        return TokenizerFiles({"tokenizer.json": files[0]}, "huggingface")
     raise CheckpointError(
         f"{archive.path}: tokenizer.library: {library}, tokenizer.type: {kind} is not supported",
-        "GPT-2 BPE (library megatron, type GPT2BPETokenizer), BertWordPiece and sentencepiece are",
+        "GPT-2 BPE (library megatron, type GPT2BPETokenizer), BertWordPiece, sentencepiece, and library huggingface "
+        "with a tokenizer.json in the unpacked checkpoint are",
     )
 
 
@@ -101,7 +111,9 @@ def special_ids(archive: Archive, tokenizer: TokenizerFiles) -> SpecialIds:
         return SpecialIds(end_id, end_id)
     if tokenizer.library == "wordpiece":
         return _wordpiece_ids(archive, tokenizer.members["vocab.txt"])
-    return _sentencepiece_ids(archive.read_bytes(tokenizer.members["tokenizer.model"]))
+    if tokenizer.library == "huggingface":
+        return _described_ids(archive, tokenizer.members["tokenizer.json"])
+    return _sentencepiece_ids(archive.read_bytes(tokenizer.members["tokenizer.model"]), tokenizer.is_legacy)
 
 
 def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
@@ -110,6 +122,8 @@ def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
         return int(_sentencepiece(archive.read_bytes(tokenizer.members["tokenizer.model"])).get_piece_size())
     if tokenizer.library == "wordpiece":
         return len(archive.read_bytes(tokenizer.members["vocab.txt"]).splitlines())
+    if tokenizer.library == "huggingface":
+        return 1 + max(_described_tokens(archive, tokenizer.members["tokenizer.json"]).values())
     member = tokenizer.members["vocab.json"]
     end_id = _bpe_end_id(archive, member)
     return max(end_id + 1, len(json.loads(archive.read_bytes(member))))
@@ -122,6 +136,47 @@ def _bpe_end_id(archive: Archive, member: str) -> int:
         return int(vocabulary.get(_END_OF_TEXT, len(vocabulary)))
     except (ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{archive.path}: {member} is not a vocabulary: {error}") from error
+
+
+def _described_tokens(archive: Archive, member: str) -> dict[str, int]:
+    """Every token of a ``tokenizer.json``; a vocabulary is a mapping, or for Unigram a list of pairs."""
+    try:
+        content = json.loads(archive.read_bytes(member))
+        vocabulary = content["model"]["vocab"]
+        pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
+        added = ((entry["content"], entry["id"]) for entry in content.get("added_tokens") or ())
+        return {str(token): int(number) for token, number in (*pairs, *added)}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"{archive.path}: {member} is not a tokenizer: {error}") from error
+
+
+def _described_ids(archive: Archive, member: str) -> SpecialIds:
+    """The begin and end tokens that the files beside ``tokenizer.json`` name, as NeMo's AutoTokenizer takes them."""
+    tokens, folder = _described_tokens(archive, member), member.removesuffix("tokenizer.json")
+    named: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if folder + name in archive:
+            try:
+                content = json.loads(archive.read_bytes(folder + name))
+            except ValueError as error:
+                raise CheckpointError(f"{archive.path}: {folder}{name} is not JSON: {error}") from error
+            named |= {key: value for key, value in content.items() if value} if isinstance(content, dict) else {}
+
+    def id_of(*keys: str) -> int | None:
+        for key in keys:
+            value = named.get(key)
+            token = str(value.get("content") if isinstance(value, dict) else value)
+            if token in tokens:
+                return tokens[token]
+        return None
+
+    end_id = id_of("eos_token", "sep_token")
+    if end_id is None:
+        raise CheckpointError(
+            f"{archive.path}: nothing beside {member} names the end token", "put tokenizer_config.json beside it"
+        )
+    start_id = id_of("bos_token", "cls_token")
+    return SpecialIds(end_id if start_id is None else start_id, end_id, id_of("pad_token"))
 
 
 def _wordpiece_ids(archive: Archive, member: str) -> SpecialIds:
@@ -142,9 +197,13 @@ def _sentencepiece(model: bytes) -> Any:
         raise CheckpointError(f"the checkpoint's tokenizer.model is not a SentencePiece model: {error}") from error
 
 
-def _sentencepiece_ids(model: bytes) -> SpecialIds:
-    """Ids of a SentencePiece model; a missing begin or end token is added after the pieces, as in legacy mode."""
+def _sentencepiece_ids(model: bytes, is_legacy: bool) -> SpecialIds:
+    """Ids of a SentencePiece model; a missing begin or end token is added after the pieces, as in legacy mode.
+
+    Outside of it the model's own ids are taken, 0 among them, which FasterTransformer's converter holds for missing.
+    """
     pieces = _sentencepiece(model)
+    least = 1 if is_legacy else 0
     added: dict[str, int] = {}
 
     def id_of(token: str) -> int:
@@ -154,7 +213,7 @@ def _sentencepiece_ids(model: bytes) -> SpecialIds:
         return added.setdefault(token, pieces.get_piece_size() + len(added))
 
     def id_or_new(current: int, token: str) -> int:
-        return current if current > 0 else id_of(token)
+        return current if current >= least else id_of(token)
 
     # The order decides the ids: these come first, whether or not anybody needs them.
     for token in ("<cls>", "<sep>", "<mask>"):
