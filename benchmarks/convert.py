@@ -1,17 +1,19 @@
 """Time the conversion against ``cp`` of the same bytes, in alternation, and measure its memory.
 
-    python3 -m benchmarks.convert                                 # about 0.7 GB
-    python3 -m benchmarks.convert --layers=24 --hidden=2048       # 2.6 GB, 1.3 B parameters
+    python3 -m benchmarks.convert                                             # 2.6 GB, 1.3 B parameters
+    python3 -m benchmarks.convert --shapes='[[12,1536],[24,2048],[32,3200]]'  # 0.8, 2.6 and 8.2 GB: the curve
+    python3 -m benchmarks.convert --fastertransformer=/path/to/FasterTransformer
 
-The checkpoint is made up: random weights of a GPT in NeMo's legacy form. Both sides start with a warm page cache and
-an idle disk, and end with their bytes in the page cache.
+The checkpoint is made up: random weights of a GPT in NeMo's legacy form. All sides start with a warm page cache and
+an idle disk, and end with their bytes in the page cache. What a run has written is emptied, not deleted, before the
+next: ext4 searches long for inodes that were not deleted a moment ago, and no real conversion meets that.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import shutil
+import shlex
 import statistics
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
@@ -34,8 +36,9 @@ _SAMPLE_EVERY_S = 0.01
 class BenchmarkArguments(ScriptArguments):
     """The shape of the checkpoint and how often to measure."""
 
-    layers: int = field(default=12, metadata={"help": "transformer blocks"})
-    hidden: int = field(default=1536, metadata={"help": "width; heads are 64 wide"})
+    shapes: tuple[tuple[int, int], ...] = field(
+        default=((24, 2048),), metadata={"help": "[layers, width] of each checkpoint; heads are 64 wide"}
+    )
     vocab: int = field(default=50304, metadata={"help": "rows of the embedding"})
     source_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the checkpoint"})
     weight_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the shards"})
@@ -43,14 +46,15 @@ class BenchmarkArguments(ScriptArguments):
     processes: int = field(default=2, metadata={"help": "parallel workers"})
     repeats: int = field(default=3, metadata={"help": "measurements of each side"})
     directory: Path | None = field(default=None, metadata={"help": "where to work; default: the temporary directory"})
+    fastertransformer: Path | None = field(default=None, metadata={"help": "a checkout, whose converter is timed too"})
 
 
 def write_checkpoint(arguments: BenchmarkArguments, path: Path) -> None:
-    """Write a NeMo archive of random weights."""
+    """Write a NeMo archive of random weights, of the first shape."""
     import torch
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[arguments.source_data_type]
-    hidden = arguments.hidden
+    ((layers, hidden),) = arguments.shapes
 
     def random(*shape: int) -> torch.Tensor:
         return (torch.rand(shape) - 0.5).to(dtype)
@@ -62,7 +66,7 @@ def write_checkpoint(arguments: BenchmarkArguments, path: Path) -> None:
         f"{model}encoder.final_layernorm.weight": random(hidden),
         f"{model}encoder.final_layernorm.bias": random(hidden),
     }
-    for layer in range(arguments.layers):
+    for layer in range(layers):
         for name, rows, columns in (
             ("self_attention.query_key_value", 3 * hidden, hidden),
             ("self_attention.dense", hidden, hidden),
@@ -80,7 +84,7 @@ def write_checkpoint(arguments: BenchmarkArguments, path: Path) -> None:
         (root / "vocab.json").write_text('{"<|endoftext|>": 0}')
         (root / "merges.txt").write_text("#version: 0.2\n")
         (root / "model_config.yaml").write_text(
-            f"num_layers: {arguments.layers}\nhidden_size: {hidden}\nffn_hidden_size: {4 * hidden}\n"
+            f"num_layers: {layers}\nhidden_size: {hidden}\nffn_hidden_size: {4 * hidden}\n"
             f"num_attention_heads: {hidden // 64}\nmax_position_embeddings: 2048\n"
             "tokenizer: {library: megatron, type: GPT2BPETokenizer, vocab_file: 'nemo:vocab.json', "
             "merge_file: 'nemo:merges.txt'}\n"
@@ -92,9 +96,11 @@ def write_checkpoint(arguments: BenchmarkArguments, path: Path) -> None:
 class MemorySampler:
     """Sum the memory of a process and its descendants, every few milliseconds, and keep the peaks.
 
+    Shared pages are divided among those who share them (PSS), so that the sum counts each once.
+
     Attributes:
-        peak_bytes: of resident memory, mapped file pages included.
-        peak_private_bytes: of anonymous memory alone.
+        peak_bytes: mapped pages of files included.
+        peak_private_bytes: anonymous memory and shared memory alone: what is lost to others.
     """
 
     def __init__(self, pid: int) -> None:
@@ -128,13 +134,13 @@ def _tree(pid: int) -> list[int]:
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """Resident and anonymous bytes of one process; nothing if it just ended."""
+    """Bytes of one process, all and without pages of files; nothing if it just ended."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0, 0
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("VmRSS", "RssAnon"))}
-    return sizes.get("VmRSS", 0), sizes.get("RssAnon", 0)
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss")}
+    return sizes.get("Pss", 0), sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
 
 
 @dataclass(frozen=True)
@@ -155,17 +161,17 @@ class Measurement:
         return f"{self.elapsed_s:6.2f} s ({self.cpu_s:5.2f} s of processor)"
 
 
-def _measure(argv: Sequence[str]) -> Measurement:
+def _measure(argv: Sequence[str], cwd: Path | None = None) -> Measurement:
     """Run a command with nothing left to write back from before."""
     os.sync()
     cpu_s = _children_cpu_s()
     started = time.monotonic()
-    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(argv, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with MemorySampler(process.pid) as memory:
         status = process.wait()
     elapsed_s = time.monotonic() - started
     if status:
-        raise RuntimeError(f"{argv[0]} ended with status {status}")
+        raise RuntimeError(f"{shlex.join(argv)} ended with status {status}")
     return Measurement(elapsed_s, _children_cpu_s() - cpu_s, memory)
 
 
@@ -174,38 +180,99 @@ def _children_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def compare(arguments: BenchmarkArguments, folder: Path) -> None:
-    """Alternate the two sides, print each measurement, then medians, ratio and peaks."""
-    archive, shards, copy = folder / "gpt.nemo", folder / "shards", folder / "copy"
-    making = [sys.executable, "-m", "benchmarks.convert", "--write-only", str(archive), *arguments.to_argv()]
-    subprocess.run(making, check=True)
-    print(f"checkpoint {human_bytes(archive.stat().st_size)} {arguments.source_data_type}")
-    converting = [sys.executable, "-m", "export_scripts.convert", f"--checkpoint={archive}", f"--output={shards}"]
-    converting += [f"--tensor-para-size={arguments.tensor_para_size}", f"--processes={arguments.processes}"]
-    converting += [f"--weight-data-type={arguments.weight_data_type}"]
-    copies, conversions = [], []
-    for _ in range(arguments.repeats):
-        copies.append(_measure(["cp", str(archive), str(copy)]))
-        copy.unlink()
-        conversions.append(_measure(converting))
-        shutil.rmtree(shards)
-        print(f"cp {copies[-1]}   convert {conversions[-1]}")
-    copy_s = statistics.median(run.elapsed_s for run in copies)
-    convert_s = statistics.median(run.elapsed_s for run in conversions)
-    peak_bytes = max(run.memory.peak_bytes for run in conversions)
-    private_bytes = max(run.memory.peak_private_bytes for run in conversions)
-    print(f"cp {copy_s:.2f} s   convert {convert_s:.2f} s   (medians)   ratio {convert_s / copy_s:.2f}")
-    print(f"peak memory {human_bytes(peak_bytes)}, of which not file pages {human_bytes(private_bytes)}")
+@dataclass(frozen=True)
+class Contender:
+    """One side of the comparison.
+
+    Attributes:
+        name: for people.
+        argv: of one run; ``{output}`` stands for the path to write.
+        cwd: where it runs.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    cwd: Path | None = None
+
+    def run(self, output: Path) -> Measurement:
+        """Run once, then empty what it wrote."""
+        measured = _measure([part.format(output=output) for part in self.argv], self.cwd)
+        for path in (output, *output.rglob("*")):
+            if path.is_file():
+                os.truncate(path, 0)
+        return measured
+
+
+def contenders(arguments: BenchmarkArguments, archive: Path) -> list[Contender]:
+    """List the sides: ``cp`` first, ours second."""
+    settings = [f"--tensor-para-size={arguments.tensor_para_size}", f"--processes={arguments.processes}"]
+    settings += [f"--weight-data-type={arguments.weight_data_type}"]
+    ours = (sys.executable, "-m", "export_scripts.convert", f"--checkpoint={archive}", "--output={output}", *settings)
+    sides = [Contender("cp", ("cp", str(archive), "{output}")), Contender("convert", ours)]
+    if arguments.fastertransformer:
+        script = arguments.fastertransformer / "examples/pytorch/gpt/utils/nemo_ckpt_convert.py"
+        theirs = [sys.executable, str(script), "--in-file", str(archive), "--saved-dir", "{output}"]
+        theirs += ["--infer-gpu-num", str(arguments.tensor_para_size), "--processes", str(arguments.processes)]
+        theirs += ["--weight-data-type", arguments.weight_data_type, "--load-checkpoints-to-cpu", "1"]
+        sides.append(Contender("FasterTransformer", tuple(theirs), script.parent))
+    return sides
+
+
+def compare(arguments: BenchmarkArguments, shape: tuple[int, int], folder: Path) -> None:
+    """Alternate the sides, print each measurement, then medians, ratios to ``cp`` and peaks."""
+    archive = folder / "gpt.nemo"
+    making = replace(arguments, shapes=(shape,)).to_argv()
+    subprocess.run([sys.executable, "-m", "benchmarks.convert", "--write-only", str(archive), *making], check=True)
+    _out(f"\n{shape[0]} layers, width {shape[1]}: {human_bytes(archive.stat().st_size)} {arguments.source_data_type}")
+    sides = contenders(arguments, archive)
+    runs: dict[str, list[Measurement]] = {side.name: [] for side in sides}
+    for number in range(arguments.repeats):
+        for side in sides:
+            runs[side.name].append(side.run(folder / f"{side.name}{number}"))
+        _out("   ".join(f"{name} {measured[-1]}" for name, measured in runs.items()))
+    copy_s = statistics.median(run.elapsed_s for run in runs["cp"])
+    for name, measured in runs.items():
+        elapsed_s = statistics.median(run.elapsed_s for run in measured)
+        cpu_s = statistics.median(run.cpu_s for run in measured)
+        peak_bytes = max(run.memory.peak_bytes for run in measured)
+        private_bytes = max(run.memory.peak_private_bytes for run in measured)
+        _out(
+            f"{name:<18} {elapsed_s:6.2f} s  {elapsed_s / copy_s:5.2f} x cp  {cpu_s:6.2f} s of processor  "
+            f"peak {human_bytes(peak_bytes):>9}, without pages of files {human_bytes(private_bytes):>9}"
+        )
+
+
+def _machine(folder: Path) -> str:
+    """Say what the figures hold for."""
+    processors = len(os.sched_getaffinity(0))
+    model = next((line.split(": ")[1] for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "unknown")
+    mounts = [line.split()[1:3] for line in _lines("/proc/mounts")]
+    under = [mount for mount in mounts if folder.resolve().is_relative_to(mount[0])]
+    file_system = max(under, key=lambda mount: len(mount[0]))[1] if under else "unknown"
+    load = os.getloadavg()[0]
+    return f"{processors} processors ({model}), {file_system}, Linux {os.uname().release}, load {load:.1f} before"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def _out(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Make the checkpoint in a process of its own, so that its memory is gone, and measure."""
+    """Make each checkpoint in a process of its own, so that its memory is gone, and measure."""
     if argv and argv[0] == "--write-only":
         write_checkpoint(BenchmarkArguments.from_argv(argv[2:]), Path(argv[1]))
         return
     arguments = BenchmarkArguments.from_argv(argv, description=__doc__)
-    with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="slipway-convert-") as folder:
-        compare(arguments, Path(folder))
+    for shape in arguments.shapes:
+        with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="slipway-convert-") as folder:
+            if shape == arguments.shapes[0]:
+                _out(_machine(Path(folder)))
+            compare(arguments, shape, Path(folder))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Piece:
             return None
         index = (*(slice(None),) * axis, slice(low, high))
         place = (*self.start[:axis], max(own - start, 0), *self.start[axis + 1 :])
-        return replace(self, view=self.view[index], start=place)
+        return Piece(self.view[index], self.data_type, place)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Assembly:
         """Keep a range of an axis."""
         cut = [[piece.cropped(axis, start, stop) for piece in term] for term in self.terms]
         terms = tuple(tuple(piece for piece in term if piece) for term in cut)
-        return replace(self, shape=(*self.shape[:axis], stop - start, *self.shape[axis + 1 :]), terms=terms)
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        return Assembly(shape, terms, self.elementwise, self.dims)
 
     def loaded(self, reader: Reader) -> Assembly:
         """Read every piece; what was read before is no longer valid."""

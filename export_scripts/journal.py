@@ -7,7 +7,6 @@ shard counts as finished only if the file is there with the recorded size.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import threading
@@ -73,7 +72,7 @@ class Journal:
 
 
 def _line(record: FileRecord) -> str:
-    return json.dumps(dataclasses.asdict(record))
+    return json.dumps(vars(record))
 
 
 def _read(path: Path) -> tuple[Any, list[FileRecord]]:

@@ -18,7 +18,7 @@ Convert = Callable[[Array], Array]
 _WIDE = np.dtype(np.complex128)  # numpy's only plain element of 16 bytes; it is moved, never computed with
 # The largest tile: source rows and columns. A staged row is one element longer, so that rows do not lie a power of two
 # apart and compete for the same lines of the cache.
-_TILE_ROWS, _TILE_COLUMNS, _PADDING = 512, 256, 1
+_TILE_ROWS, _TILE_COLUMNS, _PADDING = 512, 512, 1
 
 
 class Transposer:
@@ -38,6 +38,9 @@ class Transposer:
         unit = _unit_axis(source)
         if unit == source.ndim - 1 or source.size < _WIDE.itemsize:
             target[...] = convert(source) if convert else source
+            return
+        if not unit:
+            self._turn(target, source, convert)
             return
         for index in np.ndindex(source.shape[:unit]):
             self._turn(target[index], source[index], convert)
