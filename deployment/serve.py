@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, MappingProxyType
 
@@ -26,7 +30,7 @@ from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
 from deployment.ranks import arguments_of, check_world_size, engine_environment, find_rank, rendezvous_file
 from deployment.served_models import ServedModel, find_served_models
-from deployment.supervise import Server
+from deployment.supervise import ModelVersion, Server
 from deployment.tritonserver import SLIPWAY, assemble_backends, build_argv, link_repository, locate
 from deployment.weights import prove_weights
 from deployment.workers import take_part
@@ -36,6 +40,7 @@ from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import Manifest
 
 _POLL_S = 0.2
+_QUESTION_TIMEOUT_S = 5.0
 _ANY_ADDRESS = ("0.0.0.0", "::")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is what srun passes on in good order
 _PUBLISHED_SETTINGS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode")
@@ -144,7 +149,7 @@ def serve(
         server = _start(arguments, ports, state, models[0].directory, environment)
         try:
             if not takes_requests or _wait_until_it_generates(arguments, server, ports, models[0], stop):
-                server.remember_stubs()
+                server.remember_stubs(_asking_whether_served(arguments, ports))
                 if takes_requests:
                     _publish(arguments, ports, models[0], time.monotonic() - started)
                 while not stop.came(_POLL_S):
@@ -191,6 +196,26 @@ def _wait_until_it_generates(
         if time.monotonic() - started > arguments.start_timeout_s:
             raise server.explain(f"no generation came back within {arguments.start_timeout_s:g} s")
     return False
+
+
+def _asking_whether_served(arguments: ServeArguments, ports: Ports) -> Callable[[ModelVersion], bool] | None:
+    """Give a question for the server, where models come and go through Triton's model control API; else None."""
+    if not any(re.fullmatch("--model-control-mode=(explicit|poll)", given) for given in arguments.server_args):
+        return None
+    host = "127.0.0.1" if arguments.host in _ANY_ADDRESS else arguments.host
+
+    def is_served(model: ModelVersion) -> bool:
+        name, version = map(urllib.parse.quote, model)
+        url = f"http://{host}:{ports.http}/v2/models/{name}/versions/{version}/ready"
+        try:
+            with urllib.request.urlopen(url, timeout=_QUESTION_TIMEOUT_S):
+                return True
+        except urllib.error.HTTPError:
+            return False  # unloaded, or on its way
+        except OSError:
+            return True  # a server that does not answer has not unloaded anything in good order
+
+    return is_served
 
 
 def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel, start_s: float) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from deployment.leftovers import processes_of, remove_shared_memory
@@ -33,6 +33,10 @@ _TAIL_LINES, _TAIL_CHARACTERS = 15, 240
 _GRACE_S = 3.0
 _ZOMBIE_S = 3.0
 """A stub that ended while its server goes on is dead; the server itself waits for one within this time."""
+
+
+ModelVersion = tuple[str, str]
+"""A model's name and its version."""
 
 
 class Server:
@@ -74,12 +78,18 @@ class Server:
         self._log_read_bytes = 0
         self._prefix = prefix
         self._shown_paths = shown_paths or {}
-        self._stubs: tuple[Process, ...] = ()
+        self._stubs: dict[Process, ModelVersion] = {}
+        self._is_served: Callable[[ModelVersion], bool] | None = None
         self._zombie_since: float | None = None
 
-    def remember_stubs(self) -> int:
-        """Note the stubs that serve; from now on each must live. Returns their number."""
-        self._stubs = tuple(self._find_stubs())
+    def remember_stubs(self, is_served: Callable[[ModelVersion], bool] | None = None) -> int:
+        """Note the stubs that serve; from now on each must live. Returns their number.
+
+        Args:
+            is_served: of a server whose models may be loaded and unloaded: whether it serves a model's version. A stub
+                may go with its model then, others come, and a model that cannot be loaded is its client's affair.
+        """
+        self._stubs, self._is_served = self._find_stubs(), is_served
         return len(self._stubs)
 
     def check(self) -> None:
@@ -124,14 +134,29 @@ class Server:
         """Make an error that quotes the server's last lines."""
         return ServerError(problem + self._quoted_log())
 
-    def _find_stubs(self) -> list[Process]:
-        children = [process for process in list_processes() if process.parent == self.pid]
-        return [child for child in children if Path(next(iter(command_line(child.pid)), "")).name == _STUB_NAME]
+    def _find_stubs(self) -> dict[Process, ModelVersion]:
+        """The stubs that run; each has its model's file, ``<model>/<version>/model.py``, as its first argument."""
+        found = {}
+        for child in (process for process in list_processes() if process.parent == self.pid):
+            argv = command_line(child.pid)
+            if len(argv) > 1 and Path(argv[0]).name == _STUB_NAME:
+                path = Path(argv[1])
+                found[child] = (path.parent.parent.name, path.parent.name)
+        return found
 
     def _dead_stubs(self) -> list[Process]:
-        if self._stubs:
-            return [stub for stub in self._stubs if not stub.is_running]
-        return self._long_ended_stubs()
+        if not self._stubs:
+            return self._long_ended_stubs()
+        ended = [stub for stub in self._stubs if not stub.is_running]
+        if self._is_served is None:
+            return ended
+        running = {stub: model for stub, model in self._find_stubs().items() if stub.is_running}
+        known = {(stub.pid, stub.started) for stub in self._stubs}
+        replaced = {model for stub, model in running.items() if (stub.pid, stub.started) not in known}
+        dead = [stub for stub in ended if self._stubs[stub] not in replaced and self._is_served(self._stubs[stub])]
+        if not dead:
+            self._stubs = running or self._stubs
+        return dead
 
     def _long_ended_stubs(self) -> list[Process]:
         """While models load: children that have ended and that the server does not wait for."""
@@ -157,7 +182,9 @@ class Server:
                 "the server was stopped; redo the stages that make the weights: force=[convert,export]",
             )
         failures = [found.group(1) for line in lines if (found := _LOAD_FAILURE.search(line))]
-        if failures:  # Triton itself would first load the other models and unload them again
+        if (
+            failures and self._is_served is None
+        ):  # Triton itself would first load the other models and unload them again
             raise ServerError(f"a model could not be loaded: {self._shown(failures[0])}{self._quoted_log()}")
 
     def _quoted_log(self) -> str:

@@ -1,0 +1,62 @@
+"""What a deployment holds of its machine: memory of its processes, shared memory, stubs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployment.processes import command_line, descendants
+
+_SHARED = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """At one moment.
+
+    Attributes:
+        server_mb, stubs_mb: resident memory of tritonserver and of all its Python stubs together.
+        stubs: number of them.
+        regions: shared-memory regions of the stubs.
+        regions_mb: size of them.
+        descriptors: open files of tritonserver.
+    """
+
+    server_mb: float
+    stubs_mb: float
+    stubs: int
+    regions: int
+    regions_mb: float
+    descriptors: int
+
+    def __str__(self) -> str:
+        return (
+            f"server {self.server_mb:7.1f} MB  {self.stubs:2} stubs {self.stubs_mb:7.1f} MB  /dev/shm {self.regions:2}"
+            f" regions {self.regions_mb:5.1f} MB  {self.descriptors} descriptors"
+        )
+
+
+def look(pid: int) -> Holdings:
+    """Look at a deployment.
+
+    Args:
+        pid: of ``deployment.serve``: ``pid`` of endpoint.json.
+    """
+    below = {each.pid: " ".join(command_line(each.pid)) for each in descendants([pid])}
+    server = next(each for each, line in below.items() if line.split(" ")[0].endswith("tritonserver"))
+    stubs = {each: line for each, line in below.items() if "triton_python_backend_stub" in line.split(" ")[0]}
+    prefix = next(part.split("=")[-1] for part in below[server].split(" ") if "shm-region-prefix-name" in part)
+    regions = [path.stat().st_size for path in _SHARED.iterdir() if path.name.startswith(prefix)]
+    return Holdings(
+        server_mb=_resident_mb(server),
+        stubs_mb=sum(map(_resident_mb, stubs)),
+        stubs=len(stubs),
+        regions=len(regions),
+        regions_mb=sum(regions) / 1e6,
+        descriptors=len(list(Path(f"/proc/{server}/fd").iterdir())),
+    )
+
+
+def _resident_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1e3
