@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from fastertransformer.engine.sequence import INVALID, Answer  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
 
+_SEQUENCE_START, _SEQUENCE_END = 1, 2  # TRITONSERVER_REQUEST_FLAG_*
+_STATEFUL_ROWS = 256  # of all conversations in one step
+
 
 class TritonPythonModel:
     """One instance of a model."""
@@ -41,7 +45,8 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         try:
-            self._settings = read_settings(parameters, Path(args["model_repository"]), args["model_version"])
+            settings = read_settings(parameters, Path(args["model_repository"]), args["model_version"])
+            self._settings = _with_idle_time(settings, config.get("sequence_batching"))
             self._engine = _open_engine(self._settings, config, args)
         except EngineError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
@@ -81,10 +86,16 @@ class TritonPythonModel:
             else:
                 reply.send(given.tensors, given.is_final)
 
-        parsed = self._engine.parse(self._read(request))
-        self._engine.submit(parsed, answer, self._is_decoupled, lambda: reply.is_cancelled)
+        tensors = self._read(request)
+        session = None
+        if self._has_sessions:
+            session, flags = request.correlation_id(), request.flags()
+            tensors["START"] = np.array([int(bool(flags & _SEQUENCE_START))], np.int32)
+            tensors["END"] = np.array([int(bool(flags & _SEQUENCE_END))], np.int32)
+        parsed = self._engine.parse(tensors)
+        self._engine.submit(parsed, answer, self._is_decoupled, lambda: reply.is_cancelled, session)
 
-    def _read(self, request: Any) -> Mapping[str, np.ndarray[Any, Any]]:
+    def _read(self, request: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Copy a request's tensors: Triton takes their memory back when execute has returned."""
         tensors = {}
         for name in self._input_names:
@@ -101,4 +112,12 @@ def _open_engine(settings: Settings, config: Mapping[str, Any], args: Mapping[st
     if ranks and instances > 1:
         raise EngineError(f"instance_group asks for {instances} instances; several processes make up one")
     group = Group(ranks, settings.tensor_para_size, settings.pipeline_para_size, device) if ranks else None
-    return open_engine(settings, device, group, max(1, int(config.get("max_batch_size", 0))))
+    # A stateful model's max_batch_size of 1 is Triton's: a request of it is [1, batch, n].
+    rows = _STATEFUL_ROWS if "sequence_batching" in config else max(1, int(config.get("max_batch_size", 0)))
+    return open_engine(settings, device, group, rows)
+
+
+def _with_idle_time(settings: Settings, batching: Mapping[str, Any] | None) -> Settings:
+    """Let the engine forget a conversation when Triton does, which does not tell."""
+    idle_us = int((batching or {}).get("max_sequence_idle_microseconds", 0))
+    return replace(settings, session_idle_s=idle_us / 1e6) if idle_us else settings

@@ -182,11 +182,26 @@ def test_a_client_that_goes_away_ends_the_work_on_its_request(
     assert ids_of(other.wait()) == [greedy(gpt2, [4], 12)]
 
 
-def test_a_stateful_models_tensors_have_one_axis_more(serve: Callable[..., Any], gpt2: GPT2LMHeadModel) -> None:
-    request = FakeRequest({name: array[None] for name, array in ask([[1, 2, 3], [4, 5, 6]], 4).items()}, session=7)
-    serve({"sequence_batching": {"oldest": {"max_candidate_sequences": 4}}}).execute([request])
-    (rows,) = request.wait().outputs["output_ids"]
-    assert [row[0].tolist() for row in rows] == [greedy(gpt2, [1, 2, 3], 4), greedy(gpt2, [4, 5, 6], 4)]
+def test_a_conversation_goes_on_where_its_last_answer_ended(serve: Callable[..., Any], gpt2: GPT2LMHeadModel) -> None:
+    """Tensors of a stateful model have one axis more; Triton says which request begins and ends a conversation."""
+
+    def say(ids: list[int], count: int, session: Any, flags: int = 0, **more: np.ndarray) -> Any:
+        tensors = ask([ids], count, end_id=np.full(1, 2**31 - 1, np.uint32), **more)
+        request = FakeRequest({name: array[None] for name, array in tensors.items()}, session=session, flags=flags)
+        model.execute([request])
+        return request.wait()
+
+    limits = {name: np.full(1, 40, np.uint32) for name in ("session_len", "memory_len")}
+    names = [{"name": name} for name in [*INPUTS, "end_id", "session_len", "memory_len"]]
+    batching = {"oldest": {"max_candidate_sequences": 4}, "max_sequence_idle_microseconds": 60_000_000}
+    model = serve({"sequence_batching": batching, "input": names})
+    first, other = greedy(gpt2, [1, 2, 3], 4), greedy(gpt2, [9], 2)
+    assert say([1, 2, 3], 4, 7, 1, **limits).outputs["output_ids"][0].tolist() == [[first]]
+    assert say([9], 2, "tea", 1, **limits).outputs["output_ids"][0].tolist() == [[other]]
+    assert say([5, 6], 5, 7, 2).outputs["output_ids"][0].tolist() == [[greedy(gpt2, [*first, 5, 6], 5)]]
+    assert say([4], 3, "tea").outputs["output_ids"][0].tolist() == [[greedy(gpt2, [*other, 4], 3)]]
+    ended = say([5], 1, 7)
+    assert "session 7 does not exist" in ended.error.text and ended.error.code == FakePbUtils.TritonError.INVALID_ARG
 
 
 def test_a_request_that_is_not_valid_fails_alone(instance: Any) -> None:
