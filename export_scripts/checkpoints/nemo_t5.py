@@ -75,7 +75,7 @@ def open_source(archive: Archive) -> Source:
         ids=ids,
         other_keys=(*checkpoint.other_keys(), *ia3.other_keys),
         remarks=remarks(config),
-        extra_config={"decoder": {"pad_id": ids.pad_id}, **ia3.config()},
+        extra_config={**({} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}}), **ia3.config()},
     )
     # FasterTransformer's converter too counts from the rows of the embedding, its padding included.
     return with_prompts(source, "encoder", width="d_model", first_id=vocab_size)

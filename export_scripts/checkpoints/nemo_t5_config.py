@@ -159,12 +159,20 @@ def read_dims(config: Config, vocab_size: int) -> T5Dims:
         encoder_layer_num=_positive(encoder, "num_layers"),
         decoder_layer_num=_positive(decoder, "num_layers"),
         vocab_size=vocab_size,
-        position_num=_positive(encoder, "relative_attention_num_buckets" if is_relative else "max_position_embeddings"),
+        position_num=_position_num(encoder, is_relative),
         has_relative_positions=is_relative,
         has_bias=encoder["normalization"] in _WITH_BIAS,
         activation=_ACTIVATIONS[encoder["activation"]],
         layernorm_eps=float(encoder["layernorm_epsilon"]),
     )
+
+
+def _position_num(encoder: Config, is_relative: bool) -> int:
+    """Buckets, or rows of the table; its key may still refer to seq_length (``${.seq_length}``)."""
+    if is_relative:
+        return _positive(encoder, "relative_attention_num_buckets")
+    is_reference = "seq_length" in str(encoder.get("max_position_embeddings"))
+    return _positive(encoder, "seq_length" if is_reference else "max_position_embeddings")
 
 
 def _positive(config: Config, key: str, default: Any = None) -> int:

@@ -83,6 +83,18 @@ def test_shards_compute_nemos_logits(ranks: int, tmp_path: Path) -> None:
     assert nemo_error(run(NEMO / "t5_abs.nemo", tmp_path / "out", ranks)) < 1e-5
 
 
+def test_a_reference_and_a_tokenizer_without_padding(tmp_path: Path) -> None:
+    """The launcher's configurations say ``max_position_embeddings: ${.seq_length}``; GPT-2's BPE has no padding."""
+    config, state, _ = nemo_sample()
+    config["max_position_embeddings"] = "${.seq_length}"
+    tokenizer = {"library": "megatron", "type": "GPT2BPETokenizer"}
+    config["tokenizer"] = {**tokenizer, "vocab_file": "nemo:vocab.json", "merge_file": "nemo:merges.txt"}
+    out = run(write_nemo(tmp_path / "t5.nemo", config, {"model_weights.ckpt": state}), tmp_path / "out")
+    assert nemo_error(out) < 1e-5
+    assert "pad_id" not in sections(out)["decoder"]
+    assert sections(out)["decoder"]["decoder_start_token_id"] == "3"
+
+
 @pytest.mark.parametrize(
     "saving",
     [
