@@ -13,7 +13,15 @@ class _Utilisation(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    """nvmlMemory_v2_t: unlike the first version's, its ``used`` leaves out what the driver keeps for itself."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
+    )
+
+
+_MEMORY_VERSION = ctypes.sizeof(_Memory) | 2 << 24
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,7 @@ class GpuReading:
 
     Attributes:
         utilisation_percent: share of the last sample period (some ms to 1 s) in which a kernel ran.
-        used_bytes: memory in use, by any process.
+        used_bytes: memory in use, by any process, without the driver's own.
     """
 
     utilisation_percent: float
@@ -59,10 +67,10 @@ class Nvml:
         """Read every GPU that answers."""
         readings = []
         for handle in self._handles:
-            share, memory = _Utilisation(), _Memory()
+            share, memory = _Utilisation(), _Memory(version=_MEMORY_VERSION)
             if (
                 self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(share)) == 0
-                and self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
+                and self._library.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory)) == 0
             ):
                 readings.append(GpuReading(float(share.gpu), int(memory.used)))
         return readings

@@ -80,9 +80,9 @@ class Library:
         share._obj.gpu = 73  # type: ignore[attr-defined]
         return 0 if handle.value == 100 else 15  # type: ignore[attr-defined]
 
-    def nvmlDeviceGetMemoryInfo(self, handle: object, memory: object) -> int:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo_v2(self, handle: object, memory: object) -> int:  # noqa: N802
         memory._obj.used = 5 << 30  # type: ignore[attr-defined]
-        return 0
+        return 0 if memory._obj.version == 0x02000028 else 25  # nvmlMemory_v2 of nvml.h
 
 
 def test_only_gpus_that_answer_are_read() -> None:
