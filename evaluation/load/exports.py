@@ -20,7 +20,7 @@ from evaluation import metrics
 from evaluation.load.figures import DISTRIBUTIONS, PERCENTILES
 from evaluation.load.point import Measured
 from evaluation.load.record import RequestRecord
-from evaluation.load.table import CLOSED, LoadRow
+from evaluation.load.table import CLOSED, OK, LoadRow
 from handover.manifest import write_atomically
 
 SUMMARY = "summary.json"
@@ -43,7 +43,7 @@ def write_point(directory: Path, measured: Measured, slos: Mapping[str, float]) 
     directory.mkdir(parents=True, exist_ok=True)
     statistics_of = genai_perf_statistics(measured)
     write_atomically(directory / SUMMARY, _json(vllm_result(measured, slos)))
-    write_atomically(directory / PROFILE, _json(profile_export(measured)))
+    write_atomically(directory / PROFILE, json.dumps(profile_export(measured)) + "\n")
     write_atomically(directory / f"{GENAI_PERF}.json", _json(statistics_of))
     write_atomically(directory / f"{GENAI_PERF}.csv", genai_perf_csv(statistics_of))
 
@@ -53,7 +53,7 @@ def write_summary(output: Path, rows: Sequence[LoadRow]) -> None:
     points = []
     for row in rows:
         path = output / row.directory / SUMMARY
-        content = json.loads(path.read_text()) if path.is_file() else None
+        content = json.loads(path.read_text()) if row.state == OK and path.is_file() else None
         kept = content and {name: value for name, value in content.items() if not isinstance(value, list)}
         points.append({"workload": row.workload, "load": row.label, "state": row.state, "result": kept})
     write_atomically(output / SUMMARY, _json({"points": points}))

@@ -22,6 +22,8 @@ from served import Deployment, wait_for
 from evaluation import benchmark, generate, lambada, report
 from evaluation.benchmark_table import read_rows
 from evaluation.client import Client
+from evaluation.load import sweep as load_sweep
+from evaluation.load.table import read_rows as read_load_rows
 from evaluation.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
 from export_scripts.arguments import ExportArguments
 from export_scripts.model_repository import build_repository
@@ -154,6 +156,34 @@ def test_a_sweep_measures_what_fits_and_says_what_does_not(deployment: Deploymen
     assert all(rows[1, POSITIONS, 4].latency_mean_ms is None for point in rows)
 
 
+def test_a_load_is_measured_from_both_sides(deployment: Deployment) -> None:
+    output = results_of(deployment) / "benchmark" / "load"
+    load_sweep.main(
+        [
+            f"--endpoint={deployment.endpoint_file}",
+            f"--output={output}",
+            f"--model-repository={deployment.repository}",
+            "--concurrencies=[1, 4]",
+            '--lengths=["8/4"]',
+            "--requests=8",
+            "--repeats=3",
+        ]
+    )
+    one, four = read_load_rows(output / "load.csv")
+    digest = Manifest.read(deployment.repository).digest
+    for row in (one, four):
+        figures = row.figures
+        assert (row.state, row.failed_requests, row.model_digest) == ("ok", 0, digest)
+        # What the server saw is part of what the client saw, and it counted the same requests.
+        assert 0 < figures["server_request_mean_ms"] < figures["e2e_mean_ms"] * 1.5
+        assert row.requests <= figures["server_requests"] + 1 <= row.requests + 8
+        assert figures["server_memory_peak_bytes"] > 50e6
+        assert figures["server_cpu_cores"] > 0
+        assert 0 < figures["server_load_s"] < figures["server_start_s"] < 60
+    # Little's law ties the two loads to their figures.
+    assert four.figures["requests_per_s"] * four.figures["e2e_mean_ms"] / 1e3 == pytest.approx(4, rel=0.2)
+
+
 def test_the_report_of_these_results_names_their_model(
     deployment: Deployment, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +196,8 @@ def test_the_report_of_these_results_names_their_model(
     assert "not all of one model" not in page
     assert Manifest.read(repository).digest in page
     assert "tensor parallelism 2" in page
+    assert "Under load: load" in page
+    assert "Recommendation" in page
     assert capsys.readouterr().out.splitlines()[-1] == str(results / "report" / "report.html")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from evaluation.costs import COST_FIGURES
 from evaluation.load.figures import (
     DISTRIBUTIONS,
     FIGURE_COLUMNS,
@@ -14,6 +17,7 @@ from evaluation.load.figures import (
     is_stable,
 )
 from evaluation.load.record import RequestRecord, Window, join
+from evaluation.load.server_metrics import SERVER_FIGURES
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -134,3 +138,11 @@ def test_every_figure_is_declared_with_a_unit_and_a_formula() -> None:
     assert all(item.formula for item in (*DISTRIBUTIONS, *SCALARS))
     assert list(compute_figures([], Context({}))) == list(FIGURE_COLUMNS)
     assert set(compute_figures([], Context({})).values()) == {None}
+
+
+def test_the_guide_has_every_column_with_its_formula() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "measuring.md").read_text()
+    formulas = {f"{item.name}_{{mean,p50,p90,p95,p99}}_ms": item.formula for item in DISTRIBUTIONS}
+    formulas |= {item.name: item.formula for item in SCALARS}
+    for name, formula in (formulas | SERVER_FIGURES | COST_FIGURES).items():
+        assert f"| `{name}` | {formula} |" in guide
