@@ -27,6 +27,7 @@ from evaluation.number_text import show_figure
 from evaluation.report_html import TEMPLATE, style_of
 from handover.errors import ConfigError, exit_status
 from handover.manifest import write_atomically
+from handover.progress import human_bytes
 
 CSV_NAME, MARKDOWN_NAME, HTML_NAME = "compare.csv", "compare.md", "compare.html"
 _USUAL = (
@@ -79,13 +80,14 @@ def main(argv: Sequence[str]) -> None:
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
-    """Shortest ends of the paths that tell them apart."""
+    """Name the reports by what differs between their paths."""
     parts = [path.absolute().parts for path in paths]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-length:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{number}: {path}" for number, path in enumerate(paths, 1)]
+    if len(set(parts)) < len(parts):
+        return [f"{number}: {path.name}" for number, path in enumerate(paths, 1)]
+    shortest = min(map(len, parts))
+    first = next((n for n in range(shortest) if len({part[n] for part in parts}) > 1), shortest)
+    last = next((n for n in range(shortest - first) if len({part[-1 - n] for part in parts}) > 1), shortest - first)
+    return ["/".join(part[first : len(part) - last]) or part[-1] for part in parts]
 
 
 def compare(reports: Sequence[Report], patterns: Sequence[str]) -> dict[str, list[Difference]]:
@@ -117,13 +119,14 @@ def difference(first: Measurement | None, other: Measurement | None) -> Differen
     return Difference(other.value, other.noise, change, verdict)
 
 
-def cell(shown: Difference) -> str:
+def cell(figure: str, shown: Difference) -> str:
     """One cell for people: value, interval, change, verdict."""
     if shown.value is None:
         return ""
     interval = "" if shown.noise is None else f" ±{show_figure(shown.noise)}"
+    value = human_bytes(shown.value) if figure.endswith("_bytes") else show_figure(shown.value)
     change = "" if shown.change is None else f"  {100 * shown.change:+.1f}%"
-    return f"{show_figure(shown.value)}{interval}{change}{f' {shown.verdict}' if shown.verdict else ''}"
+    return f"{value}{interval}{change}{f' {shown.verdict}' if shown.verdict else ''}"
 
 
 def remarks(names: Sequence[str], reports: Sequence[Report]) -> list[str]:
@@ -158,7 +161,7 @@ def render_markdown(names: Sequence[str], reports: Sequence[Report], rows: dict[
     """Render the same as a table for people."""
     said = "".join(f"- {remark}\n" for remark in remarks(names, reports))
     lines = [("Figure", *names), ("---", *("---:" for _ in names))]
-    lines += [(figure, *map(cell, differences)) for figure, differences in rows.items()]
+    lines += [(figure, *(cell(figure, shown) for shown in differences)) for figure, differences in rows.items()]
     table = "\n".join(f"| {' | '.join(text.replace('|', '/') for text in line)} |" for line in lines)
     return f"# Comparison\n\n{said}\n{table}\n"
 
@@ -177,7 +180,9 @@ def render_html(names: Sequence[str], reports: Sequence[Report], rows: dict[str,
 
 
 def _html_row(figure: str, differences: Iterable[Difference]) -> str:
-    cells = "".join(f'<td class="number {style_of(shown.verdict)}">{escape(cell(shown))}</td>' for shown in differences)
+    cells = "".join(
+        f'<td class="number {style_of(shown.verdict)}">{escape(cell(figure, shown))}</td>' for shown in differences
+    )
     return f"<tr><td>{escape(figure)}</td>{cells}</tr>"
 
 
@@ -189,7 +194,7 @@ def _print(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list
         table.add_column(Text(name), justify="right", overflow="fold")
     colours = {"better": "green", "worse": "red"}
     for figure, differences in rows.items():
-        table.add_row(Text(figure), *(Text(cell(d), style=colours.get(d.verdict, "")) for d in differences))
+        table.add_row(Text(figure), *(Text(cell(figure, d), style=colours.get(d.verdict, "")) for d in differences))
     console.print(table)
     for remark in remarks(names, reports):
         console.print(Text(remark, style="yellow"))

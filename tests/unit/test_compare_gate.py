@@ -84,11 +84,21 @@ def test_the_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.Ca
     assert "-50.0% better" in capsys.readouterr().out
     with (tmp_path / "out" / "compare.csv").open(newline="") as stream:
         row = next(row for row in csv.DictReader(stream) if row["figure"].endswith("e2e_mean_ms"))
-    assert (row["a/run value"], row["b<b>/run change_percent"], row["b<b>/run verdict"]) == ("100", "-50", "better")
+    assert (row["a value"], row["b<b> change_percent"], row["b<b> verdict"]) == ("100", "-50", "better")
     page = (tmp_path / "out" / "compare.html").read_text()
-    assert "b&lt;b&gt;/run" in page
+    assert "b&lt;b&gt;" in page
     assert "<b>" not in page
-    assert "| Figure | a/run |" in (tmp_path / "out" / "compare.md").read_text()
+    assert "| Figure | a |" in (tmp_path / "out" / "compare.md").read_text()
+
+
+def test_reports_are_named_by_what_differs_between_their_paths(tmp_path: Path) -> None:
+    def names(*paths: str) -> list[str]:
+        return compare.labels([tmp_path / path for path in paths])
+
+    assert names("x/tp1/run", "y/tp1/run") == ["x", "y"]
+    assert names("m/export_tp1", "m/export_tp2", "m/export_tp4") == ["export_tp1", "export_tp2", "export_tp4"]
+    assert names("run", "run/old/run") == ["run", "old/run"]
+    assert names("run", "run") == ["1: run", "2: run"]
 
 
 def test_different_models_and_machines_are_said(tmp_path: Path) -> None:
