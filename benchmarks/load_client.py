@@ -1,5 +1,6 @@
 """Show that the load generator's client limits nothing: its own ceiling, and its latencies beside perf_analyzer's.
 
+    python3 -m benchmarks.load_client                                            # without a model of your own
     python3 -m benchmarks.load_client --endpoint=results/.../deployment          # a running deployment
     python3 -m benchmarks.load_client --model-repository=results/.../model_repo  # starts a server itself
 
@@ -8,7 +9,9 @@ the client is held on one core. Requests/s are what came through; the ceiling is
 request allows on that core, also where the server was the slower one.
 
 Agreement: the same prompts on the same server by turns from our client and from Triton's perf_analyzer (the binary in
-tritonclient's wheel), in one run; medians over the rounds of each round's mean and p50, and of the ratio of each pair.
+tritonclient's wheel), in one run: first on a model that answers after a fixed time, which shows the clients alone, then
+on the deployment, whose times change from turn to turn with whatever else the machine does. Medians over the rounds of
+each round's mean, p50 and requests/s, and of the ratio of each pair of turns.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.utils import triton_to_np_dtype
 
-from benchmarks.instant_model import instant_server
+from benchmarks.timed_model import timed_server
 from benchmarks.triton_overhead import OverheadArguments, deployment
 from evaluation import metrics
 from evaluation.client import Client
@@ -58,6 +61,7 @@ class LoadClientArguments(ScriptArguments):
     lengths: str = field(default="60/20", metadata={"help": "input and output length in tokens"})
     rounds: int = field(default=9, metadata={"help": "turns of each client at each concurrency"})
     requests: int = field(default=40, metadata={"help": "answers a turn, at least four times those in flight"})
+    delay_ms: float = field(default=50.0, metadata={"help": "of the model that answers after a fixed time"})
     ceiling_s: float = field(default=5.0, metadata={"help": "seconds for each concurrency of the ceiling"})
 
 
@@ -74,13 +78,19 @@ def main(argv: Sequence[str]) -> None:
     """Print both tables."""
     arguments = LoadClientArguments.from_argv(argv, __doc__)
     show_ceiling(arguments)
+    with timed_server(MODEL, arguments.delay_ms / 1e3, sorted(os.sched_getaffinity(0))) as url:
+        what = f"a model that answers after {arguments.delay_ms:g} ms"
+        show_agreement(arguments, url, prepare(MODEL, arguments.lengths, 1000, 64), what)
+    if arguments.endpoint is None and arguments.model_repository is None:
+        return
     with deployment(OverheadArguments(arguments.endpoint, arguments.model_repository)) as endpoint:
         with Client(endpoint.grpc_url) as client:
             parameters = client.describe(MODEL).parameters
         vocab_size = inspect_endpoint(endpoint, parameters).vocab_size
         if vocab_size is None:
             raise ServerError("the served model's vocabulary size is not known here")
-        show_agreement(arguments, endpoint.grpc_url, prepare(MODEL, arguments.lengths, vocab_size, 64))
+        requests = prepare(MODEL, arguments.lengths, vocab_size, 64)
+        show_agreement(arguments, endpoint.grpc_url, requests, endpoint.model_repository or endpoint.grpc_url)
 
 
 def prepare(model: str, lengths: str, vocab_size: int, count: int) -> list[Encoded]:
@@ -95,7 +105,7 @@ def show_ceiling(arguments: LoadClientArguments) -> None:
     request = prepare(MODEL, arguments.lengths, 1000, 1)
     sys.stdout.write("client's ceiling, on one core, against a model that answers at once\n")
     sys.stdout.write(f"{'in flight':>9} {'requests/s':>10} {'client us/request':>17} {'ceiling requests/s':>18}\n")
-    with instant_server(MODEL, cores[1:] or cores) as url:
+    with timed_server(MODEL, 0.0, cores[1:] or cores) as url:
         os.sched_setaffinity(0, cores[:1])
         try:
             for concurrency in (1, *(number for number in arguments.concurrencies if number > 1)):
@@ -124,9 +134,9 @@ def ask(url: str, requests: Sequence[Encoded], concurrency: int, plan: Plan) -> 
     return recorder
 
 
-def show_agreement(arguments: LoadClientArguments, url: str, requests: Sequence[Encoded]) -> None:
+def show_agreement(arguments: LoadClientArguments, url: str, requests: Sequence[Encoded], what: str) -> None:
     """Print latencies by turns from our client and from perf_analyzer."""
-    sys.stdout.write(f"\nlatency of {arguments.lengths} tokens, medians over {arguments.rounds} turns of each client\n")
+    sys.stdout.write(f"\nlatency of {what}\n{arguments.lengths} tokens, medians of {arguments.rounds} turns each\n")
     sys.stdout.write(
         f"{'in flight':>9} {'mean ms':>9} {'PA mean':>9} {'off':>6} {'p50 ms':>9} {'PA p50':>9} {'off':>6} "
         f"{'req/s':>7} {'PA':>7} {'off':>6}\n"

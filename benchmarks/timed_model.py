@@ -1,4 +1,8 @@
-"""A Triton model that answers at once: from the server's response cache, without a backend being asked again."""
+"""Triton models for measuring clients: one that answers at once, one that answers after a fixed time.
+
+The first answers from the server's response cache, without a backend being asked again. The second computes nothing
+either: a timer answers each request, so that what else runs on the machine hardly changes its latency.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from handover.errors import ServerError
 _START_TIMEOUT_S = 60.0
 _CONFIG = """backend: "python"
 max_batch_size: 8
-response_cache {{ enable: true }}
+response_cache {{ enable: {caches} }}
 instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 input [ {inputs} ]
 output [
@@ -31,33 +35,49 @@ _INPUTS = {
     **dict.fromkeys(("runtime_top_p", "temperature", "repetition_penalty"), "FP32"),
     "random_seed": "UINT64",
 }
-_MODEL = '''"""Continues each prompt with zeros, without computing anything."""
+_MODEL = '''"""Continues each prompt with zeros, without computing anything, after a fixed time."""
+import threading
 import numpy as np
 import triton_python_backend_utils as pb_utils
+
+DELAY_S = {delay_s}
 
 
 class TritonPythonModel:
     def execute(self, requests):
-        responses = []
+        if not DELAY_S:
+            return [self.answer(request) for request in requests]
         for request in requests:
-            ids = pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy()
-            wanted = pb_utils.get_input_tensor_by_name(request, "request_output_len").as_numpy()
-            whole = np.pad(ids, ((0, 0), (0, int(wanted.max()))))[:, None, :].astype(np.uint32)
-            lengths = (ids.shape[1] + wanted).astype(np.uint32)
-            outputs = [pb_utils.Tensor("output_ids", whole), pb_utils.Tensor("sequence_length", lengths)]
-            responses.append(pb_utils.InferenceResponse(outputs))
-        return responses
+            threading.Timer(DELAY_S, self.send, (request.get_response_sender(), self.answer(request))).start()
+
+    def answer(self, request):
+        ids = pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy()
+        wanted = pb_utils.get_input_tensor_by_name(request, "request_output_len").as_numpy()
+        whole = np.pad(ids, ((0, 0), (0, int(wanted.max()))))[:, None, :].astype(np.uint32)
+        lengths = (ids.shape[1] + wanted).astype(np.uint32)
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("output_ids", whole), pb_utils.Tensor("sequence_length", lengths)]
+        )
+
+    def send(self, sender, response):
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 '''
 
 
 @contextlib.contextmanager
-def instant_server(model: str, cores: Sequence[int]) -> Iterator[str]:
-    """Serve the model on some cores while the block runs; give ``host:port`` of its gRPC."""
+def timed_server(model: str, delay_s: float, cores: Sequence[int]) -> Iterator[str]:
+    """Serve a model on some cores while the block runs; give ``host:port`` of its gRPC.
+
+    Args:
+        model: its name.
+        delay_s: of each answer; 0: it comes from the response cache.
+        cores: for the server.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         installation = locate(SLIPWAY)
         backends = assemble_backends(installation, directory)
-        _write_repository(directory / "models" / model)
+        _write_repository(directory / "models" / model, delay_s)
         ports = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
         argv = [
             *(str(installation.binary), f"--model-repository={directory / 'models'}"),
@@ -79,12 +99,12 @@ def instant_server(model: str, cores: Sequence[int]) -> Iterator[str]:
             server.wait()
 
 
-def _write_repository(directory: Path) -> None:
+def _write_repository(directory: Path, delay_s: float) -> None:
     (directory / "1").mkdir(parents=True)
-    (directory / "1" / "model.py").write_text(_MODEL)
+    (directory / "1" / "model.py").write_text(_MODEL.format(delay_s=delay_s))
     tensors = [f'{{ name: "{name}" data_type: TYPE_{kind} dims: [ 1 ] }}' for name, kind in _INPUTS.items()]
     tensors.append('{ name: "input_ids" data_type: TYPE_UINT32 dims: [ -1 ] }')
-    (directory / "config.pbtxt").write_text(_CONFIG.format(inputs=", ".join(tensors)))
+    (directory / "config.pbtxt").write_text(_CONFIG.format(inputs=", ".join(tensors), caches=str(not delay_s).lower()))
 
 
 def _wait(server: subprocess.Popen[bytes], url: str, model: str, log: Path) -> None:
