@@ -20,6 +20,7 @@ import numpy as np
 from evaluation.arguments import BenchmarkArguments
 from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows, write_rows
 from evaluation.client import Client, UnreachableError
+from evaluation.costs import CostMeter, server_log
 from evaluation.provenance import describe_machine, timestamp
 from evaluation.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
 from evaluation.tensors import NEVER_END_ID, IdsRequest, prepare_ids, read_generations
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         points = plan_points(arguments)
         template = _template(arguments, served)
         arguments.output.mkdir(parents=True, exist_ok=True)
-        rows = _measure_points(client, arguments, template, points, _vocab_size(arguments, served))
+        rows = _measure_points(client, arguments, template, points, served)
     _write_manifest(arguments, template)
     for row in rows:
         print(_line(row))
@@ -132,8 +133,9 @@ def measure_point(client: Client, model: str, row: Row, requests: Iterable[IdsRe
 
 
 def _measure_points(
-    client: Client, arguments: BenchmarkArguments, template: Row, points: Sequence[Point], vocab_size: int
+    client: Client, arguments: BenchmarkArguments, template: Row, points: Sequence[Point], served: ServedModel
 ) -> list[Row]:
+    vocab_size, endpoint = _vocab_size(arguments, served), served.endpoint
     table = arguments.output / FILE_NAME
     rows = _finished_rows(arguments, template)
     with Progress("benchmark", len(points), "points") as progress:
@@ -141,7 +143,9 @@ def _measure_points(
             if point not in rows:
                 row = replace(template, batch_size=point[0], input_length=point[1], output_length=point[2])
                 requests = make_requests(arguments, point, vocab_size)
-                rows[point] = replace(measure_point(client, arguments.model, row, requests), timestamp=timestamp())
+                with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
+                    row = measure_point(client, arguments.model, row, requests)
+                rows[point] = replace(row.with_costs(costs.figures), timestamp=timestamp())
             write_rows(table, [rows[planned] for planned in points if planned in rows])
             progress.advance()
     return [rows[point] for point in points]

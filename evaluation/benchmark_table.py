@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ FILE_NAME = "benchmark.csv"
 FIGURES = (
     *(f"latency_{which}_ms" for which in ("mean", "p50", "p90", "p95", "p99")),
     *("throughput_sequences_per_s", "throughput_tokens_per_s", "ci95_latency_mean_ms"),
+    *("server_memory_peak_bytes", "gpu_utilisation_mean_percent", "gpu_memory_peak_bytes"),
+    *("server_start_s", "server_load_s"),
 )
 """Columns that hold figures."""
 OK = "ok"
@@ -44,6 +46,7 @@ class Row:
         throughput_sequences_per_s, throughput_tokens_per_s: as in ``metrics.throughput``; generated
             tokens only.
         ci95_latency_mean_ms: half of the 95% confidence interval of the mean latency.
+        server_*, gpu_*: as in ``costs.COST_FIGURES``; None where this host does not show it.
         errors: failed requests; the first ends the point.
         error: the reason.
         model_digest: digest of the model repository's manifest.
@@ -74,6 +77,11 @@ class Row:
     throughput_sequences_per_s: float | None = None
     throughput_tokens_per_s: float | None = None
     ci95_latency_mean_ms: float | None = None
+    server_memory_peak_bytes: float | None = None
+    gpu_utilisation_mean_percent: float | None = None
+    gpu_memory_peak_bytes: float | None = None
+    server_start_s: float | None = None
+    server_load_s: float | None = None
     errors: int = 0
     error: str = ""
     model_digest: str = ""
@@ -109,6 +117,14 @@ class Row:
             throughput_tokens_per_s=metrics.throughput(self.batch_size * self.output_length, latencies_ns),
             ci95_latency_mean_ms=metrics.half_width(latencies_ms),
         )
+
+    def with_costs(self, figures: Mapping[str, float | None]) -> Row:
+        """Fill in what the deployment cost, for a point that was measured."""
+        if self.state != OK:
+            return self
+        columns = {column.name for column in dataclasses.fields(self)}
+        known: dict[str, Any] = {name: value for name, value in figures.items() if name in columns}
+        return dataclasses.replace(self, **known)
 
 
 ANCESTORS_COLUMNS = (

@@ -32,6 +32,7 @@ COST_FIGURES = {
 }
 """Columns and their formulas."""
 
+_SERVER_LOG = "server.log"
 _SAMPLE_EVERY_S = 0.5
 _LOADING = re.compile(r"^[IWE](\d{4} \d\d:\d\d:\d\d\.\d+).*\] \"?(loading: |successfully loaded ')([^:']+)")
 
@@ -139,6 +140,13 @@ def family(root: int) -> Iterable[int]:
     while grown := {pid for pid, parent in parents.items() if parent in members} - members:
         members |= grown
     return sorted(members)
+
+
+def server_log(endpoint: str) -> Path | None:
+    """Find the log beside an endpoint file, or in the directory that holds one; None for ``host:port``."""
+    source = Path(endpoint)
+    directory = source if source.is_dir() else source.parent if source.is_file() else None
+    return None if directory is None else directory / _SERVER_LOG
 
 
 def load_time_s(log: Path, model: str) -> float | None:

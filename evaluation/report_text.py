@@ -103,6 +103,7 @@ def describe_provenance(findings: Findings) -> list[tuple[str, str]]:
         for row in benchmark.rows[-1:]:
             facts.append((f"Measured ({benchmark.name})", _measured(row.timestamp, row.commit)))
             facts.append((f"Warm-up and repeats ({benchmark.name})", f"{row.warmup} and {row.repeats} a point"))
+            facts += _costs(row)
             facts.append(("Machine", _machine(row)))
     for load in findings.loads:
         for point in load.rows[-1:]:
@@ -183,6 +184,17 @@ def _machine(row: Row | LoadRow) -> str:
     memory = f"{_size(row.memory_bytes)} of memory" if row.memory_bytes else ""
     cores = f"{row.cores} cores" if row.cores else ""
     return ", ".join(part for part in (row.cpu, cores, memory, row.gpu) if part)
+
+
+def _costs(row: Row) -> list[tuple[str, str]]:
+    """What the deployment cost by the end of a sweep; peaks only grow, so its last row has them."""
+    memory, gpu_memory = row.server_memory_peak_bytes, row.gpu_memory_peak_bytes
+    load_s = f", {show_figure(row.server_load_s)} s of it to load the model" if row.server_load_s is not None else ""
+    return [
+        ("Server start", "" if row.server_start_s is None else f"{show_figure(row.server_start_s)} s{load_s}"),
+        ("Server memory, peak", "" if memory is None else human_bytes(memory)),
+        ("GPU memory, peak", "" if gpu_memory is None else human_bytes(gpu_memory)),
+    ]
 
 
 def _label(key: str) -> str:

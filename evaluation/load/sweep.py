@@ -20,6 +20,7 @@ from tritonclient import grpc as triton
 
 from evaluation.benchmark import usual_lengths
 from evaluation.client import Client, UnreachableError
+from evaluation.costs import server_log
 from evaluation.load.arguments import LoadArguments
 from evaluation.load.check import check_arguments
 from evaluation.load.exports import write_point, write_summary
@@ -29,14 +30,11 @@ from evaluation.load.workload import Prompt, read_prompt_file
 from evaluation.provenance import describe_machine
 from evaluation.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
 from evaluation.tokenizer import load_tokenizer
-from handover.endpoint import FILE_NAME as ENDPOINT_FILE
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
 from handover.progress import Progress
 from handover.provenance import made_by, read_commit
-
-_SERVER_LOG = "server.log"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[_Sweep, list
             "give --vocab-size (benchmark.vocab_size)",
         )
     template = _template(arguments, served, queue_delay_us, max_batch_size)
-    target = Target(endpoint, _log_of(arguments), vocab_size or 0, tuple(prompts), _gpus(template))
+    target = Target(endpoint, server_log(arguments.endpoint), vocab_size or 0, tuple(prompts), _gpus(template))
     return _Sweep(arguments, target, template), plan_points(arguments, template, served.max_positions)
 
 
@@ -175,12 +173,6 @@ def _read_prompts(arguments: LoadArguments, served: ServedModel) -> list[Prompt]
     if left_out:
         sys.stdout.write(f"{left_out} lines of {arguments.prompt_file.name} are left out: no answer, or too long\n")
     return prompts
-
-
-def _log_of(arguments: LoadArguments) -> Path | None:
-    source = Path(arguments.endpoint)
-    directory = source if source.is_dir() else source.parent
-    return directory / _SERVER_LOG if (directory / ENDPOINT_FILE).is_file() or source.is_file() else None
 
 
 def _gpus(row: LoadRow) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import os
+import resource
 import time
 from pathlib import Path
 
@@ -249,3 +251,14 @@ def test_the_columns_that_users_of_the_ancestors_know_stand_beside_ours(tmp_path
         "FT latency (ms)": 500,
         "Throughput per GPU (sentence/s)": 4,
     }
+
+
+def test_what_the_deployment_cost_stands_in_its_rows(tmp_path: Path) -> None:
+    with FakeTriton(count_up) as fake:
+        path = tmp_path / "endpoint.json"
+        Endpoint("127.0.0.1", grpc_port=fake.port, pid=os.getpid(), start_s=2.5).write(path)
+        (row,) = run(arguments(tmp_path / "out", path, batch_sizes=(1,), lengths=((3, 2),)))
+    assert row.server_start_s == 2.5
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert row.server_memory_peak_bytes >= 0.5 * peak  # type: ignore[operator]
+    assert row.server_load_s is None, "there is no log"
