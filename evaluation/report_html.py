@@ -12,8 +12,8 @@ from evaluation.load.html import load_parts, pareto_parts
 from evaluation.load.text import NUMERIC as LOAD_NUMERIC
 from evaluation.load.text import Table
 from evaluation.plots import draw_latency, draw_throughput
-from evaluation.ranking_text import RANKING_COLUMNS, candidate_cells, ranking_title
-from evaluation.recommendation import OFFLINE, find_candidates, rank
+from evaluation.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, ranking_title
+from evaluation.recommendation import OFFLINE, ONLINE, find_candidates, rank
 from evaluation.report_data import Benchmark, Evaluation, Findings, StageOutcome
 from evaluation.report_text import (
     ACCURACY_COLUMNS,
@@ -116,9 +116,15 @@ def _recommendation(findings: Findings, results: Path) -> list[str]:
     if len(candidates) < 2 or not findings.loads:
         return []
     parts = pareto_parts(candidates, "pareto", _figure)
-    for ranking in rank(candidates, OFFLINE, {}, 95, _TOP):
+    budget = Budget({name: limit for load in findings.loads for name, limit in load.slos.items()})
+    rankings = rank(candidates, OFFLINE, {}, budget.percentile, _TOP)
+    if budget.limits_ms:
+        rankings += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, _TOP)
+    for ranking in rankings:
         rows = [candidate_cells(ranking, candidate) for candidate in ranking.best]
-        parts.append(_table(RANKING_COLUMNS, rows, ranking_title(ranking, None)))
+        parts.append(_table(RANKING_COLUMNS, rows, ranking_title(ranking, budget)))
+        if not rows:
+            parts.append(f"<p>None of {ranking.considered} measured points keeps the budget.</p>")
     return [_section("Recommendation", "".join(parts))]
 
 

@@ -20,10 +20,9 @@ from evaluation import metrics
 from evaluation.load.figures import DISTRIBUTIONS, PERCENTILES
 from evaluation.load.point import Measured
 from evaluation.load.record import RequestRecord
-from evaluation.load.table import CLOSED, OK, LoadRow
+from evaluation.load.table import CLOSED, OK, SUMMARY, LoadRow
 from handover.manifest import write_atomically
 
-SUMMARY = "summary.json"
 PROFILE = "profile_export.json"
 GENAI_PERF = "profile_export_genai_perf"
 _VLLM_NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from evaluation.load.table import FAILED, OK, LoadRow, read_rows
+from evaluation.load.table import FAILED, OK, SUMMARY, LoadRow, read_rows
 
 _CLIENT_LIMIT = 0.8
 """Cores that one event loop may use before it, not the server, is what is measured."""
@@ -21,12 +22,14 @@ class Load:
         directory: that it lies in.
         rows: one a point, in the file's order.
         finished: False for what a failed or killed stage left.
+        slos: limits of a good request in ms, by the name of a distribution; empty if there were none.
     """
 
     name: str
     directory: Path
     rows: tuple[LoadRow, ...]
     finished: bool
+    slos: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def measured(self) -> tuple[LoadRow, ...]:
@@ -49,12 +52,22 @@ def read_loads(found: Sequence[tuple[Path, bool]], remarks: list[str]) -> Iterab
     for path, finished in found:
         name = path.parent.name.removesuffix(".partial")
         try:
-            load = Load(name, path.parent, tuple(read_rows(path)), finished)
+            load = Load(name, path.parent, tuple(read_rows(path)), finished, read_slos(path.parent / SUMMARY))
         except (ValueError, KeyError, TypeError) as error:
             remarks.append(f"The table of load {name} is damaged and left out ({error}).")
             continue
         remarks += _load_remarks(load)
         yield load
+
+
+def read_slos(path: Path) -> dict[str, float]:
+    """Read the limits that goodput was counted by from the sweep's ``summary.json``; empty if it has none."""
+    try:
+        points = json.loads(path.read_text())["points"]
+        limits = [point["result"]["goodput_slos_ms"] for point in points if point["result"]]
+        return {str(name): float(limit) for name, limit in (limits[0] if limits else {}).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _load_remarks(load: Load) -> list[str]:

@@ -17,6 +17,7 @@ from evaluation.load.server_metrics import SERVER_FIGURES
 from handover.manifest import write_atomically
 
 FILE_NAME = "load.csv"
+SUMMARY = "summary.json"
 OK = "ok"
 FAILED = "failed"
 CLOSED, OPEN = "closed", "open"

@@ -124,6 +124,20 @@ def test_what_makes_figures_less_than_they_seem_is_said_first(
     assert sentence.replace("'", "&#x27;") in html
 
 
+def test_the_online_recommendation_goes_by_the_slos_of_the_run(tmp_path: Path) -> None:
+    results = write_results(
+        tmp_path / "run", load=[load_row(1, **FIGURES), load_row(2, **{**FIGURES, "e2e_p95_ms": 700.0})]
+    )
+    summary = {"points": [{"result": None}, {"result": {"goodput_slos_ms": {"e2e": 500.0}}}]}
+    (results / "benchmark" / "load" / "summary.json").write_text(json.dumps(summary))
+    _, html = write_report(results)
+    online = html.partition("Online, 60/20 tokens: most tokens per second with e2e p95 within 500 ms")[2].partition(
+        "<h2>"
+    )[0]
+    assert "concurrency 1" in online
+    assert "concurrency 2" not in online
+
+
 class Links(HTMLParser):
     """Addresses that a page asks for."""
 
