@@ -28,8 +28,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tensor-para-size", type=int, required=True)
     parser.add_argument("--pipeline-para-size", type=int, required=True)
     parser.add_argument("--data-type", required=True, help="fp32, fp16 or bf16")
-    parser.add_argument("--model-type", default="GPT", help="as in config.pbtxt")
-    parser.add_argument("--int8-mode", type=int, default=0, help="1: matrices are kept as int8")
     parser.add_argument("--cpu-threads", type=int, default=0, help="0: this process's part of the cores")
     parser.add_argument("--model-type", default="GPT", choices=sorted(MODEL_TYPES))
     parser.add_argument("--int8-mode", type=int, default=0, help="1: matrices are kept as int8")

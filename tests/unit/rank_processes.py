@@ -21,10 +21,17 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 
 
 class RankProcesses:
-    """World size T x P; rank 0 answers requests, the others are the project's worker."""
+    """World size T x P; rank 0 answers requests, the others are the project's worker, which it starts if told to."""
 
     def __init__(
-        self, shards: Path, directory: Path, tensor: int, pipeline: int, requests: list[Tensors], on_gpu: bool = False
+        self,
+        shards: Path,
+        directory: Path,
+        tensor: int,
+        pipeline: int,
+        requests: list[Tensors],
+        on_gpu: bool = False,
+        starts_others: bool = False,
     ) -> None:
         self.answers_file = directory / "answers"
         (directory / "requests").write_bytes(pickle.dumps(requests))
@@ -33,14 +40,18 @@ class RankProcesses:
         leader = [__file__, str(shards), str(tensor), str(pipeline), str(directory)]
         hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         self.processes, self.outputs = [], []
-        for rank in range(tensor * pipeline):
+        for rank in range(1 if starts_others else tensor * pipeline):
             self.outputs.append(directory / f"rank{rank}.txt")
             with self.outputs[-1].open("wb") as stream:
                 self.processes.append(
                     subprocess.Popen(
                         [sys.executable, *(worker if rank else leader)],
                         cwd=PROJECT,
-                        env={**os.environ, **rank_environment(rank, tensor * pipeline, directory), **hidden},
+                        env={
+                            **os.environ,
+                            **({} if starts_others else rank_environment(rank, tensor * pipeline, directory)),
+                            **hidden,
+                        },
                         stdout=stream,
                         stderr=subprocess.STDOUT,
                     )
@@ -82,10 +93,11 @@ def main(shards: str, tensor: str, pipeline: str, directory: str) -> None:
     from backends.fastertransformer.engine.settings import Settings
 
     ranks = read_ranks(os.environ)
-    assert ranks
-    device = choose_device(local_rank=ranks.local_rank)
-    group = Group(ranks, int(tensor), int(pipeline), device)
-    settings = Settings(Path(shards), int(tensor), int(pipeline), "fp32", cpu_threads=1)
+    device = choose_device(local_rank=ranks.local_rank if ranks else 0)
+    group = Group(ranks, int(tensor), int(pipeline), device) if ranks else None
+    settings = Settings(
+        Path(shards), int(tensor), int(pipeline), "fp32", cpu_threads=1, has_process_per_rank=group is None
+    )
     engine = open_engine(settings, device, group)
     answers = []
     for request in pickle.loads((Path(directory) / "requests").read_bytes()):

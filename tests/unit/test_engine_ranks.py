@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,9 +33,9 @@ def no_rank_outlives_its_test() -> Iterator[None]:
 
 
 def start(
-    shards: Path, directory: Path, tensor: int, pipeline: int, requests: list[Tensors], on_gpu: bool = False
+    shards: Path, directory: Path, tensor: int, pipeline: int, requests: list[Tensors], **how: bool
 ) -> RankProcesses:
-    running.append(RankProcesses(shards, directory, tensor, pipeline, requests, on_gpu))
+    running.append(RankProcesses(shards, directory, tensor, pipeline, requests, **how))
     return running[-1]
 
 
@@ -61,14 +62,28 @@ def sampled(tensors: Tensors) -> Tensors:
     return tensors | chance | {"random_seed": np.arange(rows, dtype=np.uint64)[:, None]}
 
 
-def assert_layout_gives_what_one_process_gives(tensor: int, pipeline: int, directory: Path, device: str) -> None:
+def beams_and_prompts() -> list[Tensors]:
+    """What moves between slots and between ranks: beams, given embeddings."""
+    searched = request(3, (6, 2), (9, 12)) | {"beam_width": np.full((2, 1), 3, np.uint32)}
+    prompted = request(4, (5, 3), (6, 6)) | {
+        "request_prompt_embedding": np.random.default_rng(5).normal(0, 0.5, (2, 4, 32)).astype(np.float32),
+        "request_prompt_lengths": np.array([[4], [2]], np.uint32),
+        "request_prompt_type": np.ones((2, 1), np.uint32),
+    }
+    return [searched, prompted]
+
+
+def assert_layout_gives_what_one_process_gives(
+    tensor: int, pipeline: int, directory: Path, device: str, **how: bool
+) -> None:
     # 3 layers: over 2 stages they are 2 and 1, over 4 stages the last has none.
     shards = write_shards(random_gpt2(tie_word_embeddings=tensor != 4), directory, tensor)
-    requests = [*REQUESTS, sampled(REQUESTS[0])]
-    ranks = start(shards, directory, tensor, pipeline, requests, on_gpu=device == "cuda")
-    engine = open_engine(Settings(shards, tensor, 1, "fp32", cpu_threads=1), torch.device(device))
+    requests = [*REQUESTS, sampled(REQUESTS[0]), *beams_and_prompts()]
+    ranks = start(shards, directory, tensor, pipeline, requests, on_gpu=device == "cuda", **how)
+    alone = Settings(shards, tensor, 1, "fp32", cpu_threads=1, has_process_per_rank=False)
+    engine = open_engine(alone, torch.device(device))
     expected = [engine.generate([engine.parse(each)])[0] for each in requests]
-    assert ranks.wait(100) == [0] * (tensor * pipeline), ranks.text
+    assert set(ranks.wait(100)) == {0}, ranks.text
     for ours, theirs in zip(ranks.answers, expected, strict=True):
         for name in ("output_ids", "sequence_length"):
             np.testing.assert_array_equal(ours[name], theirs[name])
@@ -86,6 +101,22 @@ def test_any_layout_gives_what_one_gpu_gives(tensor: int, pipeline: int, tmp_pat
     if torch.cuda.device_count() < tensor * pipeline:
         pytest.skip("no GPU for each rank")
     assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cuda")
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_an_engine_starts_the_other_ranks_itself(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cpu", starts_others=True)
+    assert f"rank 1 of {tensor * pipeline}" in running[-1].text
+
+
+def test_an_engine_whose_other_rank_cannot_load_says_so_and_leaves_nobody_behind(tmp_path: Path) -> None:
+    shards = write_shards(random_gpt2(), tmp_path, 2)
+    (shards / "model.layers.1.mlp.dense_h_to_4h.weight.1.bin").unlink()
+    ranks = start(shards, tmp_path, 2, 1, REQUESTS, starts_others=True)
+    assert ranks.wait(60) != [0]
+    assert "model.layers.1.mlp.dense_h_to_4h.weight.1.bin" in ranks.text
+    others = subprocess.run(["pgrep", "-f", f"checkpoint={shards}"], capture_output=True, check=False)
+    assert not others.stdout
 
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])

@@ -164,7 +164,11 @@ def free_bytes(device: torch.device) -> int:
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         if limit != "max":
-            available.append(int(limit) - int((_CGROUP / "memory.current").read_text()))
+            used = int((_CGROUP / "memory.current").read_text())
+            lines = (_CGROUP / "memory.stat").read_text().splitlines()
+            counts = {name: int(count) for name, count in (line.split() for line in lines)}
+            # What is cached of files, mapped shards above all, makes room when it is needed.
+            available.append(int(limit) - used + counts.get("active_file", 0) + counts.get("inactive_file", 0))
     except (OSError, ValueError):
         pass  # no cgroup v2 here
     return max(0, min(available))

@@ -13,6 +13,7 @@ import torch
 
 from .cache import CacheShape, KvCache, free_bytes
 from .config import ModelConfig, read_config
+from .crew import Crew, needs_crew
 from .errors import EngineError
 from .network import Network
 from .parallel import Group, Leader
@@ -37,6 +38,7 @@ class Engine:
         description: what runs, where and how.
         max_rows: sequences in one step at most.
         prompts: see prompts.read_prompt_tables.
+        crew: processes to end with this one.
 
     Attributes:
         config: dimensions.
@@ -44,11 +46,17 @@ class Engine:
     """
 
     def __init__(
-        self, steps: Steps, settings: Settings, description: str, max_rows: int, prompts: Sequence[Array] | None
+        self,
+        steps: Steps,
+        settings: Settings,
+        description: str,
+        max_rows: int,
+        prompts: Sequence[Array] | None,
+        crew: Crew | None = None,
     ) -> None:
         self.config: ModelConfig = steps.config
         self.description = description
-        self._steps, self._prompts = steps, prompts
+        self._steps, self._prompts, self._crew = steps, prompts, crew
         self._scheduler = Scheduler(steps, max_rows, settings.has_inflight_batching, settings.session_idle_s)
         self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._is_closed = False
@@ -108,6 +116,8 @@ class Engine:
             self._arrivals.put(None)
             self._thread.join()
             self._steps.close()
+            if self._crew:
+                self._crew.dismiss()
 
     def _run(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -146,16 +156,28 @@ def open_engine(
     Args:
         settings: what to load and how to run it.
         device: None for a GPU where there is one, else the CPU.
-        group: the processes that hold the network together, of which this is the first; None: this one holds it all.
+        group: the processes that hold the network together, of which this is the first; None: the engine starts those
+            that are needed, see crew.py.
         max_rows: sequences in one step at most.
 
     Raises:
         EngineError: config.ini or shards are not as they must be, or another process of the group was lost; the
             message names them.
     """
+    device = device or choose_device()
+    if group is None and needs_crew(settings, device):
+        with Crew(settings) as crew:
+            group = Group(crew.ranks, settings.tensor_para_size, settings.pipeline_para_size, device)
+            return _open(settings, device, group, max_rows, crew)
+    return _open(settings, device, group, max_rows)
+
+
+def _open(
+    settings: Settings, device: torch.device, group: Group | None, max_rows: int, crew: Crew | None = None
+) -> Engine:
     steps, description = load_steps(settings, device, group)
     prompts = read_prompt_tables(settings.checkpoint, steps.config)
-    return Engine(steps, settings, description, max_rows, prompts)
+    return Engine(steps, settings, description, max_rows, prompts, crew)
 
 
 def load_steps(settings: Settings, device: torch.device | None = None, group: Group | None = None) -> tuple[Steps, str]:
@@ -176,7 +198,7 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         layers = len(weights.decoder.layers) if weights.decoder else 0
         heads = config.head_num // (1 if share.rank is None else tensor_para_size)
         shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
-        cache = _open_cache(settings, shape, device, group)
+        cache = _open_cache(settings, shape, device, sharers, group)
     what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
     saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
     description = (
@@ -191,9 +213,12 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     return (Leader(network, cache, group) if group and group.ranks.rank == 0 else Steps(network, cache)), description
 
 
-def _open_cache(settings: Settings, shape: CacheShape, device: torch.device, group: Group | None) -> KvCache:
+def _open_cache(
+    settings: Settings, shape: CacheShape, device: torch.device, sharers: int, group: Group | None
+) -> KvCache:
     """Decide how much the cache may take: as many tokens in every process of a group."""
-    budget = settings.kv_cache_bytes or int(settings.kv_cache_fraction * free_bytes(device))
+    fraction = settings.kv_cache_fraction or (0.5 if device.type == "cpu" else 0.9)  # a host has other work
+    budget = settings.kv_cache_bytes or int(fraction * free_bytes(device) / sharers)
     if group:
         shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
         budget = group.agree(budget // shape_bytes) * shape_bytes

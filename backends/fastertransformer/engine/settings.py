@@ -17,6 +17,7 @@ THREADS_PARAMETER = "cpu_threads"
 BYTES_PARAMETER = "kv_cache_bytes"
 FRACTION_PARAMETER = "kv_cache_fraction"
 BATCHING_PARAMETER = "inflight_batching"
+PROCESSES_PARAMETER = "process_per_rank"
 THREADS_VARIABLE = "SLIPWAY_CPU_THREADS"
 
 
@@ -34,8 +35,11 @@ class Settings:
         model_type: one of config.MODEL_TYPES.
         int8_mode: 1: the layers' matrices are kept as int8.
         has_inflight_batching: whether a request joins those that are under way; else it waits until they are done.
-        kv_cache_fraction: part of the memory that is free behind the weights which the KV cache may take.
+        kv_cache_fraction: part of the memory that is free behind the weights which the KV cache may take; 0: 0.9 of a
+            GPU's, 0.5 of a host's.
         kv_cache_bytes: the same as a number, in each process; 0: by the fraction.
+        has_process_per_rank: whether the engine starts a process for each rank, where nobody else has; None: where each
+            can have a GPU of its own. Else this one process does all ranks' work.
         session_idle_s: seconds after which a conversation is forgotten; config.pbtxt's max_sequence_idle_microseconds.
     """
 
@@ -47,9 +51,10 @@ class Settings:
     model_type: str = "GPT"
     int8_mode: int = 0
     has_inflight_batching: bool = True
-    kv_cache_fraction: float = 0.9
+    kv_cache_fraction: float = 0.0
     kv_cache_bytes: int = 0
     session_idle_s: float = 60.0
+    has_process_per_rank: bool | None = None
 
 
 def read_settings(parameters: Mapping[str, str], model_directory: Path, version: str) -> Settings:
@@ -57,8 +62,8 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
 
     enable_custom_all_reduce is accepted as 0 or 1 and has no effect: NCCL chooses its own way. int8_mode is 0 or
     1. This engine's own parameters are ``cpu_threads`` (the environment variable SLIPWAY_CPU_THREADS stands in
-    for it), ``inflight_batching`` (1, or 0 for FasterTransformer's static batching), ``kv_cache_fraction`` (0.9) and
-    ``kv_cache_bytes``.
+    for it), ``inflight_batching`` (1, or 0 for FasterTransformer's static batching), ``kv_cache_fraction``,
+    ``kv_cache_bytes`` and ``process_per_rank`` (0 or 1; without it 1 where each rank can have a GPU of its own).
 
     Args:
         parameters: by key.
@@ -68,9 +73,10 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     Raises:
         EngineError: a parameter is missing, malformed or not supported, or the checkpoint is not there.
     """
-    model_type = parameters.get("model_type", "GPT")
-    if model_type.lower() not in map(str.lower, MODEL_TYPES):
-        raise EngineError(f"model_type = {model_type} is none of {', '.join(MODEL_TYPES)}")
+    told = parameters.get("model_type", "GPT")
+    model_type = {name.lower(): name for name in MODEL_TYPES}.get(told.lower())
+    if model_type is None:
+        raise EngineError(f"model_type = {told} is none of {', '.join(MODEL_TYPES)}")
     int8_mode = _integer(parameters, "int8_mode", "0", least=0)
     if int8_mode > 1:
         raise EngineError(f"int8_mode = {int8_mode} is not supported; 0 (off) and 1 (weights only) are")
@@ -90,8 +96,11 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
         model_type=model_type,
         int8_mode=int8_mode,
         has_inflight_batching=_flag(parameters, BATCHING_PARAMETER, "1"),
-        kv_cache_fraction=_fraction(parameters, FRACTION_PARAMETER, "0.9"),
+        kv_cache_fraction=_fraction(parameters, FRACTION_PARAMETER) if FRACTION_PARAMETER in parameters else 0.0,
         kv_cache_bytes=_integer(parameters, BYTES_PARAMETER, "0", least=0),
+        has_process_per_rank=(
+            _flag(parameters, PROCESSES_PARAMETER, "0") if PROCESSES_PARAMETER in parameters else None
+        ),
     )
 
 
@@ -133,8 +142,8 @@ def _flag(parameters: Mapping[str, str], key: str, default: str) -> bool:
     return text == "1"
 
 
-def _fraction(parameters: Mapping[str, str], key: str, default: str) -> float:
-    text = parameters.get(key, default).strip()
+def _fraction(parameters: Mapping[str, str], key: str) -> float:
+    text = parameters[key].strip()
     try:
         value = float(text)
     except ValueError:

@@ -1,0 +1,112 @@
+"""Processes that an engine starts itself: one for each rank on this host, where nobody else has started them.
+
+FasterTransformer runs a thread for each GPU of a node; here each has a process, with this one as rank 0. The others are
+``worker.py``; they end when this one closes, or is gone (see ranks.Watch).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from .ranks import VARIABLE, Ranks
+from .settings import Settings
+
+_TOGETHER_S = 300.0  # until all have begun: the import of torch from a cold disk is slow
+_FAREWELL_S = 20.0
+_POLL_S = 0.5
+_GRACE_S = 5.0  # for an error that says more
+_PACKAGES = Path(__file__).resolve().parents[2]
+
+
+def needs_crew(settings: Settings, device: torch.device) -> bool:
+    """Say whether each rank is to have a process: as told, else where each can have a GPU of its own."""
+    size = settings.tensor_para_size * settings.pipeline_para_size
+    if settings.has_process_per_rank is not None:
+        return settings.has_process_per_rank and size > 1
+    return device.type == "cuda" and 1 < size <= torch.cuda.device_count()
+
+
+class Crew:
+    """The other ranks' processes; they are ended when the ``with`` block is left by an exception.
+
+    Args:
+        settings: what they load.
+
+    Attributes:
+        ranks: of this process.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        size = settings.tensor_para_size * settings.pipeline_para_size
+        self._directory = tempfile.TemporaryDirectory(prefix="slipway-ranks-")
+        rendezvous = str(Path(self._directory.name, "rendezvous"))
+        places = [Ranks(rank, size, rank, size, rendezvous, rendezvous, _TOGETHER_S) for rank in range(size)]
+        self.ranks = places[0]
+        argv = worker_argv(settings)
+        path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+        self._processes = [
+            subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(place))})
+            for place in places[1:]
+        ]
+        self._is_over = threading.Event()
+        threading.Thread(target=self._watch, name="crew", daemon=True).start()
+
+    def _watch(self) -> None:
+        """End this process too where another has ended and nobody has noticed: nothing must wait for it for ever."""
+        while all(process.poll() is None for process in self._processes):
+            if self._is_over.wait(_POLL_S):
+                return
+        if not self._is_over.wait(_GRACE_S):
+            sys.stderr.write("fastertransformer: a rank's process has ended; what it said is above\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    def __enter__(self) -> Crew:
+        """Give itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the processes if something went wrong."""
+        if error:
+            for process in self._processes:
+                process.kill()
+            self.dismiss()
+
+    def dismiss(self) -> None:
+        """Wait until they have ended, which they have been told to."""
+        self._is_over.set()
+        for process in self._processes:
+            try:
+                process.wait(_FAREWELL_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._directory.cleanup()
+
+
+def worker_argv(settings: Settings) -> list[str]:
+    """Build a worker's command line; pure."""
+    return [
+        sys.executable,
+        "-m",
+        "fastertransformer.worker",
+        f"--checkpoint={settings.checkpoint.absolute()}",
+        f"--tensor-para-size={settings.tensor_para_size}",
+        f"--pipeline-para-size={settings.pipeline_para_size}",
+        f"--data-type={settings.data_type}",
+        f"--cpu-threads={settings.cpu_threads}",
+        f"--model-type={settings.model_type}",
+        f"--int8-mode={settings.int8_mode}",
+    ]
