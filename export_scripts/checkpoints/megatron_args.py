@@ -16,6 +16,7 @@ from handover.errors import CheckpointError
 _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "max_position_embeddings"),
     *("position_embedding_type", "openai_gelu", "onnx_safe", "qk_layernorm", "window_size", "bias_gelu_fusion"),
+    *("rotary_base", "rotary_interleaved", "use_rope_scaling"),
     *("apply_residual_connection_post_layernorm", "virtual_pipeline_model_parallel_size"),
 )
 # Heads of the models that were published without their arguments, by layers and hidden size: GPT-2's sizes.
@@ -33,6 +34,7 @@ def in_nemo_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if arguments.get("add_position_embedding") is False:
         words["position_embedding_type"] = "none"
     words["rotary_percentage"] = arguments.get("rotary_percent", 1.0)
+    words["seq_len_interpolation_factor"] = arguments.get("rotary_seq_len_interpolation_factor")
     norm = str(arguments.get("normalization", "LayerNorm")).lower()
     words["normalization"] = f"{norm}1p" if arguments.get("apply_layernorm_1p") else norm
     words["activation"] = next((name for name in ("swiglu", "squared_relu", "geglu") if arguments.get(name)), "gelu")

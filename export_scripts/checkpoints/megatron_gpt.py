@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.nemo_config import check_expressible, heads_per_group, read_dims, remarks
+from export_scripts.checkpoints.nemo_config import check_expressible, heads_per_group, is_rotary, read_dims, remarks
 from export_scripts.checkpoints.rank_files import JoinAxis
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizer import TokenizerFiles, special_ids
-from export_scripts.weights import gpt, megatron_gpt
+from export_scripts.weights import gpt, gptneox, megatron_gpt
 from export_scripts.weights.layouts import (
     qkv_by_block_to_block,
     qkv_by_element_to_block,
@@ -70,7 +70,7 @@ def gpt_source(
     tokenizer = open_tokenizer()
     return Source(
         archive=archive,
-        family=gpt.FAMILY,
+        family=gptneox.FAMILY if is_rotary(config) else gpt.FAMILY,
         source_map=source_map,
         dims=read_dims(config, vocab_size),
         tensors=tensors,
@@ -87,6 +87,7 @@ def _source_map(archive: Archive, config: Mapping[str, Any], keys: tuple[str, ..
         qkv=_qkv(config),
         has_zero_centred_norms=config.get("normalization") == "layernorm1p",
         has_untied_head=not config.get("share_embeddings_and_output_weights", True),
+        is_rotary=is_rotary(config),
     )
     if megatron_gpt.is_legacy(keys, prefix):
         return megatron_gpt.legacy(prefix, variant)

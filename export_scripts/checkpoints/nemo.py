@@ -52,7 +52,7 @@ def open_source(archive: Archive) -> Source:
             f"{archive.path} holds prompt tables, not a GPT", "give a directory that holds them and their model"
         )
     source = gpt_source(archive, config, lambda: checkpoint.state, _PREFIX, lambda: find_tokenizer(archive, config))
-    return with_prompts(source, "gpt")
+    return with_prompts(source, source.family.name)
 
 
 class NemoCheckpoint:

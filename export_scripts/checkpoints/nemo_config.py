@@ -39,8 +39,10 @@ def _is_one_of(*legal: Any) -> Callable[[Any], bool]:
     return lambda value: value in legal
 
 
-_LIMITS: Mapping[str, _Limit] = {
-    "position_embedding_type": _Limit(_is_one_of("learned_absolute"), "it has learned absolute positions only"),
+_LIMITS: dict[str, _Limit] = {
+    "position_embedding_type": _Limit(
+        _is_one_of("learned_absolute", "rope", "alibi"), "it has learned absolute positions, ALiBi or rotation"
+    ),
     "activation": _Limit(_is_one_of("gelu"), "its feed-forward has GELU without a gate"),
     "normalization": _Limit(
         _is_one_of("layernorm", "low_precision_layernorm", "layernorm1p"), "it has layer norm, no other norm"
@@ -56,6 +58,20 @@ _LIMITS: Mapping[str, _Limit] = {
     "virtual_pipeline_model_parallel_size": _Limit(_is_one_of(None, 1), "interleaved pipeline stages are not read"),
 }
 
+# FasterTransformer's GPT-NeoX has rotation, and fewer choices.
+_ROTARY_LIMITS: dict[str, _Limit] = {
+    "rotary_base": _Limit(_is_one_of(None, 10000), "it rotates with a base of 10000"),
+    "seq_len_interpolation_factor": _Limit(_is_one_of(None, 1), "it does not interpolate positions"),
+    "rotary_interleaved": _Limit(_is_off, "it rotates halves, not pairs"),
+    "use_rope_scaling": _Limit(_is_off, "it does not scale the rotation"),
+    "layernorm_epsilon": _Limit(_is_one_of(1e-5), "its GPT-NeoX computes layer norms with 1e-5"),
+}
+
+
+def is_rotary(config: Mapping[str, Any]) -> bool:
+    """Whether positions are given by rotation: then FasterTransformer's GPT-NeoX expresses the model."""
+    return config.get("position_embedding_type") == "rope"
+
 
 def check_expressible(config: Mapping[str, Any]) -> None:
     """Refuse an architecture that FasterTransformer's GPT cannot express.
@@ -68,7 +84,7 @@ def check_expressible(config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the checkpoint is a {model_class}, not a GPT", "export=gpt3/... converts GPT models")
     problems = [
         f"{key}: {config[key]}  ({limit.reason})"
-        for key, limit in _LIMITS.items()
+        for key, limit in (_LIMITS | _ROTARY_LIMITS if is_rotary(config) else _LIMITS).items()
         if key in config and not limit.is_fine(config[key])
     ]
     heads, channels = config.get("num_attention_heads"), config.get("kv_channels")
@@ -122,6 +138,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int) -> ModelDims:
     heads = _positive(config, "num_attention_heads")
     if hidden % heads:
         raise CheckpointError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    position = config.get("position_embedding_type")
     return ModelDims(
         head_num=heads,
         size_per_head=hidden // heads,
@@ -131,7 +148,20 @@ def read_dims(config: Mapping[str, Any], vocab_size: int) -> ModelDims:
         vocab_size=vocab_size,
         layernorm_eps=float(config.get("layernorm_epsilon", 1e-5)),
         has_untied_head=not config.get("share_embeddings_and_output_weights", True),
+        has_positional_encoding=position in (None, "learned_absolute"),
+        use_attention_linear_bias=position == "alibi",
+        rotary_embedding=_rotary_width(config, hidden // heads) if is_rotary(config) else 0,
     )
+
+
+def _rotary_width(config: Mapping[str, Any], size_per_head: int) -> int:
+    """Count the elements of a head that are rotated."""
+    width = int(size_per_head * float(config.get("rotary_percentage", 1.0)))
+    if width < 2 or width % 2:
+        raise CheckpointError(
+            f"rotary_percentage rotates {width} of a head's {size_per_head} elements, not pairs of them"
+        )
+    return width
 
 
 def _positive(config: Mapping[str, Any], key: str, default: Any = None) -> int:

@@ -21,11 +21,13 @@ class GptVariant:
         qkv: from the training's order of the fused query, key and value to FasterTransformer's.
         has_zero_centred_norms: layer norms store weight - 1 (LayerNorm1P).
         has_untied_head: the output projection is not a copy of the embedding.
+        is_rotary: FasterTransformer's GPT-NeoX is the target, which has an output projection of its own.
     """
 
     qkv: Layout = qkv_by_head_to_block
     has_zero_centred_norms: bool = False
     has_untied_head: bool = False
+    is_rotary: bool = False
 
 
 _WORDS, _POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
@@ -86,7 +88,7 @@ def legacy(prefix: str, variant: GptVariant) -> SourceMap:
         variant: of the model.
     """
     base = f"{prefix}language_model."
-    rules = _outer(base, f"{base}output_layer.weight")
+    rules = _outer(base, f"{base}output_layer.weight", variant)
     for stack in ("encoder", "transformer"):
         rules |= _norm(f"{base}{stack}.final_layernorm.", "model.final_layernorm", variant)
         for spelling in (_LEGACY, _FULL_LAYER):
@@ -95,7 +97,7 @@ def legacy(prefix: str, variant: GptVariant) -> SourceMap:
         f"{prefix}word_embeddings.weight": "the last pipeline stage's copy of the tied embedding",
         f"{prefix}word_embeddings_for_head.weight": "the last pipeline stage's copy of the tied embedding",
     }
-    return SourceMap("NeMo GPT with legacy keys" if prefix else "Megatron-LM GPT", rules, _ignored(base, ignored))
+    return SourceMap("NeMo GPT with legacy keys" if prefix else "Megatron-LM GPT", rules, _ignored(ignored, variant))
 
 
 def megatron_core(prefix: str, variant: GptVariant) -> SourceMap:
@@ -106,11 +108,11 @@ def megatron_core(prefix: str, variant: GptVariant) -> SourceMap:
         variant: of the model.
     """
     head = f"{prefix}output_layer.weight"
-    rules = _outer(prefix, head) | _norm(f"{prefix}decoder.final_layernorm.", "model.final_layernorm", variant)
+    rules = _outer(prefix, head, variant) | _norm(f"{prefix}decoder.final_layernorm.", "model.final_layernorm", variant)
     for spelling in (_CORE, _FULL_LAYER):
         rules |= _layers(f"{prefix}decoder.layers.{{layer}}.", spelling, variant)
     ignored = {} if variant.has_untied_head else {head: "the last pipeline stage's copy of the tied embedding"}
-    return SourceMap("megatron-core GPT", rules, _ignored(prefix, ignored))
+    return SourceMap("megatron-core GPT", rules, _ignored(ignored, variant))
 
 
 def is_legacy(keys: Iterable[str], prefix: str) -> bool:
@@ -123,9 +125,11 @@ def is_megatron_core(keys: Iterable[str], prefix: str) -> bool:
     return any(key.startswith((f"{prefix}decoder.layers.", f"{prefix}embedding.")) for key in keys)
 
 
-def _outer(base: str, head: str) -> dict[Sources, Rules]:
+def _outer(base: str, head: str, variant: GptVariant) -> dict[Sources, Rules]:
+    words = Rule("model.wte", unchanged, join_axis=0)
+    tied = (words, Rule("model.lm_head.weight", unchanged, join_axis=0))
     return {
-        f"{base}{_WORDS}": Rule("model.wte", unchanged, join_axis=0),
+        f"{base}{_WORDS}": tied if variant.is_rotary and not variant.has_untied_head else words,
         f"{base}{_POSITIONS}": Rule("model.wpe", unchanged),
         head: Rule("model.lm_head.weight", unchanged, join_axis=0),
     }
@@ -151,8 +155,9 @@ def _layers(base: str, spelling: Mapping[str, tuple[str, ...]], variant: GptVari
     return rules
 
 
-def _ignored(base: str, more: Mapping[str, str]) -> dict[str, str]:
+def _ignored(more: Mapping[str, str], variant: GptVariant) -> dict[str, str]:
     return {
+        **({"*rotary*.inv_freq": "computed from the configuration"} if variant.is_rotary else {}),
         "*._extra_state": "transformer-engine's FP8 scaling; None or bytes, no weights",
         "*._extra_state/shard_*": "transformer-engine's FP8 scaling; None or bytes, no weights",
         **_TRAINING,

@@ -280,7 +280,8 @@ def test_another_backend(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"position_embedding_type": "rope"}, "position_embedding_type: rope"),
+        ({"position_embedding_type": "mrope"}, "position_embedding_type: mrope"),
+        ({"position_embedding_type": "rope", "rotary_interleaved": True}, "rotary_interleaved: True"),
         ({"normalization": "RMSNorm"}, "normalization: rmsnorm"),
         ({"gated_linear_unit": True}, "activation: gated gelu"),
         ({"activation_func": {"_target_": "torch.nn.functional.silu"}}, "activation: silu"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,18 @@ def core_state(groups: int = HEADS, has_bias: bool = True) -> dict[str, torch.Te
     return {f"model.{key}": value for key, value in state.items()}
 
 
-def core_forward(state: dict[str, torch.Tensor], ids: np.ndarray, groups: int, norm_offset: float) -> np.ndarray:
-    """megatron-core's GPT, written from its own sources in float64: groups share keys and values."""
+def core_forward(
+    state: dict[str, torch.Tensor],
+    ids: np.ndarray,
+    groups: int,
+    norm_offset: float,
+    turn: Callable[[np.ndarray], np.ndarray] = lambda x: x,
+    slopes: Sequence[float] = (0,) * HEADS,
+) -> np.ndarray:
+    """megatron-core's GPT, written from its own sources in float64: groups share keys and values.
+
+    ``turn`` rotates queries and keys [batch, length, size]; ``slopes`` are ALiBi's, one a head.
+    """
     w = {key.removeprefix("model."): value.double().numpy() for key, value in state.items()}
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
@@ -130,7 +141,9 @@ def core_forward(state: dict[str, torch.Tensor], ids: np.ndarray, groups: int, n
         return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
     batch, length = ids.shape
-    x = w["embedding.word_embeddings.weight"][ids] + w["embedding.position_embeddings.weight"][:length]
+    x = w["embedding.word_embeddings.weight"][ids]
+    if "embedding.position_embeddings.weight" in w:
+        x = x + w["embedding.position_embeddings.weight"][:length]
     for layer in range(LAYERS):
         base = f"decoder.layers.{layer}."
         mixed = linear(norm(x, f"{base}input_layernorm"), f"{base}self_attention.linear_qkv")
@@ -139,7 +152,8 @@ def core_forward(state: dict[str, torch.Tensor], ids: np.ndarray, groups: int, n
         for head in range(HEADS):
             group, within = divmod(head, HEADS // groups)
             q, k, v = (mixed[:, :, group, place] for place in (within, -2, -1))
-            scores = q @ k.swapaxes(1, 2) / np.sqrt(HEAD_SIZE) + np.triu(np.full((length, length), -np.inf), 1)
+            scores = turn(q) @ turn(k).swapaxes(1, 2) / np.sqrt(q.shape[-1])
+            scores = scores + np.triu(np.full((length, length), -np.inf), 1) + slopes[head] * np.arange(length)
             scores = np.exp(scores - scores.max(-1, keepdims=True))
             context[:, :, head] = scores / scores.sum(-1, keepdims=True) @ v
         x = x + linear(context.reshape(batch, length, HIDDEN), f"{base}self_attention.linear_proj")

@@ -31,8 +31,8 @@ def test_dimensions_are_those_of_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("position_embedding_type", "rope"),
-        ("position_embedding_type", "alibi"),
+        ("position_embedding_type", "kerple"),
+        ("position_embedding_type", "xpos"),
         ("activation", "swiglu"),
         ("activation", "fast-geglu"),
         ("activation", "squared-relu"),
@@ -51,7 +51,7 @@ def test_architecture_is_refused_by_key_and_value(key: str, value: Any, tmp_path
 
 
 def test_all_keys_in_the_way_are_named_at_once(tmp_path: Path) -> None:
-    changes = {"position_embedding_type": "rope", "activation": "swiglu", "normalization": "rmsnorm"}
+    changes = {"position_embedding_type": "sandwich", "activation": "swiglu", "normalization": "rmsnorm"}
     message = refusal(write_gpt(tmp_path / "gpt.nemo", **changes))
     assert all(f"{key}: {value}" in message for key, value in changes.items())
 
