@@ -71,7 +71,8 @@ def _find(path: Path) -> tuple[Path, dict[str, Path]]:
     """
     if not path.exists():
         raise CheckpointError(
-            f"{path} does not exist", "checkpoint_path names a .nemo archive or an unpacked directory"
+            f"{path} does not exist",
+            "checkpoint_path names an archive, a directory, or as hf:org/name a model of huggingface.co",
         )
     if not path.is_dir() or _is_candidate(path):
         return path, {}
