@@ -1,7 +1,7 @@
 """Time the conversion against ``cp`` of the same bytes, in alternation, and measure its memory.
 
     python3 -m benchmarks.convert                                             # 2.6 GB, 1.3 B parameters
-    python3 -m benchmarks.convert --shapes='[[12,1536],[24,2048],[32,3200]]'  # 0.8, 2.6 and 8.2 GB: the curve
+    python3 -m benchmarks.convert --shapes='[[12,1536],[24,2048],[34,3072]]'  # 0.8, 2.6 and 8.0 GB: the curve
     python3 -m benchmarks.convert --fastertransformer=/path/to/FasterTransformer
 
 The checkpoint is made up: random weights of a GPT in NeMo's legacy form. All sides start with a warm page cache and
@@ -166,12 +166,14 @@ def _measure(argv: Sequence[str], cwd: Path | None = None) -> Measurement:
     os.sync()
     cpu_s = _children_cpu_s()
     started = time.monotonic()
-    process = subprocess.Popen(argv, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with MemorySampler(process.pid) as memory:
-        status = process.wait()
-    elapsed_s = time.monotonic() - started
-    if status:
-        raise RuntimeError(f"{shlex.join(argv)} ended with status {status}")
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(argv, cwd=cwd, stdout=said, stderr=said)
+        with MemorySampler(process.pid) as memory:
+            status = process.wait()
+        elapsed_s = time.monotonic() - started
+        if status:
+            said.seek(0)
+            raise RuntimeError(f"{shlex.join(argv)} ended with status {status}\n{said.read()[-2000:]}")
     return Measurement(elapsed_s, _children_cpu_s() - cpu_s, memory)
 
 

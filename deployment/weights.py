@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from deployment.served_models import ServedModel
+from handover.digests import file_digest
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
-from handover.manifest import FileRecord, Manifest, file_digest
+from handover.manifest import FileRecord, Manifest
 from handover.progress import Progress
 
 _ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -208,7 +209,9 @@ def _content_problems(model: ServedModel, records: Mapping[str, FileRecord]) -> 
     problems = {}
     pool = ThreadPoolExecutor()
     with Progress("deploy", len(records), "shards", total) as bar, _cancelling(pool):
-        digests = {pool.submit(file_digest, model.checkpoint / name): record for name, record in records.items()}
+        digests = {
+            pool.submit(file_digest, model.checkpoint / name, record.digest): record for name, record in records.items()
+        }
         for future in as_completed(digests):
             record = digests[future]
             if future.result() != record.digest:

@@ -32,8 +32,9 @@ from evaluation.provenance import timestamp
 from evaluation.served_model import ServedModel, check_identity, find_endpoint, inspect_endpoint
 from evaluation.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, Generation
 from evaluation.tokenizer import load_tokenizer
+from handover.digests import file_digest
 from handover.errors import ConfigError, ServerError, exit_status
-from handover.manifest import Manifest, file_digest, record_files, write_atomically
+from handover.manifest import Manifest, record_files, write_atomically
 from handover.progress import Progress
 from handover.provenance import read_commit
 

@@ -25,7 +25,7 @@ from export_scripts.checkpoints.hub import fetch
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
 from export_scripts.mapped import RecordKey
 from export_scripts.nemo_ids import with_nemos_ids
-from export_scripts.shards import Workspace, check_space, full_disk_explained, write_bytes, write_tensor
+from export_scripts.shards import MOST_WORKERS, Workspace, check_space, full_disk_explained, write_bytes, write_tensor
 from export_scripts.weights.family import ConfigValues, render_config
 from export_scripts.weights.schema import Assignment
 from handover.errors import CheckpointError, exit_status
@@ -36,7 +36,7 @@ _CONFIG_FILE = "config.ini"
 # Room for the files that are not shards, the manifest and the file system's own bookkeeping.
 _SPARE_BYTES = 16 << 20
 # Written into the journal: work of an older layout is not continued.
-_LAYOUT_VERSION = 1
+_LAYOUT_VERSION = 2
 
 
 def convert(arguments: ConvertArguments) -> Manifest:
@@ -145,8 +145,12 @@ def _write_tensors(conversion: Conversion, output: Path, journal: Journal, proce
 
 
 def workers_of(processes: int) -> int:
-    """Tensors converted at a time: as many as are allowed, but no more than there are processors for."""
-    return max(1, min(processes, len(os.sched_getaffinity(0))))
+    """Tensors converted at a time: as many as are allowed and there are processors for, up to where it still helps.
+
+    Measured on 16 processors: 0.5 GB/s with one thread, 0.9 with two, 1.4 with four, 1.8 with eight, 1.3 with sixteen,
+    which wait for the interpreter's lock.
+    """
+    return max(1, min(processes, len(os.sched_getaffinity(0)), MOST_WORKERS))
 
 
 def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -> list[FileRecord]:

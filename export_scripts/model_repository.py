@@ -25,9 +25,10 @@ from export_scripts.interfaces.interactive import make_interactive
 from export_scripts.interfaces.serving import Serving, alias
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.pbtxt import ModelSpec, to_text
+from handover.digests import file_digest
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
-from handover.manifest import FileRecord, Manifest, file_digest
+from handover.manifest import FileRecord, Manifest
 from handover.progress import Progress
 
 KIND = "model_repository"

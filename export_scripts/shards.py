@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +19,15 @@ from export_scripts.journal import TEMPORARY_SUFFIX, Journal
 from export_scripts.mapped import Reader, RecordKey
 from export_scripts.transposition import Transposer
 from export_scripts.weights.schema import Assignment, Dims, LazyTensor, TargetTensor
+from handover.digests import CRC32_BLOCKS, SHA256, new_digest
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FileRecord
 from handover.progress import human_bytes
 
 # Read at a time: a thread's whole buffer. Large, so that the columns of a transposed tensor are read in long runs.
 READ_BYTES = 32 << 20
+# More threads than these wait for the interpreter's lock; see ``convert.workers_of``.
+MOST_WORKERS = 8
 # Rearranged, checked, digested and written at a time: it stays in the cache from one step to the next.
 _BLOCK_BYTES = 1 << 20
 _IN_WORDS = {"head_num": "the model's {} heads", "inter_size": "the feed-forward's width {}"}
@@ -291,7 +293,8 @@ class ShardFile:
         self._temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
         self._shape = settings.shape(target) if settings and target else None
         self._data_type = settings.data_type if settings else None
-        self._digest = hashlib.sha256()
+        self._algorithm = CRC32_BLOCKS if target else SHA256
+        self._digest = new_digest(self._algorithm)
         self._size_bytes = 0
 
     def __enter__(self) -> ShardFile:
@@ -314,7 +317,7 @@ class ShardFile:
 
     def publish(self, journal: Journal) -> FileRecord:
         """Note the file in the journal, then give it its name."""
-        digest = f"sha256:{self._digest.hexdigest()}"
+        digest = f"{self._algorithm}:{self._digest.hexdigest()}"
         record = FileRecord(self._path.name, self._size_bytes, digest, self._shape, self._data_type)
         with full_disk_explained(self._path):
             self._stream.close()

@@ -6,7 +6,6 @@ with ``vocab_size`` (rows of the embedding, padding included), which NeMo's conf
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive
 from export_scripts.checkpoints.nemo_config import check_expressible, read_dims
 from export_scripts.dtypes import STORAGE, is_finite, item_bytes, recast
-from export_scripts.shards import READ_BYTES, ShardSettings, Workspace, check_split
+from export_scripts.shards import MOST_WORKERS, READ_BYTES, ShardSettings, Workspace, check_split
 from export_scripts.weights import gpt
 from export_scripts.weights.schema import TargetTensor
+from handover.digests import BlockSums
 from handover.errors import CheckpointError
 from handover.progress import human_bytes, human_time
 
@@ -163,7 +163,7 @@ def _sizing(
         files_written=sum(ranks.values()) + small_files + 1,
         written_bytes=sum(written.values()),
         largest=(largest, written[largest]),
-        processes=processes,
+        processes=min(processes, MOST_WORKERS),
         rate=_rate(source_type, settings.data_type),
     )
 
@@ -178,6 +178,6 @@ def _rate(source_type: str, data_type: str) -> float:
         started = time.perf_counter()
         block = box.cropped(0, start, start + rows).values(data_type, workspace.block, workspace.transposer)
         is_finite(block, data_type)
-        hashlib.sha256(block.data).digest()
+        BlockSums().update(block.reshape(-1).view(np.uint8).data)
         durations_s.append(time.perf_counter() - started)
     return rows * _SAMPLE * STORAGE[data_type].itemsize / sorted(durations_s)[len(durations_s) // 2]

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from handover.digests import file_digest
 from handover.errors import ArtefactError
 
 FILE_NAME = "manifest.json"
-_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FileRecord:
     Attributes:
         path: relative to the artefact's root, with forward slashes.
         size_bytes: length of the file.
-        digest: ``sha256:<hex>`` of its content.
+        digest: ``<algorithm>:<hex>`` of its content; see ``handover.digests``.
         shape: of the tensor it holds, if it holds one.
         dtype: of that tensor: fp32, fp16 or bf16.
     """
@@ -118,18 +118,9 @@ def _problem(root: Path, record: FileRecord, check_digests: bool) -> str | None:
         return f"{record.path}  missing"
     if size_bytes != record.size_bytes:
         return f"{record.path}  {size_bytes} bytes instead of {record.size_bytes}"
-    if check_digests and file_digest(path) != record.digest:
+    if check_digests and file_digest(path, record.digest) != record.digest:
         return f"{record.path}  content differs from its digest {record.digest[:19]}"
     return None
-
-
-def file_digest(path: Path) -> str:
-    """Return ``sha256:<hex>`` of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return "sha256:" + digest.hexdigest()
 
 
 def record_files(root: Path, known: Iterable[FileRecord] = ()) -> tuple[FileRecord, ...]:

@@ -23,9 +23,10 @@ from export_scripts.dtypes import STORAGE, Array, item_bytes
 from export_scripts.mapped import map_record
 from export_scripts.weights import t5
 from export_scripts.weights.schema import Dims, Layout, ModelDims, Rule, Rules, SourceMap, TargetTensor, split_layer
+from handover.digests import file_digest
 from handover.errors import CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
-from handover.manifest import Manifest, file_digest
+from handover.manifest import Manifest
 
 NAME = "FT checkpoint (a <T>-gpu directory with config.ini)"
 _FILE = re.compile(r"(?P<name>.+?)(?:\.(?P<rank>\d+))?\.bin")
@@ -117,7 +118,7 @@ class Shards:
     def _part(self, name: str) -> Array:
         extent = self.archive.extent(name)
         if name in self.digests and name not in self._verified:
-            if file_digest(extent.path) != self.digests[name]:
+            if file_digest(extent.path, self.digests[name]) != self.digests[name]:
                 raise CheckpointError(f"{extent.path} is damaged: it is not what the manifest beside it says")
             self._verified.add(name)
         record = map_record(extent.path, extent.offset, extent.size_bytes)

