@@ -62,12 +62,18 @@ def open_source(archive: Archive) -> Source:
     dims = architecture.dims(settings)
     dims = replace(dims, has_untied_head=dims.has_untied_head or not architecture.is_tied(settings))
     weights = _without_prefix(open_weights(archive), architecture.prefix)
+    table = architecture.table(settings, dims)
+    if missing := architecture.missing_biases(settings, dims, table, weights.tensors):
+        raise CheckpointError(
+            f"{len(missing)} biases have no source\n  " + "\n  ".join(missing),
+            "config.json does not say that the model has none; copy or download the checkpoint again",
+        )
     tokenizer = find_tokenizer(archive)
     remarks = architecture.remarks(settings, dims) + (() if tokenizer.members else (NO_TOKENIZER,))
     return Source(
         archive=archive,
         family=architecture.family,
-        source_map=architecture.table(settings, dims),
+        source_map=table,
         dims=dims,
         tensors=weights.tensors,
         tokenizer=tokenizer,

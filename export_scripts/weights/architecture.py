@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,7 @@ class Architecture:
         adapt: changes the table to what the configuration says.
         limits: by key.
         more_problems: lists what else is in the way, one line each.
+        without_biases: names of targets (shell patterns) whose biases the configuration leaves out; they become zeros.
         family_eps: the epsilon that FasterTransformer's own engine computes norms with; None: that of config.ini.
     """
 
@@ -116,6 +118,7 @@ class Architecture:
     adapt: Callable[[SourceMap, Settings], SourceMap] = lambda table, settings: table
     limits: Mapping[str, Limit] = field(default_factory=dict)
     more_problems: Callable[[Settings], list[str]] = lambda settings: []
+    without_biases: Callable[[Settings], tuple[str, ...]] = lambda settings: ()
     family_eps: float | None = None
 
     def is_tied(self, settings: Settings) -> bool:
@@ -164,6 +167,16 @@ class Architecture:
             assert isinstance(embedding, Rule), "an embedding becomes one target"
             rules[self.embedding] = (embedding, Rule(_HEAD, unchanged))
         return replace(table, rules=rules, ignored={**table.ignored, self.head: "the tied copy of the embedding"})
+
+    def missing_biases(self, settings: Settings, dims: ModelDims, table: SourceMap, keys: Iterable[str]) -> list[str]:
+        """List biases that the configuration promises and no key gives: they are not to become zeros."""
+        given = {name for key in keys for name in table.targets(key)}
+        left_out = self.without_biases(settings)
+        return [
+            name
+            for name in self.family.schema(dims)
+            if ".bias" in name and name not in given and not any(fnmatchcase(name, pattern) for pattern in left_out)
+        ]
 
 
 def rotary_problems(settings: Settings) -> list[str]:

@@ -82,5 +82,6 @@ GPTNEOX = Architecture(
     has_tied_head=False,
     activation=("hidden_act", "gelu"),
     more_problems=rotary_problems,
+    without_biases=lambda settings: () if settings.get("attention_bias", True) else ("*.attention.*",),
     family_eps=1e-5,
 )

@@ -46,7 +46,7 @@ _TABLE = SourceMap(
         "lm_head.weight": Rule("model.lm_head.weight", unchanged),
         **in_layers("decoder.layers.{layer}.", LAYER),
     },
-    ignored={},
+    ignored={"decoder.version": "fairseq's version of its format"},
 )
 
 
@@ -82,4 +82,5 @@ OPT = Architecture(
     activation=("activation_function", "relu"),
     limits={"layer_norm_elementwise_affine": Limit((True,), "its norms have weights")},
     more_problems=_problems,
+    without_biases=lambda settings: () if settings.get("enable_bias", True) else ("*.attention.*", "*.mlp.*"),
 )

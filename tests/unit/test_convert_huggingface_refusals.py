@@ -163,6 +163,27 @@ def test_an_untied_head_must_be_there(family: str, tmp_path: Path) -> None:
     assert "model.lm_head.weight  [96, 32]  has no source" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("family", "key", "target"),
+    [
+        ("gpt2", "transformer.h.1.mlp.c_fc.bias", "model.layers.1.mlp.dense_h_to_4h.bias"),
+        ("gptj", "lm_head.bias", "model.lm_head.bias"),
+        ("bloom", "transformer.ln_f.bias", "model.final_layernorm.bias"),
+        (
+            "gpt_neox",
+            "gpt_neox.layers.0.attention.query_key_value.bias",
+            "model.layers.0.attention.query_key_value.bias",
+        ),
+    ],
+)
+def test_a_missing_bias_does_not_become_zeros(family: str, key: str, target: str, tmp_path: Path) -> None:
+    state = dict(save(family, tmp_path).state_dict())
+    del state[key]
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    assert f"1 biases have no source\n  {target}" in refusal(tmp_path)
+
+
 def test_keys_with_and_without_prefix(gpt2: dict[str, torch.Tensor], tmp_path: Path) -> None:
     state = {**gpt2, "wte.weight": gpt2["transformer.wte.weight"]}
     assert "keys are there with and without transformer.: transformer.wte.weight" in refusal(
