@@ -60,6 +60,11 @@ class ChunkedTensor:
         """Axis along which the parts follow one another; None: there is one part."""
         return self.cut_axis if len(self._row) > 1 else None
 
+    @property
+    def part_count(self) -> int:
+        """Parts that it is joined from."""
+        return max(1, len(self._row))
+
     def parts(self) -> tuple[Array, ...]:
         """Map the parts; what is not cut as training's ranks are is copied together."""
         if self._row:

@@ -16,6 +16,7 @@ import numpy as np
 from export_scripts.checkpoints.archive import Archive
 from export_scripts.checkpoints.chunked import Chunk, ChunkedTensor
 from export_scripts.dtypes import STORAGE, Array
+from export_scripts.mapped import map_record
 from handover.errors import CheckpointError
 
 _HEADER = "/.zarray"
@@ -86,7 +87,7 @@ def _check_size(archive: Archive, name: str, wanted_bytes: int) -> None:
 def _reader(archive: Archive, name: str, data_type: str, sizes: tuple[int, ...], valid: tuple[int, ...]) -> Any:
     def read() -> Array:
         extent = archive.extent(name)
-        mapped = np.memmap(extent.path, STORAGE[data_type], mode="r", offset=extent.offset, shape=sizes or (1,))
-        return mapped[tuple(slice(n) for n in valid)] if sizes else mapped.reshape(())
+        values = map_record(extent.path, extent.offset, extent.size_bytes).view(STORAGE[data_type]).reshape(sizes)
+        return values[tuple(slice(n) for n in valid)]
 
     return read

@@ -27,6 +27,14 @@ CHECKPOINT_VERSION = "checkpoint_version"
 _OLD_ORDERS = {0: qkv_by_block_to_block, 1: qkv_by_element_to_block}
 
 
+class PartedTensor(LazyTensor, Protocol):
+    """A tensor that knows in how many parts it lies."""
+
+    @property
+    def part_count(self) -> int:
+        """Parts that it is joined from."""
+
+
 class State(Protocol):
     """A model's keys and tensors, however they are stored."""
 
@@ -36,7 +44,7 @@ class State(Protocol):
     def other_keys(self) -> tuple[str, ...]:
         """Keys whose values are not tensors."""
 
-    def tensors(self, join_axis: JoinAxis) -> Mapping[str, LazyTensor]:
+    def tensors(self, join_axis: JoinAxis) -> Mapping[str, PartedTensor]:
         """Tensors by key; training's shards joined."""
 
 
@@ -67,18 +75,45 @@ def gpt_source(
     tensors = state.tensors(source_map.join_axis)
     # The configuration does not know the vocabulary's padding; a missing embedding is for the completeness check.
     vocab_size = next((t.shape[0] for key, t in tensors.items() if "model.wte" in source_map.targets(key)), 0)
+    dims = read_dims(config, vocab_size)
+    _check_parts(source_map, tensors, dims.head_num // heads_per_group(config))
     tokenizer = open_tokenizer()
     return Source(
         archive=archive,
         family=gptneox.FAMILY if is_rotary(config) else gpt.FAMILY,
         source_map=source_map,
-        dims=read_dims(config, vocab_size),
+        dims=dims,
         tensors=tensors,
         tokenizer=tokenizer,
         ids=special_ids(archive, tokenizer),
         other_keys=state.other_keys(),
         remarks=(*remarks(config), *more_remarks),
     )
+
+
+def _check_parts(source_map: SourceMap, tensors: Mapping[str, PartedTensor], groups: int) -> None:
+    """Make sure that training's ranks cut the fused query, key and value between heads, as all of Megatron does.
+
+    Args:
+        source_map: the table.
+        tensors: the source.
+        groups: heads, or groups of heads that share a key and value.
+
+    Raises:
+        CheckpointError: a part ends within a head or a group.
+    """
+    for key, tensor in tensors.items():
+        if (
+            "query_key_value" not in "".join(source_map.targets(key))
+            or tensor.axis is None
+            or source_map.is_ignored(key)
+        ):
+            continue
+        if groups % tensor.part_count:
+            raise CheckpointError(
+                f"{key} lies in {tensor.part_count} parts, which cannot hold whole ones of {groups} heads or groups",
+                "it was not cut by Megatron's tensor parallelism",
+            )
 
 
 def _source_map(archive: Archive, config: Mapping[str, Any], keys: tuple[str, ...], prefix: str) -> SourceMap:

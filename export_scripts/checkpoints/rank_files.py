@@ -47,6 +47,11 @@ class JoinedTensor:
         """fp32, fp16 or bf16."""
         return self.stored[0][1].storage.data_type
 
+    @property
+    def part_count(self) -> int:
+        """Parts that it is joined from."""
+        return len(self.stored)
+
     def parts(self) -> tuple[Array, ...]:
         """Map the parts, without copying; bf16 comes as uint16."""
         return tuple(file.read(tensor) for file, tensor in self.stored)

@@ -133,6 +133,20 @@ def test_two_training_ranks_become_three(tmp_path: Path) -> None:
         inspect_checkpoint(split, 4, "fp32")
 
 
+def test_parts_that_end_within_a_head(tmp_path: Path) -> None:
+    state = wide_state()
+    files = {
+        f"mp_rank_{rank:02d}/model_weights.ckpt": {
+            key: value.chunk(4)[rank].clone() if "query_key_value" in key else rank_of(key, value, 4, rank)
+            for key, value in state.items()
+        }
+        for rank in range(4)
+    }
+    config = gpt_config(hidden_size=6 * HEAD_SIZE, num_attention_heads=6, tensor_model_parallel_size=4)
+    with pytest.raises(CheckpointError, match="lies in 4 parts, which cannot hold whole ones of 6 heads"):
+        inspect_checkpoint(write_nemo(tmp_path / "g.nemo", config, files), 1, "fp32")
+
+
 def write_description(folder: Path, prefix: str = "") -> None:
     """A tokenizer.json of the tokenizers library, and the file that names its special tokens."""
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<s>": 2}, unk_token="a"))
