@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ from huggingface_models import HEADS, HIDDEN, VOCAB, build, logits
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.check import inspect_checkpoint
+from export_scripts.checkpoints import gptj_slim
 from export_scripts.convert import convert
+from export_scripts.weights.architecture import Settings
 from handover.errors import CheckpointError
 
 DATA = Path(__file__).parents[1] / "data"
@@ -176,3 +180,20 @@ def test_a_flipped_bit_is_found(small: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"0.npz is damaged"):
         run(small, tmp_path / "out", 1)
     assert not (tmp_path / "out/1-gpu/manifest.json").exists()
+
+
+def test_gptj_6b_is_known_by_its_size() -> None:
+    """The numbers that FasterTransformer's gptj_ckpt_convert.py writes into config.ini."""
+    stacked = {"wte.weight": (50400, 4096), "h.0.mlp.in.weight": (4096, 16384)}
+    tensors = {name: SimpleNamespace(shape=shape) for name, shape in stacked.items()}
+    dims = gptj_slim._dims(Settings({}), 28, tensors)  # type: ignore[arg-type]
+    expected = {"head_num": 16, "size_per_head": 256, "inter_size": 16384, "num_layer": 28, "vocab_size": 50400}
+    assert {name: dims.axis_size(name) for name in expected} == expected
+    assert (dims.rotary_embedding, dims.hidden_units) == (64, 4096)
+
+
+def test_ids_are_gpt2s_where_nothing_says_otherwise(small: Path, tmp_path: Path) -> None:
+    (small / "config.json").write_text(json.dumps({"n_heads": HEADS, "pe_rotary_dims": 4}))
+    config = configparser.ConfigParser()
+    config.read(run(small, tmp_path / "out", 1) / "config.ini")
+    assert (config["gptj"]["start_id"], config["gptj"]["end_id"]) == ("50256", "50256")
