@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import time
@@ -77,6 +78,14 @@ class RankProcesses:
         return "\n".join(f"--- {file.name}\n{file.read_text()}" for file in self.outputs)
 
 
+def answer_of(engine: Any, tensors: Tensors) -> Tensors:
+    """What one request gets; one with START belongs to a conversation."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    engine.submit(engine.parse(tensors), answers.put, session="talk" if "START" in tensors else None)
+    found: Tensors = answers.get().tensors
+    return found
+
+
 def rank_environment(rank: int, world_size: int, directory: Path) -> dict[str, str]:
     ranks = {"rank": rank, "world_size": world_size, "local_rank": rank, "local_size": world_size, "timeout_s": 60}
     ranks |= {"silence_s": 6}
@@ -101,7 +110,7 @@ def main(shards: str, tensor: str, pipeline: str, directory: str) -> None:
     engine = open_engine(settings, device, group)
     answers = []
     for request in pickle.loads((Path(directory) / "requests").read_bytes()):
-        answers += engine.generate([engine.parse(request)])
+        answers.append(answer_of(engine, request))
         sys.stdout.write("answered\n")
         sys.stdout.flush()
     engine.close()

@@ -12,7 +12,7 @@ import torch
 from gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2LMHeadModel
 
-from backends.fastertransformer.engine import scheduler
+from backends.fastertransformer.engine import contexts, scheduler
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
 
@@ -219,7 +219,7 @@ def test_small_passes_give_the_same(engine: Engine, monkeypatch: pytest.MonkeyPa
     tensors = ask(prompts(), OUTPUTS, **scope)
     expected = answer(engine, tensors)
     monkeypatch.setattr(scheduler, "_PREFILL_TOKENS", 9)
-    monkeypatch.setattr(scheduler, "_LOGITS_BYTES", 4 * 97 * 2)
+    monkeypatch.setattr(contexts, "_LOGITS_BYTES", 4 * 97 * 2)
     outputs = answer(engine, tensors)
     assert generated_rows(outputs) == generated_rows(expected)
     np.testing.assert_allclose(outputs["cum_log_probs"], expected["cum_log_probs"], atol=1e-4)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from gpt2_checkpoint import random_gpt2, write_shards
-from rank_processes import RankProcesses, Tensors
+from rank_processes import RankProcesses, Tensors, answer_of
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.parallel import Group
+from backends.fastertransformer.engine.parallel import Group, packed, unpacked
 from backends.fastertransformer.engine.ranks import Ranks, meet, read_ranks
 from backends.fastertransformer.engine.settings import Settings
 
@@ -62,15 +62,20 @@ def sampled(tensors: Tensors) -> Tensors:
     return tensors | chance | {"random_seed": np.arange(rows, dtype=np.uint64)[:, None]}
 
 
-def beams_and_prompts() -> list[Tensors]:
-    """What moves between slots and between ranks: beams, given embeddings."""
+def beams_prompts_and_a_talk() -> list[Tensors]:
+    """What moves between slots and between ranks: beams, given embeddings, saved keys and values, a window."""
     searched = request(3, (6, 2), (9, 12)) | {"beam_width": np.full((2, 1), 3, np.uint32)}
     prompted = request(4, (5, 3), (6, 6)) | {
         "request_prompt_embedding": np.random.default_rng(5).normal(0, 0.5, (2, 4, 32)).astype(np.float32),
         "request_prompt_lengths": np.array([[4], [2]], np.uint32),
         "request_prompt_type": np.ones((2, 1), np.uint32),
     }
-    return [searched, prompted]
+    begin = request(6, (5, 7), (4, 4)) | {"START": np.ones(1, np.int32)}
+    begin |= {"session_len": np.full((2, 1), 40, np.uint32), "memory_len": np.full((2, 1), 8, np.uint32)}
+    go_on = request(7, (6, 3), (5, 5)) | {"START": np.zeros(1, np.int32)}
+    for turn in (begin, go_on):
+        turn["is_return_context_cum_log_probs"] = np.zeros((2, 1), bool)
+    return [searched, prompted, begin, go_on]
 
 
 def assert_layout_gives_what_one_process_gives(
@@ -78,11 +83,11 @@ def assert_layout_gives_what_one_process_gives(
 ) -> None:
     # 3 layers: over 2 stages they are 2 and 1, over 4 stages the last has none.
     shards = write_shards(random_gpt2(tie_word_embeddings=tensor != 4), directory, tensor)
-    requests = [*REQUESTS, sampled(REQUESTS[0]), *beams_and_prompts()]
+    requests = [*REQUESTS, sampled(REQUESTS[0]), *beams_prompts_and_a_talk()]
     ranks = start(shards, directory, tensor, pipeline, requests, on_gpu=device == "cuda", **how)
     alone = Settings(shards, tensor, 1, "fp32", cpu_threads=1, has_process_per_rank=False)
     engine = open_engine(alone, torch.device(device))
-    expected = [engine.generate([engine.parse(each)])[0] for each in requests]
+    expected = [answer_of(engine, each) for each in requests]
     assert set(ranks.wait(100)) == {0}, ranks.text
     for ours, theirs in zip(ranks.answers, expected, strict=True):
         for name in ("output_ids", "sequence_length"):
@@ -143,6 +148,21 @@ def test_a_rank_that_cannot_load_its_shard_ends_the_start(tmp_path: Path) -> Non
     ranks = start(shards, tmp_path, 2, 1, REQUESTS)
     assert all(ranks.wait(60)), ranks.text
     assert "model.layers.1.mlp.dense_h_to_4h.weight.1.bin" in ranks.outputs[1].read_text()
+
+
+@pytest.mark.parametrize("size", [1, 200, 5000])
+def test_a_step_is_read_as_it_was_written(size: int) -> None:
+    numbers = np.arange(size, dtype=np.int64) - 2**62
+    floats = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
+    floats[0, 0] = np.nan
+    arguments = (7, numbers, None, floats, np.zeros((0, 3), np.int64), 2**40)
+    kind, found = unpacked(packed(3, arguments))
+    assert kind == 3 and len(found) == len(arguments)
+    for ours, theirs in zip(found, arguments, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert np.shape(ours) == np.shape(theirs)
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def place(directory: Path, **changes: object) -> Ranks:

@@ -97,7 +97,7 @@ def test_a_conversation_goes_on_as_one_long_input_does(steps: Steps, model: GPT2
             assert outputs["output_ids"][row, 0, : len(line)].tolist() == line
             assert generated(outputs, row) == line[-count:]
     assert "does not exist" in talk.say(7, third, 2)
-    assert not talk.steps.cache.saved_bytes
+    assert not talk.scheduler.sessions.idle_bytes and not talk.steps._saved
 
 
 @pytest.mark.parametrize("memory_len", [1, 4, 7])
@@ -174,10 +174,10 @@ def test_idle_conversations_are_forgotten(steps: Steps) -> None:
     now[0] = 11.0
     assert "session old does not exist" in talk.say("old", prompts(3), 2)
     assert "output_ids" in talk.say("new", prompts(3), 2)
-    assert talk.steps.cache.saved_bytes == 9 * TOKEN_BYTES  # all but the last token of 3 + 2 + 3 + 2
+    assert talk.scheduler.sessions.idle_bytes == 9 * TOKEN_BYTES  # all but the last token of 3 + 2 + 3 + 2
     now[0] = 30.0
     talk.scheduler.sessions.expire()
-    assert not talk.steps.cache.saved_bytes and talk.scheduler.sessions.patience_s is None
+    assert not talk.steps._saved and talk.scheduler.sessions.patience_s is None
 
 
 def test_the_one_that_was_idle_longest_makes_room(made: tuple[GPT2LMHeadModel, Settings]) -> None:
@@ -243,11 +243,11 @@ def test_the_engine_keeps_conversations_between_requests(
     expected = greedy(model, greedy(model, first, 3) + second, 3)
     again = say([second], False)
     assert again.tensors and again.tensors["output_ids"][0, 0].tolist() == expected
-    saved = engine._steps.cache
+    saved = engine._steps._saved
     for _ in range(100):
-        if not saved.saved_bytes:
+        if not saved:
             break
         time.sleep(0.05)
-    assert not saved.saved_bytes  # forgotten without another request
+    assert not saved  # forgotten without another request
     assert "does not exist" in str(say([second], False).problem)
     engine.close()

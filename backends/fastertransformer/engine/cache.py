@@ -68,13 +68,11 @@ class KvCache:
         windows: int64 [slots], on the device.
         sources: int64 [slots, 2], on the device: length of what the encoder was given, and the IA3 task.
         slots, capacity, cross_capacity: present sizes; capacity is of every slot.
-        saved_bytes: of what is kept outside of the blocks and counts as well.
     """
 
     def __init__(self, shape: CacheShape, device: torch.device, budget_bytes: int) -> None:
         self.shape, self.budget_bytes = shape, budget_bytes
         self.slots = self.capacity = self.cross_capacity = 0
-        self.saved_bytes = 0
         self._device = device
         self.memory = [self._block(0, 0) for _ in range(shape.layers)]
         self.cross_memory = [self._block(0, 0) for _ in range(shape.layers if shape.has_cross else 0)]
@@ -87,8 +85,8 @@ class KvCache:
         return torch.zeros(size, dtype=self.shape.dtype, device=self._device)
 
     def fits(self, slots: int, capacity: int, cross_capacity: int = 0) -> bool:
-        """Say whether so many slots of so many tokens are within what is left of the budget."""
-        return self.shape.bytes_for(slots, capacity, cross_capacity) <= self.budget_bytes - self.saved_bytes
+        """Say whether so many slots of so many tokens are within the budget."""
+        return self.shape.bytes_for(slots, capacity, cross_capacity) <= self.budget_bytes
 
     def reserve(self, slots: int, capacity: int, cross_capacity: int = 0, kept: int = 0) -> None:
         """Have at least so many slots of at least so many tokens; the first ``kept`` slots keep their content.
@@ -136,17 +134,12 @@ class KvCache:
 
     def save(self, slot: int, length: int) -> list[Tensor]:
         """Copy the first ``length`` entries of a slot out of the cache, [2, H, length, D] a layer."""
-        self.saved_bytes += length * self.shape.token_bytes
         return [block[:, slot, :, :length].clone() for block in self.memory]
 
     def restore(self, slot: int, saved: Sequence[Tensor]) -> None:
         """Put back what save gave."""
         for block, content in zip(self.memory, saved, strict=True):
             block[:, slot, :, : content.shape[2]] = content
-
-    def forget(self, saved: Sequence[Tensor]) -> None:
-        """Note that what save gave is no longer kept."""
-        self.saved_bytes -= saved[0].shape[2] * self.shape.token_bytes if saved else 0
 
 
 def _rounded(capacity: int) -> int:

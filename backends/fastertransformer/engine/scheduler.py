@@ -16,8 +16,8 @@ from torch import Tensor
 
 from . import beam
 from .cache import UNBOUNDED
+from .contexts import run_contexts
 from .errors import RequestError
-from .prompts import Context
 from .request import Array
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
 from .sessions import Sessions
@@ -26,7 +26,6 @@ from .steps import Steps
 from .words import ban
 
 _PREFILL_TOKENS = 4096  # of one prefill pass, padding included: bounds its memory and what others wait for it
-_LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +109,7 @@ class Scheduler:
 
     def _admit(self) -> list[Sequence]:
         """Take those that wait and fit into the batch, in order, as many as one prefill pass takes."""
+        self._make_room()
         queue = self._waiting
         if not self._is_inflight:
             if not self._batch and not self._chosen:
@@ -117,17 +117,23 @@ class Scheduler:
                     self._chosen.append(self._waiting.popleft())
             queue = self._chosen
         new: list[Sequence] = []
-        while queue and not self._batch and not self._fits([queue[0]]) and self.sessions.end_oldest():
-            pass
         while queue and self._is_one_pass([*new, queue[0]]) and self._fits([*new, queue[0]]):
             new.append(queue.popleft())
         return new
+
+    def _make_room(self) -> None:
+        """Where nothing is in the batch the next sequence fits, but for conversations that are idle."""
+        while not self._batch and (queue := self._chosen or self._waiting) and not self._fits([queue[0]]):
+            if not self.sessions.end_oldest():
+                return
 
     def _fits(self, new: list[Sequence]) -> bool:
         everyone = [*self._batch, *new]
         slots, capacity = sum(each.width for each in everyone), max(each.need for each in everyone)
         cross_capacity = max(each.source_length for each in everyone)
-        return len(everyone) <= self._max_rows and self._steps.cache.fits(slots, capacity, cross_capacity)
+        cache = self._steps.cache
+        need_bytes = cache.shape.bytes_for(slots, capacity, cross_capacity) + self.sessions.idle_bytes
+        return len(everyone) <= self._max_rows and need_bytes <= cache.budget_bytes
 
     @staticmethod
     def _is_one_pass(new: list[Sequence]) -> bool:
@@ -146,7 +152,7 @@ class Scheduler:
         self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         try:
             self._prepare_slots(first)
-            return self._run_contexts(new, first)
+            return run_contexts(self._steps, new, first)
         except Exception as error:
             _log.exception("the contexts of %d sequences failed", len(new))
             self._leave(new)
@@ -176,58 +182,6 @@ class Scheduler:
             self._steps.set_windows(first, windows)
         for sequence, _ in self._owners[first:]:
             self.sessions.restore(sequence)
-
-    def _run_contexts(self, new: list[Sequence], first: int) -> Tensor | None:
-        if self._steps.config.encoder and not self._encode(new, first):
-            return None
-        ids, lengths, embeddings = _side_by_side([sequence.context for sequence in new])
-        starts = np.array([sequence.start for sequence in new])
-        if new[0].start and new[0].window and lengths[0] > new[0].window:  # one token more than a pass may have
-            self._steps.extend(ids[:, :1], starts, np.ones_like(lengths), first, min(int(starts[0]) + 1, new[0].window))
-            ids, lengths, starts = ids[:, 1:].copy(), lengths - 1, starts + 1
-        ends = [min(int(end), each.window or int(end)) for end, each in zip(starts + lengths, new, strict=True)]
-        longest = max(ends)
-        source = max(sequence.source_length for sequence in new)
-        hidden = self._steps.extend(ids, starts, lengths, first, longest, source, embeddings)
-        for row, sequence in enumerate(new):
-            self._note_context(sequence, hidden[row, : lengths[row]])
-        rows = torch.arange(len(new), device=hidden.device)
-        last = hidden[rows, torch.from_numpy(lengths - 1).to(hidden.device)]
-        others = range(first + len(new), len(self._owners))
-        if not others:
-            return last
-        sources = np.array([self._owners[slot][0].slots[0] for slot in others])
-        self._steps.copy(np.array(others), sources, longest)
-        return torch.cat((last, last[torch.from_numpy(sources - first).to(hidden.device)]))
-
-    def _encode(self, new: list[Sequence], first: int) -> bool:
-        """Run the encoder for new sequences; false: that was all they want."""
-        ids, lengths, embeddings = _side_by_side([sequence.source for sequence in new if sequence.source])
-        tasks = np.array([int(each.job.request.scalars["ia3_tasks"][each.row]) for each in new])
-        encoded = self._steps.encode(ids, lengths, tasks, first, embeddings)
-        if self._steps.config.family == "t5":
-            return True
-        for sequence, states, length in zip(new, encoded, lengths, strict=True):
-            sequence.encoded, sequence.is_done = states[:length].float().cpu().numpy(), True
-        return False
-
-    def _note_context(self, sequence: Sequence, hidden: Tensor) -> None:
-        """Compute what is asked about a context itself, given its hidden states, [T, hidden]."""
-        if sequence.wants("context_embeddings"):
-            sequence.context_embedding = hidden.float().sum(0).cpu().numpy()
-        if sequence.wants("context_cum_log_probs"):
-            total = self._context_log_prob(hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
-            sequence.scores = [total, *sequence.scores[1:]]
-
-    def _context_log_prob(self, hidden: Tensor, ids: Tensor) -> float:
-        """Sum the log-probabilities of ids[1:] given what precedes them: [T, hidden], [T] -> number."""
-        length, total = hidden.shape[0], 0.0
-        block = max(1, _LOGITS_BYTES // (4 * self._steps.config.vocab_size))
-        for first in range(0, length - 1, block):
-            end = min(first + block, length - 1)
-            log_probs = self._steps.logits(hidden[first:end]).log_softmax(dim=-1)
-            total += float(log_probs.gather(1, ids[first + 1 : end + 1, None]).double().sum())
-        return total
 
     # Going on.
 
@@ -376,22 +330,6 @@ class Scheduler:
         for slot, (sequence, place) in enumerate(self._owners):
             sequence.slots[place] = slot
         self._state.arrange([(sequence.job.request, sequence.row) for sequence, _ in self._owners])
-
-
-def _side_by_side(contexts: list[Context]) -> tuple[Array, Array, Array | None]:
-    """Give ids [B, T], lengths [B], and embeddings [B, T, hidden] where any has some."""
-    lengths = np.array([len(context.ids) for context in contexts])
-    ids = np.zeros((len(contexts), lengths.max()), np.int64)
-    for row, context in zip(ids, contexts, strict=True):
-        row[: len(context.ids)] = context.ids
-    given = {row: context.embeddings for row, context in enumerate(contexts) if context.embeddings is not None}
-    if not given:
-        return ids, lengths, None
-    hidden = next(iter(given.values())).shape[1]
-    embeddings = np.full((*ids.shape, hidden), np.nan, np.float32)
-    for row, content in given.items():
-        embeddings[row, : len(content)] = content
-    return ids, lengths, embeddings
 
 
 def _answer(job: Job, answer: Answer) -> bool:

@@ -32,11 +32,13 @@ class Line:
         tokens: all of it.
         cached: how many of them have keys and values.
         key: where those are saved; None: in no place, or in the batch.
+        entries: of the cache that are saved.
     """
 
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     key: int | None = None
+    entries: int = 0
 
 
 @dataclass
@@ -69,6 +71,12 @@ class Sessions:
     def patience_s(self) -> float | None:
         """Seconds until a conversation may have been idle for too long; None: there is none."""
         return self._idle_s if self._sessions else None
+
+    @property
+    def idle_bytes(self) -> int:
+        """Of what is saved of conversations that are idle. What a busy one has saved is within its request's need."""
+        idle = [line for each in self._sessions.values() if not each.is_busy for line in each.lines]
+        return sum(line.entries for line in idle if line.key is not None) * self._steps.cache.shape.token_bytes
 
     def join(self, job: Job) -> None:
         """Let a request begin or continue the conversation that it names: its sequences learn what came before.
@@ -132,8 +140,8 @@ class Sessions:
             line.tokens.pop()
         line.cached = min(cached, len(line.tokens))
         line.key = next(self._keys)
-        entries = min(line.cached, sequence.window) if sequence.window else line.cached
-        self._steps.save(sequence.slots[0], entries, line.key)
+        line.entries = min(line.cached, sequence.window) if sequence.window else line.cached
+        self._steps.save(sequence.slots[0], line.entries, line.key)
 
     def leave(self, job: Job, is_lost: bool) -> None:
         """Note that a request is over; is_lost: it failed, and its conversation with it."""

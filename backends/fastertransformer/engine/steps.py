@@ -154,7 +154,7 @@ class Steps:
     @_step
     def forget(self, key: int) -> None:
         """Drop what was saved under a key, if anything."""
-        self.cache.forget(self._saved.pop(key, ()))
+        self._saved.pop(key, None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""

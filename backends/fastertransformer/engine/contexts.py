@@ -1,0 +1,96 @@
+"""Prefill: what a sequence's generation starts from is run through the network, and what is asked about it computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .prompts import Context
+from .request import Array
+from .sequence import Sequence
+from .steps import Steps
+
+_LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
+
+
+def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None:
+    """Run the contexts of sequences that have just come.
+
+    Args:
+        steps: the network and its cache.
+        new: sequences, whose slots begin at ``first``: their first beams side by side, then the others.
+        first: slot.
+
+    Returns:
+        The last hidden state of each of their slots, [n, hidden]; None: they want none.
+    """
+    if steps.config.encoder and not _encode(steps, new, first):
+        return None
+    ids, lengths, embeddings = _side_by_side([sequence.context for sequence in new])
+    starts = np.array([sequence.start for sequence in new])
+    if new[0].start and new[0].window and lengths[0] > new[0].window:  # one token more than a pass may have
+        steps.extend(ids[:, :1], starts, np.ones_like(lengths), first, min(int(starts[0]) + 1, new[0].window))
+        ids, lengths, starts = ids[:, 1:].copy(), lengths - 1, starts + 1
+    ends = [min(int(end), each.window or int(end)) for end, each in zip(starts + lengths, new, strict=True)]
+    longest = max(ends)
+    source = max(sequence.source_length for sequence in new)
+    hidden = steps.extend(ids, starts, lengths, first, longest, source, embeddings)
+    for row, sequence in enumerate(new):
+        _note_context(steps, sequence, hidden[row, : lengths[row]])
+    rows = torch.arange(len(new), device=hidden.device)
+    last = hidden[rows, torch.from_numpy(lengths - 1).to(hidden.device)]
+    pairs = sorted((slot, sequence.slots[0]) for sequence in new for slot in sequence.slots[1:])
+    if not pairs:
+        return last
+    others, sources = np.array(pairs).T.copy()
+    steps.copy(others, sources, longest)
+    return torch.cat((last, last[torch.from_numpy(sources - first).to(hidden.device)]))
+
+
+def _encode(steps: Steps, new: list[Sequence], first: int) -> bool:
+    """Run the encoder for new sequences; false: that was all they want."""
+    ids, lengths, embeddings = _side_by_side([sequence.source for sequence in new if sequence.source])
+    tasks = np.array([int(each.job.request.scalars["ia3_tasks"][each.row]) for each in new])
+    encoded = steps.encode(ids, lengths, tasks, first, embeddings)
+    if steps.config.family == "t5":
+        return True
+    for sequence, states, length in zip(new, encoded, lengths, strict=True):
+        sequence.encoded, sequence.is_done = states[:length].float().cpu().numpy(), True
+    return False
+
+
+def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
+    """Compute what is asked about a context itself, given its hidden states, [T, hidden]."""
+    if sequence.wants("context_embeddings"):
+        sequence.context_embedding = hidden.float().sum(0).cpu().numpy()
+    if sequence.wants("context_cum_log_probs"):
+        total = _context_log_prob(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
+        sequence.scores = [total, *sequence.scores[1:]]
+
+
+def _context_log_prob(steps: Steps, hidden: Tensor, ids: Tensor) -> float:
+    """Sum the log-probabilities of ids[1:] given what precedes them: [T, hidden], [T] -> number."""
+    length, total = hidden.shape[0], 0.0
+    block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))
+    for first in range(0, length - 1, block):
+        end = min(first + block, length - 1)
+        log_probs = steps.logits(hidden[first:end]).log_softmax(dim=-1)
+        total += float(log_probs.gather(1, ids[first + 1 : end + 1, None]).double().sum())
+    return total
+
+
+def _side_by_side(contexts: list[Context]) -> tuple[Array, Array, Array | None]:
+    """Give ids [B, T], lengths [B], and embeddings [B, T, hidden] where any has some."""
+    lengths = np.array([len(context.ids) for context in contexts])
+    ids = np.zeros((len(contexts), lengths.max()), np.int64)
+    for row, context in zip(ids, contexts, strict=True):
+        row[: len(context.ids)] = context.ids
+    given = {row: context.embeddings for row, context in enumerate(contexts) if context.embeddings is not None}
+    if not given:
+        return ids, lengths, None
+    hidden = next(iter(given.values())).shape[1]
+    embeddings = np.full((*ids.shape, hidden), np.nan, np.float32)
+    for row, content in given.items():
+        embeddings[row, : len(content)] = content
+    return ids, lengths, embeddings

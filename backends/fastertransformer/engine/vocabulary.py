@@ -1,0 +1,110 @@
+"""Which input tensors each family of models has, and what they may hold.
+
+Names, types and shapes: FasterTransformer's GPT and T5 guides; ``min_length`` and ``presence_penalty``, which its
+Triton guides leave out, are in the tables of ``ParallelGpt``'s and ``T5Decoding``'s inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .prompts import PROMPT_NAMES
+
+BEAM_WIDTH_LIMIT = 64  # FasterTransformer's kernels; see beam.py for the widths that its backend takes
+NEVER = 0xFFFFFFFF  # a token that never comes
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One value a row.
+
+    Attributes:
+        dtypes: numpy types that are accepted.
+        default: of every row where the tensor is not sent; None: required, or from config.ini.
+        low, high: inclusive bounds.
+    """
+
+    dtypes: tuple[type, ...]
+    default: float | None
+    low: float = -np.inf
+    high: float = np.inf
+
+
+_FLOAT, _UINT, _BOOL = (np.float32,), (np.uint32,), (np.bool_,)
+_SMALLEST = float(np.finfo(np.float32).tiny)
+_REQUIRED = Scalar(_UINT, None)
+SCALARS = {
+    "beam_width": Scalar(_UINT, 1, high=BEAM_WIDTH_LIMIT),
+    "runtime_top_k": Scalar(_UINT, 0),
+    "runtime_top_p": Scalar(_FLOAT, 0.0, 0.0, 1.0),
+    "top_p_decay": Scalar(_FLOAT, 1.0),
+    "top_p_min": Scalar(_FLOAT, 1e-6),
+    "top_p_reset_ids": Scalar(_UINT, NEVER),
+    "temperature": Scalar(_FLOAT, 1.0, 0.0),
+    "repetition_penalty": Scalar(_FLOAT, 1.0, _SMALLEST),
+    "presence_penalty": Scalar(_FLOAT, 0.0),
+    "len_penalty": Scalar(_FLOAT, 0.0),
+    "beam_search_diversity_rate": Scalar(_FLOAT, 0.0),
+    "min_length": Scalar((np.int32, np.uint32), 0),
+    "random_seed": Scalar((np.uint64,), 0),
+    "is_return_log_probs": Scalar(_BOOL, False),
+    "is_return_context_cum_log_probs": Scalar(_BOOL, False),
+    "is_return_context_embeddings": Scalar(_BOOL, False),
+    "session_len": Scalar(_UINT, 0),
+    "memory_len": Scalar(_UINT, 0),
+    "start_id": Scalar(_UINT, None),
+    "end_id": Scalar(_UINT, None),
+}
+_WORD_LISTS = ("bad_words_list", "stop_words_list")
+_CONTROLS = ("START", "END")  # of Triton's sequence batcher
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a family of models calls its inputs.
+
+    Attributes:
+        lengths: of the inputs.
+        output: most tokens to generate; empty where nothing is generated.
+        scalars: all of one value a row, defaults for the others included.
+        others: further inputs beside input_ids.
+        absent: scalars that cannot be sent.
+    """
+
+    lengths: str
+    output: str
+    scalars: Mapping[str, Scalar]
+    others: tuple[str, ...] = (*_WORD_LISTS, *PROMPT_NAMES, *_CONTROLS)
+    absent: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all inputs."""
+        return frozenset(("input_ids", *self.scalars, *self.others)) - self.absent
+
+
+_TASK = Scalar((np.int32,), -1)
+_GPT_ONLY = ("is_return_context_cum_log_probs", "is_return_context_embeddings", "session_len", "memory_len", *_CONTROLS)
+_GPT = Vocabulary(
+    "input_lengths",
+    "request_output_len",
+    {"input_lengths": _REQUIRED, "request_output_len": _REQUIRED, **SCALARS, "ia3_tasks": _TASK},
+    absent=frozenset(("ia3_tasks",)),
+)
+_T5 = Vocabulary(
+    "sequence_length",
+    "max_output_len",
+    {"sequence_length": _REQUIRED, "max_output_len": _REQUIRED, **SCALARS, "ia3_tasks": _TASK},
+    absent=frozenset(_GPT_ONLY),
+)
+_ENCODER = Vocabulary(
+    "sequence_length",
+    "",
+    {"sequence_length": _REQUIRED, **SCALARS, "ia3_tasks": _TASK, "is_return_attentions": Scalar(_BOOL, False)},
+    others=(),
+    absent=frozenset(SCALARS),
+)
+VOCABULARIES = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "t5": _T5, "t5-encoder": _ENCODER}
