@@ -10,6 +10,7 @@ import tritonclient.grpc as triton
 
 _PROMPT = "Hello"
 _ENOUGH_TOKENS = 8  # of a conversation that is begun and ended by one request
+_TEXTS = ("INPUT_0", "INPUT_2", "INPUT_3")
 _TYPES = {"BYTES": object, "UINT32": np.uint32}
 
 
@@ -25,6 +26,8 @@ def build_inputs(config: Any, model_config: Mapping[str, str]) -> list[triton.In
     values: dict[str, Any] = {
         "INPUT_0": [[_PROMPT]],
         "INPUT_1": [[1]],
+        "INPUT_2": [[""]],  # bad words and stop words, which FasterTransformer's own ensemble wants
+        "INPUT_3": [[""]],
         "input_ids": [[start_id]],
         "input_lengths": [[1]],
         "request_output_len": [[1]],
@@ -35,7 +38,7 @@ def build_inputs(config: Any, model_config: Mapping[str, str]) -> list[triton.In
     }
     has_axis = "session_len" in names
     return [
-        _tensor(name, [given] if has_axis else given, "BYTES" if name == "INPUT_0" else "UINT32")
+        _tensor(name, [given] if has_axis else given, "BYTES" if name in _TEXTS else "UINT32")
         for name, given in values.items()
         if name in names
     ]

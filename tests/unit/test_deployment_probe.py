@@ -39,7 +39,7 @@ def test_an_ensemble_is_asked_with_text(tmp_path: Path) -> None:
     with FakeTriton(complete, inputs=("INPUT_0", "INPUT_1", "INPUT_2")) as fake:
         run(fake, tmp_path)
     assert {name: values.tolist() for name, values in fake.requests[0].items()} == {
-        "INPUT_0": [[b"Hello"]], "INPUT_1": [[1]],
+        "INPUT_0": [[b"Hello"]], "INPUT_1": [[1]], "INPUT_2": [[b""]],
     }  # fmt: skip
 
 
