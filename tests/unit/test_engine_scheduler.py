@@ -11,6 +11,7 @@ import pytest
 from asking import CPU, END, Tensors, ask, generated, prompts, tiny_gpt2, word_list
 
 from backends.fastertransformer.engine.engine import Engine, load_steps, open_engine
+from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.request import parse_request
 from backends.fastertransformer.engine.scheduler import Scheduler
 from backends.fastertransformer.engine.sequence import Answer, Job
@@ -258,6 +259,17 @@ def test_a_step_that_fails_answers_all_in_it_and_the_next_request_is_served(
     assert after.tokens == generated(engine.generate([engine.parse(tensors)])[0])
 
 
+def test_the_thread_survives_what_nobody_foresaw(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine(settings, CPU)
+    request = engine.parse(ask(prompts(4), 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._scheduler, "_admit", lambda: 1 / 0)
+        with pytest.raises(EngineError, match="generation failed: division"):
+            engine.generate([request])
+    assert engine.generate([request])
+    engine.close()
+
+
 def test_many_threads_submit_at_once(engine: Engine) -> None:
     requests = many_requests(12)
     expected = [engine.generate([engine.parse(tensors)])[0]["output_ids"] for tensors in requests]
@@ -287,7 +299,12 @@ def test_closing_answers_what_is_under_way(settings: Settings) -> None:
     request = engine.parse(ask(prompts(4), 40, end_id=NEVER))
     engine.submit(request, take, is_streaming=True)
     assert begun.wait(10)
+    waiting: list[Answer] = []
+    engine.submit(request, waiting.append)
     engine.close()
     engine.close()
+    assert waiting[-1].is_final and (waiting[-1].tensors or "closed" in str(waiting[-1].problem))
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit(request, take)
     assert answers[-1].is_final and (answers[-1].tensors or "closed" in str(answers[-1].problem))
     assert END not in generated(answers[0].tensors or {})

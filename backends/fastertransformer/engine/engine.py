@@ -21,12 +21,13 @@ from .precision import choose_device, choose_precision
 from .prompts import read_prompt_tables
 from .request import Array, Request, parse_request
 from .scheduler import Scheduler
-from .sequence import INVALID, Answer, Job
+from .sequence import FAILED, INVALID, Answer, Job
 from .settings import Settings
 from .steps import Steps
 from .weights import Share, load_weights
 
 _log = logging.getLogger(__name__)
+_CLOSED = "the engine was closed"
 
 
 class Engine:
@@ -87,6 +88,8 @@ class Engine:
                 CANCELLED.
             session: key of the conversation that the request begins (START) or continues; see sessions.py.
         """
+        if self._is_closed:
+            raise EngineError(_CLOSED)
         self._arrivals.put(Job(request, answer, is_streaming, is_cancelled, session=session))
 
     def generate(self, requests: Sequence[Request]) -> list[dict[str, Array]]:
@@ -124,9 +127,16 @@ class Engine:
         if self._steps.device.type == "cuda":
             torch.cuda.set_device(self._steps.device)
         while self._take_arrivals():
-            if not self._scheduler.is_idle:
-                self._scheduler.step()
-        self._scheduler.give_up("the engine was closed")
+            try:
+                if not self._scheduler.is_idle:
+                    self._scheduler.step()
+            except Exception as error:  # what the scheduler itself did not foresee
+                _log.exception("the scheduler failed")
+                self._scheduler.give_up(f"generation failed: {error}")
+        self._scheduler.give_up(_CLOSED)
+        while not self._arrivals.empty():
+            if job := self._arrivals.get():
+                job.answer(Answer(None, _CLOSED, code=FAILED))
 
     def _take_arrivals(self) -> bool:
         """Hand over what has come, and wait for it if there is nothing to do; false: it is time to end."""

@@ -21,7 +21,7 @@ from .errors import RequestError
 from .request import Array
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
 from .sessions import Sessions
-from .slots import SlotState
+from .slots import SlotState, traits_of
 from .steps import Steps
 from .words import ban
 
@@ -173,7 +173,9 @@ class Scheduler:
         self._ids, self._positions = (np.concatenate((each, missing)) for each in (self._ids, self._positions))
         for slot in range(first, count):
             sequence, _ = self._owners[slot]
-            self._state.write(slot, sequence.job.request, sequence.row, sequence.shown)
+            if not sequence.traits:
+                sequence.traits = traits_of(sequence.job.request, sequence.row, self._steps.config.vocab_size)
+            self._state.write(slot, sequence.job.request, sequence.row, sequence.traits, sequence.shown)
             self._positions[slot] = sequence.start + len(sequence.context.ids)
         self._settle()
         windows = np.array([sequence.window or UNBOUNDED for sequence, _ in self._owners[first:]])
@@ -329,7 +331,7 @@ class Scheduler:
             sequence.slots = [0] * sequence.width
         for slot, (sequence, place) in enumerate(self._owners):
             sequence.slots[place] = slot
-        self._state.arrange([(sequence.job.request, sequence.row) for sequence, _ in self._owners])
+        self._state.arrange([sequence.traits for sequence, _ in self._owners if sequence.traits])
 
 
 def _answer(job: Job, answer: Answer) -> bool:

@@ -13,6 +13,7 @@ from .request import Array, Request
 
 if TYPE_CHECKING:
     from .sessions import Line
+    from .slots import Traits
 
 INVALID, FAILED, CANCELLED = "INVALID_ARG", "INTERNAL", "CANCELLED"  # names of Triton's error codes
 
@@ -80,6 +81,7 @@ class Sequence:
         count: steps that it has taken part in.
         is_done: nothing more is generated.
         runs_alone: whether it failed together with others and is tried on its own.
+        traits: what it needs of a step, as soon as it has a slot.
         encoded: [S, hidden], where the answer is what the encoder makes.
         context_embedding: fp32 [hidden], where it is wanted.
         line: the row of a conversation that it continues; see sessions.py.
@@ -98,6 +100,7 @@ class Sequence:
     count: int = 0
     is_done: bool = False
     runs_alone: bool = False
+    traits: Traits | None = None
     encoded: Array | None = None
     context_embedding: Array | None = None
     line: Line | None = None

@@ -5,7 +5,8 @@ A row's numbers are written when it comes and move with it; in between nothing i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,26 @@ from .sampling import (
 
 _FLOATS = ("temperature", "repetition_penalty", "presence_penalty", "top_p_decay", "top_p_min", "initial", "top_p")
 _INTEGERS = ("random_seed", "end_id", "min_length", "top_p_reset_ids", "top_k", "count")
+
+
+class Traits(NamedTuple):
+    """What a row needs of a step.
+
+    Attributes:
+        has_temperature: whether its logits are scaled.
+        has_penalty: whether tokens that have occurred are penalised.
+        has_min_length: whether its end may be forbidden.
+        is_sampled: whether chance chooses.
+        wants_log_probs: of the tokens chosen; a beam has them anyway.
+        top_k: as sent.
+    """
+
+    has_temperature: bool
+    has_penalty: bool
+    has_min_length: bool
+    is_sampled: bool
+    wants_log_probs: bool
+    top_k: int
 
 
 class SlotState:
@@ -59,7 +80,7 @@ class SlotState:
             if self._occurred is not None:
                 self._occurred = torch.cat((self._occurred, self._occurred.new_zeros(missing, self._vocab_size)))
 
-    def write(self, slot: int, request: Request, row: int, shown: list[int]) -> None:
+    def write(self, slot: int, request: Request, row: int, traits: Traits, shown: list[int]) -> None:
         """Begin a row of a request in a slot; shown: the tokens that count as having occurred."""
         values = {name: array[row] for name, array in request.scalars.items()}
         top_k, top_p = resolve_top_k_top_p(
@@ -70,7 +91,7 @@ class SlotState:
         values["random_seed"] = np.uint64(values["random_seed"]).astype(np.int64)  # its bits
         self._floats[slot] = torch.tensor([float(values[name]) for name in _FLOATS])
         self._integers[slot] = torch.tensor([int(values[name]) for name in _INTEGERS])
-        if has_penalty(request, row):
+        if traits.has_penalty:
             if self._occurred is None:
                 size = (len(self._floats), self._vocab_size)
                 self._occurred = torch.zeros(size, dtype=torch.bool, device=self._device)
@@ -84,34 +105,20 @@ class SlotState:
         if self._occurred is not None:
             self._occurred[to] = self._occurred[of]
 
-    def arrange(self, rows: Sequence[tuple[Request, int]]) -> None:
-        """Say whose row is in each of the first slots: so the host knows what a step needs without asking the device.
-
-        Args:
-            rows: request and row in it.
-        """
+    def arrange(self, rows: Sequence[Traits]) -> None:
+        """Say whose row is in each of the first slots: so the host need not ask the device what a step needs."""
         self._count = len(rows)
+        self._has_temperature = any(row.has_temperature for row in rows)
+        self._has_penalty = any(row.has_penalty for row in rows)
+        self._has_min_length = any(row.has_min_length for row in rows)
+        sampled = [slot for slot, row in enumerate(rows) if row.is_sampled]
+        self.wanting_log_probs = [slot for slot, row in enumerate(rows) if row.wants_log_probs]
+        self._sampled, self._wanting = self._index(sampled), self._index(self.wanting_log_probs)
+        self._largest = max((rows[slot].top_k for slot in sampled), default=0)
+        self._largest_wanting = max((rows[slot].top_k for slot in self.wanting_log_probs), default=0)
 
-        def anywhere(name: str, neutral: float) -> bool:
-            return any(request.scalars[name][row] != neutral for request, row in rows)
-
-        self._has_temperature = anywhere("temperature", 1.0)
-        self._has_penalty = any(has_penalty(request, row) for request, row in rows)
-        self._has_min_length = anywhere("min_length", 0)
-        self._sampled = self._index(slot for slot, each in enumerate(rows) if is_sampled(*each, self._vocab_size))
-        sampled = [rows[slot] for slot in self._sampled.tolist()] if len(rows) else []
-        self._largest = max((int(request.scalars["runtime_top_k"][row]) for request, row in sampled), default=0)
-        self.wanting_log_probs = [
-            slot
-            for slot, (request, row) in enumerate(rows)
-            if request.beam_width == 1 and request.scalars["is_return_log_probs"][row]
-        ]
-        self._wanting = self._index(self.wanting_log_probs)
-        ks = [int(request.scalars["runtime_top_k"][row]) for request, row in (rows[i] for i in self.wanting_log_probs)]
-        self._largest_wanting = max(ks, default=0)
-
-    def _index(self, slots: Iterable[int]) -> Tensor:
-        return torch.tensor(list(slots), dtype=torch.long, device=self._device)
+    def _index(self, slots: list[int]) -> Tensor:
+        return torch.tensor(slots, dtype=torch.long, device=self._device)
 
     def penalise(self, logits: Tensor) -> Tensor:
         """Apply what does not depend on the way of choosing: [N, V] -> [N, V]."""
@@ -157,21 +164,29 @@ class SlotState:
             top_p.copy_(torch.where(self.column("top_k") == 0, decayed, top_p))
 
 
-def has_penalty(request: Request, row: int) -> bool:
-    """Say whether tokens that have occurred are penalised in a row."""
-    return bool(request.scalars["repetition_penalty"][row] != 1 or request.scalars["presence_penalty"][row] != 0)
+def traits_of(request: Request, row: int, vocab_size: int) -> Traits:
+    """Say what a row of a request needs."""
+    scalars = {name: array[row] for name, array in request.scalars.items()}
+    is_search = request.beam_width > 1
+    return Traits(
+        has_temperature=bool(scalars["temperature"] != 1),
+        has_penalty=bool(scalars["repetition_penalty"] != 1 or scalars["presence_penalty"] != 0),
+        has_min_length=bool(scalars["min_length"] > 0),
+        is_sampled=not is_search and _is_sampled(scalars, vocab_size),
+        wants_log_probs=not is_search and bool(scalars["is_return_log_probs"]),
+        top_k=int(scalars["runtime_top_k"]),
+    )
 
 
-def is_sampled(request: Request, row: int, vocab_size: int) -> bool:
+def _is_sampled(scalars: Mapping[str, Any], vocab_size: int) -> bool:
     """Say whether a row needs a random choice.
 
     Not with top_k 1, and not with a nucleus that the likeliest token fills always, for it has at least 1 / V.
     """
-    scalars = request.scalars
-    top_k, top_p = int(scalars["runtime_top_k"][row]), float(scalars["runtime_top_p"][row])
-    if request.beam_width > 1 or top_k == 1 or (top_k == 0 and top_p == 0):
+    top_k, top_p = int(scalars["runtime_top_k"]), float(scalars["runtime_top_p"])
+    if top_k == 1 or (top_k == 0 and top_p == 0):
         return False
-    least = legal_decay(scalars["top_p_decay"][row], scalars["top_p_min"][row])[1] if top_k == 0 else 0.0
+    least = legal_decay(scalars["top_p_decay"], scalars["top_p_min"])[1] if top_k == 0 else 0.0
     return top_p == 0 or max(top_p, least) > 1 / vocab_size
 
 
