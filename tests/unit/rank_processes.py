@@ -12,6 +12,7 @@ import queue
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ class RankProcesses:
         requests: list[Tensors],
         on_gpu: bool = False,
         starts_others: bool = False,
+        model_type: str = "GPT",
     ) -> None:
         self.answers_file = directory / "answers"
         (directory / "requests").write_bytes(pickle.dumps(requests))
         sizes = [f"--tensor-para-size={tensor}", f"--pipeline-para-size={pipeline}"]
         worker = ["-m", "backends.fastertransformer.worker", f"--checkpoint={shards}", *sizes, "--data-type=fp32"]
-        leader = [__file__, str(shards), str(tensor), str(pipeline), str(directory)]
+        worker += [f"--model-type={model_type}"]
+        leader = [__file__, str(shards), str(tensor), str(pipeline), str(directory), model_type]
         hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         self.processes, self.outputs = [], []
         for rank in range(1 if starts_others else tensor * pipeline):
@@ -93,7 +96,7 @@ def rank_environment(rank: int, world_size: int, directory: Path) -> dict[str, s
     return {"SLIPWAY_RANKS": json.dumps(ranks), "OMP_NUM_THREADS": "1"}
 
 
-def main(shards: str, tensor: str, pipeline: str, directory: str) -> None:
+def main(shards: str, tensor: str, pipeline: str, directory: str, model_type: str) -> None:
     sys.path.insert(0, str(PROJECT))
     from backends.fastertransformer.engine.engine import open_engine
     from backends.fastertransformer.engine.parallel import Group
@@ -104,9 +107,8 @@ def main(shards: str, tensor: str, pipeline: str, directory: str) -> None:
     ranks = read_ranks(os.environ)
     device = choose_device(local_rank=ranks.local_rank if ranks else 0)
     group = Group(ranks, int(tensor), int(pipeline), device) if ranks else None
-    settings = Settings(
-        Path(shards), int(tensor), int(pipeline), "fp32", cpu_threads=1, has_process_per_rank=group is None
-    )
+    settings = Settings(Path(shards), int(tensor), int(pipeline), "fp32", 1, model_type)
+    settings = replace(settings, has_process_per_rank=group is None)
     engine = open_engine(settings, device, group)
     answers = []
     for request in pickle.loads((Path(directory) / "requests").read_bytes()):

@@ -8,12 +8,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from family_shards import write_family
 from gpt2_checkpoint import random_gpt2, write_shards
 from rank_processes import RankProcesses, Tensors, answer_of
+from test_engine_families import random_t5
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
@@ -33,7 +36,7 @@ def no_rank_outlives_its_test() -> Iterator[None]:
 
 
 def start(
-    shards: Path, directory: Path, tensor: int, pipeline: int, requests: list[Tensors], **how: bool
+    shards: Path, directory: Path, tensor: int, pipeline: int, requests: list[Tensors], **how: Any
 ) -> RankProcesses:
     running.append(RankProcesses(shards, directory, tensor, pipeline, requests, **how))
     return running[-1]
@@ -112,6 +115,24 @@ def test_any_layout_gives_what_one_gpu_gives(tensor: int, pipeline: int, tmp_pat
 def test_an_engine_starts_the_other_ranks_itself(tensor: int, pipeline: int, tmp_path: Path) -> None:
     assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cpu", starts_others=True)
     assert f"rank 1 of {tensor * pipeline}" in running[-1].text
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (2, 2)])
+def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    shards = write_family(random_t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False), tmp_path, tensor)
+    requests = []
+    for seed, more in ((1, {}), (2, {"beam_width": np.full((2, 1), 3, np.uint32)})):
+        ids = np.random.default_rng(seed).integers(2, 90, (2, 9)).astype(np.uint32)
+        lengths, counts = np.array([[9], [4]], np.uint32), np.array([[7], [10]], np.uint32)
+        requests.append({"input_ids": ids, "sequence_length": lengths, "max_output_len": counts, **more})
+    ranks = start(shards, tmp_path, tensor, pipeline, requests, model_type="T5")
+    settings = Settings(shards, tensor, 1, "fp32", 1, "T5", has_process_per_rank=False)
+    engine = open_engine(settings, CPU)
+    expected = [answer_of(engine, each) for each in requests]
+    assert set(ranks.wait(100)) == {0}, ranks.text
+    for ours, theirs in zip(ranks.answers, expected, strict=True):
+        for name, array in theirs.items():
+            np.testing.assert_array_equal(ours[name], array)
 
 
 def test_an_engine_whose_other_rank_cannot_load_says_so_and_leaves_nobody_behind(tmp_path: Path) -> None:
