@@ -22,6 +22,8 @@ from google.protobuf import json_format, text_format
 from gpt2_checkpoint import random_gpt2, write_shards
 from huggingface_models import build
 from served import Deployment, infer
+from test_engine_families import random_t5
+from transformers import T5EncoderModel
 from tritonclient.grpc import model_config_pb2
 
 from handover.endpoint import Endpoint
@@ -31,11 +33,24 @@ STORES = json.loads((DATA / "ft_backend_stores.json").read_text())
 PROMPTS, COUNT = [[11, 12, 13, 14, 15], [20], [30, 31, 32]], 8
 
 
+INTERACTIVE = "gpt-interactive-text-generation"
+
+
 def build_gptneox() -> Any:
     return build("gpt_neox", hidden_act="gelu_new")
 
 
-MODELS = {"gpt": random_gpt2, "gptj": lambda: build("gptj"), "gptneox": build_gptneox, "bloom": lambda: build("bloom")}
+def build_encoder() -> Any:
+    return T5EncoderModel(random_t5().config).eval()
+
+
+DECODERS = {
+    "gpt": random_gpt2,
+    "gptj": lambda: build("gptj"),
+    "gptneox": build_gptneox,
+    "bloom": lambda: build("bloom"),
+}
+MODELS = {**DECODERS, INTERACTIVE: random_gpt2, "t5": random_t5, "t5-encoder": build_encoder}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +74,7 @@ def endpoint(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
     root = tmp_path_factory.mktemp("stores")
     for family, model in models.items():
         ranks = int(STORES[family]["fastertransformer"]["parameters"]["tensor_para_size"]["string_value"])
-        write = write_shards if family == "gpt" else write_family
+        write = write_shards if family in ("gpt", INTERACTIVE) else write_family
         add_store(root / "model_repo", family, write(model, root / family, ranks))
     deployment = Deployment(root / "model_repo", root / "run")
     yield deployment.wait_until_published(120)
@@ -89,12 +104,12 @@ def request_of(prompts: list[list[int]], count: int = COUNT) -> dict[str, np.nda
     }
 
 
-def greedy(model: Any, prompt: list[int]) -> tuple[list[int], float]:
+def greedy(model: Any, prompt: list[int], count: int = COUNT) -> tuple[list[int], float]:
     """Transformers' tokens behind the prompt, and the sum of their log-probabilities."""
     rounded, total = model.half().float(), 0.0
     ids = list(prompt)
     with torch.inference_mode():
-        for _ in range(COUNT):
+        for _ in range(count):
             log_probs = rounded(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)
             ids.append(int(log_probs.argmax()))
             total += float(log_probs.max())
@@ -102,7 +117,7 @@ def greedy(model: Any, prompt: list[int]) -> tuple[list[int], float]:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", DECODERS)
 def test_a_published_store_gives_transformers_tokens(
     endpoint: Endpoint, models: dict[str, Any], family: str, protocol: str
 ) -> None:
@@ -126,3 +141,54 @@ def test_what_a_store_does_not_declare_is_refused_by_triton(endpoint: Endpoint) 
         pytest.raises(Exception, match="unexpected inference input 'presence_penalty' for model 'gptj'"),
     ):
         infer(client, triton_grpc, "gptj", tensors)
+
+
+def test_the_published_interactive_store_continues_a_conversation(endpoint: Endpoint, models: dict[str, Any]) -> None:
+    """Requests as in its ``tools/interactive_text_generation``: [1, batch, n], lengths with the first."""
+    model, limit = models[INTERACTIVE], np.full((2, 1), 40, np.uint32)
+    first, second = [[1, 2, 3], [4, 5, 6]], [[7, 8], [9, 10]]
+    so_far = [greedy(model, prompt, 5)[0] for prompt in first]
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        for prompts, count, extra, place in (
+            (first, 5, {"session_len": limit, "memory_len": limit}, {"sequence_start": True}),
+            (second, 4, {}, {"sequence_end": True}),
+        ):
+            tensors = request_of(prompts, count) | extra | {"end_id": np.full((2, 1), 2**31 - 1, np.uint32)}
+            answer = infer(
+                client, triton_grpc, INTERACTIVE, {k: v[None] for k, v in tensors.items()}, sequence_id=11, **place
+            )
+            (rows,) = answer.as_numpy("output_ids")
+            if prompts is second:
+                so_far = [greedy(model, [*row, *more], 4)[0] for row, more in zip(so_far, second, strict=True)]
+            assert [row[0].tolist() for row in rows] == so_far
+
+
+def test_the_published_t5_store_gives_transformers_tokens(endpoint: Endpoint, models: dict[str, Any]) -> None:
+    rounded, column = models["t5"].half().float(), np.ones((3, 1))
+    given = request_of(PROMPTS)
+    tensors = {name: array for name, array in given.items() if name not in ("input_lengths", "request_output_len")}
+    tensors |= {"sequence_length": given["input_lengths"], "max_output_len": (COUNT * column).astype(np.uint32)}
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        answer = infer(client, triton_grpc, "t5", tensors)
+    assert answer.as_numpy("output_ids").dtype == answer.as_numpy("sequence_length").dtype == np.int32
+    for row, prompt in enumerate(PROMPTS):
+        ids = torch.tensor([prompt])
+        found = rounded.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, decoder_start_token_id=0
+        )
+        expected = found[0, 1:].tolist()  # behind the decoder's start token
+        assert answer.as_numpy("output_ids")[row, 0, : len(expected)].tolist() == expected
+        assert answer.as_numpy("sequence_length")[row, 0] == len(expected)
+
+
+def test_the_published_encoder_store_gives_transformers_states(endpoint: Endpoint, models: dict[str, Any]) -> None:
+    rounded, given = models["t5-encoder"].half().float(), request_of(PROMPTS)
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        answer = infer(
+            client, triton_grpc, "t5-encoder",
+            {"input_ids": given["input_ids"], "sequence_length": given["input_lengths"]},
+        )  # fmt: skip
+    for row, prompt in enumerate(PROMPTS):
+        with torch.inference_mode():
+            expected = rounded(torch.tensor([prompt])).last_hidden_state[0].numpy()
+        np.testing.assert_allclose(answer.as_numpy("output_hidden_state")[row, : len(prompt)], expected, atol=1e-3)
