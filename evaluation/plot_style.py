@@ -120,8 +120,8 @@ def label_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, Point]], c
         )
 
 
-def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]]) -> None:
-    """Write a text above and left of each point; a label without room is left out."""
+def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]], is_left: bool = True) -> None:
+    """Write a text above and left (or right) of each point; a label without room is left out."""
     figure.canvas.draw()
     placed: list[tuple[float, float]] = []
     for text, point in labels:
@@ -132,9 +132,9 @@ def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]]
         axes.annotate(
             text,
             point,
-            xytext=(-5, 4),
+            xytext=(-5 if is_left else 6, 4),
             textcoords="offset points",
-            ha="right",
+            ha="right" if is_left else "left",
             color=FAINT,
             fontsize=9,
         )

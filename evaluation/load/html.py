@@ -52,7 +52,7 @@ def pareto_parts(candidates: list[Candidate], name: str, figure: Figure) -> list
     for number, workload in enumerate(dict.fromkeys(candidate.workload for candidate in candidates)):
         same = [candidate for candidate in candidates if candidate.workload == workload]
         if len(same) > 1:
-            caption = f"{workload} tokens: what a GPU gives over what a user gets. The line joins what nothing beats."
+            caption = f"{workload} tokens: what a GPU gives over what a user gets. No point beats those on the line."
             parts.append(figure(draw_pareto(same, f"{name}-{number}"), caption))
     return parts
 

@@ -84,14 +84,14 @@ def draw_pareto(candidates: Sequence[Candidate], name: str) -> str:
         axes.plot(*_axes_of(beaten), color=FAINT, marker="o", markersize=4, linestyle="none")
         axes.plot(*_axes_of(front), color=SERIES[0], marker="o", markersize=6, linewidth=2)
         axes.set_ylim(0, 1.12 * max(candidate.tokens_per_s_per_gpu for candidate in candidates))
-        axes.set_xlim(0, 1.12 * max(candidate.tokens_per_s_per_user for candidate in candidates))
+        axes.set_xlim(0, 1.2 * max(candidate.tokens_per_s_per_user for candidate in candidates))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.set_xlabel("Generated tokens/s for one user")
         title_height(axes, "Generated tokens/s for one GPU (or the CPU)")
-        labels = [(c.load, (c.tokens_per_s_per_user, c.tokens_per_s_per_gpu)) for c in (*front, *beaten)]
-        label_points(figure, axes, labels)
+        labels = [(c.load, (c.tokens_per_s_per_user, c.tokens_per_s_per_gpu)) for c in front]
+        label_points(figure, axes, labels, is_left=False)
 
     return draw_svg(name, draw)
 
