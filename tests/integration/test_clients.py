@@ -184,6 +184,20 @@ def test_a_load_is_measured_from_both_sides(deployment: Deployment) -> None:
     assert four.figures["requests_per_s"] * four.figures["e2e_mean_ms"] / 1e3 == pytest.approx(4, rel=0.2)
 
 
+def test_conversations_are_asked_through_the_served_models_tokenizer(
+    model: LearntModel, deployment: Deployment, tmp_path: Path
+) -> None:
+    prompt, answer = short_texts()[0][:20], " and so it was"
+    talk = {"conversations": [{"from": "human", "value": prompt}, {"from": "gpt", "value": answer}]}
+    (tmp_path / "talks.jsonl").write_text(json.dumps(talk) + "\n")
+    given = [f"--endpoint={deployment.endpoint_file}", f"--output={tmp_path / 'out'}", "--request-rates=[20]"]
+    load_sweep.main([*given, f"--prompt-file={tmp_path / 'talks.jsonl'}", "--requests=4", "--repeats=1", "--warmup=1"])
+    (row,) = read_load_rows(tmp_path / "out" / "load.csv")
+    content = json.loads((tmp_path / "out" / row.directory / "summary.json").read_text())
+    assert set(content["input_lens"]) == {len(model.encode(prompt))}
+    assert set(content["output_lens"]) == {len(model.encode(answer))}
+
+
 def test_the_report_of_these_results_names_their_model(
     deployment: Deployment, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
