@@ -230,24 +230,28 @@ def test_a_busy_conversation_takes_no_second_request(steps: Steps) -> None:
 def test_the_engine_keeps_conversations_between_requests(
     made: tuple[GPT2LMHeadModel, Settings], model: GPT2LMHeadModel
 ) -> None:
-    engine: Engine = open_engine(replace(made[1], session_idle_s=0.2), CPU)
+    engine: Engine = open_engine(made[1], CPU)
 
-    def say(rows: list[list[int]], start: bool) -> Answer:
+    def say(rows: list[list[int]], start: bool, idle_s: float = 60.0) -> Answer:
         answers: queue.Queue[Answer] = queue.Queue()
+
+        def take(answer: Answer) -> None:
+            engine._scheduler.sessions._idle_s = idle_s
+            answers.put(answer)
+
         tensors = ask(rows, 3, end_id=NEVER) | {"START": np.array([[start]], np.int32)}
-        engine.submit(engine.parse(tensors), answers.put, session="a")
+        engine.submit(engine.parse(tensors), take, session="a")
         return answers.get(timeout=20)
 
     (first,), (second,) = prompts(4), prompts(2, seed=1)
     assert say([first], True).tensors
     expected = greedy(model, greedy(model, first, 3) + second, 3)
-    again = say([second], False)
+    again = say([second], False, idle_s=0.1)
     assert again.tensors and again.tensors["output_ids"][0, 0].tolist() == expected
     saved = engine._steps._saved
-    for _ in range(100):
-        if not saved:
-            break
-        time.sleep(0.05)
+    deadline = time.monotonic() + 20
+    while saved and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not saved  # forgotten without another request
     assert "does not exist" in str(say([second], False).problem)
     engine.close()
