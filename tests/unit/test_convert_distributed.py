@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from test_convert_megatron_core import IDS, LOGITS, assert_nemos_logits, cut, ru
 from export_scripts.check import inspect_checkpoint
 from export_scripts.checkpoints.archive import open_archive
 from export_scripts.checkpoints.distributed import open_distributed
+from export_scripts.mapped import Reader, map_record
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
 
@@ -234,6 +236,28 @@ def test_flipped_bits_of_the_metadata_never_read_elsewhere(tmp_path: Path) -> No
                     assert tensor.parts()[0].dtype == np.float32
         except CheckpointError:
             pass
+
+
+class VerifiedMeanwhile(set):  # type: ignore[type-arg]
+    """A set of verified records into which another thread puts every record while this one sums it up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.asked += 1
+        return self.asked > 2
+
+
+def test_two_threads_that_check_one_record_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """All layers of a tensor may lie in one record, and each layer is read by another thread."""
+    content = np.arange(8 << 20, dtype=np.uint8)
+    content.tofile(tmp_path / "record")
+    record = map_record(tmp_path / "record", 0, content.size, zlib.crc32(content.tobytes()))
+    Reader(1 << 20, VerifiedMeanwhile()).verify(record[-10:])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Reader(1 << 20, set()).verify(map_record(tmp_path / "record", 0, content.size, 1)[-10:])
 
 
 class Evil:
