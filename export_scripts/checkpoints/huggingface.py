@@ -20,6 +20,7 @@ from export_scripts.checkpoints.huggingface_files import (
     read_config,
 )
 from export_scripts.checkpoints.huggingface_tokenizer import NO_TOKENIZER, find_tokenizer, special_ids
+from export_scripts.checkpoints.products import with_products
 from export_scripts.checkpoints.source import Source
 from export_scripts.weights.architecture import Architecture, Settings
 from export_scripts.weights.huggingface_bloom import BLOOM
@@ -62,6 +63,7 @@ def open_source(archive: Archive) -> Source:
     dims = architecture.dims(settings)
     dims = replace(dims, has_untied_head=dims.has_untied_head or not architecture.is_tied(settings))
     weights = _without_prefix(open_weights(archive), architecture.prefix)
+    weights = replace(weights, tensors=with_products(weights.tensors, architecture.products(settings)))
     table = architecture.table(settings, dims)
     if missing := architecture.missing_biases(settings, dims, table, weights.tensors):
         raise CheckpointError(

@@ -87,6 +87,21 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Product:
+    """A key that stands for two others multiplied; they are no keys any more.
+
+    Attributes:
+        rows: key of a matrix [row, inner].
+        weight: key of a linear layer's weight.
+        is_transposed: the layer is [outer, inner], as torch keeps one that leads outwards; else [inner, outer].
+    """
+
+    rows: str
+    weight: str
+    is_transposed: bool
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One Hugging Face architecture, expressed by one of FasterTransformer's models.
 
@@ -100,6 +115,8 @@ class Architecture:
         has_tied_head: what a configuration that does not say it means.
         activation: key of the feed-forward's function and transformers' default; None: the tanh form of GELU.
         adapt: changes the table to what the configuration says.
+        products: tensors to multiply before the table applies, by the key of what they give; that of the head, if it
+            is there, makes it untied.
         limits: by key.
         more_problems: lists what else is in the way, one line each.
         without_biases: names of targets (shell patterns) whose biases the configuration leaves out; they become zeros.
@@ -116,6 +133,7 @@ class Architecture:
     has_tied_head: bool = True
     activation: tuple[str, str] | None = None
     adapt: Callable[[SourceMap, Settings], SourceMap] = lambda table, settings: table
+    products: Callable[[Settings], Mapping[str, Product]] = lambda settings: {}
     limits: Mapping[str, Limit] = field(default_factory=dict)
     more_problems: Callable[[Settings], list[str]] = lambda settings: []
     without_biases: Callable[[Settings], tuple[str, ...]] = lambda settings: ()
@@ -123,7 +141,8 @@ class Architecture:
 
     def is_tied(self, settings: Settings) -> bool:
         """Whether the output projection is the embedding."""
-        return bool(settings.get("tie_word_embeddings", self.has_tied_head))
+        is_tied = bool(settings.get("tie_word_embeddings", self.has_tied_head))
+        return is_tied and self.head not in self.products(settings)
 
     def problems(self, settings: Settings) -> list[str]:
         """List the keys in the way, one line each."""

@@ -1,5 +1,8 @@
 """Hugging Face OPT as FasterTransformer's GPT: ReLU, and positions that begin at the table's third row.
 
+OPT-350m's embedding is narrower than its layers, with a linear layer without a bias behind it and another before the
+output projection. What they give together are an embedding and an output projection of the layers' width.
+
 Keys: transformers, ``models/opt/modeling_opt.py``.
 """
 
@@ -7,7 +10,7 @@ from __future__ import annotations
 
 from export_scripts.dtypes import Array
 from export_scripts.weights import gpt
-from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
+from export_scripts.weights.architecture import Architecture, Limit, Product, Settings, in_layers
 from export_scripts.weights.layouts import qkv_one, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
 
@@ -65,11 +68,15 @@ def _dims(settings: Settings) -> ModelDims:
     )
 
 
-def _problems(settings: Settings) -> list[str]:
-    inner, hidden = settings.get("word_embed_proj_dim"), settings.get("hidden_size")
-    if inner in (None, hidden):
-        return []
-    return [f"word_embed_proj_dim: {inner}  (its embedding is as wide as its layers, here {hidden})"]
+def _products(settings: Settings) -> dict[str, Product]:
+    if settings.get("word_embed_proj_dim") in (None, settings.get("hidden_size")):
+        return {}
+    embedding = "decoder.embed_tokens.weight"
+    head = embedding if settings.get("tie_word_embeddings", True) else "lm_head.weight"
+    return {
+        embedding: Product(embedding, "decoder.project_in.weight", is_transposed=True),
+        "lm_head.weight": Product(head, "decoder.project_out.weight", is_transposed=False),
+    }
 
 
 OPT = Architecture(
@@ -81,6 +88,6 @@ OPT = Architecture(
     embedding="decoder.embed_tokens.weight",
     activation=("activation_function", "relu"),
     limits={"layer_norm_elementwise_affine": Limit((True,), "its norms have weights")},
-    more_problems=_problems,
+    products=_products,
     without_biases=lambda settings: () if settings.get("enable_bias", True) else ("*.attention.*", "*.mlp.*"),
 )

@@ -126,6 +126,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "norm behind each block": ("opt", {"do_layer_norm_before": False}),
     "no biases": ("opt", {"enable_bias": False}),
     "untied OPT": ("opt", {"tie_word_embeddings": False}),
+    "OPT-350m": ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
+    "OPT-350m, untied": ("opt", {"word_embed_proj_dim": 16, "tie_word_embeddings": False}),
     "heads that are no power of two": ("bloom", {"n_head": 12, "hidden_size": 48}),
     "untied BLOOM": ("bloom", {"tie_word_embeddings": False}),
     "embeddings as they are": ("xglm", {"scale_embedding": False}),

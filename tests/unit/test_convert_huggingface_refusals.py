@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_models import HIDDEN, build, save, write_tokenizer
+from safetensors.torch import load_file, save_file
 
 from export_scripts.check import inspect_checkpoint
 from export_scripts.weights.schema import ModelDims
@@ -85,7 +86,6 @@ def test_unknown_architectures_are_refused_with_what_is_in_the_way(
         ("gpt2", "add_cross_attention", True),
         ("gpt2", "activation_function", "quick_gelu"),
         ("gpt2", "activation_function", "silu"),
-        ("opt", "word_embed_proj_dim", 16),
         ("opt", "layer_norm_elementwise_affine", False),
         ("opt", "activation_function", "tanh"),
         ("bloom", "apply_residual_connection_post_layernorm", True),
@@ -112,9 +112,15 @@ def test_rotations_of_newer_configurations(key: str, value: Any, tmp_path: Path)
     assert f"{key}: {value}  (" in refusal(change(tmp_path, rope_parameters=rope))
 
 
-def test_opt_350m_is_refused_for_its_embedding(tmp_path: Path) -> None:
-    save("opt", tmp_path, word_embed_proj_dim=16, do_layer_norm_before=False)
-    assert "word_embed_proj_dim: 16  (" in refusal(tmp_path)
+def test_opt_350m_needs_both_of_its_projections(tmp_path: Path) -> None:
+    save("opt", tmp_path / "without")
+    assert "decoder.project_in.weight  missing" in refusal(change(tmp_path / "without", word_embed_proj_dim=16))
+    save("opt", tmp_path / "other", word_embed_proj_dim=16)
+    path = tmp_path / "other/model.safetensors"
+    tensors = load_file(path)
+    tensors["model.decoder.project_out.weight"] = torch.zeros(8, HIDDEN)
+    save_file(tensors, path)
+    assert "decoder.project_out.weight  [8, 32]  cannot be multiplied" in refusal(tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""Tensors that no checkpoint holds, because they are two of its tensors multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from export_scripts.dtypes import STORAGE, Array, widen
+from export_scripts.mapped import Reader
+from export_scripts.weights.architecture import Product
+from export_scripts.weights.schema import LazyTensor
+from handover.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class MultipliedTensor:
+    """A matrix of rows behind a linear layer without a bias; computed in fp32, where it is asked for.
+
+    Attributes:
+        rows: [row, inner].
+        weight: [inner, outer], or [outer, inner] where ``is_transposed``.
+        is_transposed: the layer's weight stands as torch's Linear keeps it: [out, in].
+        axis: always None; it is in one part.
+    """
+
+    rows: LazyTensor
+    weight: LazyTensor
+    is_transposed: bool
+    axis: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape, per axis."""
+        return (self.rows.shape[0], self.weight.shape[0 if self.is_transposed else 1])
+
+    @property
+    def data_type(self) -> str:
+        """fp32; or the name of a factor's type that is none of a weight's."""
+        return next((each.data_type for each in (self.rows, self.weight) if each.data_type not in STORAGE), "fp32")
+
+    def parts(self) -> tuple[Array, ...]:
+        """Multiply; both factors and the product are held whole meanwhile.
+
+        Raises:
+            CheckpointError: a factor cannot be read or is damaged.
+        """
+        weight = _read(self.weight)
+        return (_read(self.rows) @ (weight.T if self.is_transposed else weight),)
+
+
+def with_products(tensors: Mapping[str, LazyTensor], products: Mapping[str, Product]) -> Mapping[str, LazyTensor]:
+    """Put products in the place of their factors.
+
+    Raises:
+        CheckpointError: a factor is missing, or two do not fit together.
+    """
+    made: dict[str, LazyTensor] = {}
+    for key, product in products.items():
+        if absent := [name for name in (product.rows, product.weight) if name not in tensors]:
+            raise CheckpointError(f"{', '.join(absent)}  missing: {key} is {product.rows} times {product.weight}")
+        rows, weight = tensors[product.rows], tensors[product.weight]
+        inner = weight.shape[1 if product.is_transposed else 0] if len(weight.shape) == 2 else None
+        if len(rows.shape) != 2 or rows.shape[1] != inner:
+            raise CheckpointError(
+                f"{product.rows}  {list(rows.shape)} and {product.weight}  {list(weight.shape)}  cannot be multiplied"
+            )
+        made[key] = MultipliedTensor(rows, weight, product.is_transposed)
+    factors = {name for product in products.values() for name in (product.rows, product.weight)}
+    return {**{key: tensor for key, tensor in tensors.items() if key not in factors}, **made}
+
+
+def _read(tensor: LazyTensor) -> Array:
+    """Read a whole tensor in fp32, its checksums compared."""
+    reader = Reader(0, set())
+    parts = tensor.parts()
+    values = [widen(reader.read(part), tensor.data_type) for part in parts]
+    for part in parts:
+        reader.verify(part)
+    return values[0] if tensor.axis is None else np.concatenate(values, tensor.axis)
