@@ -13,7 +13,7 @@ demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the de
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]'
 
 test: $(VENV)/.tests ## run the whole test suite, a real Slurm included
-	tests/slurm/install
+	tests/install
 	$(RUN) -m pytest
 
 check: $(VENV)/.tests ## lint, formatting and types
