@@ -192,6 +192,19 @@ def test_zarr_arrays_that_are_not_read(change: dict[str, Any], words: str, tmp_p
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("prefix", ["model.", "model.module."])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_dist_in_a_nemo_of_1_x(prefix: str, tmp_path: Path) -> None:
+    """NeMo 1.22 and later write it with ``dist_ckpt_format: torch_dist``; with O2 the wrapper's name is in the keys."""
+    tree = unpacked(restore("gpt_mcore_te_plain.nemo", tmp_path), tmp_path / "tree")
+    (tree / "model_weights.ckpt").unlink()
+    values = {
+        key.replace("model.", prefix, 1): torch.from_numpy(value) for key, value in expected_tensors(tmp_path).items()
+    }
+    dcp.save(values, checkpoint_id=tree / "model_weights", no_dist=True)
+    assert np.abs(forward(run(tree, tmp_path / "out", 2), IDS) - LOGITS).max() < 1e-4
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torch_dist_chunks_of_any_shape_are_put_together(tmp_path: Path) -> None:
     """torch's own writer cuts as it likes; here every tensor is one chunk of all layers."""
