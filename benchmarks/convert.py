@@ -29,7 +29,7 @@ from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 from handover.progress import human_bytes
 
-_SAMPLE_EVERY_S = 0.01
+_SAMPLE_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive
 from export_scripts.checkpoints.nemo_config import check_expressible, read_dims
 from export_scripts.dtypes import STORAGE, is_finite, item_bytes, recast
-from export_scripts.shards import MOST_WORKERS, READ_BYTES, ShardSettings, Workspace, check_split
+from export_scripts.shards import READ_BYTES, ShardSettings, Workspace, check_split
 from export_scripts.weights import gpt
 from export_scripts.weights.schema import TargetTensor
 from handover.digests import BlockSums
@@ -163,7 +163,7 @@ def _sizing(
         files_written=sum(ranks.values()) + small_files + 1,
         written_bytes=sum(written.values()),
         largest=(largest, written[largest]),
-        processes=min(processes, MOST_WORKERS),
+        processes=processes,
         rate=_rate(source_type, settings.data_type),
     )
 

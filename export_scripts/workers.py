@@ -1,0 +1,86 @@
+"""Processes that share a list of work: they are forked when everything is opened, and none outlives its parent.
+
+Threads would do but for the interpreter's lock: on 16 processors, eight of them convert 1.8 GB/s and sixteen 1.3.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from handover.errors import ArtefactError
+
+Result = TypeVar("Result")
+Advance = Callable[[int], None]
+"""Told the bytes that were written since the last time."""
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when its parent ends
+_POLL_S = 0.1
+
+
+class _Inherited:
+    """What a forked process finds: the work, and the counter of bytes."""
+
+    work: Callable[[int, Advance], Any]
+    written: Any
+
+
+def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], advance: Advance) -> Iterator[Result]:
+    """Do numbered pieces of work, in order as processes become free; results come as they are finished.
+
+    Args:
+        processes: at a time; with one, the work is done here.
+        count: of pieces.
+        work: given the number of a piece; what it returns is sent back.
+        advance: told, here, what the work's own ``advance`` was told there.
+
+    Raises:
+        ArtefactError: a process was killed.
+        Exception: what the work raised; work that has not begun is dropped.
+    """
+    if processes <= 1:
+        for number in range(count):
+            yield work(number, advance)
+        return
+    context = multiprocessing.get_context("fork")
+    _Inherited.work, _Inherited.written = work, context.Value("q")
+    with ProcessPoolExecutor(min(processes, count), context, _begin, (os.getpid(),)) as pool:
+        jobs: set[Future[Result]] = {pool.submit(_run, number) for number in range(count)}
+        seen = 0
+        try:
+            while jobs:
+                done, jobs = wait(jobs, _POLL_S, FIRST_COMPLETED)
+                written = _Inherited.written.value
+                advance(written - seen)
+                seen = written
+                for job in done:
+                    yield job.result()
+        except BrokenProcessPool as error:
+            raise ArtefactError(
+                "a process of the conversion was killed", "perhaps for want of memory; the next run continues"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(parent: int) -> None:
+    """Set a new process up: an interrupt is the parent's affair, and the parent's end is ours."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _run(number: int) -> Any:
+    return _Inherited.work(number, _count)
+
+
+def _count(size_bytes: int) -> None:
+    with _Inherited.written.get_lock():
+        _Inherited.written.value += size_bytes
