@@ -134,7 +134,7 @@ def workers_of(processes: int) -> int:
 
 def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -> list[FileRecord]:
     source, settings = conversion.source, conversion.settings
-    contents = {name: source.archive.read_bytes(member) for name, member in source.tokenizer.members.items()}
+    contents = source.tokenizer.contents(source.archive)
     values = ConfigValues(
         dims=source.dims,
         tensor_para_size=settings.tensor_para_size,

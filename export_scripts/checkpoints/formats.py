@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from export_scripts.checkpoints import (
+    fairseq_xglm,
     fastertransformer,
     gptj_slim,
     huggingface,
@@ -50,6 +51,7 @@ FORMATS: tuple[Format, ...] = (
     nemo,
     megatron,
     gptj_slim,
+    fairseq_xglm,
     huggingface,
     fastertransformer,
 )

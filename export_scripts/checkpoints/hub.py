@@ -25,6 +25,7 @@ _SMALL_FILES = (
     "tokenizer_config.json",
     "tokenizer.model",
     "spiece.model",
+    "sentencepiece.bpe.model",
     "vocab.json",
     "merges.txt",
 )

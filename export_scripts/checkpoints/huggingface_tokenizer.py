@@ -2,7 +2,7 @@
 
 Rules: FasterTransformer's converters of Hugging Face models take start_id and end_id from bos_token_id and eos_token_id
 of the configuration. ``tokenizer.json`` is the whole truth about a tokenizer; where it is missing, ``vocab.json`` with
-``merges.txt`` or ``tokenizer.model`` has to do.
+``merges.txt``, ``tokenizer.model`` or fairseq's ``sentencepiece.bpe.model`` has to do.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.fairseq_pieces import with_fairseq_ids
 from export_scripts.checkpoints.huggingface_files import read_json
 from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
 from handover.errors import CheckpointError
@@ -20,6 +21,7 @@ _GENERATION_FILE = "generation_config.json"
 # Our names of the two, and those of the hub and of FasterTransformer's scripts.
 _BYTE_PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
 _SENTENCEPIECE = "tokenizer.model"
+FAIRSEQ_PIECES = "sentencepiece.bpe.model"
 NO_TOKENIZER = (
     "no tokenizer lies beside the weights, and the export stage needs one: put tokenizer.json, vocab.json and "
     "merges.txt, or tokenizer.model there and convert again"
@@ -27,11 +29,7 @@ NO_TOKENIZER = (
 
 
 def find_tokenizer(archive: Archive) -> TokenizerFiles:
-    """Find the tokenizer's files; a checkpoint may have none.
-
-    Raises:
-        CheckpointError: there is only a SentencePiece model whose ids transformers shifts.
-    """
+    """Find the tokenizer's files; a checkpoint may have none."""
     members = {TOKENIZER_FILE: TOKENIZER_FILE} if TOKENIZER_FILE in archive else {}
     pairs = next((names for names in _BYTE_PAIRS if all(name in archive for name in names)), ())
     members |= dict(zip(_BYTE_PAIRS[0], pairs, strict=False))
@@ -39,10 +37,9 @@ def find_tokenizer(archive: Archive) -> TokenizerFiles:
         return TokenizerFiles(members, "huggingface" if TOKENIZER_FILE in members else "bpe")
     if _SENTENCEPIECE in archive:
         return TokenizerFiles({_SENTENCEPIECE: _SENTENCEPIECE}, "sentencepiece")
-    if "sentencepiece.bpe.model" in archive:
-        raise CheckpointError(
-            f"{archive.path} has sentencepiece.bpe.model, whose ids transformers shifts, and no {TOKENIZER_FILE}",
-            "write one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+    if FAIRSEQ_PIECES in archive:
+        return TokenizerFiles(
+            {_SENTENCEPIECE: FAIRSEQ_PIECES}, "sentencepiece", rewrites={_SENTENCEPIECE: with_fairseq_ids}
         )
     return TokenizerFiles({}, "none")
 

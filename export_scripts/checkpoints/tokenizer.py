@@ -7,8 +7,8 @@ NeMo's tokenizers with ``legacy=True``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -34,12 +34,21 @@ class TokenizerFiles:
             ``huggingface`` (tokenizer.json).
         is_legacy: NeMo's way with SentencePiece: special tokens that the model lacks are added after its pieces.
         is_nemos: a configuration of NeMo's describes it.
+        rewrites: by FasterTransformer's file name, makes its content of the archive's; the others are copied.
     """
 
     members: Mapping[str, str]
     library: str
     is_legacy: bool = True
     is_nemos: bool = False
+    rewrites: Mapping[str, Callable[[bytes], bytes]] = field(default_factory=dict)
+
+    def contents(self, archive: Archive) -> dict[str, bytes]:
+        """Give the files as they are written, by FasterTransformer's name."""
+        raw = {name: archive.read_bytes(member) for name, member in self.members.items()}
+        return {
+            name: self.rewrites[name](content) if name in self.rewrites else content for name, content in raw.items()
+        }
 
 
 @dataclass(frozen=True)
