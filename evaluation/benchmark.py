@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         points = plan_points(arguments)
         template = _template(arguments, served)
         arguments.output.mkdir(parents=True, exist_ok=True)
-        rows = _measure_points(client, arguments, template, points, served)
+        rows = _measure_points(client, arguments, template, points, served, interface.is_encoder_decoder)
     _write_manifest(arguments, template)
     for row in rows:
         print(_line(row))
@@ -90,7 +90,9 @@ def plan_points(arguments: BenchmarkArguments) -> list[Point]:
     return [(size, *pair) for pair, size in product(dict.fromkeys(lengths), sizes or [arguments.max_batch_size])]
 
 
-def make_requests(arguments: BenchmarkArguments, point: Point, vocab_size: int) -> Iterator[IdsRequest]:
+def make_requests(
+    arguments: BenchmarkArguments, point: Point, vocab_size: int, is_encoder_decoder: bool = False
+) -> Iterator[IdsRequest]:
     """Draw the prompts of one point, each when it is needed: warm-up first, every request with ids of its own.
 
     The draw depends on the seed and the point only, so that two deployments get the same prompts.
@@ -99,7 +101,7 @@ def make_requests(arguments: BenchmarkArguments, point: Point, vocab_size: int) 
     random = np.random.default_rng((arguments.seed, *point))
     for _ in range(arguments.warmup + arguments.repeats):
         ids = random.integers(0, vocab_size, (batch_size, input_length)).tolist()
-        yield prepare_ids(ids, output_length, end_id=NEVER_END_ID)
+        yield prepare_ids(ids, output_length, end_id=NEVER_END_ID, is_encoder_decoder=is_encoder_decoder)
 
 
 def measure_point(client: Client, model: str, row: Row, requests: Iterable[IdsRequest]) -> Row:
@@ -133,7 +135,12 @@ def measure_point(client: Client, model: str, row: Row, requests: Iterable[IdsRe
 
 
 def _measure_points(
-    client: Client, arguments: BenchmarkArguments, template: Row, points: Sequence[Point], served: ServedModel
+    client: Client,
+    arguments: BenchmarkArguments,
+    template: Row,
+    points: Sequence[Point],
+    served: ServedModel,
+    is_encoder_decoder: bool,
 ) -> list[Row]:
     vocab_size, endpoint = _vocab_size(arguments, served), served.endpoint
     table = arguments.output / FILE_NAME
@@ -142,7 +149,7 @@ def _measure_points(
         for point in points:
             if point not in rows:
                 row = replace(template, batch_size=point[0], input_length=point[1], output_length=point[2])
-                requests = make_requests(arguments, point, vocab_size)
+                requests = make_requests(arguments, point, vocab_size, is_encoder_decoder)
                 with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
                     row = measure_point(client, arguments.model, row, requests)
                 rows[point] = replace(row.with_costs(costs.figures), timestamp=timestamp())

@@ -22,6 +22,7 @@ from evaluation.tensors import Generation, Sampling, prepare_ids, prepare_texts,
 from handover.errors import ServerError
 
 _FIRST_PAUSE_S = 0.2
+_T5_INPUT = "max_output_len"
 _PROBE_TIMEOUT_S = 5.0
 _DECOUPLED = "decoupled transaction policy"
 """In Triton's refusal of a unary request to a model that may give several answers."""
@@ -44,12 +45,14 @@ class ModelInterface:
         max_batch_size: rows that one request may have.
         parameters: of its config.pbtxt, as text.
         has_sessions: it is stateful: its tensors have a first axis of length 1 more.
+        is_encoder_decoder: it answers to a prompt instead of continuing it, or is an ensemble around such a model.
     """
 
     inputs: frozenset[str]
     max_batch_size: int
     parameters: dict[str, str]
     has_sessions: bool = False
+    is_encoder_decoder: bool = False
 
     @property
     def takes_ids(self) -> bool:
@@ -105,11 +108,14 @@ class Client:
         """
         answer = self._call(self._connection.get_model_config, model, client_timeout=_PROBE_TIMEOUT_S)
         config = answer.config
+        inputs = frozenset(tensor.name for tensor in config.input)
+        passed_on = (name for step in config.ensemble_scheduling.step for name in step.input_map)
         return ModelInterface(
-            inputs=frozenset(tensor.name for tensor in config.input),
+            inputs=inputs,
             max_batch_size=max(1, config.max_batch_size),
             parameters={name: value.string_value for name, value in config.parameters.items()},
-            has_sessions=any(tensor.name == "session_len" for tensor in config.input),
+            has_sessions="session_len" in inputs,
+            is_encoder_decoder=_T5_INPUT in {*inputs, *passed_on},
         )
 
     def generate_ids(
@@ -122,6 +128,7 @@ class Client:
         end_id: int | None = None,
         log_probs: bool = False,
         context_log_probs: bool = False,
+        is_encoder_decoder: bool = False,
     ) -> list[Generation]:
         """Generate from token ids; see ``prepare_ids`` for the arguments.
 
@@ -137,6 +144,7 @@ class Client:
             end_id=end_id,
             log_probs=log_probs,
             context_log_probs=context_log_probs,
+            is_encoder_decoder=is_encoder_decoder,
         )
         return read_generations(request, self.send(model, request.inputs))
 
@@ -148,7 +156,7 @@ class Client:
         model: str = "ensemble",
         sampling: Sampling | None = None,
     ) -> list[str]:
-        """Generate from texts; each answer is the prompt and what follows it.
+        """Generate from texts; each answer is the prompt and what follows it, or what an encoder-decoder wrote.
 
         Raises:
             UnreachableError: no server answers.

@@ -51,8 +51,9 @@ def stream_text(client: Client, model: str, prompt: str, output_length: int, sam
     Raises:
         ServerError: the server is unreachable, refuses or fails.
     """
+    continues_the_prompt = not client.describe(model).is_encoder_decoder
     for text in _texts(client, model, prepare_texts([prompt], output_length, sampling), None):
-        yield _behind(text, "", prompt)
+        yield _behind(text, "", prompt) if continues_the_prompt else text
 
 
 def show(texts: Iterable[str], as_it_comes: bool) -> None:

@@ -50,7 +50,8 @@ def complete(
     """Complete prompts through a text model or, with the tokenizer on this machine, a token id model.
 
     Returns:
-        For each prompt what follows it, without the prompt where the answer begins with it.
+        For each prompt what follows it, without the prompt where the answer begins with it; all of the answer of an
+        encoder-decoder.
 
     Raises:
         ConfigError: the model takes neither text nor token ids.
@@ -59,13 +60,19 @@ def complete(
     interface = client.describe(model)
     if interface.takes_text:
         answers = client.generate_text(prompts, output_length, model=model, sampling=sampling)
+        if interface.is_encoder_decoder:
+            return answers
         return [answer.removeprefix(prompt) for prompt, answer in zip(prompts, answers, strict=True)]
     directory = inspect_endpoint(endpoint, interface.parameters).directory
     if not interface.takes_ids or directory is None:
         raise ConfigError(f"model '{model}' cannot be asked with text from here", "take --model=ensemble")
     tokenizer = load_tokenizer(directory)
     generations = client.generate_ids(
-        [tokenizer.encode(prompt) for prompt in prompts], output_length, model=model, sampling=sampling
+        [tokenizer.encode(prompt) for prompt in prompts],
+        output_length,
+        model=model,
+        sampling=sampling,
+        is_encoder_decoder=interface.is_encoder_decoder,
     )
     return [tokenizer.decode(generation.tokens) for generation in generations]
 

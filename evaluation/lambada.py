@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.arguments import LambadaArguments
+from evaluation.check import check_task
 from evaluation.client import Client, RequestError
 from evaluation.lambada_task import (
     KNOWN_FILES,
@@ -103,6 +104,7 @@ def _inspect(arguments: LambadaArguments) -> tuple[ServedModel, int]:
             f"model '{arguments.model}' takes no token ids, so LAMBADA's metrics cannot be computed through it",
             "take model=fastertransformer",
         )
+    check_task("lambada", f"model '{arguments.model}' at {endpoint.grpc_url}", interface.is_encoder_decoder)
     return inspect_endpoint(endpoint, interface.parameters), min(arguments.batch_size, interface.max_batch_size)
 
 

@@ -27,7 +27,7 @@ class ServedModel:
         directory: of the FT checkpoint that is served, ``fastertransformer/1/<T>-gpu``; None where it is
             not on this machine.
         vocab_size: tokens, padding included; None if unknown.
-        max_positions: input and output tokens of one sequence; None if unknown.
+        max_positions: input and output tokens of one sequence; None if unknown, or if there is no limit.
     """
 
     endpoint: Endpoint
@@ -63,6 +63,8 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
     section = next((config[name] for name in config.sections() if "vocab_size" in config[name]), None)
     vocab_size = None if section is None else section.getint("vocab_size")
     max_positions = None if section is None else section.getint("max_pos_seq_len")
+    if config.get("structure", "position_embedding_type", fallback="") == "absolute" and section is not None:
+        max_positions = section.getint("relative_attention_num_buckets_or_max_pos_seq_len")  # of a T5
     return ServedModel(endpoint, _exported_name(endpoint), directory, vocab_size, max_positions)
 
 

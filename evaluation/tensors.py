@@ -17,6 +17,10 @@ NEVER_END_ID = 2**31 - 1
 """An end_id that no vocabulary holds, so that every requested token is generated. It fits FT's int."""
 
 
+_GPT_LENGTHS = ("input_lengths", "request_output_len")
+_T5_LENGTHS = ("sequence_length", "max_output_len")
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen; the default is greedy.
@@ -53,11 +57,13 @@ class IdsRequest:
         prompts: token ids, one sequence a row.
         output_lengths: tokens to generate for each row.
         inputs: the tensors of the request.
+        is_encoder_decoder: the answer holds what was generated alone, not the prompt.
     """
 
     prompts: tuple[tuple[int, ...], ...]
     output_lengths: tuple[int, ...]
     inputs: tuple[triton.InferInput, ...]
+    is_encoder_decoder: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ def prepare_ids(
     end_id: int | None = None,
     log_probs: bool = False,
     context_log_probs: bool = False,
+    is_encoder_decoder: bool = False,
 ) -> IdsRequest:
     """Build the tensors of one batch.
 
@@ -94,6 +101,7 @@ def prepare_ids(
         end_id: token that ends a row; None for the model's own, NEVER_END_ID for none.
         log_probs: ask for the generated tokens' log probabilities.
         context_log_probs: let cum_log_prob sum over the prompt's tokens too; implies log_probs.
+        is_encoder_decoder: the model is a T5, whose lengths have other names.
     """
     rows = len(prompts)
     wanted = (output_lengths,) * rows if isinstance(output_lengths, int) else tuple(output_lengths)
@@ -102,10 +110,11 @@ def prepare_ids(
     ids = np.zeros((rows, max(map(len, prompts))), np.uint32)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt)] = prompt
+    given_name, wanted_name = _T5_LENGTHS if is_encoder_decoder else _GPT_LENGTHS
     inputs = [
         _tensor("input_ids", ids),
-        _tensor("input_lengths", np.array([[len(prompt)] for prompt in prompts], np.uint32)),
-        _tensor("request_output_len", np.array([[length] for length in wanted], np.uint32)),
+        _tensor(given_name, np.array([[len(prompt)] for prompt in prompts], np.uint32)),
+        _tensor(wanted_name, np.array([[length] for length in wanted], np.uint32)),
         *_sampling_tensors(sampling or Sampling(), rows),
     ]
     if end_id is not None:
@@ -114,7 +123,7 @@ def prepare_ids(
         inputs.append(_tensor("is_return_log_probs", np.ones((rows, 1), np.bool_)))
     if context_log_probs:
         inputs.append(_tensor("is_return_context_cum_log_probs", np.ones((rows, 1), np.bool_)))
-    return IdsRequest(tuple(map(tuple, prompts)), wanted, tuple(inputs))
+    return IdsRequest(tuple(map(tuple, prompts)), wanted, tuple(inputs), is_encoder_decoder)
 
 
 def prepare_texts(
@@ -156,7 +165,7 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
     ``output_ids`` is [rows, beams, longest input + longest output] and ``sequence_length`` [rows, beams];
     generated tokens follow directly after each row's own input. The first beam is read. Our engine counts
     ``sequence_length`` from a row's own input, FasterTransformer from the longest input of the batch; both
-    are understood.
+    are understood. Of an encoder-decoder both hold the generated tokens alone.
 
     Raises:
         ServerError: a tensor is missing or misshapen, or a row does not begin with its prompt.
@@ -170,11 +179,14 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
     longest = max(map(len, request.prompts))
     for row, (prompt, wanted) in enumerate(zip(request.prompts, request.output_lengths, strict=True)):
         length = int(lengths[row].reshape(-1)[0])
-        count = wanted if length - longest == wanted else length - len(prompt)
-        sequence = tuple(int(token) for token in ids[row, 0, : len(prompt) + count])
-        if sequence[: len(prompt)] != prompt or not 0 <= count <= wanted:
+        shown = () if request.is_encoder_decoder else prompt
+        count = length - len(shown)
+        if shown and length - longest == wanted:
+            count = wanted
+        sequence = tuple(int(token) for token in ids[row, 0, : len(shown) + count])
+        if sequence[: len(shown)] != shown or not 0 <= count <= wanted:
             raise ServerError(f"row {row} of the answer does not continue its prompt of {len(prompt)} tokens")
-        tokens = sequence[len(prompt) :]
+        tokens = sequence[len(shown) :]
         generations.append(
             Generation(
                 tokens,

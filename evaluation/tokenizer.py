@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +14,8 @@ VOCABULARY_NAMES = ("vocab.json", "gpt2-vocab.json")
 MERGES_NAMES = ("merges.txt", "gpt2-merges.txt")
 SENTENCEPIECE_NAME = "tokenizer.model"
 PIPELINE_NAME = "tokenizer.json"
+_SENTINEL = re.compile("<extra_id_[0-9]+>")
+"""T5's marks for gaps: the one kind of special token that belongs into a text."""
 
 
 class Tokenizer(Protocol):
@@ -50,7 +54,10 @@ class PipelineTokenizer:
     def __init__(self, pipeline: Path) -> None:
         from tokenizers import Tokenizer as Pipeline
 
-        self._pipeline = Pipeline.from_file(str(pipeline))
+        description = json.loads(pipeline.read_text("utf-8"))
+        for entry in description.get("added_tokens") or ():
+            entry["special"] = entry["special"] and not _SENTINEL.fullmatch(entry["content"])
+        self._pipeline = Pipeline.from_str(json.dumps(description))
         self._pipeline.encode_special_tokens = True  # a special token's name in a text is plain text
         self._pipeline.no_truncation()
         self._pipeline.no_padding()

@@ -46,8 +46,8 @@ class Conversion:
         return tuple(self.source.tensors[key] for key in assignment.keys)
 
 
-def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str, allow_nonfinite: bool = False) -> Dims:
-    """Check that a checkpoint can be converted and return its dimensions.
+def inspect_source(path: Path, tensor_para_size: int, weight_data_type: str, allow_nonfinite: bool = False) -> Source:
+    """Check that a checkpoint can be converted and return it, opened.
 
     Args:
         path: a checkpoint, or a directory that holds exactly one.
@@ -61,7 +61,12 @@ def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str,
     """
     conversion = plan_conversion(find_archive(Path(path)), tensor_para_size, weight_data_type, allow_nonfinite)
     _check_values(conversion)
-    return conversion.settings.dims
+    return conversion.source
+
+
+def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str, allow_nonfinite: bool = False) -> Dims:
+    """Check that a checkpoint can be converted and return its dimensions; see ``inspect_source``."""
+    return inspect_source(path, tensor_para_size, weight_data_type, allow_nonfinite).dims
 
 
 def _check_values(conversion: Conversion) -> None:
@@ -85,7 +90,7 @@ def _check_values(conversion: Conversion) -> None:
 def plan_conversion(
     archive: Archive, tensor_para_size: int, weight_data_type: str, allow_nonfinite: bool = False
 ) -> Conversion:
-    """Work out a conversion; see ``inspect_checkpoint`` for the errors, which all name the checkpoint."""
+    """Work out a conversion; see ``inspect_source`` for the errors, which all name the checkpoint."""
     if weight_data_type not in STORAGE:
         raise CheckpointError(f"weight_data_type '{weight_data_type}' is unknown", nearest(weight_data_type, STORAGE))
     try:

@@ -14,6 +14,7 @@ from handover.errors import ConfigError, ServerError, SlipwayError
 from handover.manifest import FILE_NAME
 from launcher.config import BenchmarkKind, ClusterType, Config, ContainerRuntime, Engine, Stage
 from launcher.executors.bcp import check_job
+from launcher.model_checks import check_checkpoint, check_exported_task
 from launcher.paths import RunPaths
 from launcher.stages.benchmark import load_arguments
 from launcher.stages.settings import serving_topology
@@ -30,7 +31,9 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     _check_cluster(config, stages)
     _check_mounts(config, paths)
     if Stage.convert in stages:
-        _check_checkpoint(config, paths)
+        check_checkpoint(config, paths, stages)
+    elif Stage.evaluate in stages and not config.deployment.endpoint:
+        check_exported_task(config, paths)
     if Stage.deploy in stages:
         _check_repository(paths, stages)
         _check_ports(config)
@@ -42,25 +45,6 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         _check_load(config, paths)
     _check_writable(paths.results)
     _check_writable(paths.ft_checkpoint)
-
-
-def _check_checkpoint(config: Config, paths: RunPaths) -> None:
-    from export_scripts.check import inspect_checkpoint
-    from export_scripts.checkpoints.hub import is_fetched
-    from export_scripts.sizing import is_description
-
-    model = config.export.model
-    if paths.hub_name and not is_fetched(paths.hub_name, paths.checkpoint):
-        return  # its name is all that is known here
-    if not is_description(paths.checkpoint):
-        inspect_checkpoint(
-            paths.checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), model.allow_nonfinite
-        )
-    elif not config.dry_run:
-        raise ConfigError(
-            f"export.model.checkpoint_path {paths.checkpoint} is the description of a checkpoint",
-            "dry_run=true says what its conversion will take; to convert, give the checkpoint itself",
-        )
 
 
 def _check_numbers(config: Config) -> None:

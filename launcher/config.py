@@ -74,7 +74,7 @@ class ContainerRuntime(Choice):
 
 
 class ModelType(Choice):
-    """What the training called its family. Nothing depends on it: the checkpoint says what it is."""
+    """What the training called its family. The checkpoint says what it is; t5 and mt5 refuse a GPT."""
 
     gpt3 = "gpt3"
     t5 = "t5"

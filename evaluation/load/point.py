@@ -37,6 +37,7 @@ class Target:
         vocab_size: tokens that random prompts are drawn from.
         prompts: of the prompt file; empty for random prompts.
         gpus: TP x PP.
+        is_encoder_decoder: it answers to a prompt instead of continuing it.
     """
 
     endpoint: Endpoint
@@ -44,6 +45,7 @@ class Target:
     vocab_size: int
     prompts: tuple[Prompt, ...] = ()
     gpus: int = 1
+    is_encoder_decoder: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,10 @@ def prepare_requests(arguments: LoadArguments, target: Target, row: LoadRow, pla
     random = seeded(arguments.seed, row.workload, row.mode, row.level)
     if target.prompts:
         order = random.permutation(len(target.prompts))
-        encoded = [encode(arguments.model, target.prompts[index]) for index in order[:count]]
+        encoded = [encode(arguments.model, target.prompts[i], target.is_encoder_decoder) for i in order[:count]]
         return list(islice(cycle(encoded), count))
     drawn = Workload.parse(row.workload).prompts(target.vocab_size, random)
-    return [encode(arguments.model, prompt) for prompt in islice(drawn, count)]
+    return [encode(arguments.model, prompt, target.is_encoder_decoder) for prompt in islice(drawn, count)]
 
 
 async def _load(

@@ -87,7 +87,14 @@ def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[_Sweep, list
             "give --vocab-size (benchmark.vocab_size)",
         )
     template = _template(arguments, served, queue_delay_us, max_batch_size)
-    target = Target(endpoint, server_log(arguments.endpoint), vocab_size or 0, tuple(prompts), _gpus(template))
+    target = Target(
+        endpoint,
+        server_log(arguments.endpoint),
+        vocab_size or 0,
+        tuple(prompts),
+        _gpus(template),
+        interface.is_encoder_decoder,
+    )
     return _Sweep(arguments, target, template), plan_points(arguments, template, served.max_positions)
 
 

@@ -7,6 +7,7 @@ gRPC itself stands between the clock and the server. The messages are tritonclie
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -35,21 +36,26 @@ class Encoded:
     Attributes:
         payload: the serialised ModelInferRequest.
         prompt: what it asks.
+        is_encoder_decoder: the answer does not repeat the prompt.
     """
 
     payload: bytes
     prompt: Prompt
+    is_encoder_decoder: bool = False
 
 
-def encode(model: str, prompt: Prompt) -> Encoded:
+def encode(model: str, prompt: Prompt, is_encoder_decoder: bool = False) -> Encoded:
     """Encode one prompt: greedy, and no token ends it, so that every requested token is generated."""
     request = messages.ModelInferRequest(model_name=model)
-    for tensor in prepare_ids([prompt.ids], prompt.output_length, end_id=NEVER_END_ID).inputs:
+    prepared = prepare_ids(
+        [prompt.ids], prompt.output_length, end_id=NEVER_END_ID, is_encoder_decoder=is_encoder_decoder
+    )
+    for tensor in prepared.inputs:
         request.inputs.append(tensor._get_tensor())
         request.raw_input_contents.append(tensor._get_content())
     for name in ("output_ids", "sequence_length"):
         request.outputs.add(name=name)
-    return Encoded(request.SerializeToString(), prompt)
+    return Encoded(request.SerializeToString(), prompt, is_encoder_decoder)
 
 
 class Wire:
@@ -108,7 +114,7 @@ def _record(
         answer = _unwrap(raw) if is_streamed else messages.ModelInferResponse.FromString(raw)
         if not answer.outputs:
             continue  # the empty answer that ends a decoupled request
-        total = _generated(answer, prompt)
+        total = _generated(answer, () if request.is_encoder_decoder else prompt.ids)
         if total > generated:
             times.append(arrived_ns)
             tokens.append(total - generated)
@@ -127,15 +133,17 @@ def _unwrap(raw: bytes) -> Any:
     return answer.infer_response
 
 
-def _generated(answer: Any, prompt: Prompt) -> int:
+def _generated(answer: Any, shown: Sequence[int]) -> int:
     """Count the tokens generated so far, and prove that the answer continues the prompt.
 
-    ``sequence_length`` counts prompt and generated tokens; ``output_ids`` begins with the prompt.
+    Args:
+        answer: its ``sequence_length`` counts prompt and generated tokens; its ``output_ids`` begins with the prompt.
+        shown: the prompt; nothing for an encoder-decoder, which gives the generated tokens alone.
     """
     contents = {tensor.name: raw for tensor, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)}
     if not {"output_ids", "sequence_length"} <= contents.keys():
         raise ServerError("an answer has no output_ids and sequence_length")
-    given = np.asarray(prompt.ids, np.uint32)
+    given = np.asarray(shown, np.uint32)
     if contents["output_ids"][: given.nbytes] != given.tobytes():
-        raise ServerError(f"an answer does not continue its prompt of {len(prompt.ids)} tokens")
-    return int(np.frombuffer(contents["sequence_length"][:4], np.uint32)[0]) - len(prompt.ids)
+        raise ServerError(f"an answer does not continue its prompt of {len(shown)} tokens")
+    return int(np.frombuffer(contents["sequence_length"][:4], np.uint32)[0]) - len(shown)

@@ -10,8 +10,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
+from export_scripts.checkpoints import wordpiece
 from export_scripts.checkpoints.archive import Archive
 from handover.errors import CheckpointError
 
@@ -80,7 +82,10 @@ def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFile
     if (library == "megatron" and kind == "GPT2BPETokenizer") or (library == "huggingface" and "gpt2" in str(kind)):
         return TokenizerFiles(_members(archive, settings, ("vocab_file", "merge_file")), "bpe", is_nemos=True)
     if library == "megatron" and str(kind).startswith("BertWordPiece"):
-        return TokenizerFiles({"vocab.txt": _member(archive, "vocab_file", settings.get("vocab_file"))}, "wordpiece")
+        member = _member(archive, "vocab_file", settings.get("vocab_file"))
+        describe = partial(wordpiece.describe, ignores_case=wordpiece.is_lower_case(str(kind)))
+        members = {wordpiece.VOCABULARY_FILE: member, "tokenizer.json": member}
+        return TokenizerFiles(members, wordpiece.LIBRARY, rewrites={"tokenizer.json": describe})
     files = [member for member in archive.sizes if "/" not in member and member.endswith("tokenizer.json")]
     if library == "huggingface" and len(files) == 1:
         return TokenizerFiles({"tokenizer.json": files[0]}, "huggingface")
@@ -118,8 +123,9 @@ def special_ids(archive: Archive, tokenizer: TokenizerFiles) -> SpecialIds:
     if tokenizer.library == "bpe":
         end_id = _bpe_end_id(archive, tokenizer.members["vocab.json"])
         return SpecialIds(end_id, end_id)
-    if tokenizer.library == "wordpiece":
-        return _wordpiece_ids(archive, tokenizer.members["vocab.txt"])
+    if tokenizer.library == wordpiece.LIBRARY:
+        member = tokenizer.members[wordpiece.VOCABULARY_FILE]
+        return SpecialIds(*wordpiece.ids_of(archive.read_bytes(member), f"{archive.path}: {member}"))
     if tokenizer.library == "huggingface":
         return _described_ids(archive, tokenizer.members["tokenizer.json"])
     return _sentencepiece_ids(archive.read_bytes(tokenizer.members["tokenizer.model"]), tokenizer.is_legacy)
@@ -129,8 +135,8 @@ def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
     """Count the tokenizer's own tokens, without the padding that training adds: the id of the next token added."""
     if tokenizer.library == "sentencepiece":
         return int(_sentencepiece(archive.read_bytes(tokenizer.members["tokenizer.model"])).get_piece_size())
-    if tokenizer.library == "wordpiece":
-        return len(archive.read_bytes(tokenizer.members["vocab.txt"]).splitlines())
+    if tokenizer.library == wordpiece.LIBRARY:
+        return len(wordpiece.tokens_of(archive.read_bytes(tokenizer.members[wordpiece.VOCABULARY_FILE])))
     if tokenizer.library == "huggingface":
         return 1 + max(_described_tokens(archive, tokenizer.members["tokenizer.json"]).values())
     member = tokenizer.members["vocab.json"]
@@ -186,15 +192,6 @@ def _described_ids(archive: Archive, member: str) -> SpecialIds:
         )
     start_id = id_of("bos_token", "cls_token")
     return SpecialIds(end_id if start_id is None else start_id, end_id, id_of("pad_token"))
-
-
-def _wordpiece_ids(archive: Archive, member: str) -> SpecialIds:
-    """BERT's tokens around a text, as NeMo's AutoTokenizer takes them for begin and end; one token a line."""
-    lines = archive.read_bytes(member).decode("utf-8", "replace").splitlines()
-    ids = {token: lines.index(token) for token in ("[CLS]", "[SEP]", "[PAD]") if token in lines}
-    if len(ids) < 3:
-        raise CheckpointError(f"{archive.path}: {member} lacks one of [CLS], [SEP], [PAD]", "is it a BERT vocabulary?")
-    return SpecialIds(*ids.values())
 
 
 def _sentencepiece(model: bytes) -> Any:

@@ -19,6 +19,8 @@ _BYTES = (*_PRINTED, *(byte for byte in range(256) if byte not in _PRINTED))
 _BYTE_LETTERS = {chr(byte if byte in _PRINTED else 256 + _BYTES.index(byte) - len(_PRINTED)): byte for byte in _BYTES}
 """The character that byte-level BPE writes for each byte: itself where it prints, else one from 256 on."""
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+_SENTINEL = re.compile("<extra_id_[0-9]+>")
+"""T5's marks for gaps: the one kind of special token that belongs into a text."""
 
 
 class Tokenizer(Protocol):
@@ -86,17 +88,20 @@ class SentencePieceTokenizer:
 class FileTokenizer:
     """Any tokenizer of Hugging Face's library, from ``tokenizer.json``.
 
-    As with the other two nothing is added to a text, and a special token's name in it is plain text.
+    As with the other two nothing is added to a text, and a special token's name in it is plain text; T5's marks for
+    gaps are themselves.
     """
 
     def __init__(self, file: Path) -> None:
         import tokenizers
 
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        description = json.loads(file.read_text("utf-8"))
+        for entry in description.get("added_tokens") or ():
+            entry["special"] = entry["special"] and not _SENTINEL.fullmatch(entry["content"])
+        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        description = json.loads(file.read_text("utf-8"))
         self._added = {entry["id"]: str(entry["content"]) for entry in description.get("added_tokens") or ()}
         self._is_byte_level = _has_part(description.get("decoder"), "ByteLevel")
 

@@ -29,6 +29,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         answer: inputs by name to outputs by name; runs for each request. A decoupled model's gives a list of them.
         inputs: names of the model's inputs, as its config says.
         parameters: of its config.
+        passes_on: inputs of the model inside, for an ensemble.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         inputs: tuple[str, ...] = ("input_ids",),
         parameters: dict[str, str] | None = None,
         max_batch_size: int = 64,
+        passes_on: tuple[str, ...] = (),
     ) -> None:
         self.answer, self.inputs, self.parameters = answer, inputs, parameters or {}
-        self.max_batch_size = max_batch_size
+        self.max_batch_size, self.passes_on = max_batch_size, passes_on
         self.requests: list[Tensors] = []
         self.sequences: list[dict[str, Any]] = []
         self.unavailable = 0
@@ -69,6 +71,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         answer.config.name, answer.config.max_batch_size = request.name, self.max_batch_size
         for name in self.inputs:
             answer.config.input.add().name = name
+        if self.passes_on:
+            answer.config.ensemble_scheduling.step.add().input_map.update({name: name for name in self.passes_on})
         for name, value in self.parameters.items():
             answer.config.parameters[name].string_value = value
         return answer
@@ -148,3 +152,15 @@ def count_up(tensors: Tensors) -> Tensors:
         outputs["cum_log_probs"] = (-0.5 * (wanted + context))[:, None].astype(np.float32)
         outputs["output_log_probs"] = np.full((rows, 1, longest), -0.5, np.float32)
     return outputs
+
+
+T5_INPUTS = ("input_ids", "sequence_length", "max_output_len")
+
+
+def count_up_t5(tensors: Tensors) -> Tensors:
+    """An encoder-decoder that counts up from its input's last token; tensors as FasterTransformer's T5 has them."""
+    ids, lengths, wanted = tensors["input_ids"], tensors["sequence_length"][:, 0], tensors["max_output_len"][:, 0]
+    output = np.zeros((len(ids), 1, int(wanted.max())), np.int32)
+    for row, (length, count) in enumerate(zip(lengths, wanted, strict=True)):
+        output[row, 0, :count] = ids[row, length - 1] + 1 + np.arange(count)
+    return {"output_ids": output, "sequence_length": wanted[:, None].astype(np.int32)}

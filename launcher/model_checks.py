@@ -1,0 +1,79 @@
+"""What the checkpoint, or the model exported before, says about the stages that are asked for. Nothing is written."""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Collection
+
+from evaluation.check import check_task
+from handover.errors import ConfigError
+from launcher.config import Config, ModelType, Stage
+from launcher.paths import RunPaths
+
+_T5 = "t5"
+
+
+def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Open the checkpoint as the conversion will, and compare what it is with what shall be done with it.
+
+    Raises:
+        CheckpointError: it cannot be converted; see ``export_scripts.check.inspect_source``.
+        ConfigError: it is another model than the configuration or a stage needs.
+    """
+    from export_scripts.check import inspect_source
+    from export_scripts.checkpoints.hub import is_fetched
+    from export_scripts.sizing import is_description
+
+    model, checkpoint = config.export.model, paths.checkpoint
+    if paths.hub_name and not is_fetched(paths.hub_name, checkpoint):
+        return  # its name is all that is known here
+    if is_description(checkpoint):
+        if not config.dry_run:
+            raise ConfigError(
+                f"export.model.checkpoint_path {checkpoint} is the description of a checkpoint",
+                "dry_run=true says what its conversion will take; to convert, give the checkpoint itself",
+            )
+        return
+    source = inspect_source(
+        checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), model.allow_nonfinite
+    )
+    _check_family(config, str(checkpoint), source.family.name)
+    if Stage.export in stages and not source.tokenizer.members:
+        raise ConfigError(
+            f"{checkpoint} has no tokenizer, which export needs",
+            "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights; "
+            "stages=[convert] does without",
+        )
+    if Stage.evaluate in stages and not config.deployment.endpoint:
+        check_task(config.evaluation.task.name, str(checkpoint), source.family.name == _T5)
+
+
+def check_exported_task(config: Config, paths: RunPaths) -> None:
+    """Compare the task with the model that was exported before; what is not there, other checks report.
+
+    Raises:
+        ConfigError: the task cannot be computed from this model's answers.
+    """
+    from export_scripts.names import ENGINE
+
+    parser = configparser.ConfigParser(interpolation=None)
+    size = config.export.model.tensor_model_parallel_size
+    parser.read(paths.model_repository / ENGINE / "1" / f"{size}-gpu" / "config.ini", encoding="utf-8")
+    check_task(config.evaluation.task.name, str(paths.model_repository), parser.has_section("encoder"))
+
+
+def _check_family(config: Config, checkpoint: str, family: str) -> None:
+    """A configuration for T5 names a T5; that for GPT is the default and says nothing."""
+    wanted = config.export.run.model_type
+    if wanted in (ModelType.t5, ModelType.mt5) and family != _T5:
+        raise ConfigError(
+            f"export.run.model_type is {wanted}, but {checkpoint} is no encoder-decoder: its family is {family}",
+            "take export=gpt3/export_gpt3, or the path of the T5",
+        )
+    sessions = config.export.triton_deployment.interactive_sessions
+    if sessions and family != "gpt":
+        raise ConfigError(
+            f"export.triton_deployment.interactive_sessions={sessions}, but {checkpoint} is of the family {family}: "
+            "only GPT has interactive sessions",
+            "take interactive_sessions=0",
+        )

@@ -1,0 +1,66 @@
+"""What the checkpoint says about the stages, before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from composed import FIVE, compose
+
+from handover.errors import ConfigError, SlipwayError
+from launcher import checks
+from launcher.paths import RunPaths
+from launcher.pipeline import ordered_stages
+
+DATA = Path(__file__).parents[1] / "data"
+GPT, T5 = DATA / "nemo" / "gpt122_tp1_pp1.nemo", DATA / "nemo" / "t5_abs.nemo"
+T5_CONFIG = "export=t5/export_t5"
+
+
+def refusal(root: Path, checkpoint: Path, *overrides: str) -> SlipwayError:
+    given = [f"base_results_dir={root}", f"export.model.checkpoint_path={checkpoint}", "cluster_type=interactive"]
+    config = compose([*given, "export.model.weight_data_type=fp32", *overrides])
+    paths = RunPaths.of(config)
+    with pytest.raises(SlipwayError) as refused:
+        checks.check(config, paths, ordered_stages(config, paths))
+    assert not list(root.iterdir()), "something was written"
+    return refused.value
+
+
+def test_lambada_of_a_t5_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, T5, FIVE)
+    assert "t5_abs.nemo is an encoder-decoder (T5), and lambada scores how a decoder" in error.problem
+    assert "stages=[convert,export,deploy,benchmark]" in error.hint
+
+
+@pytest.mark.parametrize("family", ["t5/export_t5", "mt5/export_mt5"])
+def test_a_gpt_is_no_t5(tmp_path: Path, family: str) -> None:
+    error = refusal(tmp_path, GPT, f"export={family}", "stages=[convert]")
+    assert "gpt122_tp1_pp1.nemo is no encoder-decoder: its family is gpt" in error.problem
+    assert "export=gpt3/export_gpt3" in error.hint
+
+
+def test_a_t5_holds_no_conversations(tmp_path: Path) -> None:
+    error = refusal(tmp_path, T5, "export.triton_deployment.interactive_sessions=4", "stages=[export]")
+    assert "is of the family t5: only GPT has interactive sessions" in error.problem
+
+
+def test_a_checkpoint_without_tokenizer_is_converted_and_not_exported(tmp_path: Path) -> None:
+    from huggingface_models import save
+
+    save("gpt2", tmp_path / "source", tokenizer=False)
+    (tmp_path / "root").mkdir()
+    error = refusal(tmp_path / "root", tmp_path / "source", "stages=[export]")
+    assert "source has no tokenizer, which export needs" in error.problem
+    config = compose([f"export.model.checkpoint_path={tmp_path / 'source'}", "cluster_type=interactive"])
+    checks.check(config, RunPaths.of(config), [stage for stage in config.stages if stage.name == "convert"])
+
+
+def test_a_t5_that_was_exported_before_is_not_scored_either(tmp_path: Path) -> None:
+    shards = tmp_path / "tiny" / "export_tp1_pp1_fp16_fp16" / "model_repo" / "fastertransformer" / "1" / "1-gpu"
+    shards.mkdir(parents=True)
+    (shards / "config.ini").write_text("[encoder]\nvocab_size = 9\n[decoder]\nvocab_size = 9\n")
+    given = [f"base_results_dir={tmp_path}", "export.run.model_train_name=tiny", "cluster_type=interactive"]
+    config = compose([*given, "stages=[evaluate]"])
+    with pytest.raises(ConfigError, match="model_repo is an encoder-decoder"):
+        checks.check(config, RunPaths.of(config), config.stages)
