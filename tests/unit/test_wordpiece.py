@@ -1,4 +1,4 @@
-"""BERT's WordPiece, NeMo T5's usual tokenizer, from vocab.txt to the served models: against transformers' BertTokenizer."""
+"""BERT's WordPiece, the usual tokenizer of NeMo's T5, from vocab.txt to the served models, against transformers."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def test_a_decoder_begins_with_cls_and_ends_with_sep(converted: tuple[Path, Bert
 
 def test_a_vocabulary_without_berts_tokens_is_refused_with_their_names(tmp_path: Path) -> None:
     states = nemo_states(plain_from_huggingface(huggingface_t5(num_decoder_layers=4)), HEADS, Saving())
-    archive = write_nemo(tmp_path / "t5.nemo", relative_config(Saving(), "relu"), states, files={"vocab.txt": b"a\nb\n"})
+    files = {"vocab.txt": b"a\nb\n"}
+    archive = write_nemo(tmp_path / "t5.nemo", relative_config(Saving(), "relu"), states, files=files)
     with pytest.raises(CheckpointError, match=r"vocab\.txt lacks \[CLS\], \[SEP\], \[PAD\]"):
         inspect_checkpoint(archive, 1, "fp32")
