@@ -83,6 +83,23 @@ def test_text_of_the_first_tokens_begins_the_text_of_all(folder: Path, text: str
     assert tokenizer.decode(ids) == text
 
 
+def test_t5s_marks_for_gaps_are_themselves(tmp_path: Path) -> None:
+    """As transformers has them: text with gaps goes in, and what fills them comes out between the marks."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁the", -1.0), ("▁cat", -1.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["</s>", *(AddedToken(f"<extra_id_{i}>", normalized=False) for i in (1, 0))])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    oracle = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    text = "the <extra_id_0> cat<extra_id_1>"
+    expected = oracle(text, add_special_tokens=False)["input_ids"]
+    assert {6, 7} <= set(expected)
+    for each in (load_tokenizer(tmp_path), load_for_evaluation(tmp_path)):
+        assert each.encode(text) == expected
+        assert each.decode(expected) == oracle.decode(expected)
+
+
 def test_ids_beyond_the_vocabulary_stand_for_nothing(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     assert tokenizer.decode([*tokenizer.encode("the world"), 5000]) == "the world"
