@@ -111,7 +111,7 @@ def test_files_are_found_whatever_the_configuration_calls_them(value: str, name:
         (
             {"vocab.json": b"[PAD]\n[CLS]\n"},
             {"library": "megatron", "type": "BertWordPieceCase"},
-            "vocab.json lacks one of",
+            "vocab.json lacks",
         ),
     ],
 )
