@@ -22,7 +22,7 @@ from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
 from export_scripts.dtypes import STORAGE, Array, item_bytes
 from export_scripts.mapped import map_record
 from export_scripts.weights import t5
-from export_scripts.weights.schema import Dims, Layout, ModelDims, Rule, Rules, SourceMap, TargetTensor, split_layer
+from export_scripts.weights.schema import Dims, Layout, Rule, Rules, SourceMap, TargetTensor, split_layer
 from handover.digests import file_digest
 from handover.errors import CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
@@ -56,7 +56,7 @@ def open_source(archive: Archive) -> Source:
     if config.family is t5.FAMILY and _TIED_T5_HEAD not in files:
         del schema[_TIED_T5_HEAD]  # FasterTransformer takes the embedding in its place
     ranks = max((len(names) for names in files.values()), default=1)
-    source_map = _source_map(schema, dims, ranks)
+    source_map = _source_map(schema, ranks)
     found = {name: names for name, names in files.items() if not source_map.is_ignored(name)}
     _check_files(archive, config, found, schema, dims, ranks)
     digests = _digests(archive)
@@ -144,7 +144,7 @@ def _position_num(archive: Archive, config: FtConfig) -> int:
         return 0
 
 
-def _source_map(schema: Mapping[str, TargetTensor], dims: Dims, ranks: int) -> SourceMap:
+def _source_map(schema: Mapping[str, TargetTensor], ranks: int) -> SourceMap:
     """Make the table of a checkpoint that is its own schema."""
     rules: dict[str | tuple[str, ...], Rules] = {}
     for name, target in schema.items():
@@ -152,7 +152,7 @@ def _source_map(schema: Mapping[str, TargetTensor], dims: Dims, ranks: int) -> S
         whole = _times(ranks) if target.is_summed and ranks > 1 else None
         rules[pattern] = Rule(pattern, _spelled_out(target), target.split_axis, elementwise=whole)
     ignored = {"shared.weight": "T5's embedding turned around, which no loader reads"}
-    if isinstance(dims, ModelDims) and dims.use_gptj_residual:
+    if any(target.is_summed for target in schema.values()):
         reason = "in mlp.attention.bias.sum"
         ignored |= {f"model.layers.*.{name}": reason for name in ("attention.dense.bias", "mlp.dense_4h_to_h.bias")}
     return SourceMap("FT checkpoint", rules, ignored)

@@ -82,11 +82,17 @@ class FtConfig:
             num_layer=number("num_layer"),
             max_pos_seq_len=number("max_pos_seq_len", position_num),
             vocab_size=number("vocab_size"),
+            layernorm_eps=self._epsilon("layernorm_eps", 1e-5 if self.family is gptneox.FAMILY else 1e-6),
             has_untied_head=has("model.lm_head.weight"),
+            activation_type=self._word("activation_type", "Gelu"),
+            layernorm_type=self._word("layernorm_type", "pre_layernorm"),
             has_positional_encoding=self._flag("has_positional_encoding", True),
             has_pre_decoder_layernorm=self._flag("has_pre_decoder_layernorm", False),
             has_post_decoder_layernorm=self._flag("has_post_decoder_layernorm", True),
-            use_gptj_residual=bool(number("use_gptj_residual", 1)) if self.family is gptneox.FAMILY else False,
+            use_attention_linear_bias=self._flag("use_attention_linear_bias", False),
+            rotary_embedding=number("rotary_embedding", 0),
+            use_gptj_residual=bool(number("use_gptj_residual", 1)) if self.family is not gpt.FAMILY else False,
+            model_variant=self._word("model_variant", ""),
         )
 
     def _t5_dims(self) -> t5.T5Dims:
@@ -106,11 +112,20 @@ class FtConfig:
             has_relative_positions=self._parser.get(structure, "position_embedding_type", fallback="relative")
             == "relative",
             has_bias=self._flag("t5_with_bias", False, structure),
-            # Whether there is a gate is said apart from the activation's name.
-            activation="gated-gelu" if self._flag("use_gated_activation", False, structure) else "gelu",
+            activation=self._t5_activation(),
+            has_scaled_logits=self._flag("tie_word_embeddings", True, "decoder"),
+            layernorm_eps=self._epsilon("layer_norm_epsilon", t5.LAYERNORM_EPS),
             ia3_num_tasks=number("ia3_num_tasks", 0, structure),
             adapter_inter_size=number("adapter_inter_size", 0),
         )
+
+    def _t5_activation(self) -> str:
+        """Name the activation; whether there is a gate is said apart from it."""
+        name = self._word("feed_forward_proj", "gelu")
+        if not self._flag("use_gated_activation", False, "structure"):
+            return name.removeprefix("gated-")
+        gated = (name, f"gated-{name}", "gated-gelu")
+        return next(each for each in gated if each in t5.GATED_ACTIVATIONS)
 
     def prompt_targets(self) -> dict[str, TargetTensor]:
         """Tables of prompts by task (``prompt_learning_type`` 3: whole on every rank)."""
@@ -154,6 +169,15 @@ class FtConfig:
                 "the checkpoint is not one of FasterTransformer's",
             )
         return number
+
+    def _word(self, key: str, default: str) -> str:
+        return self.sections[self.main].get(key, default)
+
+    def _epsilon(self, key: str, default: float) -> float:
+        try:
+            return float(self._word(key, str(default)))
+        except ValueError as error:
+            raise CheckpointError(f"{CONFIG_FILE}: {key} of [{self.main}]: {error}") from error
 
     def _flag(self, key: str, default: bool, section: str = "") -> bool:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from huggingface_models import save
 from nemo_archive import write_gpt
 
 from export_scripts.arguments import ConvertArguments
@@ -153,3 +154,26 @@ def test_a_dry_run_says_what_the_conversion_of_a_description_takes(tmp_path: Pat
     assert refused.returncode == 1
     assert "is the description of a checkpoint" in refused.stderr
     assert "dry_run=true" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("opt", {"do_layer_norm_before": False}),
+        ("gpt2", {"layer_norm_epsilon": 1e-3}),
+        ("bloom", {}),
+        ("gptj", {}),
+        ("gpt_neox", {"use_parallel_residual": False}),
+    ],
+)
+def test_an_ft_checkpoint_has_the_dimensions_that_it_was_made_with(
+    family: str, changes: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(family, tmp_path / "source", **changes)
+    convert(ConvertArguments(tmp_path / "source", tmp_path / "out", 1, "fp32"))
+    said = []
+    for path in (tmp_path / "source", tmp_path / "out"):
+        main([str(path)])
+        said += [line for line in capsys.readouterr().out.splitlines() if line.startswith("  dimensions")]
+    assert len(said) == 2
+    assert said[0] == said[1]
