@@ -23,7 +23,8 @@ from export_scripts.checkpoints.hub import fetch
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
 from export_scripts.mapped import RecordKey
 from export_scripts.nemo_ids import with_nemos_ids
-from export_scripts.shards import Workspace, check_space, full_disk_explained, write_bytes, write_tensor
+from export_scripts.shard_file import full_disk_explained
+from export_scripts.shards import Workspace, check_space, write_bytes, write_tensor
 from export_scripts.weights.family import ConfigValues, render_config
 from export_scripts.workers import Advance, run_all
 from handover.errors import CheckpointError, exit_status

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,11 +13,11 @@ import numpy as np
 
 from export_scripts.assembly import Assembly, assemble
 from export_scripts.dtypes import Array, Census, is_finite, item_bytes
-from export_scripts.journal import TEMPORARY_SUFFIX, Journal
+from export_scripts.journal import Journal
 from export_scripts.mapped import Reader, RecordKey
+from export_scripts.shard_file import ShardFile
 from export_scripts.transposition import Transposer
 from export_scripts.weights.schema import Assignment, Dims, LazyTensor, TargetTensor
-from handover.digests import CRC32_BLOCKS, SHA256, new_digest
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FileRecord
 from handover.progress import human_bytes
@@ -105,20 +103,6 @@ def check_space(directory: Path, needed_bytes: int) -> None:
 
 
 @contextmanager
-def full_disk_explained(path: Path) -> Iterator[None]:
-    """Turn a full disk into one clear error."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ArtefactError(
-            f"the disk is full: {path.name} could not be written to {path.parent}",
-            "free some space; the next run continues where this one stopped",
-        ) from error
-
-
-@contextmanager
 def tensor_named(name: str) -> Iterator[None]:
     """Say in an error of the source which tensor was being made."""
     try:
@@ -186,10 +170,11 @@ def write_tensor(
     records = [journal.finished[name] for name in names if name in journal.finished]
     if not missing:
         return records
+    shape = settings.shape(assignment.target)
     with ExitStack() as stack, tensor_named(assignment.name):
         assembly = assemble(assignment, sources, settings.dims)
         files = {
-            rank: stack.enter_context(ShardFile(root / names[rank], settings, assignment.target)) for rank in missing
+            rank: stack.enter_context(ShardFile(root / names[rank], shape, settings.data_type)) for rank in missing
         }
         for ranks, box in _boxes(assembly, settings.split_axis(assignment.target), len(names), missing):
             rows = box.shape[0] // len(ranks)
@@ -272,53 +257,3 @@ def _refuse(block: Assembly, box: Assembly, name: str, settings: ShardSettings, 
         part = box.cropped(0, start, min(start + block.shape[0], box.shape[0])).loaded(workspace.reader)
         census.add(part.values("fp32", apart, workspace.transposer))
     raise census.error(name, settings.data_type)
-
-
-class ShardFile:
-    """A file that is written under a temporary name and digested; it gets its own when it is published.
-
-    Args:
-        path: its own name.
-        settings: of the conversion; None: it is no tensor.
-        target: the tensor's declaration.
-
-    Raises:
-        ArtefactError: on any write, if the disk is full.
-    """
-
-    def __init__(self, path: Path, settings: ShardSettings | None = None, target: TargetTensor | None = None) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
-        self._shape = settings.shape(target) if settings and target else None
-        self._data_type = settings.data_type if settings else None
-        self._algorithm = CRC32_BLOCKS if target else SHA256
-        self._digest = new_digest(self._algorithm)
-        self._size_bytes = 0
-
-    def __enter__(self) -> ShardFile:
-        with full_disk_explained(self._path):
-            self._stream = self._temporary.open("wb", buffering=0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def write(self, values: Array) -> None:
-        """Append values in row-major order."""
-        content = values.reshape(-1).view(np.uint8).data
-        self._digest.update(content)
-        self._size_bytes += len(content)
-        with full_disk_explained(self._path):
-            while content:
-                content = content[self._stream.write(content) :]
-
-    def publish(self, journal: Journal) -> FileRecord:
-        """Note the file in the journal, then give it its name."""
-        digest = f"{self._algorithm}:{self._digest.hexdigest()}"
-        record = FileRecord(self._path.name, self._size_bytes, digest, self._shape, self._data_type)
-        with full_disk_explained(self._path):
-            self._stream.close()
-            journal.add(record)
-            os.replace(self._temporary, self._path)
-        return record

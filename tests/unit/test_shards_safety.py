@@ -22,6 +22,7 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.check import inspect_checkpoint
 from export_scripts.convert import convert
 from export_scripts.mapped import Reader, map_record
+from export_scripts.shard_file import ShardFile, full_disk_explained
 from handover.errors import ArtefactError, CheckpointError, SlipwayError
 from handover.manifest import FILE_NAME, Manifest
 
@@ -167,16 +168,16 @@ def test_a_disk_that_fills_in_the_middle_is_one_error_and_the_next_run_continues
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive, output = write_gpt(tmp_path / "gpt.nemo"), tmp_path / "out"
-    write, left = shards.ShardFile.write, iter(range(20))
+    write, left = ShardFile.write, iter(range(20))
 
-    def filling(self: shards.ShardFile, values: Any) -> None:
+    def filling(self: ShardFile, values: Any) -> None:
         if next(left, None) is None:
-            with shards.full_disk_explained(self._path):
+            with full_disk_explained(self._path):
                 raise OSError(28, "No space left on device")
         write(self, values)
 
     with monkeypatch.context() as patched:
-        patched.setattr(shards.ShardFile, "write", filling)
+        patched.setattr(ShardFile, "write", filling)
         with pytest.raises(ArtefactError, match="the disk is full: model.* could not be written") as error:
             convert(ConvertArguments(archive, output, 2, "fp16"))
     assert "continues" in error.value.hint
