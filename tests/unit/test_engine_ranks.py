@@ -17,6 +17,8 @@ from family_shards import write_family
 from gpt2_checkpoint import random_gpt2, write_shards
 from rank_processes import RankProcesses, Tensors, answer_of
 from test_engine_families import random_t5
+from test_engine_prefixes import write as write_with_prefixes
+from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
@@ -133,6 +135,32 @@ def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(tensor: int,
     for ours, theirs in zip(ranks.answers, expected, strict=True):
         for name, array in theirs.items():
             np.testing.assert_array_equal(ours[name], array)
+
+
+def test_prefix_prompts_over_ranks_give_what_one_process_gives(tmp_path: Path) -> None:
+    _, settings = write_with_prefixes("gpt_neox", tmp_path, 2)
+    tasks = np.array([[0], [1], [2]], np.uint32)
+    requests = [request(1, (7, 3, 5), (10, 4, 8)) | {"prompt_learning_task_name_ids": tasks}]
+    ranks = start(settings.checkpoint, tmp_path, 2, 2, requests, model_type="GPT-NeoX")
+    expected = answer_of(open_engine(settings, CPU), requests[0])
+    assert set(ranks.wait(100)) == {0}, ranks.text
+    np.testing.assert_array_equal(ranks.answers[0]["output_ids"], expected["output_ids"])
+    np.testing.assert_allclose(ranks.answers[0]["cum_log_probs"], expected["cum_log_probs"], atol=1e-4)
+
+
+def test_attentions_over_ranks_are_what_one_process_gives(tmp_path: Path) -> None:
+    shards = write_family(T5EncoderModel(random_t5().config), tmp_path, 2)
+    ids = np.random.default_rng(1).integers(2, 90, (2, 9)).astype(np.uint32)
+    requests = [{"input_ids": ids, "sequence_length": np.array([[9], [4]], np.uint32)}]
+    requests.append(requests[0] | {"is_return_attentions": np.ones((2, 1), bool)})
+    ranks = start(shards, tmp_path, 2, 2, requests, model_type="T5-Encoder")
+    engine = open_engine(Settings(shards, 2, 1, "fp32", 1, "T5-Encoder", has_process_per_rank=False), CPU)
+    expected = [answer_of(engine, each) for each in requests]
+    assert set(ranks.wait(100)) == {0}, ranks.text
+    for ours, theirs in zip(ranks.answers, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, array in theirs.items():
+            np.testing.assert_allclose(ours[name], array, atol=1e-5)
 
 
 def test_an_engine_whose_other_rank_cannot_load_says_so_and_leaves_nobody_behind(tmp_path: Path) -> None:

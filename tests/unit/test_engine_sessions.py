@@ -197,7 +197,7 @@ def test_the_one_that_was_idle_longest_makes_room(made: tuple[GPT2LMHeadModel, S
         ("a", prompts(3, 3), {}, "session a has 1 rows, the request 2"),
         ("a", prompts(14), {"count": 6}, "row 0 would have 28 tokens: 8 of the session, 14 of the input, .* allow 26"),
         ("a", prompts(7), {}, "row 0 has 7 tokens, over memory_len 6"),
-        ("a", prompts(3), {"beam_width": 2}, "beam_width above 1 and prompt embeddings do not go with"),
+        ("a", prompts(3), {"beam_width": 2}, "beam_width above 1 and prompts do not go with"),
         ("b", prompts(40), {"start": True, "count": 9}, "would have 49 tokens|exceeds max_pos_seq_len 48"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,10 +200,35 @@ def test_an_encoder_alone_gives_its_hidden_states(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         outputs[1]["output_hidden_state"][0], outputs[0]["output_hidden_state"][1, :3], atol=1e-5
     )
-    with pytest.raises(EngineError, match="is_return_attentions"):
-        engine.parse(ask(rows, None, is_return_attentions=True))
     with pytest.raises(EngineError, match=r"unknown input 'max_output_len' of shape \[3, 1\]"):
         engine.parse(ask(rows, 4))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_encoder_says_what_it_attends_to(ranks: int, tmp_path: Path) -> None:
+    encoder = T5EncoderModel(random_t5().config).eval()
+    encoder.set_attn_implementation("eager")  # the one that gives them
+    settings = replace(settings_of(write_family(encoder, tmp_path, ranks), "T5-Encoder"), tensor_para_size=ranks)
+    engine = open_engine(settings, CPU)
+    rows = sources(7, 3, 12)
+    tensors = ask(rows, None, is_return_attentions=[False, True, False])  # one row's wish is for all
+    tensors["input_ids"] = np.pad(tensors["input_ids"], ((0, 0), (0, 3)))
+    asking = engine.parse(tensors)
+    outputs, without = engine.generate([asking, engine.parse(ask(rows[:1], None, is_return_attentions=False))])
+    engine.close()
+    assert set(without) == {"output_hidden_state"}
+    found = outputs["output_attentions"]
+    assert (found.dtype, found.shape) == (np.float32, (3, 2, 4, 15, 15))
+    for row, line in enumerate(rows):
+        with torch.no_grad():
+            theirs = encoder(torch.tensor([line]), output_attentions=True)
+        length = len(line)
+        expected = torch.cat(theirs.attentions).numpy()  # [layers, heads, S, S]
+        np.testing.assert_allclose(found[row, :, :, :length, :length], expected, atol=1e-5)
+        assert not found[row, :, :, length:].any() and not found[row, :, :, :, length:].any()
+        hidden = outputs["output_hidden_state"][row, :length]
+        np.testing.assert_allclose(hidden, theirs.last_hidden_state[0].numpy(), atol=1e-4)
+    assert outputs["output_hidden_state"].shape == (3, 15, 24)
 
 
 @pytest.mark.parametrize(

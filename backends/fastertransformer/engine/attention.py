@@ -146,16 +146,31 @@ class WholeInput:
         bias: by positions; None: none.
         scale: of q k.
         like: a tensor on the device, in the format of keys.
+        kept: takes what each call's queries attend to, fp32 [B, H, T, S]; None: nobody asks.
     """
 
-    def __init__(self, lengths: Tensor, length: int, bias: Bias | None, scale: float, like: Tensor) -> None:
-        self._scale = scale
+    def __init__(
+        self,
+        lengths: Tensor,
+        length: int,
+        bias: Bias | None,
+        scale: float,
+        like: Tensor,
+        kept: list[Tensor] | None = None,
+    ) -> None:
+        self._scale, self._kept = scale, kept
         steps = torch.arange(length, device=lengths.device)
         is_real = (steps < lengths[:, None])[:, None, None]  # [B, 1, 1, S]
         self._mask = _biased(is_real, bias(steps[None], steps[None]) if bias else None, like)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend from q, [B, H, T, D], to k and v, [B, H, S, D] -> [B, H, T, D]."""
+        if self._kept is not None:
+            scores = (q @ k.transpose(2, 3)).float() * self._scale
+            is_bias = self._mask.dtype != torch.bool
+            scores = scores + self._mask if is_bias else scores.masked_fill(~self._mask, -math.inf)
+            self._kept.append(scores.softmax(-1))
+            return self._kept[-1].to(v.dtype) @ v
         return F.scaled_dot_product_attention(q, k, v, self._mask, scale=self._scale)
 
 

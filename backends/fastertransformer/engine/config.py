@@ -131,6 +131,11 @@ class ModelConfig(Stack):
     prompt_tasks: tuple[tuple[str, int], ...] = ()
     ia3_num_tasks: int = 0
 
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether its tasks are prefix prompts that FasterTransformer uses; see prefixes.py."""
+        return self.family in ("gptj", "gptneox") and self.prompt_learning_type == PROMPT_TYPES[2]
+
 
 GptConfig = ModelConfig  # its name while GPT was the only family
 

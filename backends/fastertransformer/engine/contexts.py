@@ -52,12 +52,16 @@ def _encode(steps: Steps, new: list[Sequence], first: int) -> bool:
     """Run the encoder for new sequences; false: that was all they want."""
     ids, lengths, embeddings = _side_by_side([sequence.source for sequence in new if sequence.source])
     tasks = np.array([int(each.job.request.scalars["ia3_tasks"][each.row]) for each in new])
-    encoded = steps.encode(ids, lengths, tasks, first, embeddings)
-    if steps.config.family == "t5":
-        return True
-    for sequence, states, length in zip(new, encoded, lengths, strict=True):
-        sequence.encoded, sequence.is_done = states[:length].float().cpu().numpy(), True
-    return False
+    is_encoder_only = steps.config.family != "t5"
+    wants_attentions = is_encoder_only and any(sequence.job.request.wants("attentions") for sequence in new)
+    encoded, attentions = steps.encode(ids, lengths, tasks, first, embeddings, int(wants_attentions))
+    for row, sequence in enumerate(new if is_encoder_only else ()):
+        length = lengths[row]
+        sequence.encoded, sequence.is_done = encoded[row, :length].float().cpu().numpy(), True
+        if sequence.job.request.wants("attentions"):
+            of_row = torch.stack([layer[row, :, :length, :length] for layer in attentions])
+            sequence.attentions = of_row.cpu().numpy()
+    return not is_encoder_only
 
 
 def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:

@@ -18,6 +18,7 @@ from .errors import EngineError
 from .network import Network
 from .parallel import Group, Leader
 from .precision import choose_device, choose_precision
+from .prefixes import read_prefixes
 from .prompts import read_prompt_tables
 from .request import Array, Request, parse_request
 from .scheduler import Scheduler
@@ -208,6 +209,7 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         layers = len(weights.decoder.layers) if weights.decoder else 0
         heads = config.head_num // (1 if share.rank is None else tensor_para_size)
         shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
+        prefixes = read_prefixes(directory, config, tensor_para_size, precision, device, share)
         cache = _open_cache(settings, shape, device, sharers, group)
     what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
     saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
@@ -220,7 +222,9 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     if group:
         description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {share.layers}"
     _log.info(description)
-    return (Leader(network, cache, group) if group and group.ranks.rank == 0 else Steps(network, cache)), description
+    if group and group.ranks.rank == 0:
+        return Leader(network, cache, prefixes, group), description
+    return Steps(network, cache, prefixes), description
 
 
 def _open_cache(

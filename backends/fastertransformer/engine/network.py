@@ -43,6 +43,10 @@ class Links:
         """Give every process what the last layer of all has made."""
         return x
 
+    def gather(self, parts: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
+        """Give what every layer of the encoder attends to, [B, H, S, S] each, of [B, S] and what the layers here do."""
+        return parts
+
 
 @dataclass(frozen=True)
 class Source:
@@ -173,7 +177,12 @@ class Network:
         return self.weights.head.in_fp32(hidden)
 
     def encode(
-        self, ids: Tensor, lengths: Tensor, tasks: Tensor | None = None, embeddings: Tensor | None = None
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        tasks: Tensor | None = None,
+        embeddings: Tensor | None = None,
+        attentions: list[Tensor] | None = None,
     ) -> Tensor:
         """Run the encoder over whole inputs.
 
@@ -182,6 +191,7 @@ class Network:
             lengths: [B], real tokens of each.
             tasks: [B], see Source.
             embeddings: see extend.
+            attentions: takes what each layer attends to, fp32 [B, H, S, S]; None: nobody asks.
 
         Returns:
             [B, S, hidden], normed; what stands behind a row's length means nothing.
@@ -190,11 +200,15 @@ class Network:
         assert stack and weights, "there is no encoder"
         batch, length = ids.shape
         positions = torch.arange(length, device=ids.device)[None]
-        call = _Call(WholeInput(lengths, length, self._encoder_bias, stack.attention_scale, self._like), tasks=tasks)
+        kept: list[Tensor] | None = None if attentions is None else []
+        attend = WholeInput(lengths, length, self._encoder_bias, stack.attention_scale, self._like, kept)
+        call = _Call(attend, tasks=tasks)
         x = self._links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))
         for layer in weights.layers:
             x = self._layer(stack, layer, x, call)
         x = self._links.spread(self._links.leave(x))
+        if attentions is not None and kept is not None:
+            attentions += self._links.gather(kept, (batch, length))
         return _norm(stack, x, weights.final_norm) if weights.final_norm else x
 
     def remember(self, encoded: Tensor, slots: Slots, cache: KvCache, tasks: Tensor | None = None) -> None:

@@ -27,6 +27,7 @@ from .cache import KvCache
 from .config import ModelConfig
 from .errors import EngineError
 from .network import Links, Network
+from .prefixes import Prefix
 from .ranks import Ranks, Watch, first_line, meet
 from .request import Array
 from .steps import STEP_NAMES, Steps
@@ -96,7 +97,7 @@ class Group:
 
     def links(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Links:
         """Connect this process's part of the network to the others."""
-        return _ProcessLinks(self, config.hidden_units, dtype, device)
+        return _ProcessLinks(self, config, dtype, device)
 
     def agree(self, room: int) -> int:
         """Wait until every process has loaded its part; give the least that any of them names.
@@ -148,6 +149,10 @@ class Group:
             dist.broadcast(x, 0, group=self._everybody)
         return x
 
+    def sum_over_all(self, part: Tensor) -> None:
+        """Sum over all processes, in place."""
+        dist.all_reduce(part, group=self._everybody)
+
     @property
     def previous(self) -> int | None:
         """The rank that this one receives from; None in the first stage."""
@@ -176,14 +181,14 @@ class Group:
 class _ProcessLinks(Links):
     """Links to the processes of a group."""
 
-    def __init__(self, group: Group, hidden_units: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._group, self._hidden_units, self._dtype, self._device = group, hidden_units, dtype, device
+    def __init__(self, group: Group, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._group, self._config, self._dtype, self._device = group, config, dtype, device
 
     def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
         """Embed in the first stage, receive in the others."""
         if self._group.previous is None:
             return embed()
-        x = torch.empty((*shape, self._hidden_units), dtype=self._dtype, device=self._device)
+        x = torch.empty((*shape, self._config.hidden_units), dtype=self._dtype, device=self._device)
         self._group.receive(x, self._group.previous)
         return x
 
@@ -207,6 +212,18 @@ class _ProcessLinks(Links):
         """Send rank 0's, which leave has given it, to all."""
         return self._group.spread(x)
 
+    def gather(self, parts: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
+        """Sum what all processes have, each in its place."""
+        encoder, share, (batch, length) = self._config.encoder, self._group.share(self._config), shape
+        assert encoder and share.encoder_layers is not None
+        size = (encoder.num_layer, batch, encoder.head_num, length, length)
+        whole = torch.zeros(size, dtype=torch.float32, device=self._device)
+        for layer, part in zip(share.encoder_layers, parts, strict=True):
+            heads = self._group.tensor_rank * part.shape[1]
+            whole[layer, :, heads : heads + part.shape[1]] = part
+        self._group.sum_over_all(whole)
+        return list(whole)
+
 
 class Leader(Steps):
     """Rank 0's steps: each is announced, then taken.
@@ -214,8 +231,8 @@ class Leader(Steps):
     Any error leaves the processes out of step with each other, so it ends them all.
     """
 
-    def __init__(self, network: Network, cache: KvCache, group: Group) -> None:
-        super().__init__(network, cache)
+    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix], group: Group) -> None:
+        super().__init__(network, cache, prefixes)
         self._group = group
 
     @contextmanager

@@ -1,17 +1,16 @@
 """Prompts that are not tokens of the vocabulary: embeddings sent with a request, or learnt and kept in the checkpoint.
 
 FasterTransformer's numbers for ``request_prompt_type`` and config.ini's ``prompt_learning_type``: 0 none; 1 soft prompt
-(a request's embeddings stand in front of its input); 2 prefix prompt (keys and values of every layer: GPT in
-FasterTransformer reads such tables and never uses them, so they are refused here); 3 p/prompt tuning (ids from
-``prompt_learning_start_id`` on stand for rows of a table: the task's, or the request's own). Positions count prompts;
-answers and penalties leave them out.
+(a request's embeddings stand in front of its input); 2 prefix prompt (a task's keys and values of every layer, see
+prefixes.py; a request cannot bring its own); 3 p/prompt tuning (ids from ``prompt_learning_start_id`` on stand for rows
+of a table: the task's, or the request's own). Positions count prompts; answers and penalties leave them out.
 Sources: ``ParallelGpt.cc``, ``gpt_kernels.cu``, ``ParallelGptTritonModel.cc``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,14 @@ class Context:
     Attributes:
         ids: int64 [T], at least one; any legal id where an embedding stands.
         embeddings: fp32 [T, hidden], NaN where the token has its own; None: all have.
+        prefix: the task whose prefix precedes all that; -1: none.
+        prefix_length: entries of the cache that the prefix takes.
     """
 
     ids: Array
     embeddings: Array | None = None
+    prefix: int = -1
+    prefix_length: int = 0
 
 
 def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | None:
@@ -95,14 +98,16 @@ def place_prompts(
     """
     batch = len(ids)
     kinds, own = _request_prompts(tensors, batch, config)
-    tasks = _tasks(tensors, batch, prompts)
+    tasks = _tasks(tensors, batch, config, prompts)
     start_id = config.prompt_learning_start_id or config.end_id + 1
     contexts, shown = [], []
     for row in range(batch):
-        line, table = ids[row, : lengths[row]], None
-        if kinds[row] == _TUNED or (tasks is not None and not kinds[row]):
-            table = own[row] if kinds[row] else tasks[row]  # type: ignore[index]  # tasks are there in this branch
+        line, table = ids[row, : lengths[row]], own[row] if kinds[row] == _TUNED else None
+        if tasks is not None and prompts is not None and not kinds[row]:
+            table = prompts[tasks[row]]
         contexts.append(_context(line, kinds[row] == _SOFT, own[row], table, start_id, int(start_ids[row])))
+        if tasks is not None and config.has_prefixes:
+            contexts[-1] = _behind_prefix(contexts[-1], tasks[row], row, not len(line), config)
         shown.append(line if table is None else line[line < start_id])
         bad = contexts[-1].ids[contexts[-1].ids >= config.vocab_size]
         if bad.size:
@@ -122,6 +127,13 @@ def _context(line: Array, is_soft: bool, own: Array, table: Array | None, start_
         embeddings = np.where((virtual >= 0)[:, None], table[np.maximum(virtual, 0)], np.float32(np.nan))
         return Context(np.where(virtual >= 0, 0, line), embeddings)
     return Context(line if len(line) else np.array([first], np.int64))
+
+
+def _behind_prefix(context: Context, task: int, row: int, is_empty: bool, config: ModelConfig) -> Context:
+    length = config.prompt_tasks[task][1]
+    if length and is_empty:
+        raise RequestError(f"row {row} has no input: a prefix prompt must come with one")
+    return replace(context, prefix=task, prefix_length=length)
 
 
 def _request_prompts(tensors: Mapping[str, Array], batch: int, config: ModelConfig) -> tuple[Array, list[Array]]:
@@ -150,20 +162,32 @@ def _request_prompts(tensors: Mapping[str, Array], batch: int, config: ModelConf
         if lengths[row] > embedding.shape[1]:
             raise RequestError(f"request_prompt_lengths is {lengths[row]} in row {row}; at most {embedding.shape[1]}")
         if kinds[row] not in (_NONE, _SOFT, _TUNED):
-            raise RequestError(f"request_prompt_type is {kinds[row]} in row {row}; it must be 0, 1 (soft) or 3 (tuned)")
+            raise RequestError(
+                f"request_prompt_type is {kinds[row]} in row {row}; it must be 0, 1 (soft) or 3 (tuned): a prefix"
+                " prompt comes from the checkpoint only"
+            )
     return kinds, [embedding[row, : lengths[row]].astype(np.float32) for row in range(batch)]
 
 
-def _tasks(tensors: Mapping[str, Array], batch: int, prompts: Sequence[Array] | None) -> list[Array] | None:
+def _tasks(
+    tensors: Mapping[str, Array], batch: int, config: ModelConfig, prompts: Sequence[Array] | None
+) -> list[int] | None:
+    """Check each row's task; None: the rows have none."""
     name = PROMPT_NAMES[0]
     if name not in tensors:
         return None
-    if prompts is None:
+    if prompts is None and not config.has_prefixes:
+        if config.prompt_learning_type == PROMPT_TYPES[_PREFIX]:
+            raise RequestError(
+                f"{name}: this checkpoint has prefix prompts (prompt_learning_type = 2), which FasterTransformer reads"
+                f" and never uses in a {config.family}; GPT-J and GPT-NeoX have them. Leave it out"
+            )
         raise RequestError(f"{name}: this checkpoint's config.ini has no prompt_learning_type = 3; leave it out")
     tasks = _column(name, tensors, batch)
-    if (tasks >= len(prompts)).any():
-        raise RequestError(f"{name} is {tasks.max()}; the checkpoint has tasks 0 to {len(prompts) - 1}")
-    return [prompts[task] for task in tasks]
+    if (tasks >= len(config.prompt_tasks)).any():
+        raise RequestError(f"{name} is {tasks.max()}; the checkpoint has tasks 0 to {len(config.prompt_tasks) - 1}")
+    found: list[int] = tasks.tolist()
+    return found
 
 
 def _column(name: str, tensors: Mapping[str, Array], batch: int) -> Array:

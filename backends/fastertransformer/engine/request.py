@@ -35,6 +35,7 @@ class Request:
         bad_words, stop_words: B lists: what must not come, and what ends a row when it has come.
         contexts: B: what each row's generation starts from, prompts included.
         sources: B: what the encoder is given; empty without one.
+        source_width: of the tensor that it came in, padding included.
         beam_width: of every row; 1 is sampling.
         starts_session: whether it begins a conversation, as START says.
         ends_session: whether it is the conversation's last, as END says.
@@ -48,6 +49,7 @@ class Request:
     stop_words: Sequence[WordList]
     contexts: Sequence[Context]
     sources: Sequence[Context] = ()
+    source_width: int = 0
     beam_width: int = 1
     starts_session: bool = False
     ends_session: bool = False
@@ -89,6 +91,7 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
     lengths = _input_lengths(vocabulary.lengths, ids, scalars[vocabulary.lengths])
     contexts, shown = place_prompts(tensors, ids, lengths, scalars["start_id"], config, prompts)
     sources: Sequence[Context] = ()
+    source_width = ids.shape[1] if config.encoder else 0
     if config.encoder:  # the input is the encoder's; the decoder starts from start_id, which is not shown
         sources, contexts = contexts, [Context(start.reshape(1).astype(np.int64)) for start in scalars["start_id"]]
         ids, shown = ids[:, :0], [np.zeros(0, np.int64)] * batch
@@ -101,6 +104,7 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
         stop_words=_word_lists(tensors, "stop_words_list", batch),
         contexts=contexts,
         sources=sources,
+        source_width=source_width,
         beam_width=max(1, int(scalars["beam_width"].max(initial=1))),
         starts_session=_is_set(tensors, "START"),
         ends_session=_is_set(tensors, "END"),
@@ -167,8 +171,6 @@ def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Arra
         raise RequestError("ia3_tasks: this checkpoint has no IA3 adapters; leave it out")
     is_beyond = (tasks < 0) | (tasks >= config.ia3_num_tasks)
     refuse_rows("ia3_tasks", tasks, is_beyond & ("ia3_tasks" in tensors), f"0 to {config.ia3_num_tasks - 1}")
-    if scalars.get("is_return_attentions", np.zeros(1)).any():
-        raise RequestError("is_return_attentions: this engine does not keep attention scores; leave it out")
 
 
 def _input_lengths(name: str, ids: Array, lengths: Array) -> Array:

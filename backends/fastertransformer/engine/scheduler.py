@@ -184,6 +184,9 @@ class Scheduler:
             self._steps.set_windows(first, windows)
         for sequence, _ in self._owners[first:]:
             self.sessions.restore(sequence)
+        prefixes = np.array([sequence.context.prefix for sequence, beam in self._owners[first:] if not beam])
+        if (prefixes >= 0).any():
+            self._steps.put_prefixes(first, prefixes)
 
     # Going on.
 

@@ -83,9 +83,10 @@ class Sequence:
         runs_alone: whether it failed together with others and is tried on its own.
         traits: what it needs of a step, as soon as it has a slot.
         encoded: [S, hidden], where the answer is what the encoder makes.
+        attentions: fp32 [layers, heads, S, S], where they are wanted beside it.
         context_embedding: fp32 [hidden], where it is wanted.
         line: the row of a conversation that it continues; see sessions.py.
-        start: entries that the cache has of it before its context: a conversation's.
+        start: entries that the cache has of it before its context: a conversation's, or a prefix prompt's.
         window: entries that are kept at most; 0: all.
     """
 
@@ -102,6 +103,7 @@ class Sequence:
     runs_alone: bool = False
     traits: Traits | None = None
     encoded: Array | None = None
+    attentions: Array | None = None
     context_embedding: Array | None = None
     line: Line | None = None
     start: int = 0
@@ -114,6 +116,7 @@ class Sequence:
         self.end_id = int(request.scalars["end_id"][self.row])
         self.shown = request.input_ids[self.row, : request.input_lengths[self.row]].tolist()
         self.context = request.contexts[self.row]
+        self.start = self.context.prefix_length
         self.source = request.sources[self.row] if request.sources else None
         self.bad_words, self.stop_words = request.bad_words[self.row], request.stop_words[self.row]
         self.tokens = [[] for _ in range(self.width)]
@@ -220,11 +223,20 @@ def output_tensors(job: Job) -> dict[str, Array]:
             log-probabilities (without temperature and penalty) of the input's tokens from the second on. Of a beam
             they are those of its own tokens. (FasterTransformer does not follow a beam back in output_log_probs.)
         context_embeddings: fp32 [B, K, hidden]: only where a row has is_return_context_embeddings.
-        output_hidden_state: fp32 [B, S, hidden], alone: of an encoder without a decoder.
+        output_hidden_state: fp32 [B, S, hidden], of an encoder without a decoder, which has none of the above. S is
+            input_ids' width.
+        output_attentions: fp32 [B, layers, heads, S, S], beside it where any row has is_return_attentions: how much of
+            each key (last axis) each query takes; 0 in padding. (FasterTransformer leaves numbers without a meaning in
+            the rows of queries that are padding.)
     """
     request = job.request
     if job.sequences[0].encoded is not None:
-        return {"output_hidden_state": _stacked([sequence.encoded for sequence in job.sequences])}
+        width = request.source_width
+        encoded = {"output_hidden_state": _stacked([each.encoded for each in job.sequences], (width, 0))}
+        if request.wants("attentions"):
+            rows = [each.attentions for each in job.sequences]
+            encoded["output_attentions"] = _stacked(rows, (0, 0, width, width))
+        return encoded
     batch, width = request.batch_size, request.beam_width
     longest = int(request.output_lengths.max())
     shown = max(request.input_ids.shape[1], *(len(sequence.shown) for sequence in job.sequences))
@@ -253,12 +265,12 @@ def output_tensors(job: Job) -> dict[str, Array]:
     return tensors
 
 
-def _stacked(rows: list[Array | None]) -> Array:
-    """Put arrays under each other, filled up with zeros to the longest; one that is not there yet is zeros."""
-    known = [row for row in rows if row is not None]
-    shape = [max(row.shape[axis] for row in known) for axis in range(known[0].ndim)] if known else [0]
+def _stacked(rows: list[Array | None], least: tuple[int, ...] = ()) -> Array:
+    """Put arrays under each other, filled up with zeros to the longest, at least to ``least``; None is zeros."""
+    sizes = [row.shape for row in rows if row is not None] + ([least] if least else [])
+    shape = [max(axis) for axis in zip(*sizes, strict=True)] if sizes else [0]
     stacked = np.zeros((len(rows), *shape), np.float32)
     for target, row in zip(stacked, rows, strict=True):
         if row is not None:
-            target[: len(row)] = row
+            target[tuple(slice(size) for size in row.shape)] = row
     return stacked

@@ -86,8 +86,9 @@ class Sessions:
         """
         assert job.session is not None
         self.expire()
-        if job.request.beam_width > 1 or any(sequence.context.embeddings is not None for sequence in job.sequences):
-            raise RequestError("beam_width above 1 and prompt embeddings do not go with interactive generation")
+        contexts = [sequence.context for sequence in job.sequences]
+        if job.request.beam_width > 1 or any(each.embeddings is not None or each.prefix_length for each in contexts):
+            raise RequestError("beam_width above 1 and prompts do not go with interactive generation")
         known = self._sessions.get(job.session)
         if known and known.is_busy:
             raise RequestError(f"session {job.session} has not answered its last request yet")

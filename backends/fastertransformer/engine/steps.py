@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .cache import KvCache
 from .network import Network, Source
+from .prefixes import Prefix
 from .request import Array
 
 _P = ParamSpec("_P")
@@ -42,10 +43,11 @@ class Steps:
     Args:
         network: all of it, or this process's part.
         cache: of that part.
+        prefixes: of that part, by task.
     """
 
-    def __init__(self, network: Network, cache: KvCache) -> None:
-        self.network, self.cache = network, cache
+    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
+        self.network, self.cache, self._prefixes = network, cache, prefixes
         self.config = network.config
         self.device = network.weights.like.device
         self._saved: dict[int, Sequence[Tensor]] = {}
@@ -61,7 +63,15 @@ class Steps:
         self.cache.reserve(slots, capacity, cross_capacity, kept)
 
     @_step
-    def encode(self, ids: Array, lengths: Array, tasks: Array, first: int, embeddings: Array | None = None) -> Tensor:
+    def encode(
+        self,
+        ids: Array,
+        lengths: Array,
+        tasks: Array,
+        first: int,
+        embeddings: Array | None = None,
+        wants_attentions: int = 0,
+    ) -> tuple[Tensor, list[Tensor]]:
         """Run the encoder, and have the slots from ``first`` on remember what it makes.
 
         Args:
@@ -70,9 +80,10 @@ class Steps:
             tasks: int64 [B], IA3 task of each row; -1: none.
             first: slot of the first row.
             embeddings: see extend.
+            wants_attentions: whether somebody asks what each layer attends to.
 
         Returns:
-            [B, S, hidden]
+            [B, S, hidden], and the latter by layer, fp32 [B, H, S, S]; empty where nobody asks.
         """
         given = None if embeddings is None else torch.from_numpy(embeddings).to(self.device)
         tokens, sources = torch.from_numpy(ids).to(self.device), np.stack((lengths, tasks), axis=1)
@@ -80,11 +91,12 @@ class Steps:
         self._has_tasks |= bool((tasks >= 0).any())
         known = torch.from_numpy(sources).to(self.device)
         of_tasks = known[:, 1] if self._has_tasks else None
-        encoded = self.network.encode(tokens, known[:, 0], of_tasks, given)
+        attentions: list[Tensor] = []
+        encoded = self.network.encode(tokens, known[:, 0], of_tasks, given, attentions if wants_attentions else None)
         if self.config.family == "t5":
             self.cache.sources[slots] = known
             self.network.remember(encoded, slots, self.cache, of_tasks)
-        return encoded
+        return encoded, attentions
 
     def _source(self, slots: slice, longest: int) -> Source | None:
         """Say what rows answer to, given their longest source; 0: they have none."""
@@ -97,6 +109,13 @@ class Steps:
     def set_windows(self, first: int, windows: Array) -> None:
         """Say how many tokens the slots from ``first`` on keep, int64 [B]."""
         self.cache.windows[first : first + len(windows)] = torch.from_numpy(windows).to(self.device)
+
+    @_step
+    def put_prefixes(self, first: int, tasks: Array) -> None:
+        """Begin the slots from ``first`` on with the prefixes of tasks, int64 [B]; -1: none."""
+        for slot, task in enumerate(tasks.tolist(), first):
+            if task >= 0:
+                self.cache.restore(slot, self._prefixes[task])
 
     @_step
     def extend(
