@@ -63,7 +63,8 @@ def open_source(archive: Archive) -> Source:
     dims = architecture.dims(settings)
     dims = replace(dims, has_untied_head=dims.has_untied_head or not architecture.is_tied(settings))
     weights = _without_prefix(open_weights(archive), architecture.prefix)
-    weights = replace(weights, tensors=with_products(weights.tensors, architecture.products(settings)))
+    products = architecture.products(settings)
+    weights = replace(weights, tensors=with_products(weights.tensors, products))
     table = architecture.table(settings, dims)
     if missing := architecture.missing_biases(settings, dims, table, weights.tensors):
         raise CheckpointError(
@@ -72,6 +73,7 @@ def open_source(archive: Archive) -> Source:
         )
     tokenizer = find_tokenizer(archive)
     remarks = architecture.remarks(settings, dims) + (() if tokenizer.members else (NO_TOKENIZER,))
+    remarks += tuple(f"{key} is {each.rows} times {each.weight}, computed in fp32" for key, each in products.items())
     return Source(
         archive=archive,
         family=architecture.family,

@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "xglm": ("xglm", {}),
     "gptj": ("gptj", {}),
     "gpt_neox": ("gpt_neox", {}),
+    "OPT-350m": ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
     "serial gpt_neox": ("gpt_neox", {"use_parallel_residual": False}),
 }
 MODEL_TYPES = {"gptj": "GPT-J", "gpt_neox": "GPT-NeoX"}
