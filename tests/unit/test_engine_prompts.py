@@ -135,6 +135,20 @@ PROMPT = np.ones((1, 3, HIDDEN), np.float32)
             "request_prompt_lengths is 4 in row 0; at most 3",
         ),
         (
+            {"request_prompt_embedding": PROMPT * np.nan, "request_prompt_lengths": 3, "request_prompt_type": 1},
+            "request_prompt_embedding holds a number in row 0 that is not finite",
+        ),
+        # Nothing is to be applied, and yet it must be what it says it is.
+        (
+            {"request_prompt_embedding": PROMPT.astype(np.int64) * 0},
+            r"request_prompt_embedding is int64 of shape \[1, 3, 32\], expected float32 or float16 \[1, n, 32\]",
+        ),
+        ({"request_prompt_lengths": PROMPT * 0}, "request_prompt_lengths has type float32, expected uint32"),
+        (
+            {"request_prompt_type": PROMPT.astype(np.uint32) * 0},
+            r"request_prompt_type has shape \[1, 3, 32\], expected \[1, 1\]",
+        ),
+        (
             {"request_prompt_embedding": PROMPT, "request_prompt_lengths": 3, "request_prompt_type": 2},
             "request_prompt_type is 2 in row 0; it must be 0, 1",
         ),

@@ -80,6 +80,8 @@ def test_the_neutral_values_that_fastertransformers_clients_send_are_accepted() 
             {"runtime_topk": column(1, np.uint32)},
             r"'runtime_topk' of shape \[2, 1\], did .* 'runtime_top_k'",
         ),
+        ({"START": column(1, np.int32)}, r"START is int32 of shape \[2, 1\], expected one whole number"),
+        ({"END": np.array([1.0])}, r"END is float64 of shape \[1\], expected one whole number"),
         ({"nonsense": column(1, np.uint32)}, r"unknown input 'nonsense' of shape \[2, 1\]; known are END, START, "),
         ({"min_length": column(1, np.int64)}, "min_length has type int64, expected int32 or uint32"),
         ({"beam_width": column(65, np.uint32)}, "beam_width is 65 in row 0; it must be at most 64"),

@@ -238,6 +238,7 @@ def test_an_encoder_says_what_it_attends_to(ranks: int, tmp_path: Path) -> None:
         ({"input_lengths": np.ones((1, 1), np.uint32)}, "unknown input 'input_lengths'"),
         ({"sequence_length": np.full((1, 1), 9, np.uint32)}, "sequence_length is 9 in row 0; it must be 1 to 5"),
         ({"max_output_len": np.full((1, 1), 20000, np.uint32)}, "max_output_len 20000 = 20000 in row 0 exceeds"),
+        ({"start_id": np.full((1, 1), 5000, np.uint32)}, "start_id is 5000 in row 0; it must be below vocab_size"),
         ({"max_output_len": None}, "missing input: max_output_len"),
     ],
 )

@@ -132,6 +132,11 @@ class KvCache:
             block[:, to] = block[:, of]
         self.windows[to], self.sources[to] = self.windows[of], self.sources[of]
 
+    def wipe(self, slots: Tensor) -> None:
+        """Fill slots with zeros, as new ones are; see _block."""
+        for block in (*self.memory, *self.cross_memory):
+            block[:, slots.to(self._device)] = 0
+
     def save(self, slot: int, length: int) -> list[Tensor]:
         """Copy the first ``length`` entries of a slot out of the cache, [2, H, length, D] a layer."""
         return [block[:, slot, :, :length].clone() for block in self.memory]

@@ -146,27 +146,36 @@ def _request_prompts(tensors: Mapping[str, Array], batch: int, config: ModelConf
     if config.encoder and _REQUEST_NAMES[0] in tensors:  # T5 has this kind only, and no tensor that says so
         tensors = {_REQUEST_NAMES[2]: np.full((batch, 1), _TUNED, np.uint32), **tensors}
     present = [name for name in _REQUEST_NAMES if name in tensors]
+    columns = {name: _column(name, tensors, batch) for name in present if name != _REQUEST_NAMES[0]}
+    if _REQUEST_NAMES[0] in present:
+        _check_embedding(tensors[_REQUEST_NAMES[0]], batch, config)
     if not any(tensors[name].any() for name in present):
         return nothing
     missing = [name for name in _REQUEST_NAMES if name not in tensors]
     if missing:
         raise RequestError(f"{present[0]} needs {' and '.join(missing)} too")
-    embedding, lengths, kinds = (tensors[name] for name in _REQUEST_NAMES)
-    if embedding.dtype.kind != "f" or embedding.ndim != 3 or embedding.shape[::2] != (batch, config.hidden_units):
-        raise RequestError(
-            f"request_prompt_embedding is {embedding.dtype.name} of shape {list(embedding.shape)}, expected float32 or"
-            f" float16 [{batch}, n, {config.hidden_units}]"
-        )
-    kinds, lengths = (_column(name, tensors, batch) for name in ("request_prompt_type", "request_prompt_lengths"))
+    embedding, lengths, kinds = tensors[_REQUEST_NAMES[0]], *(columns[name] for name in _REQUEST_NAMES[1:])
     for row in range(batch):
         if lengths[row] > embedding.shape[1]:
             raise RequestError(f"request_prompt_lengths is {lengths[row]} in row {row}; at most {embedding.shape[1]}")
+        if not np.isfinite(embedding[row, : lengths[row]]).all():
+            raise RequestError(f"request_prompt_embedding holds a number in row {row} that is not finite")
         if kinds[row] not in (_NONE, _SOFT, _TUNED):
             raise RequestError(
                 f"request_prompt_type is {kinds[row]} in row {row}; it must be 0, 1 (soft) or 3 (tuned): a prefix"
                 " prompt comes from the checkpoint only"
             )
     return kinds, [embedding[row, : lengths[row]].astype(np.float32) for row in range(batch)]
+
+
+def _check_embedding(embedding: Array, batch: int, config: ModelConfig) -> None:
+    name = _REQUEST_NAMES[0]
+    is_float = embedding.dtype in (np.float32, np.float16)
+    if not is_float or embedding.ndim != 3 or embedding.shape[::2] != (batch, config.hidden_units):
+        raise RequestError(
+            f"{name} is {embedding.dtype.name} of shape {list(embedding.shape)}, expected float32 or float16"
+            f" [{batch}, n, {config.hidden_units}]"
+        )
 
 
 def _tasks(

@@ -93,7 +93,9 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
     sources: Sequence[Context] = ()
     source_width = ids.shape[1] if config.encoder else 0
     if config.encoder:  # the input is the encoder's; the decoder starts from start_id, which is not shown
-        sources, contexts = contexts, [Context(start.reshape(1).astype(np.int64)) for start in scalars["start_id"]]
+        starts = scalars["start_id"]
+        refuse_rows("start_id", starts, starts >= config.vocab_size, f"below vocab_size {config.vocab_size}")
+        sources, contexts = contexts, [Context(start.reshape(1).astype(np.int64)) for start in starts]
         ids, shown = ids[:, :0], [np.zeros(0, np.int64)] * batch
     request = Request(
         input_ids=_padded(shown, ids.shape[1]),
@@ -181,8 +183,9 @@ def _input_lengths(name: str, ids: Array, lengths: Array) -> Array:
 
 
 def _is_set(tensors: Mapping[str, Array], name: str) -> bool:
-    if name in tensors and tensors[name].size != 1:
-        raise RequestError(f"{name} has shape {list(tensors[name].shape)}, expected one value")
+    if name in tensors and (tensors[name].size != 1 or tensors[name].dtype.kind not in "biu"):
+        got = f"{tensors[name].dtype.name} of shape {list(tensors[name].shape)}"
+        raise RequestError(f"{name} is {got}, expected one whole number")
     return bool(name in tensors and tensors[name].any())
 
 

@@ -100,11 +100,12 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
         uniform: [B] in [0, 1).
 
     Returns:
-        [B] token ids; a masked token is never drawn.
+        [B] token ids; a masked token is never drawn. What is drawn from numbers that are not finite means nothing, but
+        is a token: an index beyond the vocabulary would fail the whole batch.
     """
     cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
     threshold = uniform.double()[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
 
 
 def draw_uniform(seed: Tensor, step: Tensor) -> Tensor:

@@ -205,6 +205,7 @@ class Scheduler:
     def _advance(self, hidden: Tensor) -> None:
         """Choose the next token of every slot from its hidden state, [N, hidden]."""
         logits = self._steps.logits(hidden)  # [N, V]
+        is_lost = ~logits[:, 0].isfinite()  # any column tells: each sums over all hidden numbers
         if any(sequence.bad_words for sequence in self._batch):
             banned = [each.bad_words.completions(each.tail(beam, each.bad_words.reach)) for each, beam in self._owners]
             logits = ban(logits, banned)
@@ -216,12 +217,23 @@ class Scheduler:
             if sequence.width > 1 and sequence.limit:
                 self._search(sequence, logits, tokens)
         self._state.record(tokens)
-        self._ids[: len(self._owners)] = tokens.cpu().numpy()
+        self._ids[: len(self._owners)], lost = torch.stack((tokens, is_lost.long())).cpu().numpy()
         for sequence in self._batch:
             if sequence.width == 1 and sequence.limit:
                 sequence.take(0, int(self._ids[sequence.slots[0]]))
             sequence.count += 1
             sequence.is_done = sequence.finish()
+        if lost.any():
+            self._drop_lost(np.flatnonzero(lost))
+
+    def _drop_lost(self, slots: Array) -> None:
+        """Fail the requests whose numbers are infinite or NaN: they would spoil whoever has their slots next."""
+        self._steps.wipe(slots)
+        for sequence in dict.fromkeys(self._owners[slot][0] for slot in slots.tolist()):
+            problem = f"generation failed: the network's numbers overflow in row {sequence.row}"
+            hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
+            if sequence in self._batch:
+                self._drop(sequence.job, Answer(None, problem + hint, code=FAILED))
 
     def _note_log_probs(self, values: Array) -> None:
         for slot, full, reported in zip(self._state.wanting_log_probs, *values, strict=True):

@@ -161,6 +161,11 @@ class Steps:
         self.cache.copy(torch.from_numpy(targets), torch.from_numpy(sources), length)
 
     @_step
+    def wipe(self, slots: Array) -> None:
+        """Forget what slots hold, int64 [n], so that no number stays that is not finite."""
+        self.cache.wipe(torch.from_numpy(slots))
+
+    @_step
     def save(self, slot: int, length: int, key: int) -> None:
         """Keep a copy of a slot's first ``length`` entries."""
         self._saved[key] = self.cache.save(slot, length)
