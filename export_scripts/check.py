@@ -16,7 +16,8 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE
 from export_scripts.shards import ShardSettings, Workspace, check_split, check_values
-from export_scripts.weights.schema import Assignment, Dims, LazyTensor, match
+from export_scripts.weights.matching import match
+from export_scripts.weights.schema import Assignment, Dims, LazyTensor
 from handover.errors import CheckpointError, nearest
 
 _NARROWER = {("fp32", "fp16"), ("bf16", "fp16"), ("fp32", "bf16")}  # source and new type, where a value can overflow

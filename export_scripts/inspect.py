@@ -22,7 +22,8 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE, item_bytes
 from export_scripts.shards import ShardSettings, Workspace, check_values
-from export_scripts.weights.schema import LazyTensor, match, split_layer
+from export_scripts.weights.matching import match
+from export_scripts.weights.schema import LazyTensor, split_layer
 from handover.errors import ArtefactError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import Manifest

@@ -1,0 +1,130 @@
+"""The equation that a conversion must fulfil, solved: every target gets its sources, or everything amiss is listed.
+
+consumed + ignored = keys of the source        produced + zeros = schema        shapes are equal
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from export_scripts.weights.schema import (
+    Assignment,
+    Dims,
+    LazyTensor,
+    Rule,
+    Shape,
+    SourceMap,
+    Sources,
+    TargetTensor,
+    as_tuple,
+    laid_out_shape,
+    split_layer,
+)
+from handover.errors import CheckpointError
+
+
+def match(
+    schema: Mapping[str, TargetTensor],
+    source_map: SourceMap,
+    dims: Dims,
+    tensors: Mapping[str, LazyTensor],
+    other_keys: Iterable[str] = (),
+) -> tuple[Assignment, ...]:
+    """Give every target its sources, or refuse the checkpoint.
+
+    Args:
+        schema: every target by name, layers spelled out. A missing bias is zeros; anything else must be there.
+        source_map: the table of the checkpoint's format.
+        dims: the model's dimensions.
+        tensors: the source.
+        other_keys: keys of the source whose values are not tensors.
+
+    Raises:
+        CheckpointError: listing every key without a rule, every target without a source and every wrong shape.
+    """
+    problems = [f"{key}  is not a tensor and has no rule" for key in other_keys if not source_map.is_ignored(key)]
+    groups: dict[tuple[Sources, int | None], dict[str, str]] = {}  # pattern -> key, of each entry and layer
+    for key, tensor in tensors.items():
+        if source_map.is_ignored(key):
+            continue
+        found = source_map.sources(key)
+        if found is None:
+            problems.append(f"{key}  {list(tensor.shape)}  has no rule")
+        else:
+            pattern = split_layer(key)[0] if found[1] is not None else key
+            groups.setdefault(found, {})[pattern] = key
+    assigned: dict[str, Assignment] = {}
+    for (sources, layer), present in groups.items():
+        absent = [pattern.replace("{layer}", str(layer), 1) for pattern in as_tuple(sources) if pattern not in present]
+        if absent:
+            problems.append(f"{', '.join(absent)}  missing beside {', '.join(present.values())}")
+            continue
+        keys = tuple(present[pattern] for pattern in as_tuple(sources))
+        for rule in as_tuple(source_map.rules[sources]):
+            problems += _assign(assigned, rule, rule.target.format(layer=layer), keys, schema, tensors, dims)
+    problems += _fill(assigned, schema, source_map, dims)
+    if problems:
+        raise CheckpointError(
+            f"{len(problems)} differences from {source_map.name}\n  " + "\n  ".join(problems),
+            "nothing is skipped: the tables in export_scripts/weights must account for every tensor",
+        )
+    return tuple(assigned[name] for name in schema)
+
+
+def _assign(
+    assigned: dict[str, Assignment],
+    rule: Rule,
+    name: str,
+    keys: tuple[str, ...],
+    schema: Mapping[str, TargetTensor],
+    tensors: Mapping[str, LazyTensor],
+    dims: Dims,
+) -> list[str]:
+    """Assign one target; returns what is wrong with it."""
+    given = ", ".join(f"{key}  {list(tensors[key].shape)}" for key in keys)
+    if name not in schema:
+        return [f"{given}  gives {name}, which this model does not have"]
+    if name in assigned:
+        return [f"{', '.join(keys)}  gives {name}, as {', '.join(assigned[name].keys)} does"]
+    assigned[name] = Assignment(name, schema[name], keys, rule)
+    wanted = schema[name].full_shape(dims)
+    got = _combined_shape(rule, [laid_out_shape(rule.layout, tensors[key].shape, dims) for key in keys])
+    if got == wanted:
+        return []
+    return [f"{given}  gives {name} {f'as {list(got)}' if got else 'but does not fit'} instead of {list(wanted)}"]
+
+
+def _combined_shape(rule: Rule, shapes: Sequence[Shape | None]) -> Shape | None:
+    """Shape of several laid-out sources together; None: they do not fit."""
+    first, axis = shapes[0], rule.concat_axis
+    if first is None or len(shapes) == 1:
+        return first
+    if axis is None:
+        return first if all(shape == first for shape in shapes) else None
+    total = 0
+    for shape in shapes:
+        if (
+            shape is None
+            or len(shape) != len(first)
+            or shape[:axis] + shape[axis + 1 :] != first[:axis] + first[axis + 1 :]
+        ):
+            return None
+        total += shape[axis]
+    return (*first[:axis], total, *first[axis + 1 :])
+
+
+def _fill(
+    assigned: dict[str, Assignment], schema: Mapping[str, TargetTensor], source_map: SourceMap, dims: Dims
+) -> list[str]:
+    """Give the remaining targets what is generated, or zeros to a bias; returns what is still missing."""
+    problems = []
+    for name, target in schema.items():
+        if name in assigned:
+            continue
+        pattern = split_layer(name)[0]
+        generate = source_map.generated.get(name) or source_map.generated.get(pattern)
+        if generate or ".bias" in name:
+            assigned[name] = Assignment(name, target, generate=generate)
+        else:
+            problems.append(f"{name}  {list(target.full_shape(dims))}  has no source")
+    return problems
