@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check format golden lock clean
+.PHONY: help demo test test-nemo check format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -15,6 +15,9 @@ demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the de
 test: $(VENV)/.tests ## run the whole test suite, a real Slurm included
 	tests/install
 	$(RUN) -m pytest
+
+test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual environment of their own
+	.venv-nemo/bin/python -m pytest tests/with_nemo
 
 check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .
@@ -49,5 +52,12 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	$(PIP) -r requirements-test.lock
 	touch $@
 
-clean: ## remove the virtual environment
-	rm -rf $(VENV)
+# NeMo wants numpy 2, the server's stub an older one.
+.venv-nemo/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-nemo
+	.venv-nemo/bin/python -m pip install --quiet --disable-pip-version-check 'nemo_toolkit[core]==3.0.0' 'torch==2.13.0' \
+	  einops transformers sentencepiece tokenizers pandas pyyaml pytest pytest-timeout
+	touch $@
+
+clean: ## remove the virtual environments
+	rm -rf $(VENV) .venv-nemo
