@@ -100,6 +100,7 @@ class FtConfig:
         if differing := [key for key in _SHARED_BY_SIDES if encoder.get(key) != decoder.get(key)]:
             raise CheckpointError(f"{CONFIG_FILE}: encoder and decoder differ in {', '.join(differing)}")
         number, structure = self._number, "structure"
+        has_bias = self._flag("t5_with_bias", False, structure)
         return t5.T5Dims(
             head_num=number("num_heads"),
             size_per_head=number("d_kv"),
@@ -111,9 +112,9 @@ class FtConfig:
             position_num=number("relative_attention_num_buckets_or_max_pos_seq_len"),
             has_relative_positions=self._parser.get(structure, "position_embedding_type", fallback="relative")
             == "relative",
-            has_bias=self._flag("t5_with_bias", False, structure),
+            has_bias=has_bias,
             activation=self._t5_activation(),
-            has_scaled_logits=self._flag("tie_word_embeddings", True, "decoder"),
+            has_scaled_logits=not has_bias and self._flag("tie_word_embeddings", True, "decoder"),  # T5Decoding.cc
             layernorm_eps=self._epsilon("layer_norm_epsilon", t5.LAYERNORM_EPS),
             ia3_num_tasks=number("ia3_num_tasks", 0, structure),
             adapter_inter_size=number("adapter_inter_size", 0),

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from huggingface_models import save
-from nemo_archive import write_gpt
+from nemo_archive import NEMO, write_gpt
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
@@ -171,9 +171,17 @@ def test_an_ft_checkpoint_has_the_dimensions_that_it_was_made_with(
 ) -> None:
     save(family, tmp_path / "source", **changes)
     convert(ConvertArguments(tmp_path / "source", tmp_path / "out", 1, "fp32"))
-    said = []
-    for path in (tmp_path / "source", tmp_path / "out"):
-        main([str(path)])
-        said += [line for line in capsys.readouterr().out.splitlines() if line.startswith("  dimensions")]
-    assert len(said) == 2
+    said = [dimensions(path, capsys) for path in (tmp_path / "source", tmp_path / "out")]
     assert said[0] == said[1]
+
+
+def test_an_ft_t5_has_the_dimensions_that_it_was_made_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    convert(ConvertArguments(NEMO / "t5_abs.nemo", tmp_path / "out", 1, "fp32"))
+    said = [dimensions(path, capsys) for path in (NEMO / "t5_abs.nemo", tmp_path / "out")]
+    assert said[0] == said[1]
+
+
+def dimensions(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    main([str(path)])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  dimensions"))
+    return line
