@@ -11,9 +11,10 @@ from t5_models import HEADS, Saving, huggingface_t5, nemo_states, plain_from_hug
 from transformers import BertTokenizer
 
 from evaluation.tokenizer import load_tokenizer as load_for_evaluation
-from export_scripts.arguments import ConvertArguments
+from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.check import inspect_checkpoint
 from export_scripts.convert import convert
+from export_scripts.model_repository import build_repository
 from export_scripts.tokenizer_models.slipway_tokenizer import load_tokenizer
 from handover.errors import CheckpointError
 
@@ -53,6 +54,16 @@ def test_text_of_the_first_tokens_begins_the_text_of_all(converted: tuple[Path, 
     ids = tokenizer.encode(text)
     whole = tokenizer.decode(ids)
     assert all(whole.startswith(tokenizer.decode(ids[:count])) for count in range(len(ids) + 1))
+
+
+def test_the_served_models_have_it(converted: tuple[Path, BertTokenizer], tmp_path: Path) -> None:
+    folder, oracle = converted
+    given = {"tensor_para_size": 1, "pipeline_para_size": 1, "data_type": "fp32", "int8_mode": 0}
+    more = {"enable_custom_all_reduce": 0, "max_batch_size": 2, "max_queue_delay_us": 0}
+    build_repository(ExportArguments(folder, tmp_path / "repository", "tiny", **given, **more))  # type: ignore[arg-type]
+    for model in ("preprocessing", "postprocessing"):
+        tokenizer = load_tokenizer(tmp_path / "repository" / model / "1")
+        assert tokenizer.encode("the end") == oracle("the end", add_special_tokens=False)["input_ids"]
 
 
 def test_a_decoder_begins_with_cls_and_ends_with_sep(converted: tuple[Path, BertTokenizer]) -> None:
