@@ -22,7 +22,7 @@ from pathlib import Path
 from export_scripts.arguments import ExportArguments
 from export_scripts.interfaces import gpt, t5
 from export_scripts.interfaces.interactive import make_interactive
-from export_scripts.interfaces.serving import Serving, alias
+from export_scripts.interfaces.serving import Serving, alias, can_be_aliased
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.pbtxt import ModelSpec, to_text
 from handover.digests import file_digest
@@ -57,14 +57,15 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     repository = _Repository(arguments.output, arguments.ft_checkpoint, checkpoint)
     serving = _serving(arguments)
     shards = f"1/{arguments.tensor_para_size}-gpu"
-    engines = [ENGINE] if arguments.model_name == ENGINE else [ENGINE, arguments.model_name]
+    interface = t5 if serving.family == "t5" else gpt
+    engine = interface.engine(serving)
+    has_alias = arguments.model_name != ENGINE and can_be_aliased(engine)
+    engines = [ENGINE, arguments.model_name] if has_alias else [ENGINE]
     with Progress("export", len(engines) * len(checkpoint.files), "files", len(engines) * checkpoint.size_bytes) as bar:
         for name in engines:
             repository.link_checkpoint(f"{name}/{shards}", bar)
-    interface = t5 if serving.family == "t5" else gpt
-    engine = interface.engine(serving)
     repository.add_config(_form(engine, arguments))
-    if arguments.model_name != ENGINE:
+    if has_alias:
         repository.add_ensemble(_form(alias(engine, arguments.model_name), arguments))
     repository.add_tokenizer_model(_form(interface.preprocessing(serving), arguments), _SOURCES / "preprocessing.py")
     repository.add_tokenizer_model(_form(interface.postprocessing(serving), arguments), _SOURCES / "postprocessing.py")

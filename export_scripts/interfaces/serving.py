@@ -88,6 +88,11 @@ FACTUAL_NUCLEUS = (
 )
 
 
+def can_be_aliased(engine: ModelSpec) -> bool:
+    """Whether an ensemble can stand for the engine: its names are one space, where T5's two sequence_length collide."""
+    return not {tensor.name for tensor in engine.inputs} & {tensor.name for tensor in engine.outputs}
+
+
 def alias(engine: ModelSpec, name: str) -> ModelSpec:
     """Configure the engine under the name that the model was trained under.
 
