@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.fastertransformer.engine.config import GptConfig
+from backends.fastertransformer.engine.config import ModelConfig
 from backends.fastertransformer.engine.errors import RequestError
 from backends.fastertransformer.engine.request import parse_request
 
-CONFIG = GptConfig(
+CONFIG = ModelConfig(
     head_num=2, size_per_head=4, inter_size=8, num_layer=1, vocab_size=100, max_pos_seq_len=20, start_id=3, end_id=7
 )
 EMPTY_LIST = np.tile(np.array([[0], [-1]], np.int32), (2, 1, 1))

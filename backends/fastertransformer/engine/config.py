@@ -137,9 +137,6 @@ class ModelConfig(Stack):
         return self.family in ("gptj", "gptneox") and self.prompt_learning_type == PROMPT_TYPES[2]
 
 
-GptConfig = ModelConfig  # its name while GPT was the only family
-
-
 def read_config(directory: Path, model_type: str = "GPT") -> ModelConfig:
     """Read ``directory/config.ini``.
 
