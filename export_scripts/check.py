@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE

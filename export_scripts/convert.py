@@ -19,7 +19,7 @@ from pathlib import Path
 from export_scripts.arguments import ConvertArguments
 from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.checkpoints.hub import fetch
+from export_scripts.checkpoints.huggingface.hub import fetch
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
 from export_scripts.mapped import RecordKey
 from export_scripts.nemo_ids import with_nemos_ids

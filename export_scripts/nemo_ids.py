@@ -3,7 +3,7 @@
     python3 -m export_scripts.nemo_ids --directory=... --library=sentencepiece --is-legacy=true < texts.json
 
 They are asked in a process of their own: importing NeMo takes seconds, and torch's memory with it. Without the extra
-the same ids come from ``checkpoints/tokenizer.py``.
+the same ids come from ``checkpoints/tokenizers/nemo.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import SpecialIds
+from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
 from handover.arguments import ScriptArguments
 from handover.errors import CheckpointError, exit_status
 

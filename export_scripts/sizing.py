@@ -19,7 +19,7 @@ import yaml
 from export_scripts.assembly import Assembly, Piece
 from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive
-from export_scripts.checkpoints.nemo_config import check_expressible, read_dims
+from export_scripts.checkpoints.nemo.gpt_config import check_expressible, read_dims
 from export_scripts.dtypes import STORAGE, is_finite, item_bytes, recast
 from export_scripts.shards import READ_BYTES, ShardSettings, Workspace, check_split
 from export_scripts.weights import gpt

@@ -21,7 +21,7 @@ def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage])
         ConfigError: it is another model than the configuration or a stage needs.
     """
     from export_scripts.check import inspect_source
-    from export_scripts.checkpoints.hub import is_fetched
+    from export_scripts.checkpoints.huggingface.hub import is_fetched
     from export_scripts.sizing import is_description
 
     model, checkpoint = config.export.model, paths.checkpoint

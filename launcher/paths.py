@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from export_scripts.checkpoints.hub import hub_name, local_directory
+from export_scripts.checkpoints.huggingface.hub import hub_name, local_directory
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
 from launcher.config import Config
 

@@ -109,7 +109,7 @@ def executor_for(config: Config, paths: RunPaths) -> Executor:
 
 def show_size(config: Config, paths: RunPaths) -> None:
     """Print what the conversion will take: bytes, files, memory and time."""
-    from export_scripts.checkpoints.hub import is_fetched
+    from export_scripts.checkpoints.huggingface.hub import is_fetched
     from export_scripts.sizing import measure
 
     model = config.export.model

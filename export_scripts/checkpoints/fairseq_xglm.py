@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.huggingface_files import TorchTensor
-from export_scripts.checkpoints.huggingface_tokenizer import NO_TOKENIZER, find_tokenizer
-from export_scripts.checkpoints.pickled import Record, StoredTensor
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.pickled import Record, StoredTensor
+from export_scripts.checkpoints.files.torch_format import open_torch_file
+from export_scripts.checkpoints.huggingface.files import TorchTensor
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import SpecialIds
-from export_scripts.checkpoints.torch_format import open_torch_file
+from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer
+from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
 from export_scripts.weights.architecture import Settings
 from export_scripts.weights.huggingface_xglm import XGLM
 from export_scripts.weights.schema import LazyTensor

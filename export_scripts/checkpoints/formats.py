@@ -9,22 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from export_scripts.checkpoints import (
-    fairseq_xglm,
-    fastertransformer,
-    gptj_slim,
-    huggingface,
-    huggingface_t5,
-    megatron,
-    nemo,
-    nemo2,
-    nemo_t5,
-    nemo_t5_ia3,
-    prompt_learning,
-)
-from export_scripts.checkpoints.archive import Archive, open_archive
-from export_scripts.checkpoints.companions import with_companions
-from export_scripts.checkpoints.prompt_learning import is_prompt_learning, refuse_unread_prompts
+from export_scripts.checkpoints import fairseq_xglm, gptj_slim
+from export_scripts.checkpoints.fastertransformer import reader as fastertransformer
+from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.huggingface import decoder as huggingface
+from export_scripts.checkpoints.huggingface import t5 as huggingface_t5
+from export_scripts.checkpoints.megatron import reader as megatron
+from export_scripts.checkpoints.nemo import gpt as nemo
+from export_scripts.checkpoints.nemo import ia3 as nemo_t5_ia3
+from export_scripts.checkpoints.nemo import nemo2, prompt_learning
+from export_scripts.checkpoints.nemo import t5 as nemo_t5
+from export_scripts.checkpoints.nemo.companions import with_companions
+from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_learning, refuse_unread_prompts
 from export_scripts.checkpoints.source import Source
 from handover.errors import CheckpointError
 

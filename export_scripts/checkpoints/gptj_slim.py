@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.huggingface_files import CONFIG_FILE, read_json
-from export_scripts.checkpoints.huggingface_tokenizer import NO_TOKENIZER, find_tokenizer
-from export_scripts.checkpoints.npz_file import NpzArray, read_npz
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.npz_file import NpzArray, read_npz
+from export_scripts.checkpoints.huggingface.files import CONFIG_FILE, read_json
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import SpecialIds
+from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer
+from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
 from export_scripts.dtypes import Array
 from export_scripts.weights import gptj
 from export_scripts.weights.architecture import Settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
 from export_scripts.weights.family import Family, Sections
 from export_scripts.weights.schema import Dims, LazyTensor, SourceMap, TargetTensor
 

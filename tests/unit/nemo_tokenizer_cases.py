@@ -12,8 +12,8 @@ from typing import Any
 import sentencepiece
 from nemo_archive import DATA, NEMO
 
-from export_scripts.checkpoints.archive import open_archive
-from export_scripts.checkpoints.tokenizer import TokenizerFiles, special_ids, vocabulary_size
+from export_scripts.checkpoints.files.archive import open_archive
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, special_ids, vocabulary_size
 from export_scripts.tokenizer_models.slipway_tokenizer import load_tokenizer
 
 RECORDED = DATA / "nemo_tokenizers.json"

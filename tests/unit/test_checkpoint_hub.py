@@ -17,7 +17,7 @@ import pytest
 from decoder_forward import forward
 from huggingface_models import logits, save
 
-from export_scripts.checkpoints.hub import hub_name, is_fetched, local_directory
+from export_scripts.checkpoints.huggingface.hub import hub_name, is_fetched, local_directory
 from handover.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

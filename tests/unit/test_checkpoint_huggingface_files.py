@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from export_scripts.checkpoints.archive import open_archive
-from export_scripts.checkpoints.huggingface_files import open_weights, read_config
-from export_scripts.checkpoints.safetensors_file import read_safetensors
+from export_scripts.checkpoints.files.archive import open_archive
+from export_scripts.checkpoints.files.safetensors_file import read_safetensors
+from export_scripts.checkpoints.huggingface.files import open_weights, read_config
 from handover.errors import CheckpointError
 
 STATE = {

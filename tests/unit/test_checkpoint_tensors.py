@@ -11,10 +11,10 @@ import pytest
 import torch
 from nemo_archive import NEMO, torch_bytes
 
-from export_scripts.checkpoints.archive import open_archive
-from export_scripts.checkpoints.pickled import StoredTensor
-from export_scripts.checkpoints.torch_file import TorchFile
-from export_scripts.checkpoints.torch_format import open_torch_file
+from export_scripts.checkpoints.files.archive import open_archive
+from export_scripts.checkpoints.files.pickled import StoredTensor
+from export_scripts.checkpoints.files.torch_file import TorchFile
+from export_scripts.checkpoints.files.torch_format import open_torch_file
 from handover.errors import CheckpointError
 
 

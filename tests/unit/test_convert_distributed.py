@@ -21,8 +21,8 @@ from reference_forward import forward
 from test_convert_megatron_core import IDS, LOGITS, assert_nemos_logits, cut, run
 
 from export_scripts.check import inspect_checkpoint
-from export_scripts.checkpoints.archive import open_archive
-from export_scripts.checkpoints.distributed import open_distributed
+from export_scripts.checkpoints.files.archive import open_archive
+from export_scripts.checkpoints.files.distributed import open_distributed
 from export_scripts.mapped import Reader, map_record
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError

@@ -18,7 +18,7 @@ from huggingface_models import HEADS, HIDDEN, INTER, LAYERS, POSITIONS, VOCAB, b
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.check import inspect_checkpoint
-from export_scripts.checkpoints.fairseq_pieces import with_fairseq_ids
+from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
 from export_scripts.convert import convert
 from export_scripts.tokenizer_models.slipway_tokenizer import load_tokenizer
 from handover.errors import CheckpointError

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.files.archive import Archive
 from handover.errors import CheckpointError
 
 

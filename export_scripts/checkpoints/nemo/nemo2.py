@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.distributed import open_distributed
-from export_scripts.checkpoints.megatron_gpt import gpt_source
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.distributed import open_distributed
+from export_scripts.checkpoints.files.yaml_file import read_yaml
+from export_scripts.checkpoints.megatron.gpt import gpt_source
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import TokenizerFiles
-from export_scripts.checkpoints.yaml_file import read_yaml
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from handover.errors import CheckpointError
 
 NAME = "NeMo 2.x (weights/ and context/)"

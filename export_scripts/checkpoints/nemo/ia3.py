@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints import nemo
-from export_scripts.checkpoints.archive import Archive, open_archive
-from export_scripts.checkpoints.companions import companions_of
-from export_scripts.checkpoints.pickled import as_state
-from export_scripts.checkpoints.rank_files import RankFiles
+from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.files.pickled import as_state
+from export_scripts.checkpoints.files.rank_files import RankFiles
+from export_scripts.checkpoints.files.torch_file import TorchFile
+from export_scripts.checkpoints.files.torch_format import open_torch_file
+from export_scripts.checkpoints.files.yaml_file import read_yaml
+from export_scripts.checkpoints.nemo import gpt as nemo
+from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.torch_file import TorchFile
-from export_scripts.checkpoints.torch_format import open_torch_file
-from export_scripts.checkpoints.yaml_file import read_yaml
 from export_scripts.dtypes import Array
 from export_scripts.weights.schema import LazyTensor, Rule, Rules, Sources
 from export_scripts.weights.t5 import T5Dims

@@ -14,16 +14,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.distributed import TRAINING_MODULES, flat, open_distributed, read_common
-from export_scripts.checkpoints.distributed_torch import METADATA_FILE
-from export_scripts.checkpoints.megatron_args import in_nemo_words, without_arguments
-from export_scripts.checkpoints.megatron_gpt import CHECKPOINT_VERSION, State, gpt_source
-from export_scripts.checkpoints.pickled import Record
-from export_scripts.checkpoints.rank_files import RankFiles
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.distributed import TRAINING_MODULES, flat, open_distributed, read_common
+from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE
+from export_scripts.checkpoints.files.pickled import Record
+from export_scripts.checkpoints.files.rank_files import RankFiles
+from export_scripts.checkpoints.files.torch_format import open_torch_file
+from export_scripts.checkpoints.megatron.arguments import in_nemo_words, without_arguments
+from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import TokenizerFiles
-from export_scripts.checkpoints.torch_format import open_torch_file
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from handover.errors import CheckpointError
 
 NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"

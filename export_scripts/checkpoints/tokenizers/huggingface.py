@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.fairseq_pieces import with_fairseq_ids
-from export_scripts.checkpoints.huggingface_files import read_json
-from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.huggingface.files import read_json
+from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
+from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
 from handover.errors import CheckpointError
 
 TOKENIZER_FILE = "tokenizer.json"

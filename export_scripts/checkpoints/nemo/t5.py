@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints import nemo
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.companions import companions_of
-from export_scripts.checkpoints.nemo_t5_config import check_expressible, read_dims, remarks, side_config
-from export_scripts.checkpoints.nemo_t5_ia3 import is_ia3_config, read_ia3, with_ia3
-from export_scripts.checkpoints.prompt_learning import KIND as PROMPTS
-from export_scripts.checkpoints.prompt_learning import is_prompt_config, with_prompts
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.nemo import gpt as nemo
+from export_scripts.checkpoints.nemo.companions import companions_of
+from export_scripts.checkpoints.nemo.ia3 import is_ia3_config, read_ia3, with_ia3
+from export_scripts.checkpoints.nemo.prompt_learning import KIND as PROMPTS
+from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
+from export_scripts.checkpoints.nemo.t5_config import check_expressible, read_dims, remarks, side_config
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import SpecialIds, find_tokenizer, special_ids
+from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, find_tokenizer, special_ids
 from export_scripts.weights import nemo_t5, t5
 from handover.errors import CheckpointError
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.pickled import StoredTensor
-from export_scripts.checkpoints.safetensors_file import read_safetensors
-from export_scripts.checkpoints.torch_file import TorchFile
-from export_scripts.checkpoints.torch_format import open_torch_file
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.pickled import StoredTensor
+from export_scripts.checkpoints.files.safetensors_file import read_safetensors
+from export_scripts.checkpoints.files.torch_file import TorchFile
+from export_scripts.checkpoints.files.torch_format import open_torch_file
 from export_scripts.dtypes import Array
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.chunked import Chunk, ChunkedState, ChunkedTensor
-from export_scripts.checkpoints.distributed_torch import METADATA_FILE, read_torch_dist
-from export_scripts.checkpoints.distributed_zarr import other_zarr_keys, read_zarr
-from export_scripts.checkpoints.pickled import StoredTensor
-from export_scripts.checkpoints.torch_format import open_torch_file
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.chunked import Chunk, ChunkedState, ChunkedTensor
+from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, read_torch_dist
+from export_scripts.checkpoints.files.distributed_zarr import other_zarr_keys, read_zarr
+from export_scripts.checkpoints.files.pickled import StoredTensor
+from export_scripts.checkpoints.files.torch_format import open_torch_file
 from handover.errors import CheckpointError
 
 COMMON_FILE = "common.pt"

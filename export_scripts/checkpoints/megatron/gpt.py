@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.nemo_config import check_expressible, heads_per_group, is_rotary, read_dims, remarks
-from export_scripts.checkpoints.rank_files import JoinAxis
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.rank_files import JoinAxis
+from export_scripts.checkpoints.nemo.gpt_config import check_expressible, heads_per_group, is_rotary, read_dims, remarks
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import TokenizerFiles, special_ids
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, special_ids
 from export_scripts.weights import gpt, gptneox, megatron_gpt
 from export_scripts.weights.layouts import (
     qkv_by_block_to_block,

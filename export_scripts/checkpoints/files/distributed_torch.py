@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive, Extent
-from export_scripts.checkpoints.chunked import Chunk, ChunkedTensor
-from export_scripts.checkpoints.pickled import Record, StoredTensor, unpickle
-from export_scripts.checkpoints.torch_file import TorchFile
+from export_scripts.checkpoints.files.archive import Archive, Extent
+from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
+from export_scripts.checkpoints.files.pickled import Record, StoredTensor, unpickle
+from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.dtypes import Array
 from handover.errors import CheckpointError
 

@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.distributed import is_distributed, open_distributed
-from export_scripts.checkpoints.megatron_gpt import State, gpt_source
-from export_scripts.checkpoints.prompt_learning import is_prompt_config, with_prompts
-from export_scripts.checkpoints.rank_files import JoinAxis, RankFiles
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.distributed import is_distributed, open_distributed
+from export_scripts.checkpoints.files.rank_files import JoinAxis, RankFiles
+from export_scripts.checkpoints.files.yaml_file import read_yaml
+from export_scripts.checkpoints.megatron.gpt import State, gpt_source
+from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import find_tokenizer
-from export_scripts.checkpoints.yaml_file import read_yaml
+from export_scripts.checkpoints.tokenizers.nemo import find_tokenizer
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 

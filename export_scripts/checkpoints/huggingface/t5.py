@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints import huggingface_files
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.huggingface_files import open_weights, read_config, read_json
-from export_scripts.checkpoints.huggingface_tokenizer import NO_TOKENIZER, TOKENIZER_FILE
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.huggingface import files as huggingface_files
+from export_scripts.checkpoints.huggingface.files import open_weights, read_config, read_json
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE
+from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
 from export_scripts.weights import t5
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
 from export_scripts.weights.schema import LazyTensor

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.megatron_gpt import State
+from export_scripts.checkpoints.megatron.gpt import State
 from export_scripts.weights.schema import split_layer
 from handover.errors import CheckpointError
 

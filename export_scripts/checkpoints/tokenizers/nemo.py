@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from export_scripts.checkpoints import wordpiece
-from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.tokenizers import wordpiece
 from handover.errors import CheckpointError
 
 _END_OF_TEXT = "<|endoftext|>"

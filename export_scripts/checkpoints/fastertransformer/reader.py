@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.ft_config import CONFIG_FILE, FtConfig
+from export_scripts.checkpoints.fastertransformer.config import CONFIG_FILE, FtConfig
+from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
 from export_scripts.dtypes import STORAGE, Array, item_bytes
 from export_scripts.mapped import map_record
 from export_scripts.weights import t5

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.huggingface_files import (
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.huggingface.files import (
     ADAPTER_FILE,
     CONFIG_FILE,
     Weights,
@@ -19,9 +19,9 @@ from export_scripts.checkpoints.huggingface_files import (
     open_weights,
     read_config,
 )
-from export_scripts.checkpoints.huggingface_tokenizer import NO_TOKENIZER, find_tokenizer, special_ids
-from export_scripts.checkpoints.products import with_products
+from export_scripts.checkpoints.huggingface.products import with_products
 from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer, special_ids
 from export_scripts.weights.architecture import Architecture, Settings
 from export_scripts.weights.huggingface_bloom import BLOOM
 from export_scripts.weights.huggingface_gpt2 import GPT2

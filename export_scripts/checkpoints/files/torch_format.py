@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive
-from export_scripts.checkpoints.pickled import ITEM_BYTES, Storage, StoredTensor, as_state, unpickle
-from export_scripts.checkpoints.torch_file import AsState, TorchFile, is_sane, reach
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.pickled import ITEM_BYTES, Storage, StoredTensor, as_state, unpickle
+from export_scripts.checkpoints.files.torch_file import AsState, TorchFile, is_sane, reach
 from handover.errors import CheckpointError
 
 _MAGIC = 0x1950A86A20F9469CFC6C

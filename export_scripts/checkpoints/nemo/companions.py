@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from export_scripts.checkpoints.archive import Archive, open_archive
+from export_scripts.checkpoints.files.archive import Archive, open_archive
 from handover.errors import CheckpointError
 
 

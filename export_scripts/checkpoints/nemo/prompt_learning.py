@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from export_scripts.checkpoints.archive import Archive, open_archive
-from export_scripts.checkpoints.distributed import flat
-from export_scripts.checkpoints.pickled import StoredTensor
-from export_scripts.checkpoints.rank_files import JoinedTensor
+from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.files.distributed import flat
+from export_scripts.checkpoints.files.pickled import StoredTensor
+from export_scripts.checkpoints.files.rank_files import JoinedTensor
+from export_scripts.checkpoints.files.torch_format import open_torch_file
+from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizer import vocabulary_size
-from export_scripts.checkpoints.torch_format import open_torch_file
-from export_scripts.checkpoints.yaml_file import read_yaml
+from export_scripts.checkpoints.tokenizers.nemo import vocabulary_size
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import Rule, Rules, Sources, TargetTensor
 from handover.errors import CheckpointError

@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from export_scripts.checkpoints.rank_files import JoinAxis
+from export_scripts.checkpoints.files.rank_files import JoinAxis
 from export_scripts.dtypes import STORAGE, Array
 from handover.errors import CheckpointError
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.checkpoints.archive import Archive
+from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.dtypes import STORAGE, Array
 from export_scripts.mapped import map_record
 from handover.errors import CheckpointError

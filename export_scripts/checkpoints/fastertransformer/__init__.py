@@ -1,0 +1,1 @@
+"""FT checkpoints, to be cut for other ranks."""

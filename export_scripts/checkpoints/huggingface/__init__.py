@@ -1,0 +1,1 @@
+"""Hugging Face's directories, and the hub."""

@@ -1,0 +1,1 @@
+"""The tokenizer's files of a checkpoint, and its special ids."""
