@@ -270,6 +270,14 @@ def test_the_thread_survives_what_nobody_foresaw(settings: Settings, monkeypatch
     engine.close()
 
 
+def test_giving_up_answers_every_request_of_the_batch(steps: Steps) -> None:
+    scheduler = Scheduler(steps, 8)
+    clients = [Client(scheduler, steps, ask(prompts(4 + each), 20, end_id=NEVER)) for each in range(4)]
+    scheduler.step()
+    scheduler.give_up("the end")
+    assert [client.answers[-1].problem for client in clients] == ["the end"] * 4 and scheduler.is_idle
+
+
 def test_many_threads_submit_at_once(engine: Engine) -> None:
     requests = many_requests(12)
     expected = [engine.generate([engine.parse(tensors)])[0]["output_ids"] for tensors in requests]

@@ -46,14 +46,10 @@ class Linear:
         if not self._is_packed:
             return F.linear(x, self._weight, self._bias)
         rows = x.numel() // x.shape[-1]
-        if 0 < rows < _LEAST_ROWS:
-            padded = F.pad(x.reshape(rows, -1), (0, 0, 0, _LEAST_ROWS - rows))
-            return self._multiply(padded)[:rows].view(*x.shape[:-1], -1)
-        return self._multiply(x)
-
-    def _multiply(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return y
+        padding = padded_rows(rows) - rows
+        flat = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, padding)) if padding else x.reshape(rows, x.shape[-1])
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self._weight, self._bias, "none", [], "")
+        return y[:rows].view(*x.shape[:-1], y.shape[-1])
 
     def in_fp32(self, x: Tensor) -> Tensor:
         """[..., in] -> fp32 [..., out], summed and returned in fp32 whatever x and the weight are."""
@@ -85,6 +81,16 @@ class Int8Linear(Linear):
         """[..., in] -> [..., out], same type."""
         y = F.linear(x, self._weight.to(x.dtype)) * self._scales
         return y if self._bias is None else y + self._bias
+
+
+def padded_rows(rows: int) -> int:
+    """Rows that a product of packed weights is made with: 4 to 16, then 8 sizes for each doubling.
+
+    oneDNN compiles code for every number of rows and form of the weight, about 0.4 MB each, and keeps 1024 of them. The
+    number of rows is another at nearly every step, and that was hundreds of MB; so there are 77 sizes up to 4096 rows.
+    """
+    step = 1 << max(0, (rows - 1).bit_length() - 4) if rows else 1
+    return max(_LEAST_ROWS, -(-rows // step) * step) if rows else 0
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -100,6 +100,7 @@ class Scheduler:
             for job in self._jobs(self._batch):
                 self._drop(job, Answer(None, f"generation failed: {error}", code=FAILED))
 
+    @torch.inference_mode()  # the cache was made in it, and may be written to
     def give_up(self, problem: str) -> None:
         """Answer everything that waits or is in the batch with a problem."""
         for job in self._jobs([*self._batch, *self._waiting, *self._chosen]):
