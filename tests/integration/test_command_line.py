@@ -133,7 +133,7 @@ def test_weights_that_overflow_fp16(tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_gpt_of_fastertransformer_cannot_express(tmp_path: Path) -> None:
-    changes = {"position_embedding_type": "rope", "activation": "fast-swiglu"}
+    changes = {"position_embedding_type": "kerple", "activation": "fast-swiglu"}
     checkpoint = write_gpt(tmp_path / "rotary.nemo", **changes)
     arguments = run_of(tmp_path, "stages=[export]", checkpoint=checkpoint)
     assert_refused(slipway(*arguments), tmp_path, "position_embedding_type", "activation")

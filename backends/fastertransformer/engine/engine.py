@@ -14,7 +14,7 @@ import torch
 from .cache import CacheShape, KvCache, free_bytes
 from .config import ModelConfig, read_config
 from .crew import Crew, needs_crew
-from .errors import EngineError
+from .errors import EngineError, GroupLostError
 from .network import Network
 from .parallel import Group, Leader
 from .precision import choose_device, choose_precision
@@ -131,6 +131,9 @@ class Engine:
             try:
                 if not self._scheduler.is_idle:
                     self._scheduler.step()
+            except GroupLostError as error:
+                _log.error("%s", error)
+                self._scheduler.give_up(f"generation failed: {error}")
             except Exception as error:  # what the scheduler itself did not foresee
                 _log.exception("the scheduler failed")
                 self._scheduler.give_up(f"generation failed: {error}")

@@ -17,3 +17,7 @@ class WeightsError(EngineError):
 
 class RequestError(EngineError):
     """A request is malformed or asks for something that is not honoured; the message names the tensor."""
+
+
+class GroupLostError(EngineError):
+    """Another process of the group is gone, or out of step: no further step can be taken."""

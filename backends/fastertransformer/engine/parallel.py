@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixSt
 
 from .cache import KvCache
 from .config import ModelConfig
-from .errors import EngineError
+from .errors import EngineError, GroupLostError
 from .network import Links, Network
 from .prefixes import Prefix
 from .ranks import Ranks, Watch, first_line, meet
@@ -242,8 +242,9 @@ class Leader(Steps):
             self._group.announce(packed(STEP_NAMES.index(name), arguments))
             yield
         except Exception as error:
-            self._group.watch.give_up(f"{_OUT_OF_STEP}: {first_line(error)}")
-            raise
+            problem = f"{_OUT_OF_STEP}: {first_line(error)}"
+            self._group.watch.give_up(problem)
+            raise GroupLostError(problem) from error
 
     def close(self) -> None:
         """Send the other processes home."""

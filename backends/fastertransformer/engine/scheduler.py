@@ -17,7 +17,7 @@ from torch import Tensor
 from . import beam
 from .cache import UNBOUNDED
 from .contexts import run_contexts
-from .errors import RequestError
+from .errors import GroupLostError, RequestError
 from .request import Array
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
 from .sessions import Sessions
@@ -95,15 +95,21 @@ class Scheduler:
             if hidden is not None:
                 self._advance(hidden)
             self._deliver()
+        except GroupLostError:
+            raise
         except Exception as error:
             _log.exception("a step of %d sequences failed", len(self._batch))
-            for job in self._jobs(self._batch):
+            jobs = self._jobs(self._batch)
+            self._leave(self._batch)
+            for job in jobs:
                 self._drop(job, Answer(None, f"generation failed: {error}", code=FAILED))
 
     @torch.inference_mode()  # the cache was made in it, and may be written to
     def give_up(self, problem: str) -> None:
         """Answer everything that waits or is in the batch with a problem."""
-        for job in self._jobs([*self._batch, *self._waiting, *self._chosen]):
+        jobs = self._jobs([*self._batch, *self._waiting, *self._chosen])
+        self._leave(self._batch)  # all at once leaves no gaps: no step is taken, there may be nobody to take it with
+        for job in jobs:
             self._drop(job, Answer(None, problem, code=FAILED))
 
     # Coming.
@@ -154,6 +160,8 @@ class Scheduler:
         try:
             self._prepare_slots(first)
             return run_contexts(self._steps, new, first)
+        except GroupLostError:
+            raise
         except Exception as error:
             _log.exception("the contexts of %d sequences failed", len(new))
             self._leave(new)
