@@ -1,6 +1,7 @@
 """Time generation against transformers' generate() on the same weights, threads and inputs, in alternation.
 
     python3 -m benchmarks.generate                        # GPT-2's shape, 124M, on the CPU in fp32
+    python3 -m benchmarks.generate --data-type=bf16       # where the processor multiplies bf16
     python3 -m benchmarks.generate --layers=4 --repeats=1
 
 The model is made up: GPT-2 with random weights, saved by transformers and converted by export_scripts.convert. Both
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.precision import TORCH_TYPES
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
@@ -47,6 +49,7 @@ class BenchmarkArguments(ScriptArguments):
     output_length: int = field(default=40, metadata={"help": "tokens of every output; mixed: at most twice that"})
     threads: int = field(default=2, metadata={"help": "of torch, on both sides"})
     repeats: int = field(default=3, metadata={"help": "measurements of each side; the median counts"})
+    data_type: str = field(default="fp32", metadata={"help": "fp32 or bf16, on both sides"})
     int8_mode: int = field(default=0, metadata={"help": "of the engine"})
 
 
@@ -87,7 +90,7 @@ def save_model(arguments: BenchmarkArguments, directory: Path) -> Any:
         n_head=arguments.hidden // _HEAD_SIZE,
         initializer_range=0.1,
     )
-    model = GPT2LMHeadModel(config).eval()
+    model = GPT2LMHeadModel(config).eval().to(TORCH_TYPES[arguments.data_type])
     model.save_pretrained(directory)
     return model
 
@@ -136,14 +139,16 @@ def time_both(sides: Sequence[Callable[[], object]], repeats: int) -> list[float
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print a table, and how many rows' tokens differ: none, unless int8 is on."""
+    """Print a table, and how many rows' tokens differ: none, unless int8 is on or bf16 rounds otherwise."""
     arguments = BenchmarkArguments.from_argv(argv, description=__doc__)
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory(prefix="slipway-generate-") as temporary:
         place = Path(temporary)
         model = save_model(arguments, place / "model")
-        convert(ConvertArguments(place / "model", place / "1-gpu", 1, "fp32"))
-        settings = Settings(place / "1-gpu", 1, 1, "fp32", arguments.threads, int8_mode=arguments.int8_mode)
+        convert(ConvertArguments(place / "model", place / "1-gpu", 1, arguments.data_type))
+        settings = Settings(
+            place / "1-gpu", 1, 1, arguments.data_type, arguments.threads, int8_mode=arguments.int8_mode
+        )
         engine = open_engine(settings, torch.device("cpu"))
     sys.stdout.write(f"{engine.description}\n{'case':10} {'generate()':>12} {'engine':>12} ratio  (output tokens/s)\n")
     differing = 0
