@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from html import escape
 from pathlib import Path
-from string import Template
 
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +23,7 @@ from rich.text import Text
 
 from evaluation.measurements import HIGHER, Measurement, Report, read_report
 from evaluation.number_text import show_figure
-from evaluation.report_html import TEMPLATE, style_of
+from evaluation.page import problems, render_page, style_of
 from handover.errors import ConfigError, exit_status
 from handover.manifest import write_atomically
 from handover.progress import human_bytes
@@ -171,12 +170,8 @@ def render_html(names: Sequence[str], reports: Sequence[Report], rows: dict[str,
     heads = "".join(f'<th scope="col" class="number">{escape(name)}</th>' for name in names)
     body = "".join(_html_row(figure, differences) for figure, differences in rows.items())
     table = f'<div class="wide"><table><thead><tr><th scope="col">Figure</th>{heads}</tr></thead>{body}</table></div>'
-    listed = "".join(f"<li>{escape(remark)}</li>" for remark in remarks(names, reports))
-    said = f'<section class="problems"><h2>What to know first</h2><ul>{listed}</ul></section>' if listed else ""
     summary = f"{len(rows)} figures of {len(names)} reports; changes are relative to {names[0]}."
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title="Comparison", summary=escape(summary), sections=f"{said}<section>{table}</section>"
-    )
+    return render_page("Comparison", summary, [*problems(remarks(names, reports)), f"<section>{table}</section>"])
 
 
 def _html_row(figure: str, differences: Iterable[Difference]) -> str:

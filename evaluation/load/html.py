@@ -14,9 +14,9 @@ from evaluation.load.plots import (
 )
 from evaluation.load.table import CLOSED, OPEN, LoadRow
 from evaluation.load.text import Table, group_by_workload, load_tables
+from evaluation.page import figure
 from evaluation.recommendation import Candidate
 
-Figure = Callable[[str, str], str]
 _DISTRIBUTIONS = (
     ("ttft", "Time to first token"),
     ("itl", "Inter-token latency"),
@@ -24,13 +24,12 @@ _DISTRIBUTIONS = (
 )
 
 
-def load_parts(load: Load, name: str, figure: Figure, table: Callable[[Table], str]) -> list[str]:
+def load_parts(load: Load, name: str, table: Callable[[Table], str]) -> list[str]:
     """Render plots and tables of a load.
 
     Args:
         load: the sweep.
         name: prefix of ids, unique in the page.
-        figure: renders an SVG with its caption.
         table: renders a table.
     """
     parts = []
@@ -42,11 +41,11 @@ def load_parts(load: Load, name: str, figure: Figure, table: Callable[[Table], s
             latency = draw_load_latency(rows, f"{name}-{mode}-latency")
             parts.append(figure(latency, f"Latency over {what}. Points are medians, bars reach to p99."))
     for number, (workload, points) in enumerate(group_by_workload(load.measured).items()):
-        parts += _distributions(load, f"{name}-{number}", workload, points, figure)
+        parts += _distributions(load, f"{name}-{number}", workload, points)
     return parts + [table(content) for content in load_tables(load.rows)]
 
 
-def pareto_parts(candidates: list[Candidate], name: str, figure: Figure) -> list[str]:
+def pareto_parts(candidates: list[Candidate], name: str) -> list[str]:
     """Render the Pareto front of each workload that has more than one point."""
     parts = []
     for number, workload in enumerate(dict.fromkeys(candidate.workload for candidate in candidates)):
@@ -57,7 +56,7 @@ def pareto_parts(candidates: list[Candidate], name: str, figure: Figure) -> list
     return parts
 
 
-def _distributions(load: Load, name: str, workload: str, points: list[LoadRow], figure: Figure) -> list[str]:
+def _distributions(load: Load, name: str, workload: str, points: list[LoadRow]) -> list[str]:
     """TTFT and ITL where answers were streamed, end-to-end latency where they were not."""
     kinds = [kind for kind in _DISTRIBUTIONS if (kind[0] == "e2e") != any(row.is_streaming for row in points)]
     parts = []
