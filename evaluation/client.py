@@ -128,6 +128,7 @@ class Client:
         end_id: int | None = None,
         log_probs: bool = False,
         context_log_probs: bool = False,
+        prompt_log_probs: bool = False,
         is_encoder_decoder: bool = False,
     ) -> list[Generation]:
         """Generate from token ids; see ``prepare_ids`` for the arguments.
@@ -144,6 +145,7 @@ class Client:
             end_id=end_id,
             log_probs=log_probs,
             context_log_probs=context_log_probs,
+            prompt_log_probs=prompt_log_probs,
             is_encoder_decoder=is_encoder_decoder,
         )
         return read_generations(request, self.send(model, request.inputs))

@@ -75,11 +75,15 @@ class Generation:
         cum_log_prob: sum of the natural log probabilities of the generated tokens and, if it was asked
             for, of the prompt's tokens but the first; None if not asked for.
         log_probs: of each generated token, with top_k among the top k only; None if not asked for.
+        prompt_log_probs: of each of the prompt's tokens but the first; None if not asked for or not known to the engine.
+        prompt_argmax: the most probable token in each of these places; likewise.
     """
 
     tokens: tuple[int, ...]
     cum_log_prob: float | None = None
     log_probs: tuple[float, ...] | None = None
+    prompt_log_probs: tuple[float, ...] | None = None
+    prompt_argmax: tuple[int, ...] | None = None
 
 
 def prepare_ids(
@@ -90,6 +94,7 @@ def prepare_ids(
     end_id: int | None = None,
     log_probs: bool = False,
     context_log_probs: bool = False,
+    prompt_log_probs: bool = False,
     is_encoder_decoder: bool = False,
 ) -> IdsRequest:
     """Build the tensors of one batch.
@@ -101,6 +106,7 @@ def prepare_ids(
         end_id: token that ends a row; None for the model's own, NEVER_END_ID for none.
         log_probs: ask for the generated tokens' log probabilities.
         context_log_probs: let cum_log_prob sum over the prompt's tokens too; implies log_probs.
+        prompt_log_probs: ask for the log probability of each of the prompt's tokens; the drop-in engine alone knows it.
         is_encoder_decoder: the model is a T5, whose lengths have other names.
     """
     rows = len(prompts)
@@ -123,6 +129,8 @@ def prepare_ids(
         inputs.append(_tensor("is_return_log_probs", np.ones((rows, 1), np.bool_)))
     if context_log_probs:
         inputs.append(_tensor("is_return_context_cum_log_probs", np.ones((rows, 1), np.bool_)))
+    if prompt_log_probs:
+        inputs.append(_tensor("is_return_context_log_probs", np.ones((rows, 1), np.bool_)))
     return IdsRequest(tuple(map(tuple, prompts)), wanted, tuple(inputs), is_encoder_decoder)
 
 
@@ -175,6 +183,7 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
     if ids is None or lengths is None or ids.ndim != 3 or ids.shape[0] != rows or lengths.shape[:1] != (rows,):
         raise ServerError(f"the answer to {rows} prompts has no fitting output_ids and sequence_length")
     cum_log_probs, log_probs = answer.as_numpy("cum_log_probs"), answer.as_numpy("output_log_probs")
+    scores, best = answer.as_numpy("context_log_probs"), answer.as_numpy("context_argmax_ids")
     generations = []
     longest = max(map(len, request.prompts))
     for row, (prompt, wanted) in enumerate(zip(request.prompts, request.output_lengths, strict=True)):
@@ -192,6 +201,8 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
                 tokens,
                 None if cum_log_probs is None else float(cum_log_probs[row].reshape(-1)[0]),
                 None if log_probs is None else tuple(float(value) for value in log_probs[row, 0, : len(tokens)]),
+                None if scores is None else tuple(float(value) for value in scores[row, 1 : len(prompt)]),
+                None if best is None else tuple(int(token) for token in best[row, 1 : len(prompt)]),
             )
         )
     return generations

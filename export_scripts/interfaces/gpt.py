@@ -4,7 +4,9 @@ Names, types, shapes and options are those of FasterTransformer backend's GPT gu
 repository ``all_models/gpt``: a client of one is a client of the other. What differs, and why:
 
 - ``is_return_context_cum_log_probs`` (optional) is an input too. FasterTransformer's ParallelGpt reads it;
-  with it ``cum_log_probs`` covers the prompt, which is what scoring a text needs.
+  with it ``cum_log_probs`` covers the prompt.
+- ``is_return_context_log_probs`` (optional), ``context_log_probs`` and ``context_argmax_ids`` are the drop-in engine's
+  alone: they score every token of a text at once. FasterTransformer ignores the first and never gives the others.
 - ``max_queue_delay_microseconds`` defaults to 0, so that a lone request never waits for company.
 - The dictionaries of bad and stop words are optional in the ensemble.
 - ``postprocessing`` also takes ``SEQUENCE_LENGTH``, so that the text ends where the generation ended.
@@ -19,7 +21,10 @@ from export_scripts.interfaces.serving import FACTUAL_NUCLEUS, SAMPLING, WORD_LI
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.pbtxt import ModelSpec, Step, TensorSpec
 
-_CONTEXT_SCORES = per_request("is_return_context_cum_log_probs", "BOOL")
+_CONTEXT_SCORES = (
+    per_request("is_return_context_cum_log_probs", "BOOL"),
+    per_request("is_return_context_log_probs", "BOOL"),
+)
 _CONTEXT_EMBEDDINGS = per_request("is_return_context_embeddings", "BOOL")
 _PROMPT_LEARNING = (
     per_request("prompt_learning_task_name_ids", "UINT32"),
@@ -35,7 +40,7 @@ ENGINE_INPUTS = (
     TensorSpec("input_lengths", "UINT32", scalar=True),
     TensorSpec("request_output_len", "UINT32", (-1,)),
     *SAMPLING,
-    _CONTEXT_SCORES,
+    *_CONTEXT_SCORES,
     _CONTEXT_EMBEDDINGS,
     *WORD_LISTS,
     *_PROMPT_LEARNING,
@@ -48,6 +53,8 @@ ENGINE_OUTPUTS = (
     TensorSpec("cum_log_probs", "FP32", (-1,)),
     TensorSpec("output_log_probs", "FP32", (-1, -1)),
     TensorSpec("context_embeddings", "FP32", (-1, -1)),
+    TensorSpec("context_log_probs", "FP32", (-1,)),
+    TensorSpec("context_argmax_ids", "UINT32", (-1,)),
 )
 _ENSEMBLE_OUTPUTS = ("sequence_length", "cum_log_probs", "output_log_probs")
 _PREPROCESSED = {
@@ -117,7 +124,7 @@ def postprocessing(serving: Serving) -> ModelSpec:
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
-    passed_on = (*SAMPLING, _CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS)
+    passed_on = (*SAMPLING, *_CONTEXT_SCORES[:1], *_PROMPT_LEARNING, *FACTUAL_NUCLEUS)
     outputs = {tensor.name: tensor for tensor in ENGINE_OUTPUTS}
     return ModelSpec(
         name=ENSEMBLE,

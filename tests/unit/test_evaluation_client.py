@@ -56,6 +56,18 @@ def test_a_request_has_the_names_shapes_and_types_of_the_gpt_guide() -> None:
     assert tensors["runtime_top_k"].tolist() == [[4], [4]]
 
 
+def test_each_token_of_a_prompt_can_be_scored() -> None:
+    def with_scores(tensors: Tensors) -> Tensors:
+        scores = np.array([[0, -0.5, 9], [0, -0.25, -0.125]], np.float32)  # 9: padding that must not be read
+        return {**count_up(tensors), "context_log_probs": scores, "context_argmax_ids": np.ones((2, 3), np.uint32)}
+
+    with FakeTriton(with_scores) as fake, Client(fake.url) as client:
+        generations = client.generate_ids([[5, 6], [1, 2, 3]], 1, prompt_log_probs=True)
+    assert fake.requests[0]["is_return_context_log_probs"].tolist() == [[True], [True]]
+    assert [generation.prompt_log_probs for generation in generations] == [(-0.5,), (-0.25, -0.125)]
+    assert [generation.prompt_argmax for generation in generations] == [(1,), (1, 1)]
+
+
 def test_sequence_lengths_counted_from_the_longest_input_are_understood() -> None:
     def as_fastertransformer(tensors: Tensors) -> Tensors:
         outputs = count_up(tensors)

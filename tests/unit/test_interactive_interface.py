@@ -42,7 +42,8 @@ def test_a_client_of_the_published_store_is_a_client_of_ours(tmp_path: Path, ses
     ours = export(tmp_path, sessions)
     added = {
         "fastertransformer": {"is_return_context_cum_log_probs", "is_return_context_embeddings",
-                              "response_input_lengths", "context_embeddings"},
+                              "response_input_lengths", "context_embeddings", "is_return_context_log_probs",
+                              "context_log_probs", "context_argmax_ids"},
         "ensemble": {"is_return_context_cum_log_probs"},
         "postprocessing": {"RESPONSE_INPUT_LENGTHS", "SEQUENCE_LENGTH"},
     }  # fmt: skip

@@ -18,7 +18,7 @@ from export_scripts.tokenizer_models.slipway_tokenizer import decode_rows, encod
 from handover.errors import ArtefactError
 
 PUBLISHED = json.loads((DATA / "ft_backend_stores.json").read_text())
-OURS = {"is_return_context_cum_log_probs"}
+OURS = {"is_return_context_cum_log_probs", "is_return_context_log_probs", "context_log_probs", "context_argmax_ids"}
 BUILD = ("name", "backend", "default_model_filename", "max_batch_size", "instance_group", "parameters")
 
 

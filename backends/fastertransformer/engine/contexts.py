@@ -68,20 +68,32 @@ def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
     """Compute what is asked about a context itself, given its hidden states, [T, hidden]."""
     if sequence.wants("context_embeddings"):
         sequence.context_embedding = hidden.float().sum(0).cpu().numpy()
+    if not (sequence.wants("context_cum_log_probs") or sequence.wants("context_log_probs")):
+        return
+    log_probs, best = _score_context(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
     if sequence.wants("context_cum_log_probs"):
-        total = _context_log_prob(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
-        sequence.scores = [total, *sequence.scores[1:]]
+        sequence.scores = [float(log_probs.double().sum()), *sequence.scores[1:]]
+    if sequence.wants("context_log_probs"):
+        own = sequence.context.own_tokens
+        sequence.context_scores = log_probs.cpu().numpy()[own], best.cpu().numpy()[own]
 
 
-def _context_log_prob(steps: Steps, hidden: Tensor, ids: Tensor) -> float:
-    """Sum the log-probabilities of ids[1:] given what precedes them: [T, hidden], [T] -> number."""
-    length, total = hidden.shape[0], 0.0
+def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Compare each token with what its predecessors make of it: [n, hidden] of the last n tokens, [T].
+
+    Returns:
+        The token's log-probability, fp32 [T], and the most probable token in its place, [T]; 0 where no state is
+        given of the token before it, so for the first.
+    """
+    log_probs, best = torch.zeros(len(ids), device=ids.device), torch.zeros_like(ids)
+    shift = len(ids) - len(hidden) + 1  # from a state to the token that it predicts
     block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))
-    for first in range(0, length - 1, block):
-        end = min(first + block, length - 1)
-        log_probs = steps.logits(hidden[first:end]).log_softmax(dim=-1)
-        total += float(log_probs.gather(1, ids[first + 1 : end + 1, None]).double().sum())
-    return total
+    for first in range(0, len(hidden) - 1, block):
+        end = min(first + block, len(hidden) - 1)
+        rows, targets = steps.logits(hidden[first:end]).log_softmax(dim=-1), slice(first + shift, end + shift)
+        log_probs[targets] = rows.gather(1, ids[targets, None])[:, 0]
+        best[targets] = rows.argmax(dim=-1)
+    return log_probs, best
 
 
 def _side_by_side(contexts: list[Context]) -> tuple[Array, Array, Array | None]:

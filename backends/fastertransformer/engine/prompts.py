@@ -45,6 +45,12 @@ class Context:
     prefix: int = -1
     prefix_length: int = 0
 
+    @property
+    def own_tokens(self) -> Array:
+        """Whether a token, and no prompt's embedding, stands at each place, bool [T]."""
+        shown: Array = np.ones(len(self.ids), bool) if self.embeddings is None else np.isnan(self.embeddings[:, 0])
+        return shown
+
 
 def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | None:
     """Read the tables that config.ini's tasks name, ``model.prompt_table.<task_name>.weight.bin``.

@@ -85,6 +85,8 @@ class Sequence:
         encoded: [S, hidden], where the answer is what the encoder makes.
         attentions: fp32 [layers, heads, S, S], where they are wanted beside it.
         context_embedding: fp32 [hidden], where it is wanted.
+        context_scores: log-probability of each of the context's own tokens and the most probable one in its place,
+            where they are wanted.
         line: the row of a conversation that it continues; see sessions.py.
         start: entries that the cache has of it before its context: a conversation's, or a prefix prompt's.
         window: entries that are kept at most; 0: all.
@@ -105,6 +107,7 @@ class Sequence:
     encoded: Array | None = None
     attentions: Array | None = None
     context_embedding: Array | None = None
+    context_scores: tuple[Array, Array] | None = None
     line: Line | None = None
     start: int = 0
     window: int = 0
@@ -223,6 +226,10 @@ def output_tensors(job: Job) -> dict[str, Array]:
             log-probabilities (without temperature and penalty) of the input's tokens from the second on. Of a beam
             they are those of its own tokens. (FasterTransformer does not follow a beam back in output_log_probs.)
         context_embeddings: fp32 [B, K, hidden]: only where a row has is_return_context_embeddings.
+        context_log_probs: fp32 [B, L], and context_argmax_ids: uint32 [B, L]: only where a row has
+            is_return_context_log_probs. Of each token of the input its log-probability (without temperature and
+            penalty) after those before it, and the most probable token in its place. 0 for a row's first token, for
+            tokens of a conversation's earlier requests, in padding and in the other rows.
         output_hidden_state: fp32 [B, S, hidden], of an encoder without a decoder, which has none of the above. S is
             input_ids' width.
         output_attentions: fp32 [B, layers, heads, S, S], beside it where any row has is_return_attentions: how much of
@@ -262,7 +269,19 @@ def output_tensors(job: Job) -> dict[str, Array]:
     if request.wants("context_embeddings"):
         embeddings = _stacked([sequence.context_embedding for sequence in job.sequences])
         tensors["context_embeddings"] = np.repeat(embeddings[:, None], width, axis=1)
+    if request.wants("context_log_probs"):
+        tensors |= _context_scores(job.sequences, shown)
     return tensors
+
+
+def _context_scores(sequences: list[Sequence], width: int) -> dict[str, Array]:
+    log_probs, best = np.zeros((len(sequences), width), np.float32), np.zeros((len(sequences), width), np.uint32)
+    for row, sequence in enumerate(sequences):
+        if sequence.context_scores is not None and sequence.shown:
+            count = min(len(sequence.shown), len(sequence.context_scores[0]))  # an empty input was a start_id
+            place = slice(len(sequence.shown) - count, len(sequence.shown))
+            log_probs[row, place], best[row, place] = (values[-count:] for values in sequence.context_scores)
+    return {"context_log_probs": log_probs, "context_argmax_ids": best}
 
 
 def _stacked(rows: list[Array | None], least: tuple[int, ...] = ()) -> Array:

@@ -1,6 +1,6 @@
 """Which input tensors each family of models has, and what they may hold.
 
-Names, types and shapes: FasterTransformer's GPT and T5 guides; ``min_length`` and ``presence_penalty``, which its
+Names, types and shapes: FasterTransformer's GPT and T5 guides; ``is_return_context_log_probs`` is this engine's own; ``min_length`` and ``presence_penalty``, which its
 Triton guides leave out, are in the tables of ``ParallelGpt``'s and ``T5Decoding``'s inputs.
 """
 
@@ -52,6 +52,7 @@ SCALARS = {
     "random_seed": Scalar((np.uint64,), 0),
     "is_return_log_probs": Scalar(_BOOL, False),
     "is_return_context_cum_log_probs": Scalar(_BOOL, False),
+    "is_return_context_log_probs": Scalar(_BOOL, False),
     "is_return_context_embeddings": Scalar(_BOOL, False),
     "session_len": Scalar(_UINT, 0),
     "memory_len": Scalar(_UINT, 0),
@@ -87,7 +88,10 @@ class Vocabulary:
 
 
 _TASK = Scalar((np.int32,), -1)
-_GPT_ONLY = ("is_return_context_cum_log_probs", "is_return_context_embeddings", "session_len", "memory_len", *_CONTROLS)
+_GPT_ONLY = (
+    *(f"is_return_context_{what}" for what in ("cum_log_probs", "log_probs", "embeddings")),
+    *("session_len", "memory_len", *_CONTROLS),
+)
 _GPT = Vocabulary(
     "input_lengths",
     "request_output_len",
