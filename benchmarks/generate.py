@@ -95,34 +95,36 @@ def save_model(arguments: BenchmarkArguments, directory: Path) -> Any:
     return model
 
 
-def generate_by_transformers(model: Any, asks: Sequence[Ask]) -> list[list[int]]:
-    """Give every request's tokens; one batch, padded on the left, as transformers' guide says."""
+def generate_by_transformers(model: Any, asks: Sequence[Ask], **options: Any) -> list[list[int]]:
+    """Give every request's tokens: one batch, padded on the left, as its guide says; options go to generate()."""
     width, count = max(len(ask.prompt) for ask in asks), max(ask.count for ask in asks)
     ids = torch.zeros(len(asks), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, ask in enumerate(asks):
         ids[row, width - len(ask.prompt) :] = torch.tensor(ask.prompt)
         mask[row, width - len(ask.prompt) :] = 1
-    how = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    how = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0, **options}
     with torch.inference_mode():
-        out = model.generate(ids, attention_mask=mask, **how)
+        out = model.generate(ids.to(model.device), attention_mask=mask.to(model.device), **how)
     return [line[width : width + ask.count].tolist() for line, ask in zip(out, asks, strict=True)]
+
+
+def tensors_of(asks: Sequence[Ask], vocab: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Build one request of a row for each, as a client sends it; no token ends it."""
+    ids = np.zeros((len(asks), max(len(ask.prompt) for ask in asks)), np.uint32)
+    for row, ask in enumerate(asks):
+        ids[row, : len(ask.prompt)] = ask.prompt
+    return {
+        "input_ids": ids,
+        "input_lengths": np.array([[len(ask.prompt)] for ask in asks], np.uint32),
+        "request_output_len": np.array([[ask.count] for ask in asks], np.uint32),
+        "end_id": np.full((len(asks), 1), vocab, np.uint32),  # never comes
+    }
 
 
 def generate_by_engine(engine: Engine, asks: Sequence[Ask]) -> list[list[int]]:
     """Give every request's tokens; each is a request of its own."""
-    requests = [
-        engine.parse(
-            {
-                "input_ids": np.array([ask.prompt], np.uint32),
-                "input_lengths": np.array([[len(ask.prompt)]], np.uint32),
-                "request_output_len": np.array([[ask.count]], np.uint32),
-                "end_id": np.array([[engine.config.vocab_size]], np.uint32),  # never comes
-            }
-        )
-        for ask in asks
-    ]
-    answers = engine.generate(requests)
+    answers = engine.generate([engine.parse(tensors_of([ask], engine.config.vocab_size)) for ask in asks])
     return [answer["output_ids"][0, 0, len(ask.prompt) :].tolist() for answer, ask in zip(answers, asks, strict=True)]
 
 

@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cpu-threads", type=int, default=0, help="0: this process's part of the cores")
     parser.add_argument("--model-type", default="GPT", choices=sorted(MODEL_TYPES))
     parser.add_argument("--int8-mode", type=int, default=0, help="1: matrices are kept as int8")
+    parser.add_argument("--made-up-weights", type=int, default=0, help="1: random weights, to measure")
     options = parser.parse_args(list(argv))
     try:
         ranks = read_ranks(os.environ)
@@ -46,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
             options.cpu_threads,
             options.model_type,
             options.int8_mode,
+            has_made_up_weights=bool(options.made_up_weights),
         )
         steps, description = load_steps(settings, device, group)
         sys.stderr.write(f"fastertransformer: {description}\n")

@@ -109,4 +109,5 @@ def worker_argv(settings: Settings) -> list[str]:
         f"--cpu-threads={settings.cpu_threads}",
         f"--model-type={settings.model_type}",
         f"--int8-mode={settings.int8_mode}",
+        f"--made-up-weights={int(settings.has_made_up_weights)}",
     ]

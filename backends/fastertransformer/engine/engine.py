@@ -206,7 +206,8 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     share = group.share(config) if group else Share(range(config.num_layer))
     with torch.inference_mode():
         sharers = local_size if device.type == "cpu" else 1
-        weights = load_weights(directory, config, tensor_para_size, precision, device, share, sharers)
+        made_up = settings.has_made_up_weights
+        weights = load_weights(directory, config, tensor_para_size, precision, device, share, sharers, made_up)
         seconds = time.perf_counter() - start
         network = Network(config, weights, group.links(config, precision.compute, device) if group else None)
         layers = len(weights.decoder.layers) if weights.decoder else 0

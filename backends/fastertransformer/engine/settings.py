@@ -40,6 +40,8 @@ class Settings:
         kv_cache_bytes: the same as a number, in each process; 0: by the fraction.
         has_process_per_rank: whether the engine starts a process for each rank, where nobody else has; None: where each
             can have a GPU of its own. Else this one process does all ranks' work.
+        has_made_up_weights: whether the weights are random and no shard is read: for measuring, config.pbtxt has no
+            parameter for it.
         session_idle_s: seconds after which a conversation is forgotten; config.pbtxt's max_sequence_idle_microseconds.
     """
 
@@ -55,6 +57,7 @@ class Settings:
     kv_cache_bytes: int = 0
     session_idle_s: float = 60.0
     has_process_per_rank: bool | None = None
+    has_made_up_weights: bool = False
 
 
 def read_settings(parameters: Mapping[str, str], model_directory: Path, version: str) -> Settings:

@@ -31,6 +31,7 @@ from .layouts import (
 )
 from .linear import Int8Linear, Linear
 from .precision import TORCH_TYPES, Precision
+from .shards import Shards, made_up, mapped, planned
 
 
 class Norm(NamedTuple):
@@ -201,6 +202,7 @@ def load_weights(
     device: torch.device,
     share: Share | None = None,
     sharers: int = 1,
+    are_made_up: bool = False,
 ) -> ModelWeights:
     """Read shards, one tensor at a time, if there is room for all of them.
 
@@ -212,13 +214,18 @@ def load_weights(
         device: where the tensors go.
         share: None for the whole network: any number of shards, joined in this one process.
         sharers: processes that load an equal part into the same memory at the same time.
+        are_made_up: whether the numbers are random instead: to measure a model whose shards nobody has.
 
     Raises:
         WeightsError: see check_shards; every rank looks at all files. Or the device has not the memory.
     """
     share = share or Share(range(config.num_layer))
-    files = check_shards(directory, config, tensor_para_size)
-    plan = _Reader(directory, config, tensor_para_size, precision, device, share.rank, is_plan=True)
+    files = model_files(config, False) if are_made_up else check_shards(directory, config, tensor_para_size)
+    source_type = TORCH_TYPES[config.weight_data_type]
+    # What is read onto torch's meta device has shapes and no content: the same code tells how much memory it takes.
+    plan = _Reader(
+        planned(source_type), tensor_para_size, precision, torch.device("meta"), share.rank, device.type == "cpu"
+    )
     need_bytes = _load(plan, files, config, share).size_bytes + 2 * plan.largest_bytes
     have_bytes = free_bytes(device) // sharers
     if need_bytes > have_bytes:
@@ -228,7 +235,9 @@ def load_weights(
             f" {have_bytes / 1e9:.3g} GB free{each}; serve it with int8_mode 1, as fp16 or bf16, or over more processes"
             " (tensor_para_size, pipeline_para_size)"
         )
-    return _load(_Reader(directory, config, tensor_para_size, precision, device, share.rank), files, config, share)
+    shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
+    reader = _Reader(shards, tensor_para_size, precision, device, share.rank, device.type == "cpu")
+    return _load(reader, files, config, share)
 
 
 def _load(reader: _Reader, files: ModelFiles, config: ModelConfig, share: Share) -> ModelWeights:
@@ -262,21 +271,16 @@ class _Reader:
 
     def __init__(
         self,
-        directory: Path,
-        config: ModelConfig,
+        shards: Shards,
         tensor_para_size: int,
         precision: Precision,
         device: torch.device,
         rank: int | None,
-        is_plan: bool = False,
+        is_cpu: bool,
     ) -> None:
-        self._directory, self._tensor_para_size, self._rank = directory, tensor_para_size, rank
-        self._source_type = TORCH_TYPES[config.weight_data_type]
-        self._precision = precision
-        # What is read onto torch's meta device has shapes and no content: the same code tells how much memory it takes.
-        self._is_plan, self._device = is_plan, torch.device("meta") if is_plan else device
-        self._is_cpu = device.type == "cpu"
-        self.head_type = torch.float32 if self._is_cpu else precision.compute
+        self._shards, self._tensor_para_size, self._rank = shards, tensor_para_size, rank
+        self._precision, self._device, self._is_cpu = precision, device, is_cpu
+        self.head_type = torch.float32 if is_cpu else precision.compute
         self.size_bytes = self.saved_bytes = self.largest_bytes = 0
         self._buffers: dict[torch.dtype, Tensor] = {}
 
@@ -288,16 +292,10 @@ class _Reader:
             files = files[self._rank : self._rank + 1]
         places = target.chunk(len(files), dim=tensor.split_axis or 0)
         for file, place in zip(files, places, strict=True):
-            shard = self._mapped(file, shape)
+            shard = self._shards(file, shape)
             if self._precision.rounded not in (shard.dtype, place.dtype):
                 shard = self._scratch(shape, self._precision.rounded).copy_(shard)
             place.copy_(shard)
-
-    def _mapped(self, file: str, shape: tuple[int, ...]) -> Tensor:
-        if self._is_plan:
-            return torch.empty(shape, dtype=self._source_type, device="meta")
-        size = torch.Size(shape).numel()
-        return torch.from_file(str(self._directory / file), size=size, dtype=self._source_type).view(shape)
 
     def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Give memory for the time until the next tensor is read.
