@@ -15,6 +15,7 @@ from .cache import CacheShape, KvCache, free_bytes
 from .config import ModelConfig, read_config
 from .crew import Crew, needs_crew
 from .errors import EngineError, GroupLostError
+from .layouts import Share
 from .network import Network
 from .parallel import Group, Leader
 from .precision import choose_device, choose_precision
@@ -25,7 +26,7 @@ from .scheduler import Scheduler
 from .sequence import FAILED, INVALID, Answer, Job
 from .settings import Settings
 from .steps import Steps
-from .weights import Share, load_weights
+from .weights import load_weights
 
 _log = logging.getLogger(__name__)
 _CLOSED = "the engine was closed"

@@ -1,260 +1,244 @@
-"""Which shards each family has: FasterTransformer's file names and shapes, and the place of each in the network.
+"""What a network's weights are, and which of FasterTransformer's shards hold them in each family.
 
 Layout: FasterTransformer, ``src/fastertransformer/models/{multi_gpu_gpt,gptj,gptneox,t5}/*Weight.cc`` (readers) and
 ``examples/pytorch/{gpt,gptj,gptneox,t5}/utils/*convert.py`` (writers). Matrices are stored [in, out], a fused QKV as
-[in, 3, out]. A structure here mirrors one of weights.py, with files in place of tensors.
+[in, 3, out]. A family is said once, as what it reads: what weights.Reader does with that is to check the files, to
+count the memory, or to load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
 
 from .config import ModelConfig, Stack
+from .linear import Linear
+
+if TYPE_CHECKING:
+    from .weights import Reader
+
+_GPT_NAMES = ("model.wte", "model.wpe", "model.lm_head.weight", "model.lm_head.bias")
+_T5_NAMES = ("shared.weight_T", "shared.ape", "lm_head.weight", "shared.bias")
+
+
+class Norm(NamedTuple):
+    """Weight and bias, each [hidden]; no bias where it is a root mean square only."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True)
-class ShardedTensor:
-    """One tensor of the checkpoint.
+class CrossWeights:
+    """A decoder layer's attention to the encoder's output.
 
     Attributes:
-        name: file name up to ``.{rank}.bin`` or ``.bin``.
-        shape: of the full tensor.
-        split_axis: axis along which the ranks cut it; None where it is written once.
+        norm: of the residual stream before it.
+        query: hidden -> heads * head_size.
+        key_value: encoder's hidden -> 2 * heads * head_size: all k, then all v.
+        out: heads * head_size -> hidden.
+        ia3: what k and v are multiplied with, [tasks, heads * head_size] each.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    split_axis: int | None = None
-
-    def local_shape(self, tensor_para_size: int) -> tuple[int, ...]:
-        """Shape of one rank's shard."""
-        return tuple(
-            size // tensor_para_size if axis == self.split_axis else size for axis, size in enumerate(self.shape)
-        )
-
-    def files(self, tensor_para_size: int) -> tuple[str, ...]:
-        """File names, by rank."""
-        if self.split_axis is None:
-            return (f"{self.name}.bin",)
-        return tuple(f"{self.name}.{rank}.bin" for rank in range(tensor_para_size))
+    norm: Norm
+    query: Linear
+    key_value: Linear
+    out: Linear
+    ia3: tuple[Tensor, ...] | None
 
 
 @dataclass(frozen=True)
-class NormFiles:
-    """A norm's weight and bias; no bias where it is a root mean square only."""
-
-    weight: ShardedTensor
-    bias: ShardedTensor | None
-
-
-@dataclass(frozen=True)
-class LinearFiles:
-    """A matrix and its bias.
+class LayerWeights:
+    """One transformer layer.
 
     Attributes:
-        weights: several stand side by side: their outputs follow each other.
-        biases: one a weight, or none.
-        is_sum: whether each rank adds the bias, so that a file has one rank's part of it.
+        input_norm: before attention, or behind it where norms follow.
+        qkv: hidden -> 3 * heads * head_size: all q, then all k, then all v.
+        attention_out: heads * head_size -> hidden.
+        post_norm: likewise of the MLP; None where it works on attention's input.
+        mlp_in: hidden -> inter.
+        mlp_gate: likewise; multiplied in.
+        mlp_out: inter -> hidden.
+        cross: where there is an encoder.
+        ia3: what k, v and the MLP's inner layer are multiplied with, [tasks, ...] each.
     """
 
-    weights: tuple[ShardedTensor, ...]
-    biases: tuple[ShardedTensor, ...] = ()
-    is_sum: bool = False
+    input_norm: Norm
+    qkv: Linear
+    attention_out: Linear
+    post_norm: Norm | None
+    mlp_in: Linear
+    mlp_gate: Linear | None
+    mlp_out: Linear
+    cross: CrossWeights | None = None
+    ia3: tuple[Tensor, ...] | None = None
 
 
 @dataclass(frozen=True)
-class CrossFiles:
-    """Attention to an encoder's output."""
+class StackWeights:
+    """This process's layers of a stack.
 
-    norm: NormFiles
-    query: LinearFiles
-    key_value: LinearFiles
-    out: LinearFiles
-    ia3: tuple[ShardedTensor, ...] | None
+    Attributes:
+        layers: those.
+        final_norm: behind the last one.
+        position_bias: by head: ALiBi's slopes [heads], or the bias by bucket [heads, buckets]; None otherwise.
+    """
 
-
-@dataclass(frozen=True)
-class LayerFiles:
-    """One layer; see weights.LayerWeights."""
-
-    input_norm: NormFiles
-    qkv: LinearFiles
-    attention_out: LinearFiles
-    post_norm: NormFiles | None
-    mlp_in: LinearFiles
-    mlp_gate: LinearFiles | None
-    mlp_out: LinearFiles
-    cross: CrossFiles | None = None
-    ia3: tuple[ShardedTensor, ...] | None = None
+    layers: tuple[LayerWeights, ...]
+    final_norm: Norm | None
+    position_bias: Tensor | None
 
 
 @dataclass(frozen=True)
-class StackFiles:
-    """A stack of layers, and what follows it."""
+class ModelWeights:
+    """The tensors of a model that this process holds; see Share.
 
-    layers: tuple[LayerFiles, ...]
-    final_norm: NormFiles | None
-    relative_bias: ShardedTensor | None = None
+    Attributes:
+        token_embedding: [vocab, hidden]; without rows where this process does not embed.
+        position_embedding: [max_pos_seq_len, hidden]; None where there is none or this process does not embed.
+        embedding_norm: behind the sum of the two.
+        encoder, decoder: stacks; a GPT has the latter only, a T5 encoder alone the former only.
+        head: hidden -> vocab; token_embedding's matrix where the checkpoint has no head. None where this process does
+            not predict.
+        like: an empty tensor on the device, in the format that is multiplied.
+        size_bytes: of all of it.
+        saved_bytes: how much more that would be without int8.
+    """
+
+    token_embedding: Tensor
+    position_embedding: Tensor | None
+    embedding_norm: Norm | None
+    encoder: StackWeights | None
+    decoder: StackWeights | None
+    head: Linear | None
+    like: Tensor
+    size_bytes: int = 0
+    saved_bytes: int = 0
 
 
 @dataclass(frozen=True)
-class ModelFiles:
-    """A whole checkpoint; see weights.ModelWeights. No head: the embedding is tied to it."""
+class Share:
+    """Which part of the network a process holds.
 
-    token_embedding: ShardedTensor
-    position_embedding: ShardedTensor | None
-    embedding_norm: NormFiles | None
-    encoder: StackFiles | None
-    decoder: StackFiles | None
-    head: ShardedTensor | None
-    head_bias: ShardedTensor | None
+    Attributes:
+        layers: indices; of the decoder where there is an encoder too.
+        rank: whose shard of each split tensor; None: all shards, joined.
+        embeds: whether it has the embeddings.
+        predicts: whether it has the head.
+        encoder_layers: of the encoder; None: all.
+    """
 
-
-def every_tensor(files: object) -> Iterator[ShardedTensor]:
-    """List the tensors of a structure."""
-    if isinstance(files, ShardedTensor):
-        yield files
-    elif isinstance(files, tuple):
-        for part in files:
-            yield from every_tensor(part)
-    elif is_dataclass(files):
-        for field in fields(files):
-            yield from every_tensor(getattr(files, field.name))
+    layers: range
+    rank: int | None = None
+    embeds: bool = True
+    predicts: bool = True
+    encoder_layers: range | None = None
 
 
 def head_name(config: ModelConfig) -> str:
     """Give the head's file; a GPT or T5 without that file has a tied one."""
-    return "lm_head.weight" if config.encoder else "model.lm_head.weight"
+    return (_T5_NAMES if config.encoder else _GPT_NAMES)[2]
 
 
-def model_files(config: ModelConfig, has_head: bool) -> ModelFiles:
-    """List the checkpoint that config.ini calls for.
+def read_model(read: Reader, config: ModelConfig, share: Share, has_head: bool) -> ModelWeights:
+    """Read a process's share of the checkpoint that config.ini calls for.
 
     Args:
-        config: of the model.
-        has_head: whether there is a file for the head.
+        read: gives the tensors.
+        config: of the whole model.
+        share: which part of it.
+        has_head: whether there is a file for the head; a GPT-J or GPT-NeoX must have it.
     """
-    return _t5_files(config, has_head) if config.encoder else _gpt_files(config, has_head)
+    width, is_t5, has_decoder = config.hidden_units, config.encoder is not None, config.family != "t5-encoder"
+    table_name, positions_name, _, bias_name = _T5_NAMES if is_t5 else _GPT_NAMES
+    predicts = share.predicts and has_decoder
+    has_head = has_head or config.family in ("gptj", "gptneox")
+    has_head_bias = config.family == "gptj" or (is_t5 and config.has_biases)
+    vocabulary, table, positions, norm, head = (config.vocab_size, width), None, None, None, None
+    if share.embeds or (predicts and not has_head):
+        table = read.tensor(table_name, vocabulary, dtype=read.head_type)
+    if predicts:
+        bias = read.tensor(bias_name, vocabulary[:1], dtype=read.head_type) if has_head_bias else None
+        head = read.head(head_name(config) if has_head else None, vocabulary, table, bias)
+    if share.embeds and config.positions == "learned":
+        positions = read.tensor(positions_name, (config.max_pos_seq_len, width))
+    if share.embeds and config.has_embedding_norm:
+        norm = read.norm("model.pre_decoder_layernorm", width)
+    embedding = table if share.embeds and table is not None else read.empty((0, width))
+    encoder = _t5_stack(read, config, "encoder", share.encoder_layers) if is_t5 else None
+    decoder = None
+    if has_decoder:
+        decoder = _t5_stack(read, config, "decoder", share.layers) if is_t5 else _gpt_stack(read, config, share.layers)
+    sizes = read.size_bytes, read.saved_bytes
+    return ModelWeights(embedding, positions, norm, encoder, decoder, head, read.empty((0, 0)), *sizes)
 
 
-def _norm(name: str, width: int, has_bias: bool = True) -> NormFiles:
-    bias = ShardedTensor(f"{name}.bias", (width,)) if has_bias else None
-    return NormFiles(ShardedTensor(f"{name}.weight", (width,)), bias)
-
-
-def _fan_out(name: str, width: int, *outputs: int, has_bias: bool = True) -> LinearFiles:
-    """A matrix of which each rank has some of the outputs: [width, *outputs]."""
-    weight = ShardedTensor(f"{name}.weight", (width, *outputs), split_axis=len(outputs))
-    bias = ShardedTensor(f"{name}.bias", outputs, split_axis=len(outputs) - 1)
-    return LinearFiles((weight,), (bias,) if has_bias else ())
-
-
-def _fan_in(name: str, inputs: int, width: int, bias: str | None = "", is_sum: bool = False) -> LinearFiles:
-    """A matrix of which each rank has some of the inputs; its bias, by that name or the usual one, is written once."""
-    biases = () if bias is None else (ShardedTensor(bias or f"{name}.bias", (width,)),)
-    return LinearFiles((ShardedTensor(f"{name}.weight", (inputs, width), split_axis=0),), biases, is_sum)
-
-
-def _gpt_files(config: ModelConfig, has_head: bool) -> ModelFiles:
+def _gpt_stack(read: Reader, config: ModelConfig, layers: range) -> StackWeights:
     width = config.hidden_units
-    is_gptj, is_parallel = config.family == "gptj", config.is_parallel
+    return StackWeights(
+        position_bias=read.slopes(config.head_num) if config.positions == "alibi" else None,
+        final_norm=read.norm("model.final_layernorm", width) if config.has_final_norm else None,
+        layers=tuple(_gpt_layer(read, config, f"model.layers.{index}") for index in layers),
+    )
 
-    def layer(prefix: str) -> LayerFiles:
-        # A parallel GPT-NeoX has one bias for attention and MLP together, which each rank adds.
-        has_sum = config.family == "gptneox" and is_parallel
-        return LayerFiles(
-            input_norm=_norm(f"{prefix}.input_layernorm", width),
-            qkv=_fan_out(f"{prefix}.attention.query_key_value", width, 3, width, has_bias=not is_gptj),
-            attention_out=_fan_in(f"{prefix}.attention.dense", width, width, None if is_parallel else ""),
-            post_norm=None if is_gptj else _norm(f"{prefix}.post_attention_layernorm", width),
-            mlp_in=_fan_out(f"{prefix}.mlp.dense_h_to_4h", width, config.inter_size),
-            mlp_gate=None,
-            mlp_out=_fan_in(
-                f"{prefix}.mlp.dense_4h_to_h",
-                config.inter_size,
-                width,
-                f"{prefix}.mlp.attention.bias.sum" if has_sum else "",
-                has_sum,
-            ),
-        )
 
-    has_table = config.positions == "learned"
-    return ModelFiles(
-        token_embedding=ShardedTensor("model.wte", (config.vocab_size, width)),
-        position_embedding=ShardedTensor("model.wpe", (config.max_pos_seq_len, width)) if has_table else None,
-        embedding_norm=_norm("model.pre_decoder_layernorm", width) if config.has_embedding_norm else None,
-        encoder=None,
-        decoder=StackFiles(
-            tuple(layer(f"model.layers.{index}") for index in range(config.num_layer)),
-            _norm("model.final_layernorm", width) if config.has_final_norm else None,
+def _gpt_layer(read: Reader, config: ModelConfig, layer: str) -> LayerWeights:
+    width, inter, is_gptj = config.hidden_units, config.inter_size, config.family == "gptj"
+    # A parallel GPT-NeoX has one bias for attention and MLP together, of which each rank adds its part.
+    has_sum = config.is_parallel and not is_gptj
+    return LayerWeights(
+        input_norm=read.norm(f"{layer}.input_layernorm", width),
+        qkv=read.fan_out(width, (3, width), f"{layer}.attention.query_key_value", has_bias=not is_gptj),
+        attention_out=read.fan_in(width, width, f"{layer}.attention.dense", has_bias=not config.is_parallel),
+        post_norm=None if is_gptj else read.norm(f"{layer}.post_attention_layernorm", width),
+        mlp_in=read.fan_out(width, (inter,), f"{layer}.mlp.dense_h_to_4h"),
+        mlp_gate=None,
+        mlp_out=read.fan_in(
+            inter, width, f"{layer}.mlp.dense_4h_to_h", bias_sum=f"{layer}.mlp.attention.bias.sum" if has_sum else ""
         ),
-        head=ShardedTensor(head_name(config), (config.vocab_size, width)) if has_head else None,
-        head_bias=ShardedTensor("model.lm_head.bias", (config.vocab_size,)) if is_gptj else None,
     )
 
 
-def _t5_files(config: ModelConfig, has_head: bool) -> ModelFiles:
-    assert config.encoder
-    width, has_biases = config.hidden_units, config.has_biases
-    has_decoder = config.family == "t5"
-    has_table = config.positions == "learned"
-    return ModelFiles(
-        token_embedding=ShardedTensor("shared.weight_T", (config.vocab_size, width)),
-        position_embedding=ShardedTensor("shared.ape", (config.max_pos_seq_len, width)) if has_table else None,
-        embedding_norm=None,
-        encoder=_t5_stack(config.encoder, "encoder", config.ia3_num_tasks),
-        decoder=_t5_stack(config, "decoder", config.ia3_num_tasks) if has_decoder else None,
-        head=ShardedTensor(head_name(config), (config.vocab_size, width)) if has_head and has_decoder else None,
-        head_bias=ShardedTensor("shared.bias", (config.vocab_size,)) if has_decoder and has_biases else None,
-    )
-
-
-def _t5_stack(stack: Stack, name: str, ia3_num_tasks: int) -> StackFiles:
-    width, heads, has_biases = stack.hidden_units, stack.attention_width, stack.has_biases
+def _t5_stack(read: Reader, config: ModelConfig, name: str, layers: range | None) -> StackWeights:
     is_decoder = name == "decoder"
-
-    def attention(prefix: str, *projections: str) -> LinearFiles:
-        parts = [_fan_out(f"{prefix}.{each}", width, heads, has_bias=has_biases) for each in projections]
-        return LinearFiles(
-            tuple(part.weights[0] for part in parts), tuple(bias for part in parts for bias in part.biases)
-        )
-
-    def out(prefix: str, inputs: int) -> LinearFiles:
-        return _fan_in(prefix, inputs, width, "" if has_biases else None)
-
-    def ia3(*vectors: tuple[str, int]) -> tuple[ShardedTensor, ...] | None:
-        return tuple(ShardedTensor(f"{each}.ia3.weight", (ia3_num_tasks, size), 1) for each, size in vectors) or None
-
-    def layer(prefix: str) -> LayerFiles:
-        own, cross, mlp = f"{prefix}.layer.0", f"{prefix}.layer.1", f"{prefix}.layer.{2 if is_decoder else 1}"
-        dense, memory = f"{mlp}.DenseReluDense", f"{cross}.EncDecAttention"
-        fused = _fan_out(f"{own}.SelfAttention.qkv", width, 3, heads, has_bias=has_biases)
-        return LayerFiles(
-            input_norm=_norm(f"{own}.layer_norm", width, has_biases),
-            qkv=fused if is_decoder else attention(f"{own}.SelfAttention", "q", "k", "v"),
-            attention_out=out(f"{own}.SelfAttention.o", heads),
-            post_norm=_norm(f"{mlp}.layer_norm", width, has_biases),
-            mlp_in=_fan_out(f"{dense}.wi", width, stack.inter_size, has_bias=has_biases),
-            mlp_gate=_fan_out(f"{dense}.wi2", width, stack.inter_size, has_bias=has_biases) if stack.is_gated else None,
-            mlp_out=out(f"{dense}.wo", stack.inter_size),
-            cross=CrossFiles(
-                norm=_norm(f"{cross}.layer_norm", width, has_biases),
-                query=attention(memory, "q"),
-                key_value=attention(memory, "k", "v"),
-                out=out(f"{memory}.o", heads),
-                ia3=ia3((f"{memory}.k", heads), (f"{memory}.v", heads)) if ia3_num_tasks else None,
-            )
-            if is_decoder
-            else None,
-            ia3=ia3((f"{own}.SelfAttention.k", heads), (f"{own}.SelfAttention.v", heads), (dense, stack.inter_size))
-            if ia3_num_tasks
-            else None,
-        )
-
+    stack = config if is_decoder or config.encoder is None else config.encoder
     bias = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    return StackFiles(
-        tuple(layer(f"{name}.block.{index}") for index in range(stack.num_layer)),
-        _norm(f"{name}.final_layer_norm", width, has_biases),
-        ShardedTensor(bias, (stack.head_num, stack.buckets), split_axis=0) if stack.buckets else None,
+    return StackWeights(
+        position_bias=read.tensor(bias, (stack.head_num, stack.buckets), split_axis=0) if stack.buckets else None,
+        final_norm=read.norm(f"{name}.final_layer_norm", stack.hidden_units),
+        layers=tuple(
+            _t5_layer(read, stack, f"{name}.block.{index}.layer", is_decoder, config.ia3_num_tasks)
+            for index in (range(stack.num_layer) if layers is None else layers)
+        ),
+    )
+
+
+def _t5_layer(read: Reader, stack: Stack, layer: str, is_decoder: bool, tasks: int) -> LayerWeights:
+    width, heads, inter = stack.hidden_units, stack.attention_width, stack.inter_size
+    own, last = f"{layer}.0.SelfAttention", f"{layer}.{2 if is_decoder else 1}"
+    dense = f"{last}.DenseReluDense"
+    split = [f"{own}.q", f"{own}.k", f"{own}.v"]
+    return LayerWeights(
+        input_norm=read.norm(f"{layer}.0.layer_norm", width),
+        qkv=read.fan_out(width, (3, heads), f"{own}.qkv") if is_decoder else read.fan_out(width, (heads,), *split),
+        attention_out=read.fan_in(heads, width, f"{own}.o"),
+        post_norm=read.norm(f"{last}.layer_norm", width),
+        mlp_in=read.fan_out(width, (inter,), f"{dense}.wi"),
+        mlp_gate=read.fan_out(width, (inter,), f"{dense}.wi2") if stack.is_gated else None,
+        mlp_out=read.fan_in(inter, width, f"{dense}.wo"),
+        cross=_t5_cross(read, stack, f"{layer}.1", tasks) if is_decoder else None,
+        ia3=read.ia3(tasks, (f"{own}.k", heads), (f"{own}.v", heads), (dense, inter)),
+    )
+
+
+def _t5_cross(read: Reader, stack: Stack, layer: str, tasks: int) -> CrossWeights:
+    width, heads, memory = stack.hidden_units, stack.attention_width, f"{layer}.EncDecAttention"
+    return CrossWeights(
+        norm=read.norm(f"{layer}.layer_norm", width),
+        query=read.fan_out(width, (heads,), f"{memory}.q"),
+        key_value=read.fan_out(width, (heads,), f"{memory}.k", f"{memory}.v"),
+        out=read.fan_in(heads, width, f"{memory}.o"),
+        ia3=read.ia3(tasks, (f"{memory}.k", heads), (f"{memory}.v", heads)),
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 from .attention import Bias, ContinuedRows, NewRows, NextTokens, Rotation, Slots, WholeInput, alibi, relative
 from .cache import KvCache
 from .config import ModelConfig, Stack
-from .weights import CrossWeights, LayerWeights, ModelWeights, Norm, StackWeights
+from .layouts import CrossWeights, LayerWeights, ModelWeights, Norm, StackWeights
 
 
 class Links:

@@ -26,12 +26,12 @@ from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixSt
 from .cache import KvCache
 from .config import ModelConfig
 from .errors import EngineError, GroupLostError
+from .layouts import Share
 from .network import Links, Network
 from .prefixes import Prefix
 from .ranks import Ranks, Watch, first_line, meet
 from .request import Array
 from .steps import STEP_NAMES, Steps
-from .weights import Share
 
 _CLOSE = -1  # a step's number is its place in STEP_NAMES
 _ABSENT = -1  # an argument that is None

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from .config import ModelConfig
-from .errors import WeightsError
+from .layouts import Share
 from .precision import TORCH_TYPES, Precision
-from .weights import Share
+from .shards import map_file
 
 Prefix = Sequence[Tensor]  # of one task: [2 (k, v), H, prompt_length, D] for each of this process's layers
 
@@ -49,19 +49,8 @@ def read_prefixes(
     for name, length in config.prompt_tasks:
         shape = (config.num_layer, 2, heads, length, config.size_per_head)
         files = [directory / f"model.prefix_prompt.{name}.weight.{rank}.bin" for rank in range(tensor_para_size)]
-        shards = [_mapped(file, shape, TORCH_TYPES[config.weight_data_type]) for file in files]
+        shards = [map_file(file, shape, TORCH_TYPES[config.weight_data_type]) for file in files]
         mine = shards if share.rank is None else shards[share.rank : share.rank + 1]
         layers = torch.cat([shard[share.layers.start : share.layers.stop] for shard in mine], 2)
         prefixes.append(layers.to(precision.rounded).to(device, precision.compute, copy=True).unbind())
     return prefixes
-
-
-def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    count = torch.Size(shape).numel()
-    if not count:  # a task without a prompt has no file
-        return torch.empty(shape, dtype=dtype)
-    expected = count * dtype.itemsize
-    size = path.stat().st_size if path.exists() else 0
-    if size != expected:
-        raise WeightsError(f"{path}: {size} bytes, expected {expected} for {list(shape)}")
-    return torch.from_file(str(path), size=count, dtype=dtype).view(shape)

@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 
 from .config import PROMPT_TYPES, ModelConfig
-from .errors import RequestError, WeightsError
+from .errors import RequestError
 from .precision import TORCH_TYPES
+from .shards import map_file
 
 Array = npt.NDArray[Any]
 
@@ -64,18 +65,13 @@ def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | No
     """
     if config.prompt_learning_type != PROMPT_TYPES[_TUNED]:
         return None
-    return [_read_table(directory, config, name, length) for name, length in config.prompt_tasks]
-
-
-def _read_table(directory: Path, config: ModelConfig, name: str, length: int) -> Array:
-    path = directory / f"model.prompt_table.{name}.weight.bin"
     dtype = TORCH_TYPES[config.weight_data_type]
-    expected = length * config.hidden_units * dtype.itemsize
-    size = path.stat().st_size if path.exists() else 0
-    if size != expected:
-        raise WeightsError(f"{path}: {size} bytes, expected {expected} for [{length}, {config.hidden_units}]")
-    table: Array = torch.from_file(str(path), size=length * config.hidden_units, dtype=dtype).float().numpy()
-    return table.reshape(length, config.hidden_units)
+    return [
+        map_file(directory / f"model.prompt_table.{name}.weight.bin", (length, config.hidden_units), dtype)
+        .to(torch.float32, copy=True)
+        .numpy()
+        for name, length in config.prompt_tasks
+    ]
 
 
 def place_prompts(

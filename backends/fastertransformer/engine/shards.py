@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .errors import WeightsError
+
 Shards = Callable[[str, tuple[int, ...]], Tensor]
 
 _SPREAD = 0.02  # of weights: what GPT-2 and NeMo begin a training with
@@ -19,16 +21,46 @@ _SPREAD = 0.02  # of weights: what GPT-2 and NeMo begin a training with
 
 def mapped(directory: Path, dtype: torch.dtype) -> Shards:
     """Map the files, [*shape] each: nothing is read before it is copied."""
+    return lambda file, shape: map_file(directory / file, shape, dtype)
 
-    def shard(file: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.from_file(str(directory / file), size=torch.Size(shape).numel(), dtype=dtype).view(shape)
 
-    return shard
+def map_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Map a file of raw numbers; what has no numbers has no file.
+
+    Raises:
+        WeightsError: it is missing or has another size.
+    """
+    if not (size := torch.Size(shape).numel()):
+        return torch.empty(shape, dtype=dtype)
+    if problem := _problem(path, shape, dtype):
+        raise WeightsError(f"{path}: {problem}")
+    return torch.from_file(str(path), size=size, dtype=dtype).view(shape)
 
 
 def planned(dtype: torch.dtype) -> Shards:
     """Give shapes without content, on torch's meta device."""
     return lambda file, shape: torch.empty(shape, dtype=dtype, device="meta")
+
+
+def checked(directory: Path, dtype: torch.dtype, problems: list[str]) -> Shards:
+    """Likewise, and list the files that are missing or have another size."""
+
+    def shard(file: str, shape: tuple[int, ...]) -> Tensor:
+        if problem := _problem(directory / file, shape, dtype):
+            problems.append(f"{file}: {problem}")
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    return shard
+
+
+def _problem(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """Say what is wrong with a file's size, if anything."""
+    expected_bytes = torch.Size(shape).numel() * dtype.itemsize
+    try:
+        found, is_whole = f"{(size := path.stat().st_size)} bytes", size == expected_bytes
+    except OSError as error:
+        found, is_whole = f"{error.strerror or error}, 0 bytes", False
+    return "" if is_whole else f"{found}, expected {expected_bytes} for {list(shape)}"
 
 
 def made_up(dtype: torch.dtype, device: torch.device) -> Shards:

@@ -1,7 +1,8 @@
 """Which input tensors each family of models has, and what they may hold.
 
-Names, types and shapes: FasterTransformer's GPT and T5 guides; ``is_return_context_log_probs`` is this engine's own; ``min_length`` and ``presence_penalty``, which its
+Names, types and shapes: FasterTransformer's GPT and T5 guides; ``min_length`` and ``presence_penalty``, which its
 Triton guides leave out, are in the tables of ``ParallelGpt``'s and ``T5Decoding``'s inputs.
+``is_return_context_log_probs`` is this engine's own.
 """
 
 from __future__ import annotations

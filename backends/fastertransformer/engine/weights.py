@@ -7,191 +7,47 @@ where a file is missing or short and serves uninitialised memory; here that is a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .cache import free_bytes
-from .config import ModelConfig, Stack
+from .config import ModelConfig
 from .errors import WeightsError
-from .layouts import (
-    CrossFiles,
-    LayerFiles,
-    LinearFiles,
-    ModelFiles,
-    NormFiles,
-    ShardedTensor,
-    StackFiles,
-    every_tensor,
-    head_name,
-    model_files,
-)
+from .layouts import ModelWeights, Norm, Share, head_name, read_model
 from .linear import Int8Linear, Linear
 from .precision import TORCH_TYPES, Precision
-from .shards import Shards, made_up, mapped, planned
-
-
-class Norm(NamedTuple):
-    """Weight and bias, each [hidden]; no bias where it is a root mean square only."""
-
-    weight: Tensor
-    bias: Tensor | None
+from .shards import Shards, checked, made_up, mapped, planned
 
 
 @dataclass(frozen=True)
-class CrossWeights:
-    """A decoder layer's attention to the encoder's output.
+class ShardedTensor:
+    """One tensor of the checkpoint.
 
     Attributes:
-        norm: of the residual stream before it.
-        query: hidden -> heads * head_size.
-        key_value: encoder's hidden -> 2 * heads * head_size: all k, then all v.
-        out: heads * head_size -> hidden.
-        ia3: what k and v are multiplied with, [tasks, heads * head_size] each.
+        name: file name up to ``.{rank}.bin`` or ``.bin``.
+        shape: of the full tensor.
+        split_axis: axis along which the ranks cut it; None where it is written once.
     """
 
-    norm: Norm
-    query: Linear
-    key_value: Linear
-    out: Linear
-    ia3: tuple[Tensor, ...] | None
+    name: str
+    shape: tuple[int, ...]
+    split_axis: int | None = None
 
+    def local_shape(self, tensor_para_size: int) -> tuple[int, ...]:
+        """Shape of one rank's shard."""
+        parts = [tensor_para_size if axis == self.split_axis else 1 for axis in range(len(self.shape))]
+        return tuple(size // count for size, count in zip(self.shape, parts, strict=True))
 
-@dataclass(frozen=True)
-class LayerWeights:
-    """One transformer layer.
-
-    Attributes:
-        input_norm: before attention, or behind it where norms follow.
-        qkv: hidden -> 3 * heads * head_size: all q, then all k, then all v.
-        attention_out: heads * head_size -> hidden.
-        post_norm: likewise of the MLP; None where it works on attention's input.
-        mlp_in: hidden -> inter.
-        mlp_gate: likewise; multiplied in.
-        mlp_out: inter -> hidden.
-        cross: where there is an encoder.
-        ia3: what k, v and the MLP's inner layer are multiplied with, [tasks, ...] each.
-    """
-
-    input_norm: Norm
-    qkv: Linear
-    attention_out: Linear
-    post_norm: Norm | None
-    mlp_in: Linear
-    mlp_gate: Linear | None
-    mlp_out: Linear
-    cross: CrossWeights | None = None
-    ia3: tuple[Tensor, ...] | None = None
-
-
-@dataclass(frozen=True)
-class StackWeights:
-    """This process's layers of a stack.
-
-    Attributes:
-        layers: those.
-        final_norm: behind the last one.
-        position_bias: by head: ALiBi's slopes [heads], or the bias by bucket [heads, buckets]; None otherwise.
-    """
-
-    layers: tuple[LayerWeights, ...]
-    final_norm: Norm | None
-    position_bias: Tensor | None
-
-
-@dataclass(frozen=True)
-class ModelWeights:
-    """The tensors of a model that this process holds; see Share.
-
-    Attributes:
-        token_embedding: [vocab, hidden]; without rows where this process does not embed.
-        position_embedding: [max_pos_seq_len, hidden]; None where there is none or this process does not embed.
-        embedding_norm: behind the sum of the two.
-        encoder, decoder: stacks; a GPT has the latter only, a T5 encoder alone the former only.
-        head: hidden -> vocab; token_embedding's matrix where the checkpoint has no head. None where this process does
-            not predict.
-        like: an empty tensor on the device, in the format that is multiplied.
-        size_bytes: of all of it.
-        saved_bytes: how much more that would be without int8.
-    """
-
-    token_embedding: Tensor
-    position_embedding: Tensor | None
-    embedding_norm: Norm | None
-    encoder: StackWeights | None
-    decoder: StackWeights | None
-    head: Linear | None
-    like: Tensor
-    size_bytes: int = 0
-    saved_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which part of the network a process holds.
-
-    Attributes:
-        layers: indices; of the decoder where there is an encoder too.
-        rank: whose shard of each split tensor; None: all shards, joined.
-        embeds: whether it has the embeddings.
-        predicts: whether it has the head.
-        encoder_layers: of the encoder; None: all.
-    """
-
-    layers: range
-    rank: int | None = None
-    embeds: bool = True
-    predicts: bool = True
-    encoder_layers: range | None = None
-
-
-def check_shards(directory: Path, config: ModelConfig, tensor_para_size: int) -> ModelFiles:
-    """Compare the directory with what config.ini calls for, by name and size.
-
-    Returns:
-        The checkpoint's files.
-
-    Raises:
-        WeightsError: names every shard that is missing or has another size, or a tensor_para_size that does not fit.
-    """
-    if config.tensor_para_size not in (None, tensor_para_size):
-        raise WeightsError(
-            f"tensor_para_size = {tensor_para_size}, but the shards in {directory} were written for"
-            f" {config.tensor_para_size}"
-        )
-    for stack in (config, config.encoder):
-        if stack and (stack.head_num % tensor_para_size or stack.inter_size % tensor_para_size):
-            raise WeightsError(
-                f"tensor_para_size = {tensor_para_size} does not divide head_num = {stack.head_num}"
-                f" and inter_size = {stack.inter_size}"
-            )
-    needs_head = config.family in ("gptj", "gptneox")
-    files = model_files(config, needs_head or (directory / f"{head_name(config)}.bin").exists())
-    item_bytes = TORCH_TYPES[config.weight_data_type].itemsize
-    problems = [
-        problem
-        for tensor in every_tensor(files)
-        for file in tensor.files(tensor_para_size)
-        if (problem := _problem(directory / file, tensor.local_shape(tensor_para_size), item_bytes))
-    ]
-    if problems:
-        noun = "shard is" if len(problems) == 1 else "shards are"
-        raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  " + "\n  ".join(problems))
-    return files
-
-
-def _problem(path: Path, shape: tuple[int, ...], item_bytes: int) -> str:
-    expected_bytes = torch.Size(shape).numel() * item_bytes
-    try:
-        size_bytes = path.stat().st_size
-    except OSError as error:
-        return f"{path.name}: {error.strerror or error}"
-    if size_bytes != expected_bytes:
-        return f"{path.name}: {size_bytes} bytes, expected {expected_bytes} for {list(shape)}"
-    return ""
+    def files(self, tensor_para_size: int) -> tuple[str, ...]:
+        """File names, by rank."""
+        if self.split_axis is None:
+            return (f"{self.name}.bin",)
+        return tuple(f"{self.name}.{rank}.bin" for rank in range(tensor_para_size))
 
 
 def load_weights(
@@ -204,7 +60,7 @@ def load_weights(
     sharers: int = 1,
     are_made_up: bool = False,
 ) -> ModelWeights:
-    """Read shards, one tensor at a time, if there is room for all of them.
+    """Read shards, one tensor at a time, if they are whole and there is room for all of them.
 
     Args:
         directory: holds the shards, ``<T>-gpu``.
@@ -217,17 +73,24 @@ def load_weights(
         are_made_up: whether the numbers are random instead: to measure a model whose shards nobody has.
 
     Raises:
-        WeightsError: see check_shards; every rank looks at all files. Or the device has not the memory.
+        WeightsError: names every shard, of any rank, that is missing or has another size, or a tensor_para_size that
+            does not fit. Or the device has not the memory.
     """
-    share = share or Share(range(config.num_layer))
-    files = model_files(config, False) if are_made_up else check_shards(directory, config, tensor_para_size)
-    source_type = TORCH_TYPES[config.weight_data_type]
+    _check_ranks(directory, config, tensor_para_size)
+    source_type, whole = TORCH_TYPES[config.weight_data_type], Share(range(config.num_layer))
+    share, is_cpu, has_head = share or whole, device.type == "cpu", False
     # What is read onto torch's meta device has shapes and no content: the same code tells how much memory it takes.
-    plan = _Reader(
-        planned(source_type), tensor_para_size, precision, torch.device("meta"), share.rank, device.type == "cpu"
-    )
-    need_bytes = _load(plan, files, config, share).size_bytes + 2 * plan.largest_bytes
-    have_bytes = free_bytes(device) // sharers
+    plan_on = partial(Reader, config, tensor_para_size, precision, torch.device("meta"), is_cpu)
+    if not are_made_up:
+        has_head = (directory / f"{head_name(config)}.bin").exists()
+        problems: list[str] = []
+        read_model(plan_on(whole.rank, checked(directory, source_type, problems)), config, whole, has_head)
+        if problems:
+            noun = "shard is" if len(problems) == 1 else "shards are"
+            raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  " + "\n  ".join(problems))
+    plan = plan_on(share.rank, planned(source_type))
+    read_model(plan, config, share, has_head)
+    need_bytes, have_bytes = plan.size_bytes + 2 * plan.largest_bytes, free_bytes(device) // sharers
     if need_bytes > have_bytes:
         each = f" for each of {sharers} processes" if sharers > 1 else ""
         raise WeightsError(
@@ -236,30 +99,23 @@ def load_weights(
             " (tensor_para_size, pipeline_para_size)"
         )
     shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
-    reader = _Reader(shards, tensor_para_size, precision, device, share.rank, device.type == "cpu")
-    return _load(reader, files, config, share)
+    reader = Reader(config, tensor_para_size, precision, device, is_cpu, share.rank, shards)
+    return read_model(reader, config, share, has_head)
 
 
-def _load(reader: _Reader, files: ModelFiles, config: ModelConfig, share: Share) -> ModelWeights:
-    predicts = share.predicts and files.decoder is not None
-    table = None
-    if share.embeds or (predicts and not files.head):
-        table = reader.tensor(files.token_embedding, reader.head_type)
-    head = reader.head(files.head, table, files.head_bias) if predicts else None
-    has_positions = share.embeds and files.position_embedding is not None
-    weights = ModelWeights(
-        token_embedding=table if share.embeds and table is not None else reader.nothing(config.hidden_units),
-        position_embedding=reader.optional(files.position_embedding) if has_positions else None,
-        embedding_norm=reader.norm(files.embedding_norm) if share.embeds and files.embedding_norm else None,
-        encoder=reader.stack(files.encoder, config.encoder, share.encoder_layers),
-        decoder=reader.stack(files.decoder, config, share.layers),
-        head=head,
-        like=reader.nothing(0),
-    )
-    return replace(weights, size_bytes=reader.size_bytes, saved_bytes=reader.saved_bytes)
+def _check_ranks(directory: Path, config: ModelConfig, tensor_para_size: int) -> None:
+    if config.tensor_para_size not in (None, tensor_para_size):
+        written = f"the shards in {directory} were written for {config.tensor_para_size}"
+        raise WeightsError(f"tensor_para_size = {tensor_para_size}, but {written}")
+    for stack in (config, config.encoder):
+        if stack and (stack.head_num % tensor_para_size or stack.inter_size % tensor_para_size):
+            raise WeightsError(
+                f"tensor_para_size = {tensor_para_size} does not divide head_num = {stack.head_num}"
+                f" and inter_size = {stack.inter_size}"
+            )
 
 
-class _Reader:
+class Reader:
     """Reads tensors of one checkpoint onto a device: one rank's shards, or all of them joined (rank None).
 
     Attributes:
@@ -271,15 +127,17 @@ class _Reader:
 
     def __init__(
         self,
-        shards: Shards,
+        config: ModelConfig,
         tensor_para_size: int,
         precision: Precision,
         device: torch.device,
-        rank: int | None,
         is_cpu: bool,
+        rank: int | None,
+        shards: Shards,
     ) -> None:
         self._shards, self._tensor_para_size, self._rank = shards, tensor_para_size, rank
         self._precision, self._device, self._is_cpu = precision, device, is_cpu
+        self._has_biases = config.has_biases
         self.head_type = torch.float32 if is_cpu else precision.compute
         self.size_bytes = self.saved_bytes = self.largest_bytes = 0
         self._buffers: dict[torch.dtype, Tensor] = {}
@@ -316,104 +174,83 @@ class _Reader:
         self.size_bytes += size_bytes
         self.largest_bytes = max(self.largest_bytes, size_bytes)
 
-    def tensor(self, tensor: ShardedTensor, dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], split_axis: int | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """Read a tensor as it is: a copy of our own, for the file may change under a running server."""
-        target = torch.empty(self._shape(tensor), dtype=dtype or self._precision.compute, device=self._device)
+        tensor = ShardedTensor(name, shape, split_axis)
+        target = self.empty(self._shape(tensor), dtype)
         self._copy(tensor, target)
-        self._count(target.numel() * target.dtype.itemsize)
+        self._count(target.nbytes)
         return target
 
-    def optional(self, tensor: ShardedTensor | None) -> Tensor | None:
-        """Read a tensor, where there is one."""
-        return self.tensor(tensor) if tensor else None
-
-    def nothing(self, width: int) -> Tensor:
-        """Give a table without rows."""
-        return torch.zeros(0, width, dtype=self._precision.compute, device=self._device)
-
-    def norm(self, files: NormFiles) -> Norm:
+    def norm(self, name: str, width: int) -> Norm:
         """Read a norm."""
-        return Norm(self.tensor(files.weight), self.optional(files.bias))
+        bias = self.tensor(f"{name}.bias", (width,)) if self._has_biases else None
+        return Norm(self.tensor(f"{name}.weight", (width,)), bias)
 
-    def head(self, files: ShardedTensor | None, table: Tensor | None, bias: ShardedTensor | None) -> Linear:
+    def head(self, name: str | None, shape: tuple[int, int], table: Tensor | None, bias: Tensor | None) -> Linear:
         """Read the head; None: it has the table's matrix, of which a CPU keeps a second form (see linear.py)."""
-        matrix = self.tensor(files, self.head_type) if files else table
+        matrix = self.tensor(name, shape, dtype=self.head_type) if name else table
         assert matrix is not None
-        if self._is_cpu and not files:
-            self._count(matrix.numel() * matrix.dtype.itemsize)
-        return Linear(matrix, self.tensor(bias, self.head_type) if bias else None)
+        if self._is_cpu and not name:
+            self._count(matrix.nbytes)
+        return Linear(matrix, bias)
 
-    def linear(self, files: LinearFiles) -> Linear:
-        """Read matrices side by side, [in, out] or [in, 3, out] -> [out, in], and their biases."""
-        shapes = [self._shape(weight) for weight in files.weights]
-        widths = [torch.Size(shape[1:]).numel() for shape in shapes]
-        matrix = self._scratch((shapes[0][0], sum(widths)), self._precision.compute)  # [in, out]
-        parts = matrix.split(widths, dim=1)  # type: ignore[no-untyped-call]
-        for weight, shape, part in zip(files.weights, shapes, parts, strict=True):
-            self._copy(weight, part.unflatten(1, shape[1:]))
+    def fan_out(self, width: int, outputs: tuple[int, ...], *names: str, has_bias: bool = True) -> Linear:
+        """Read matrices of which each rank has some outputs, [width, *outputs]; those of several follow each other."""
+        axis = len(outputs)
+        biases = [ShardedTensor(f"{name}.bias", outputs, axis - 1) for name in names]
+        bias = self._side_by_side(biases) if has_bias and self._has_biases else None
+        return self._linear([ShardedTensor(f"{name}.weight", (width, *outputs), axis) for name in names], bias)
+
+    def fan_in(self, inputs: int, width: int, name: str, has_bias: bool = True, bias_sum: str = "") -> Linear:
+        """Read a matrix of which each rank has some inputs, [inputs, width].
+
+        Its bias is written once, and one rank adds it; or every rank adds what the file ``bias_sum`` has.
+        """
+        bias = None
+        if has_bias and self._has_biases and (bias_sum or self._rank in (None, 0)):
+            bias = self._side_by_side([ShardedTensor(bias_sum or f"{name}.bias", (width,))])
+            if bias_sum and self._rank is None:
+                bias *= self._tensor_para_size
+        return self._linear([ShardedTensor(f"{name}.weight", (inputs, width), 0)], bias)
+
+    def _linear(self, weights: Sequence[ShardedTensor], bias: Tensor | None) -> Linear:
+        """Read matrices side by side, [in, out] or [in, 3, out] -> [out, in]."""
+        matrix = self._side_by_side(weights, axis=1)  # [in, out]
         kind = Int8Linear if self._precision.is_int8 else Linear
-        bias, full_bytes = self._bias(files), matrix.numel() * matrix.dtype.itemsize
-        linear = kind(matrix.T, bias, is_lent=True)
+        linear, full_bytes = kind(matrix.T, bias, is_lent=True), matrix.nbytes
         self._count(linear.size_bytes)
-        self.saved_bytes += full_bytes + (bias.numel() * bias.dtype.itemsize if bias is not None else 0)
-        self.saved_bytes -= linear.size_bytes
+        self.saved_bytes += full_bytes + (bias.nbytes if bias is not None else 0) - linear.size_bytes
         self.largest_bytes = max(self.largest_bytes, full_bytes)
         return linear
 
-    def _bias(self, files: LinearFiles) -> Tensor | None:
-        is_part_of_a_sum = files.weights[0].split_axis == 0 and self._rank not in (None, 0) and not files.is_sum
-        if not files.biases or is_part_of_a_sum:  # it is added once
-            return None
-        shapes = [self._shape(bias) for bias in files.biases]
-        widths = [torch.Size(shape).numel() for shape in shapes]
-        joined = torch.empty(sum(widths), dtype=self._precision.compute, device=self._device)
-        parts = joined.split(widths)  # type: ignore[no-untyped-call]
-        for bias, shape, part in zip(files.biases, shapes, parts, strict=True):
-            self._copy(bias, part.view(shape))
-        return joined * self._tensor_para_size if files.is_sum and self._rank is None else joined
+    def _side_by_side(self, tensors: Sequence[ShardedTensor], axis: int = 0) -> Tensor:
+        """Read tensors of one shape: their axes from this one on become one, in which they follow each other.
 
-    def stack(self, files: StackFiles | None, stack: Stack | None, layers: range | None) -> StackWeights | None:
-        """Read some layers of a stack; None: all."""
-        if files is None or stack is None:
-            return None
-        chosen = files.layers if layers is None else files.layers[layers.start : layers.stop]
-        position_bias = self.optional(files.relative_bias)
-        if stack.positions == "alibi":
-            position_bias = self._slopes(stack.head_num)
-        final_norm = self.norm(files.final_norm) if files.final_norm else None
-        return StackWeights(tuple(self._layer(layer) for layer in chosen), final_norm, position_bias)
+        A matrix (axis 1) is lent until the next one is read.
+        """
+        shape = self._shape(tensors[0])
+        target_shape = (*shape[:axis], len(tensors) * torch.Size(shape[axis:]).numel())
+        target = self._scratch(target_shape, self._precision.compute) if axis else self.empty(target_shape)
+        for tensor, part in zip(tensors, target.chunk(len(tensors), axis), strict=True):
+            self._copy(tensor, part.view(shape))
+        return target
 
-    def _slopes(self, head_num: int) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Give memory on the device, in the format that is multiplied if no other is named."""
+        return torch.empty(shape, dtype=dtype or self._precision.compute, device=self._device)
+
+    def slopes(self, head_num: int) -> Tensor:
         """Give ALiBi's slopes of this rank's heads, fp32."""
         slopes = alibi_slopes(head_num).to(self._device)
         return slopes if self._rank is None else slopes.chunk(self._tensor_para_size)[self._rank]
 
-    def _layer(self, files: LayerFiles) -> LayerWeights:
-        return LayerWeights(
-            input_norm=self.norm(files.input_norm),
-            qkv=self.linear(files.qkv),
-            attention_out=self.linear(files.attention_out),
-            post_norm=self.norm(files.post_norm) if files.post_norm else None,
-            mlp_in=self.linear(files.mlp_in),
-            mlp_gate=self.linear(files.mlp_gate) if files.mlp_gate else None,
-            mlp_out=self.linear(files.mlp_out),
-            cross=self._cross(files.cross) if files.cross else None,
-            ia3=self._ia3(files.ia3),
-        )
-
-    def _ia3(self, files: tuple[ShardedTensor, ...] | None) -> tuple[Tensor, ...] | None:
-        """Read vectors by task; a last row of ones is for rows without one (task -1)."""
-        tables = map(self.tensor, files or ())
+    def ia3(self, tasks: int, *vectors: tuple[str, int]) -> tuple[Tensor, ...] | None:
+        """Read vectors by task, each a name and a size; a last row of ones is for rows without one (task -1)."""
+        tables = [self.tensor(f"{name}.ia3.weight", (tasks, size), 1) for name, size in vectors] if tasks else []
         return tuple(torch.cat((table, torch.ones_like(table[:1]))) for table in tables) or None
-
-    def _cross(self, files: CrossFiles) -> CrossWeights:
-        return CrossWeights(
-            norm=self.norm(files.norm),
-            query=self.linear(files.query),
-            key_value=self.linear(files.key_value),
-            out=self.linear(files.out),
-            ia3=self._ia3(files.ia3),
-        )
 
 
 def alibi_slopes(head_num: int) -> Tensor:
