@@ -10,7 +10,7 @@ os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 import hydra
 from omegaconf import DictConfig
 
-from launcher import compose, console, pipeline
+from launcher import console, sweep
 from launcher.config import register
 
 register()
@@ -20,9 +20,10 @@ register()
 def run(cfg: DictConfig) -> None:
     """Compose the configuration, plan the stages, submit them."""
     with console.worded_errors():
-        pipeline.launch(compose.finish(cfg))
+        sweep.launch(cfg)
 
 
 if __name__ == "__main__":
     with console.worded_errors():
         run()
+        sweep.finish()

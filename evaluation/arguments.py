@@ -61,3 +61,10 @@ class ReportArguments(ScriptArguments):
     output: Path = field(metadata={"help": "directory for the report"})
     title: str = field(metadata={"help": "name of the model"})
     stages: Path = field(metadata={"help": "stages.json of the runner"})
+
+
+@dataclass(frozen=True)
+class SweepReportArguments(ScriptArguments):
+    """Write one report over all points of a sweep."""
+
+    sweep: Path = field(metadata={"help": "directory of the sweep: has points.json, gets the report"})

@@ -7,7 +7,7 @@ from itertools import cycle
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from evaluation.benchmark_table import Row
 from evaluation.plot_style import (
@@ -73,6 +73,38 @@ def draw_throughput(rows: Sequence[Row], name: str) -> str:
         title_height(axes, "Throughput, generated tokens/s")
 
     return _render(rows, name, draw, _throughput_point, counts_points=True)
+
+
+def draw_latency_by_size(lines: Mapping[str, Sequence[Point]], name: str) -> str:
+    """Draw latency over model size.
+
+    Args:
+        lines: points (parameters, mean latency in ms) in order of size, by what the line is called.
+        name: prefix of the SVG's ids, unique in the page.
+    """
+
+    def draw(figure: Figure, axes: Axes) -> None:
+        for colour, points in zip(cycle(SERIES), lines.values(), strict=False):
+            axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=5, linewidth=2)
+        sizes = sorted({size for points in lines.values() for size, _ in points})
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(sizes))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
+        axes.set_xlabel("Parameters")
+        scale(axes, "y", [latency for points in lines.values() for _, latency in points])
+        title_height(axes, "Latency of a request, ms")
+        label_lines(figure, axes, [(label, points[-1]) for label, points in lines.items()], centred=True)
+
+    return draw_svg(name, draw)
+
+
+def _count(value: float) -> str:
+    """Show a number of parameters: 13.9M, 1.3B."""
+    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= limit:
+            return f"{value / limit:.3g}{letter}"
+    return f"{value:.0f}"
 
 
 def _render(

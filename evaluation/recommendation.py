@@ -11,6 +11,7 @@ from evaluation.report_data import Findings
 
 OFFLINE, ONLINE = "offline", "online"
 FIGURES = ("ttft", "itl", "tpot", "e2e")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Candidate:
         tokens_per_s: generated, of the whole deployment.
         tokens_per_s_per_gpu, tokens_per_s_per_user: the axes of the Pareto front.
         noise_tokens_per_s: half of the 95% interval; None where unknown.
-        latencies_ms: percentiles by column, such as ``e2e_p95_ms``; None where not observed.
+        latencies_ms: means and percentiles by column, such as ``e2e_p95_ms``; None where not observed.
         failed_requests: among those counted.
         model_digest: of what was served.
     """
@@ -121,7 +122,7 @@ def _of_static(row: Row, benchmark: str, source: str) -> Candidate | None:
     if mean_ms is None or tokens_per_s is None:
         return None
     noise = None if row.ci95_latency_mean_ms is None else tokens_per_s * row.ci95_latency_mean_ms / mean_ms
-    percentiles = {f"e2e_p{number}_ms": getattr(row, f"latency_p{number}_ms") for number in (50, 90, 95, 99)}
+    latencies = {f"e2e_{which}_ms": getattr(row, f"latency_{which}_ms") for which in STATISTICS}
     return Candidate(
         source=source,
         benchmark=benchmark,
@@ -132,7 +133,7 @@ def _of_static(row: Row, benchmark: str, source: str) -> Candidate | None:
         tokens_per_s_per_gpu=tokens_per_s / _gpus(row),
         tokens_per_s_per_user=1e3 * row.output_length / mean_ms,
         noise_tokens_per_s=noise,
-        latencies_ms=percentiles,
+        latencies_ms=latencies,
         model_digest=row.model_digest,
     )
 
@@ -143,7 +144,7 @@ def _of_load(row: LoadRow, benchmark: str, source: str) -> Candidate | None:
     per_user = figures.get("output_tokens_per_s_per_user")
     if total is None or per_gpu is None or per_user is None:
         return None
-    columns = [f"{name}_p{number}_ms" for name in FIGURES for number in (50, 90, 95, 99)]
+    columns = [f"{name}_{which}_ms" for name in FIGURES for which in STATISTICS]
     return Candidate(
         source=source,
         benchmark=benchmark,

@@ -15,8 +15,13 @@ from launcher.config import ClusterType, Config, to_typed
 _PING_TIMEOUT_S = 5
 
 
-def finish(cfg: DictConfig) -> Config:
-    """Resolve ``cluster_type: auto``, take that cluster's own group, and return dataclasses."""
+def finish(cfg: DictConfig, results_suffix: str = "") -> Config:
+    """Resolve ``cluster_type: auto``, take that cluster's own group, and return dataclasses.
+
+    Args:
+        cfg: as Hydra composed it.
+        results_suffix: keeps this run's results apart from those of the other points of a sweep.
+    """
     cluster_type = cfg.cluster_type
     if cluster_type is ClusterType.auto:
         cluster_type = detect_cluster()
@@ -24,6 +29,8 @@ def finish(cfg: DictConfig) -> Config:
     chosen = any(override.split("=", 1)[0] == "cluster" for override in overrides)
     if not chosen and HydraConfig.get().runtime.choices["cluster"] != cluster_type.name:
         cfg = hydra.compose("config", overrides=[*overrides, f"cluster={cluster_type.name}"])
+    if results_suffix:
+        cfg.export.run.config_summary = f"{cfg.export.run.config_summary}_{results_suffix}"
     config = to_typed(cfg)
     config.cluster_type = cluster_type
     return config

@@ -46,8 +46,13 @@ def worded_errors() -> Iterator[None]:
         message, status = "interrupted; run the same command again to continue", 130
     else:
         return
-    print(f"slipway: {message}", file=sys.stderr, flush=True)
+    say_error(message)
     sys.exit(status)
+
+
+def say_error(message: str) -> None:
+    """Print an error as everything here words it."""
+    print(f"slipway: {message}", file=sys.stderr, flush=True)
 
 
 def explain(error: BaseException) -> SlipwayError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
@@ -32,14 +33,19 @@ PLANNERS = {
 }
 
 
-def launch(config: Config) -> None:
-    """Plan the run and submit it; exit with the status of a stage that ran here and failed."""
+def launch(config: Config, sweep: Path | None = None) -> None:
+    """Plan the run and submit it; exit with the status of a stage that ran here and failed.
+
+    Args:
+        config: of the run.
+        sweep: directory of the sweep that it is a point of.
+    """
     if config.cluster_type is ClusterType.bcp and not is_first_instance():
         return  # every instance of a BCP job runs main.py; the first starts everything
     paths = RunPaths.of(config)
     stages = ordered_stages(config, paths)
     checks.check(config, paths, stages)
-    plans = plan_stages(config, paths, stages)
+    plans = plan_stages(config, paths, stages, sweep)
     executor = executor_for(config, paths)
     force = {stage.name for stage in config.force}
     jobs = make_jobs(config, paths, plans)
@@ -68,11 +74,11 @@ def ordered_stages(config: Config, paths: RunPaths) -> list[Stage]:
     return [stage for stage in Stage if stage in wanted]
 
 
-def plan_stages(config: Config, paths: RunPaths, stages: Sequence[Stage]) -> list[StagePlan]:
+def plan_stages(config: Config, paths: RunPaths, stages: Sequence[Stage], sweep: Path | None = None) -> list[StagePlan]:
     """One plan a stage, and the report over what clients measured."""
     plans = [PLANNERS[stage](config, paths) for stage in stages]
     if Stage.evaluate in stages or Stage.benchmark in stages:
-        plans.append(report(config, paths))
+        plans.append(report(config, paths, sweep))
     return plans
 
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from evaluation.arguments import ReportArguments
+from pathlib import Path
+
+from evaluation.arguments import ReportArguments, SweepReportArguments
 from launcher.config import Config
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan, partial, python_module
 from launcher.stages.settings import environment, resources
 
 
-def report(config: Config, paths: RunPaths) -> StagePlan:
-    """Plan the report; it is written also where a stage before it failed, and says so."""
+def report(config: Config, paths: RunPaths, sweep: Path | None) -> StagePlan:
+    """Plan the report, and the sweep's; it is written also where a stage before it failed, and says so."""
     arguments = ReportArguments(
         results=paths.results,
         output=partial(paths.report),
         title=config.export.run.model_train_name,
         stages=paths.stages,
     )
+    commands = [python_module("evaluation.report", arguments)]
+    if sweep is not None:
+        commands.append(python_module("evaluation.sweep_report", SweepReportArguments(sweep=sweep)))
     return StagePlan(
         stage="report",
         name=f"report_{config.export.run.model_train_name}",
-        commands=(python_module("evaluation.report", arguments),),
+        commands=tuple(commands),
         resources=resources(config, "0:10:00", nodes=1, gpus_per_node=0),
         inputs=(),
         output=paths.report,

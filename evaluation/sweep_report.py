@@ -1,0 +1,168 @@
+"""One report over all points of a sweep: ``python3 -m evaluation.sweep_report --sweep=DIRECTORY``.
+
+Reads ``points.json`` there (written by the launcher) and what each point measured so far; writes ``report.html``,
+``report.md`` and ``points.csv``. Every point renders it again when it is done, so the last one completes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from evaluation.arguments import SweepReportArguments
+from evaluation.load.html import pareto_parts
+from evaluation.markdown import escape_markdown, markdown_table
+from evaluation.number_text import show_figure
+from evaluation.page import figure, problems, render_page, section, table
+from evaluation.plots import draw_latency_by_size
+from evaluation.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, ranking_title
+from evaluation.recommendation import OFFLINE, ONLINE, Candidate, Ranking, rank
+from evaluation.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
+from handover.errors import exit_status
+from handover.manifest import write_atomically
+
+HTML_NAME, MARKDOWN_NAME, CSV_NAME = "report.html", "report.md", "points.csv"
+_TOP = 5
+
+
+def main(argv: Sequence[str]) -> None:
+    """Render until nothing has changed meanwhile: points of a cluster end when they like."""
+    directory = SweepReportArguments.from_argv(argv, description=__doc__).sweep
+    points = read_points(directory)
+    while True:
+        write_atomically(directory / CSV_NAME, render_csv(points))
+        write_atomically(directory / MARKDOWN_NAME, render_markdown(points))
+        write_atomically(directory / HTML_NAME, render_html(points))
+        newer = read_points(directory)
+        if newer == points:
+            break
+        points = newer
+    print(f"sweep: {summarise(points)}")
+    print(directory / HTML_NAME)
+
+
+def summarise(points: Sequence[Point]) -> str:
+    """Say how far the sweep is and what leads."""
+    measured = [point for point in points if point.candidates]
+    text = f"{len(measured)} of {len(points)} points are measured."
+    if not measured:
+        return text
+    owners = {id(candidate): point.label for point in measured for candidate in point.candidates}
+    candidates = _candidates(points)
+    fastest = max(candidates, key=lambda c: c.tokens_per_s)
+    text += (
+        f" Most throughput: {owners[id(fastest)]}, {show_figure(fastest.tokens_per_s)} tokens/s"
+        f" ({fastest.load}, {fastest.workload} tokens)."
+    )
+    shortest = min(smallest_loads(candidates), key=lambda c: c.latencies_ms.get("e2e_p50_ms") or float("inf"))
+    if shortest.latencies_ms.get("e2e_p50_ms") is not None:
+        text += (
+            f" Shortest latency: {owners[id(shortest)]}, {show_figure(shortest.latencies_ms['e2e_p50_ms'])} ms"
+            f" ({shortest.load}, {shortest.workload} tokens)."
+        )
+    return text
+
+
+def render_html(points: Sequence[Point]) -> str:
+    """Render the page."""
+    columns = sweep_columns(points)
+    numeric = frozenset((*columns[1:], *RANKING_COLUMNS[1:-1]))
+    rows, errors = sweep_rows(points, columns), [point.error for point in points]
+    parts = [table(columns, rows, numeric, "The points", errors)]
+    for number, (workload, sizes) in enumerate(_sizes(points).items()):
+        svg = draw_latency_by_size(sizes, f"size{number}")
+        parts.append(figure(svg, f"Latency by model size: {workload}. Mean of a request; a line for each parallelism."))
+    parts += pareto_parts(_candidates(points), "pareto")
+    for ranking, budget in _rankings(points):
+        cells = [candidate_cells(ranking, candidate) for candidate in ranking.best]
+        named = [(*row[:-1], _label_of(points, candidate)) for row, candidate in zip(cells, ranking.best, strict=True)]
+        parts.append(table(RANKING_COLUMNS, named, numeric, ranking_title(ranking, budget)))
+    sections = [*problems(_remarks(points)), section("Points and what to run", "".join(parts)), _links(points)]
+    return render_page("Sweep", summarise(points), sections)
+
+
+def render_markdown(points: Sequence[Point]) -> str:
+    """Render the same as plain tables."""
+    columns = sweep_columns(points)
+    parts = ["# Sweep", escape_markdown(summarise(points))]
+    parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in _remarks(points))] if _remarks(points) else []
+    parts.append(markdown_table(columns, sweep_rows(points, columns), numeric=columns[1:]))
+    for ranking, budget in _rankings(points):
+        rows = [(*candidate_cells(ranking, candidate)[:-1], _label_of(points, candidate)) for candidate in ranking.best]
+        parts += [f"## {escape_markdown(ranking_title(ranking, budget))}"]
+        parts += [markdown_table(RANKING_COLUMNS, rows, numeric=RANKING_COLUMNS[1:-1])]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_csv(points: Sequence[Point]) -> str:
+    """Render a row for each measured load of each point; a point without any has one row with its error."""
+    latencies = list(dict.fromkeys(name for candidate in _candidates(points) for name in candidate.latencies_ms))
+    names = ("tokens_per_s", "ci95_tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    heads = ("point", "model", "parameters", "results", "error", "benchmark", "workload", "load", *names, *latencies)
+    writer.writerow((*heads, "model_digest"))
+    for point in points:
+        known = (point.label, point.title, point.parameters or "", point.results, point.error)
+        for c in point.candidates:
+            values = (c.tokens_per_s, c.noise_tokens_per_s, c.tokens_per_s_per_gpu, c.tokens_per_s_per_user)
+            figures = [*values, *(c.latencies_ms.get(name) for name in latencies)]
+            shown = ["" if value is None else f"{value:.6g}" for value in figures]
+            writer.writerow((*known, c.benchmark, c.workload, c.load, *shown, c.model_digest))
+        if not point.candidates:
+            writer.writerow((*known, *[""] * (len(heads) - len(known) + 1)))
+    return buffer.getvalue()
+
+
+def _candidates(points: Sequence[Point]) -> list[Candidate]:
+    return [candidate for point in points for candidate in point.candidates]
+
+
+def _label_of(points: Sequence[Point], candidate: Candidate) -> str:
+    return next(point.label for point in points if any(candidate is own for own in point.candidates))
+
+
+def _rankings(points: Sequence[Point]) -> list[tuple[Ranking, Budget]]:
+    """Rank all loads of all points, also within the budget that the points' loads were given."""
+    budget = Budget({name: limit for point in points for name, limit in point.slos_ms.items()})
+    candidates = _candidates(points)
+    found = rank(candidates, OFFLINE, {}, budget.percentile, _TOP)
+    if budget.limits_ms:
+        found += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, _TOP)
+    return [(ranking, budget) for ranking in found]
+
+
+def _sizes(points: Sequence[Point]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Parameters and mean latency of each model, by workload at its smallest load, then by parallelism.
+
+    Only workloads that models of two sizes or more were measured with.
+    """
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for point in points:
+        for candidate in smallest_loads(point.candidates):
+            mean_ms = candidate.latencies_ms.get("e2e_mean_ms")
+            if point.parameters and mean_ms is not None:
+                lines = found.setdefault(f"{candidate.workload} tokens, {candidate.load}", {})
+                lines.setdefault(point.parallelism, []).append((float(point.parameters), mean_ms))
+    return {
+        workload: {name: sorted(values) for name, values in lines.items()}
+        for workload, lines in found.items()
+        if len({size for values in lines.values() for size, _ in values}) > 1
+    }
+
+
+def _remarks(points: Sequence[Point]) -> list[str]:
+    said = [f"{point.label} failed: {point.error}" for point in points if point.error]
+    said += [f"{point.label}: {remark}" for point in points for remark in point.remarks]
+    waiting = [point.label for point in points if not point.error and not point.candidates and not point.remarks]
+    return said + ([f"Not measured yet: {'; '.join(waiting)}."] if waiting else [])
+
+
+def _links(points: Sequence[Point]) -> str:
+    rows = [(point.label, point.title, point.results, point.digest) for point in points]
+    return section("Where each point is", table(("Point", "Model", "Results", "Digest"), rows, ()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "sweep"))
