@@ -75,7 +75,7 @@ class Generation:
         cum_log_prob: sum of the natural log probabilities of the generated tokens and, if it was asked
             for, of the prompt's tokens but the first; None if not asked for.
         log_probs: of each generated token, with top_k among the top k only; None if not asked for.
-        prompt_log_probs: of each of the prompt's tokens but the first; None if not asked for or not known to the engine.
+        prompt_log_probs: of each of the prompt's tokens but the first; None if not asked for or not known.
         prompt_argmax: the most probable token in each of these places; likewise.
     """
 
@@ -135,9 +135,12 @@ def prepare_ids(
 
 
 def prepare_texts(
-    prompts: Sequence[str], output_length: int, sampling: Sampling | None = None
+    prompts: Sequence[str], output_length: int, sampling: Sampling | None = None, end_id: int | None = None
 ) -> tuple[triton.InferInput, ...]:
-    """Build the tensors of one batch for an ensemble: texts, tokens to generate, no bad and no stop words."""
+    """Build the tensors of one batch for an ensemble: texts, tokens to generate, no bad and no stop words.
+
+    ``end_id`` is that of ``prepare_ids``.
+    """
     rows = len(prompts)
     texts = np.array([[prompt.encode()] for prompt in prompts], dtype=np.object_)
     none = np.full((rows, 1), b"", dtype=np.object_)
@@ -147,6 +150,7 @@ def prepare_texts(
         _tensor("INPUT_2", none),
         _tensor("INPUT_3", none),
         *_sampling_tensors(sampling or Sampling(), rows),
+        *([] if end_id is None else [_tensor("end_id", np.full((rows, 1), end_id, np.uint32))]),
     )
 
 

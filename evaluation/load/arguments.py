@@ -16,7 +16,10 @@ class LoadArguments(ScriptArguments):
 
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
     output: Path = field(metadata={"help": "directory for load.csv, summary.json and a directory a point"})
-    model: str = field(default="fastertransformer", metadata={"help": "model to ask; it must take token ids"})
+    model: str = field(
+        default="fastertransformer",
+        metadata={"help": "model to ask; takes token ids, or text"},
+    )
     lengths: tuple[str, ...] = field(
         default=(),
         metadata={

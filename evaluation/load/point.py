@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from evaluation.load.figures import Context, compute_figures, is_stable
 from evaluation.load.record import RequestRecord
 from evaluation.load.server_metrics import read_counters, server_figures
 from evaluation.load.table import CLOSED, FAILED, OK, LoadRow
+from evaluation.load.texts import Words
 from evaluation.load.wire import Encoded, Wire, encode
 from evaluation.load.workload import Prompt, Workload, arrivals_ns, seeded
 from evaluation.metrics import NANOSECONDS_PER_S
@@ -36,6 +38,7 @@ class Target:
         log: the server's log; None where it is not known.
         vocab_size: tokens that random prompts are drawn from.
         prompts: of the prompt file; empty for random prompts.
+        words: that random texts are made of; None where the model takes token ids.
         gpus: TP x PP.
         is_encoder_decoder: it answers to a prompt instead of continuing it.
     """
@@ -44,6 +47,7 @@ class Target:
     log: Path | None
     vocab_size: int
     prompts: tuple[Prompt, ...] = ()
+    words: Words | None = None
     gpus: int = 1
     is_encoder_decoder: bool = False
 
@@ -147,10 +151,13 @@ def prepare_requests(arguments: LoadArguments, target: Target, row: LoadRow, pla
     random = seeded(arguments.seed, row.workload, row.mode, row.level)
     if target.prompts:
         order = random.permutation(len(target.prompts))
-        encoded = [encode(arguments.model, target.prompts[i], target.is_encoder_decoder) for i in order[:count]]
-        return list(islice(cycle(encoded), count))
-    drawn = Workload.parse(row.workload).prompts(target.vocab_size, random)
-    return [encode(arguments.model, prompt, target.is_encoder_decoder) for prompt in islice(drawn, count)]
+        chosen: Iterator[Prompt] = cycle([target.prompts[i] for i in order[:count]])
+    elif target.words is not None:
+        chosen = target.words.prompts(Workload.parse(row.workload), random)
+    else:
+        chosen = Workload.parse(row.workload).prompts(target.vocab_size, random)
+    is_text = target.words is not None
+    return [encode(arguments.model, p, target.is_encoder_decoder, is_text) for p in islice(chosen, count)]
 
 
 async def _load(

@@ -26,6 +26,7 @@ from evaluation.load.check import check_arguments
 from evaluation.load.exports import write_point, write_summary
 from evaluation.load.point import Target, measure_point, probe
 from evaluation.load.table import CLOSED, FAILED, FILE_NAME, OK, OPEN, LoadRow, read_rows, write_rows
+from evaluation.load.texts import Words
 from evaluation.load.workload import Prompt, read_prompt_file
 from evaluation.provenance import describe_machine
 from evaluation.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
@@ -68,10 +69,10 @@ def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[_Sweep, list
     """Ask the server what it serves, and plan the points: rows without figures."""
     with Client(endpoint.grpc_url, arguments.timeout_s, retries=0) as client:
         interface = client.describe(arguments.model)
-    if not interface.takes_ids:
+    if not interface.takes_ids and not interface.takes_text:
         raise ConfigError(
-            f"model '{arguments.model}' takes no token ids, so lengths cannot be set through it",
-            "take model=fastertransformer",
+            f"model '{arguments.model}' takes neither token ids nor text",
+            "take model=fastertransformer or model=ensemble",
         )
     is_decoupled, queue_delay_us, max_batch_size = _transaction_policy(endpoint, arguments.model)
     if arguments.streaming not in (None, is_decoupled):
@@ -80,6 +81,11 @@ def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[_Sweep, list
     arguments = dataclasses.replace(arguments, streaming=is_decoupled)
     served = inspect_endpoint(endpoint, interface.parameters)
     prompts = _read_prompts(arguments, served)
+    if interface.takes_text and not all(prompt.text for prompt in prompts):
+        raise ConfigError(
+            f"model '{arguments.model}' takes text, but {arguments.prompt_file} holds token ids",
+            "give texts, or take model=fastertransformer",
+        )
     vocab_size = arguments.vocab_size or served.vocab_size
     if vocab_size is None and not prompts:
         raise ConfigError(
@@ -92,6 +98,7 @@ def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[_Sweep, list
         server_log(arguments.endpoint),
         vocab_size or 0,
         tuple(prompts),
+        _words(arguments, served, vocab_size or 0) if interface.takes_text else None,
         _gpus(template),
         interface.is_encoder_decoder,
     )
@@ -180,6 +187,16 @@ def _read_prompts(arguments: LoadArguments, served: ServedModel) -> list[Prompt]
     if left_out:
         sys.stdout.write(f"{left_out} lines of {arguments.prompt_file.name} are left out: no answer, or too long\n")
     return prompts
+
+
+def _words(arguments: LoadArguments, served: ServedModel, vocab_size: int) -> Words:
+    """Find what random texts can be made of."""
+    if served.directory is None:
+        raise ConfigError(
+            f"model '{arguments.model}' takes text, but its tokenizer is not on this machine",
+            "take model=fastertransformer",
+        )
+    return Words(load_tokenizer(served.directory), vocab_size)
 
 
 def _gpus(row: LoadRow) -> int:

@@ -7,7 +7,6 @@ gRPC itself stands between the clock and the server. The messages are tritonclie
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -18,7 +17,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from evaluation.load.record import RequestRecord
 from evaluation.load.workload import Prompt
-from evaluation.tensors import NEVER_END_ID, prepare_ids
+from evaluation.tensors import NEVER_END_ID, prepare_ids, prepare_texts
 from handover.errors import ServerError
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -37,25 +36,30 @@ class Encoded:
         payload: the serialised ModelInferRequest.
         prompt: what it asks.
         is_encoder_decoder: the answer does not repeat the prompt.
+        is_text: the prompt is sent as text, and text comes back.
     """
 
     payload: bytes
     prompt: Prompt
     is_encoder_decoder: bool = False
+    is_text: bool = False
 
 
-def encode(model: str, prompt: Prompt, is_encoder_decoder: bool = False) -> Encoded:
+def encode(model: str, prompt: Prompt, is_encoder_decoder: bool = False, is_text: bool = False) -> Encoded:
     """Encode one prompt: greedy, and no token ends it, so that every requested token is generated."""
     request = messages.ModelInferRequest(model_name=model)
-    prepared = prepare_ids(
-        [prompt.ids], prompt.output_length, end_id=NEVER_END_ID, is_encoder_decoder=is_encoder_decoder
-    )
-    for tensor in prepared.inputs:
+    if is_text:
+        inputs = prepare_texts([prompt.text], prompt.output_length, end_id=NEVER_END_ID)
+    else:
+        inputs = prepare_ids(
+            [prompt.ids], prompt.output_length, end_id=NEVER_END_ID, is_encoder_decoder=is_encoder_decoder
+        ).inputs
+    for tensor in inputs:
         request.inputs.append(tensor._get_tensor())
         request.raw_input_contents.append(tensor._get_content())
-    for name in ("output_ids", "sequence_length"):
+    for name in ("OUTPUT_0" if is_text else "output_ids", "sequence_length"):
         request.outputs.add(name=name)
-    return Encoded(request.SerializeToString(), prompt, is_encoder_decoder)
+    return Encoded(request.SerializeToString(), prompt, is_encoder_decoder, is_text)
 
 
 class Wire:
@@ -114,7 +118,7 @@ def _record(
         answer = _unwrap(raw) if is_streamed else messages.ModelInferResponse.FromString(raw)
         if not answer.outputs:
             continue  # the empty answer that ends a decoupled request
-        total = _generated(answer, () if request.is_encoder_decoder else prompt.ids)
+        total = _generated(answer, request)
         if total > generated:
             times.append(arrived_ns)
             tokens.append(total - generated)
@@ -133,17 +137,19 @@ def _unwrap(raw: bytes) -> Any:
     return answer.infer_response
 
 
-def _generated(answer: Any, shown: Sequence[int]) -> int:
+def _generated(answer: Any, request: Encoded) -> int:
     """Count the tokens generated so far, and prove that the answer continues the prompt.
 
-    Args:
-        answer: its ``sequence_length`` counts prompt and generated tokens; its ``output_ids`` begins with the prompt.
-        shown: the prompt; nothing for an encoder-decoder, which gives the generated tokens alone.
+    ``sequence_length`` counts prompt and generated tokens, ``output_ids`` or ``OUTPUT_0`` begins with the prompt; an
+    encoder-decoder gives the generated tokens alone.
     """
     contents = {tensor.name: raw for tensor, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)}
-    if not {"output_ids", "sequence_length"} <= contents.keys():
-        raise ServerError("an answer has no output_ids and sequence_length")
-    given = np.asarray(shown, np.uint32)
-    if contents["output_ids"][: given.nbytes] != given.tobytes():
+    name = "OUTPUT_0" if request.is_text else "output_ids"
+    if not {name, "sequence_length"} <= contents.keys():
+        raise ServerError(f"an answer has no {name} and sequence_length")
+    shown = () if request.is_encoder_decoder else request.prompt.ids
+    # A text comes behind the four bytes of its length.
+    given = request.prompt.text.encode() if request.is_text else np.asarray(shown, np.uint32).tobytes()
+    if shown and not contents[name][4 if request.is_text else 0 :].startswith(given):
         raise ServerError(f"an answer does not continue its prompt of {len(shown)} tokens")
     return int(np.frombuffer(contents["sequence_length"][:4], np.uint32)[0]) - len(shown)

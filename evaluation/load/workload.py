@@ -25,10 +25,12 @@ class Prompt:
     Attributes:
         ids: token ids of the prompt.
         output_length: tokens to generate.
+        text: the prompt as text, for a model that takes texts; empty where it is not known.
     """
 
     ids: tuple[int, ...]
     output_length: int
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def _prompt(line: str, where: str, encode: Callable[[str], list[int]] | None) ->
         if encode is None:
             raise ConfigError(f"{where} holds text, but the served model's tokenizer is not on this machine")
         wanted = content["output_length"] if "output_length" in content else len(encode(content["completion"]))
-        return _checked(tuple(encode(content["prompt"])), int(wanted))
+        return _checked(tuple(encode(content["prompt"])), int(wanted), content["prompt"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{where} is no prompt: {error!r}",
@@ -186,5 +188,5 @@ def _prompt(line: str, where: str, encode: Callable[[str], list[int]] | None) ->
         ) from error
 
 
-def _checked(ids: tuple[int, ...], output_length: int) -> Prompt | None:
-    return Prompt(ids, output_length) if ids and output_length >= 1 else None
+def _checked(ids: tuple[int, ...], output_length: int, text: str = "") -> Prompt | None:
+    return Prompt(ids, output_length, text) if ids and output_length >= 1 else None

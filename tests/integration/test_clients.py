@@ -28,7 +28,7 @@ from evaluation.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
 from export_scripts.arguments import ExportArguments
 from export_scripts.model_repository import build_repository
 from handover.endpoint import Endpoint
-from handover.errors import ServerError
+from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -182,6 +182,21 @@ def test_a_load_is_measured_from_both_sides(deployment: Deployment) -> None:
         assert 0 < figures["server_load_s"] < figures["server_start_s"] < 60
     # Little's law ties the two loads to their figures.
     assert four.figures["requests_per_s"] * four.figures["e2e_mean_ms"] / 1e3 == pytest.approx(4, rel=0.2)
+
+
+def test_a_load_through_the_ensemble_sends_texts_of_the_wanted_length(
+    model: LearntModel, deployment: Deployment, tmp_path: Path
+) -> None:
+    given = [f"--endpoint={deployment.endpoint_file}", "--model=ensemble", "--concurrencies=[2]", "--requests=4"]
+    load_sweep.main([*given, f"--output={tmp_path / 'out'}", '--lengths=["8/4"]', "--repeats=1", "--warmup=1"])
+    (row,) = read_load_rows(tmp_path / "out" / "load.csv")
+    content = json.loads((tmp_path / "out" / row.directory / "summary.json").read_text())
+    assert (row.state, row.failed_requests) == ("ok", 0)
+    assert set(content["input_lens"]) <= {7, 8} and set(content["output_lens"]) == {4}
+    # Ids say nothing to an ensemble.
+    (tmp_path / "ids.jsonl").write_text('{"input_ids": [1, 2], "output_length": 3}\n')
+    with pytest.raises(ConfigError, match="takes text, but .*ids.jsonl holds token ids"):
+        load_sweep.main([*given, f"--output={tmp_path / 'ids'}", f"--prompt-file={tmp_path / 'ids.jsonl'}"])
 
 
 def test_conversations_are_asked_through_the_served_models_tokenizer(

@@ -1,4 +1,4 @@
-"""is_return_context_log_probs: each token of the input, scored in one pass; the oracle is Hugging Face's forward pass."""
+"""is_return_context_log_probs: each token of the input, scored in one pass, against Hugging Face's forward pass."""
 
 from __future__ import annotations
 
