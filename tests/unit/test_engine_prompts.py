@@ -132,7 +132,7 @@ PROMPT = np.ones((1, 3, HIDDEN), np.float32)
         ),
         (
             {"request_prompt_embedding": PROMPT, "request_prompt_lengths": 4, "request_prompt_type": 1},
-            "request_prompt_lengths is 4 in row 0; at most 3",
+            "request_prompt_lengths is 4 in row 0; it must be at most 3",
         ),
         (
             {"request_prompt_embedding": PROMPT * np.nan, "request_prompt_lengths": 3, "request_prompt_type": 1},

@@ -48,6 +48,19 @@ def test_a_parameter_that_does_not_fit_is_named(tmp_path: Path, changes: dict[st
         read_settings(PARAMETERS | changes, tmp_path, "1")
 
 
+def test_a_parameter_that_is_nearly_a_known_one_is_said_once_and_others_are_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FasterTransformer ignores what it does not know: its own stores have parameters that this engine has not."""
+    checkpoint(tmp_path / "1" / "1-gpu")
+    others = {"is_half": "1", "max_input_len": "512", "decoding_type": "sampling", "model_name": "gpt"}
+    given = {"data_type": "fp16", "tensor_para_sise": "2", "model_checkpoint_path": ""} | others
+    assert read_settings(given, tmp_path, "1").tensor_para_size == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "config.pbtxt: tensor_para_sise is ignored: did you mean tensor_para_size?"
+    ]
+
+
 def test_a_missing_data_type_is_said(tmp_path: Path) -> None:
     checkpoint(tmp_path / "1" / "2-gpu")
     with pytest.raises(EngineError, match="no parameter data_type"):

@@ -64,6 +64,19 @@ def test_a_config_ini_that_does_not_fit_is_refused_by_key(
         open_engine(Settings(directory, 1, 1, "fp32", cpu_threads=1), CPU)
 
 
+def test_a_key_that_is_nearly_a_known_one_is_said(
+    gpt2: GPT2LMHeadModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = write_shards(gpt2, tmp_path)
+    read_config(directory)
+    assert not caplog.records  # model_name and others that nobody reads are like none
+    with (directory / "config.ini").open("a") as ini:
+        ini.write("\nactivation_typ = relu\n")
+    assert read_config(directory).activation == "gelu"
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said == f"{directory / 'config.ini'}: [gpt] activation_typ is ignored: did you mean activation_type?"
+
+
 def test_a_missing_config_ini_or_section_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigIniError, match=r"config\.ini"):
         read_config(tmp_path)

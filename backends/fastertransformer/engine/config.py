@@ -10,15 +10,17 @@ from __future__ import annotations
 import configparser
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from .errors import ConfigIniError
+from .keys import COUNT, INDEX, Keys, fraction, one_of, whole
 
 FILE_NAME = "config.ini"
 DATA_TYPES = ("fp32", "fp16", "bf16")
 MODEL_TYPES = {"GPT": "gpt", "GPT-J": "gptj", "GPT-NeoX": "gptneox", "T5": "t5", "T5-Encoder": "t5-encoder"}
 NO_POSITION_LIMIT = 16384  # FasterTransformer's FT_SEQ_LEN_MAX
-PROMPT_TYPES = ("no_prompt", "soft_prompt", "prefix_prompt", "p_prompt_tuning")
 
 # FasterTransformer's names (activation_types.h) in lower case: function of the inner layer, whether a second matrix
 # gates it.
@@ -33,7 +35,15 @@ _ACTIVATIONS = {
     "siglu": ("silu", True),
     "gated-silu": ("silu", True),
 }
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class PromptType(IntEnum):
+    """FasterTransformer's numbers for kinds of prompts; see prompts.py."""
+
+    NONE = 0
+    SOFT = 1
+    PREFIX = 2
+    TUNED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +119,7 @@ class ModelConfig(Stack):
         scales_head: whether hidden states are multiplied with hidden_units ** -0.5 before the head (T5, tied).
         weight_data_type: of the shards on disk: fp32, fp16 or bf16.
         tensor_para_size: how many ranks the shards were written for; None where config.ini does not say.
-        prompt_learning_type: one of PROMPT_TYPES.
+        prompt_learning_type: which kind its tasks' prompts are.
         prompt_learning_start_id: tokens from here on stand for a task's prompt.
         prompt_tasks: name and prompt length of each.
         ia3_num_tasks: rows of T5's IA3 vectors; 0: it has none.
@@ -126,7 +136,7 @@ class ModelConfig(Stack):
     scales_head: bool = False
     weight_data_type: str = "fp32"
     tensor_para_size: int | None = None
-    prompt_learning_type: str = PROMPT_TYPES[0]
+    prompt_learning_type: PromptType = PromptType.NONE
     prompt_learning_start_id: int = 0
     prompt_tasks: tuple[tuple[str, int], ...] = ()
     ia3_num_tasks: int = 0
@@ -134,7 +144,7 @@ class ModelConfig(Stack):
     @property
     def has_prefixes(self) -> bool:
         """Whether its tasks are prefix prompts that FasterTransformer uses; see prefixes.py."""
-        return self.family in ("gptj", "gptneox") and self.prompt_learning_type == PROMPT_TYPES[2]
+        return self.family in ("gptj", "gptneox") and self.prompt_learning_type == PromptType.PREFIX
 
 
 def read_config(directory: Path, model_type: str = "GPT") -> ModelConfig:
@@ -151,194 +161,133 @@ def read_config(directory: Path, model_type: str = "GPT") -> ModelConfig:
     family = {name.lower(): family for name, family in MODEL_TYPES.items()}.get(model_type.lower())
     if family is None:
         raise ConfigIniError(f"model_type = {model_type} is none of {', '.join(MODEL_TYPES)}")
-    return _READERS[family](_Ini(directory / FILE_NAME), family)
+    ini = _Ini(directory / FILE_NAME)
+    config = _READERS[family](ini, family)
+    for section in ini.values():
+        section.warn_of_near_misses()
+    return config
 
 
-class _Ini:
-    """One config.ini; each method names file, section and key where something is wrong."""
+class _Ini(dict[str, Keys]):
+    """A config.ini's sections."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None, strict=False)
+        parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None, strict=False)
         try:
             with path.open(encoding="utf-8") as file:
-                self._parser.read_file(file)
+                parser.read_file(file)
         except (OSError, UnicodeDecodeError, configparser.Error) as error:
             raise ConfigIniError(f"cannot read {path}: {error}") from error
+        super().__init__({name: Keys(f"{path}: [{name}]", parser[name], ConfigIniError) for name in parser.sections()})
 
-    def needs(self, *sections: str) -> None:
-        for section in sections:
-            if not self._parser.has_section(section):
-                raise ConfigIniError(f"{self._path} has no section [{section}]; it has {self._parser.sections()}")
-
-    def text(self, section: str, key: str, default: str | None = None) -> str:
-        value = self._parser.get(section, key, fallback=default)
-        if value is None:
-            raise ConfigIniError(f"{self._path}: [{section}] has no {key}")
-        return value.strip()
-
-    def integer(self, section: str, key: str, least: int = 1, default: int | None = None) -> int:
-        text = self.text(section, key, None if default is None else str(default))
-        try:
-            value = int(text)
-        except ValueError:
-            raise ConfigIniError(f"{self._path}: {key} = {text} is not a whole number") from None
-        if value < least:
-            raise ConfigIniError(f"{self._path}: {key} = {value} is less than {least}")
-        return value
-
-    def flag(self, section: str, key: str, default: bool) -> bool:
-        text = self.text(section, key, str(default)).lower()
-        if text not in _TRUE + _FALSE:
-            raise ConfigIniError(f"{self._path}: {key} = {text} is none of {', '.join(_TRUE + _FALSE)}")
-        return text in _TRUE
-
-    def epsilon(self, section: str, key: str, default: float) -> float:
-        text = self.text(section, key, str(default))
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0.0 < value < 1.0:
-            raise ConfigIniError(f"{self._path}: {key} = {text} is not a number between 0 and 1")
-        return value
-
-    def choice(self, section: str, key: str, default: str | None, legal: tuple[str, ...]) -> str:
-        value = self.text(section, key, default)
-        if value not in legal:
-            raise ConfigIniError(f"{self._path}: {key} = {value} is none of {', '.join(legal)}")
-        return value
-
-    def activation(self, section: str, key: str, default: str | None = None) -> tuple[str, bool]:
-        text = self.text(section, key, default)
-        if text.lower() not in _ACTIVATIONS:
-            raise ConfigIniError(f"{self._path}: {key} = {text} is none of {', '.join(_ACTIVATIONS)}")
-        return _ACTIVATIONS[text.lower()]
-
-    def refuse(self, section: str, key: str, is_wrong: bool) -> None:
-        if is_wrong:
-            what = f"[{section}] {key} = {self.text(section, key)}"
-            raise ConfigIniError(f"{self._path} describes a network that this engine does not serve: {what}")
-
-    def prompts(self, section: str, default_start: int) -> dict[str, object]:
-        """Read the keys of prompt learning, which have the same names in all families."""
-        kind = self.integer(section, "prompt_learning_type", 0, default=0)
-        self.refuse(section, "prompt_learning_type", kind >= len(PROMPT_TYPES))
-        tasks = [f"task_{index}" for index in range(self.integer(section, "num_tasks", 0, default=0))]
-        return {
-            "prompt_learning_type": PROMPT_TYPES[kind],
-            "prompt_learning_start_id": self.integer(section, "prompt_learning_start_id", 0, default=default_start),
-            "prompt_tasks": tuple(
-                (self.text(task, "task_name"), self.integer(task, "prompt_length", 0, default=0)) for task in tasks
-            ),
-        }
-
-    def common(self, section: str) -> dict[str, object]:
-        """Read what all families call alike."""
-        ranks = (
-            self.integer(section, "tensor_para_size") if self._parser.has_option(section, "tensor_para_size") else None
-        )
-        return {
-            "vocab_size": self.integer(section, "vocab_size"),
-            "weight_data_type": self.choice(section, "weight_data_type", "fp32", DATA_TYPES),
-            "tensor_para_size": ranks,
-        }
+    def __missing__(self, name: str) -> Keys:
+        raise ConfigIniError(f"{self._path} has no section [{name}]; it has {list(self)}")
 
 
-def _gpt_like(ini: _Ini, section: str) -> dict[str, object]:
-    end_id = ini.integer(section, "end_id", 0)
-    sizes = ("head_num", "size_per_head", "inter_size", "num_layer")
+_FLAG = one_of(dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False))
+_ACTIVATION = one_of(_ACTIVATIONS)
+_DATA_TYPE = one_of({name: name for name in DATA_TYPES})
+_PROMPT_TYPE = one_of({str(kind.value): kind for kind in PromptType})
+_EPSILON = fraction()
+_NORM = one_of({"pre_layernorm": True, "post_layernorm": False})
+
+
+def _common(ini: _Ini, section: Keys, first_prompt_id: int) -> dict[str, Any]:
+    """Read what all families call alike."""
+    tasks = [ini[f"task_{index}"] for index in range(section.get("num_tasks", INDEX, 0))]
     return {
-        **{key: ini.integer(section, key) for key in sizes},
-        **ini.common(section),
-        **ini.prompts(section, end_id + 1),
-        "start_id": ini.integer(section, "start_id", 0),
-        "end_id": end_id,
+        "vocab_size": section.get("vocab_size", COUNT),
+        "weight_data_type": section.get("weight_data_type", _DATA_TYPE, "fp32"),
+        "tensor_para_size": section.find("tensor_para_size", COUNT),
+        "prompt_learning_type": section.get("prompt_learning_type", _PROMPT_TYPE, PromptType.NONE),
+        "prompt_learning_start_id": section.get("prompt_learning_start_id", INDEX, 0) or first_prompt_id,
+        "prompt_tasks": tuple((task.get("task_name", str), task.get("prompt_length", INDEX, 0)) for task in tasks),
     }
+
+
+def _gpt_like(ini: _Ini, section: Keys) -> dict[str, Any]:
+    sizes = {key: section.get(key, COUNT) for key in ("head_num", "size_per_head", "inter_size", "num_layer")}
+    ids = {key: section.get(key, INDEX) for key in ("start_id", "end_id")}
+    return {**sizes, **ids, **_common(ini, section, ids["end_id"] + 1)}
 
 
 def _read_gpt(ini: _Ini, family: str) -> ModelConfig:
     """GPT, and by their keys OPT, BLOOM and XGLM."""
-    ini.needs("gpt")
-    ini.refuse("gpt", "has_adapters", ini.flag("gpt", "has_adapters", False))
-    has_alibi = ini.flag("gpt", "use_attention_linear_bias", False)
-    has_table = ini.flag("gpt", "has_positional_encoding", True)
-    ini.refuse("gpt", "use_attention_linear_bias", has_alibi and has_table)
-    activation, is_gated = ini.activation("gpt", "activation_type", "Gelu")
-    ini.refuse("gpt", "activation_type", is_gated)
-    norm = ini.choice("gpt", "layernorm_type", "pre_layernorm", ("pre_layernorm", "post_layernorm"))
+    gpt = ini["gpt"]
+    gpt.refuse("has_adapters", gpt.get("has_adapters", _FLAG, False))
+    has_alibi = gpt.get("use_attention_linear_bias", _FLAG, False)
+    has_table = gpt.get("has_positional_encoding", _FLAG, True)
+    gpt.refuse("use_attention_linear_bias", has_alibi and has_table)
+    activation, is_gated = gpt.get("activation_type", _ACTIVATION, _ACTIVATIONS["gelu"])
+    gpt.refuse("activation_type", is_gated)
     return ModelConfig(
-        **_gpt_like(ini, "gpt"),  # type: ignore[arg-type]
+        **_gpt_like(ini, gpt),
         family=family,
-        max_pos_seq_len=ini.integer("gpt", "max_pos_seq_len", default=None if has_table else NO_POSITION_LIMIT),
-        layernorm_eps=ini.epsilon("gpt", "layernorm_eps", 1e-6),
-        is_pre_norm=norm == "pre_layernorm",
+        max_pos_seq_len=gpt.get("max_pos_seq_len", COUNT, None if has_table else NO_POSITION_LIMIT),
+        layernorm_eps=gpt.get("layernorm_eps", _EPSILON, 1e-6),
+        is_pre_norm=gpt.get("layernorm_type", _NORM, True),
         activation=activation,
         positions="alibi" if has_alibi else "learned" if has_table else "none",
-        has_embedding_norm=ini.flag("gpt", "has_pre_decoder_layernorm", False),
-        has_final_norm=ini.flag("gpt", "has_post_decoder_layernorm", True),
+        has_embedding_norm=gpt.get("has_pre_decoder_layernorm", _FLAG, False),
+        has_final_norm=gpt.get("has_post_decoder_layernorm", _FLAG, True),
     )
 
 
 def _read_rotary(ini: _Ini, family: str) -> ModelConfig:
     """GPT-J and GPT-NeoX."""
-    ini.needs(family)
-    is_gptj = family == "gptj"
-    keys = _gpt_like(ini, family)
-    rotary_dim = ini.integer(family, "rotary_embedding", 2)
-    ini.refuse(family, "rotary_embedding", rotary_dim % 2 == 1 or rotary_dim > ini.integer(family, "size_per_head"))
+    section, is_gptj = ini[family], family == "gptj"
+    keys, rotary_dim = _gpt_like(ini, section), section.get("rotary_embedding", whole(2))
+    section.refuse("rotary_embedding", rotary_dim % 2 == 1 or rotary_dim > keys["size_per_head"])
     return ModelConfig(
-        **keys,  # type: ignore[arg-type]
+        **keys,
         family=family,
-        max_pos_seq_len=ini.integer(family, "max_pos_seq_len", default=NO_POSITION_LIMIT),
-        layernorm_eps=ini.epsilon(family, "layernorm_eps", 1e-6 if is_gptj else 1e-5),
-        is_parallel=is_gptj or ini.flag(family, "use_gptj_residual", True),
+        max_pos_seq_len=section.get("max_pos_seq_len", COUNT, NO_POSITION_LIMIT),
+        layernorm_eps=section.get("layernorm_eps", _EPSILON, 1e-6 if is_gptj else 1e-5),
+        is_parallel=is_gptj or section.get("use_gptj_residual", _FLAG, True),
         positions="rotary",
         rotary_dim=rotary_dim,
         rotates_pairs=is_gptj,
     )
 
 
-def _t5_stack(ini: _Ini, section: str) -> dict[str, object]:
-    adapter_size = ini.integer(section, "adapter_inter_size", 0, default=0)
-    ini.refuse(section, "adapter_inter_size", adapter_size > 0)
-    has_biases = ini.flag("structure", "t5_with_bias", False)
-    is_relative = ini.text("structure", "position_embedding_type", "relative") == "relative"
+def _t5_stack(ini: _Ini, section: Keys) -> dict[str, Any]:
+    structure = ini["structure"]
+    section.refuse("adapter_inter_size", section.get("adapter_inter_size", INDEX, 0) > 0)
+    has_biases = structure.get("t5_with_bias", _FLAG, False)
+    is_relative = structure.get("position_embedding_type", str, "relative") == "relative"
+    rows = section.get("relative_attention_num_buckets_or_max_pos_seq_len", COUNT)
+    sizes = {"head_num": "num_heads", "size_per_head": "d_kv", "inter_size": "d_ff"}
+    sizes |= {"num_layer": "num_layers", "model_width": "d_model"}
     return {
-        "head_num": ini.integer(section, "num_heads"),
-        "size_per_head": ini.integer(section, "d_kv"),
-        "inter_size": ini.integer(section, "d_ff"),
-        "num_layer": ini.integer(section, "num_layers"),
-        "model_width": ini.integer(section, "d_model"),
-        "layernorm_eps": ini.epsilon(section, "layer_norm_epsilon", 1e-6),
+        **{name: section.get(key, COUNT) for name, key in sizes.items()},
+        "layernorm_eps": section.get("layer_norm_epsilon", _EPSILON, 1e-6),
         "is_rms": not has_biases,
         "has_biases": has_biases,
-        "activation": ini.activation("encoder", "feed_forward_proj")[0],
-        "is_gated": ini.flag("structure", "use_gated_activation", False),
+        "activation": ini["encoder"].get("feed_forward_proj", _ACTIVATION)[0],
+        "is_gated": structure.get("use_gated_activation", _FLAG, False),
         "positions": "relative" if is_relative else "learned",
-        "buckets": ini.integer(section, "relative_attention_num_buckets_or_max_pos_seq_len") if is_relative else 0,
+        "buckets": rows if is_relative else 0,
     }
 
 
 def _read_t5(ini: _Ini, family: str) -> ModelConfig:
     """T5, T5 v1.1, mT5, UL2 and Megatron's T5, or the encoder of one."""
-    main = "decoder" if family == "t5" else "encoder"
-    ini.needs("encoder", main, "structure")
+    encoder = ini["encoder"]
+    main, default_id = (ini["decoder"], None) if family == "t5" else (encoder, 0)
     stack = _t5_stack(ini, main)
-    rows = ini.integer(main, "relative_attention_num_buckets_or_max_pos_seq_len")
-    keys = ini.common("encoder")
-    is_tied = ini.flag("decoder", "tie_word_embeddings", True)
+    rows = main.get("relative_attention_num_buckets_or_max_pos_seq_len", COUNT)
+    is_tied = main.get("tie_word_embeddings", _FLAG, True)
     return ModelConfig(
-        **stack,  # type: ignore[arg-type]
-        **keys,  # type: ignore[arg-type]
-        **ini.prompts("encoder", ini.integer("encoder", "vocab_size") + 1),  # type: ignore[arg-type]
+        **stack,
+        **_common(ini, encoder, encoder.get("vocab_size", COUNT) + 1),
         family=family,
-        encoder=Stack(**_t5_stack(ini, "encoder")),  # type: ignore[arg-type]
+        encoder=Stack(**_t5_stack(ini, encoder)),
         max_pos_seq_len=rows if stack["positions"] == "learned" else NO_POSITION_LIMIT,
-        start_id=ini.integer(main, "decoder_start_token_id", 0, default=None if family == "t5" else 0),
-        end_id=ini.integer(main, "eos_token_id", 0, default=None if family == "t5" else 0),
+        start_id=main.get("decoder_start_token_id", INDEX, default_id),
+        end_id=main.get("eos_token_id", INDEX, default_id),
         scales_head=is_tied and not stack["has_biases"],
-        ia3_num_tasks=ini.integer("structure", "ia3_num_tasks", 0, default=0),
+        ia3_num_tasks=ini["structure"].get("ia3_num_tasks", INDEX, 0),
     )
 
 

@@ -12,22 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from .config import PROMPT_TYPES, ModelConfig
+from .config import ModelConfig, PromptType
 from .errors import RequestError
 from .precision import TORCH_TYPES
 from .shards import map_file
+from .vocabulary import Array, refuse_rows
 
-Array = npt.NDArray[Any]
-
-_NONE, _SOFT, _PREFIX, _TUNED = range(4)
-_REQUEST_NAMES = ("request_prompt_embedding", "request_prompt_lengths", "request_prompt_type")
-PROMPT_NAMES = ("prompt_learning_task_name_ids", *_REQUEST_NAMES)
+_EMBEDDING, _LENGTHS, _TYPE = "request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"
+_TASK = "prompt_learning_task_name_ids"
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | No
     Raises:
         WeightsError: a table is missing or has another size.
     """
-    if config.prompt_learning_type != PROMPT_TYPES[_TUNED]:
+    if config.prompt_learning_type != PromptType.TUNED:
         return None
     dtype = TORCH_TYPES[config.weight_data_type]
     return [
@@ -76,9 +72,9 @@ def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | No
 
 def place_prompts(
     tensors: Mapping[str, Array],
+    scalars: Mapping[str, Array],
     ids: Array,
     lengths: Array,
-    start_ids: Array,
     config: ModelConfig,
     prompts: Sequence[Array] | None,
 ) -> tuple[list[Context], list[Array]]:
@@ -86,9 +82,9 @@ def place_prompts(
 
     Args:
         tensors: of the request.
+        scalars: those of one value a row, checked, [B] each.
         ids: int64 [B, L].
         lengths: int64 [B]; 0 in a row without input, which starts from its start_id.
-        start_ids: [B].
         config: dimensions.
         prompts: the tasks' tables.
 
@@ -98,37 +94,42 @@ def place_prompts(
     Raises:
         RequestError: a prompt tensor is malformed or incomplete, a task does not exist, an id stands for nothing.
     """
-    batch = len(ids)
-    kinds, own = _request_prompts(tensors, batch, config)
-    tasks = _tasks(tensors, batch, config, prompts)
-    start_id = config.prompt_learning_start_id or config.end_id + 1
-    contexts, shown = [], []
-    for row in range(batch):
-        line, table = ids[row, : lengths[row]], own[row] if kinds[row] == _TUNED else None
-        if tasks is not None and prompts is not None and not kinds[row]:
+    kinds, own = _request_prompts(tensors, scalars, config)
+    tasks = scalars[_TASK].tolist() if _TASK in tensors else []
+    if _TASK in tensors:
+        _check_tasks(scalars[_TASK], config, prompts)
+    first_virtual, contexts, shown = config.prompt_learning_start_id, [], []
+    for row, kind in enumerate(kinds.tolist()):
+        line, soft, table = ids[row, : lengths[row]], own[row] if kind == PromptType.SOFT else None, None
+        if kind == PromptType.TUNED:
+            table = own[row]
+        elif tasks and prompts is not None and kind == PromptType.NONE:
             table = prompts[tasks[row]]
-        contexts.append(_context(line, kinds[row] == _SOFT, own[row], table, start_id, int(start_ids[row])))
-        if tasks is not None and config.has_prefixes:
-            contexts[-1] = _behind_prefix(contexts[-1], tasks[row], row, not len(line), config)
-        shown.append(line if table is None else line[line < start_id])
-        bad = contexts[-1].ids[contexts[-1].ids >= config.vocab_size]
+        context = _context(line, soft, table, first_virtual, int(scalars["start_id"][row]))
+        if tasks and config.has_prefixes:
+            context = _behind_prefix(context, tasks[row], row, not len(line), config)
+        contexts.append(context)
+        shown.append(line if table is None else line[line < first_virtual])
+        bad = context.ids[context.ids >= config.vocab_size]
         if bad.size:
             raise RequestError(f"input_ids holds {bad[0]} in row {row}; the vocabulary has {config.vocab_size} tokens")
     return contexts, shown
 
 
-def _context(line: Array, is_soft: bool, own: Array, table: Array | None, start_id: int, first: int) -> Context:
-    if is_soft and len(own):
-        embeddings = np.full((len(own) + len(line), own.shape[1]), np.nan, np.float32)
-        embeddings[: len(own)] = own
-        return Context(np.concatenate([np.zeros(len(own), np.int64), line]), embeddings)
+def _context(line: Array, soft: Array | None, table: Array | None, first_virtual: int, start_id: int) -> Context:
+    """Give what a row starts from, of its input, a prompt before it, or a table in which ids stand for rows."""
+    if soft is not None and len(soft):
+        embeddings = np.full((len(soft) + len(line), soft.shape[1]), np.nan, np.float32)
+        embeddings[: len(soft)] = soft
+        return Context(np.concatenate([np.zeros(len(soft), np.int64), line]), embeddings)
     if table is not None:
-        virtual = line - start_id
+        virtual = line - first_virtual
         if (virtual >= len(table)).any():
-            raise RequestError(f"input_ids holds {line.max()}; the prompt's ids are {start_id} + 0 to {len(table) - 1}")
+            legal = f"{first_virtual} + 0 to {len(table) - 1}"
+            raise RequestError(f"input_ids holds {line.max()}; the prompt's ids are {legal}")
         embeddings = np.where((virtual >= 0)[:, None], table[np.maximum(virtual, 0)], np.float32(np.nan))
         return Context(np.where(virtual >= 0, 0, line), embeddings)
-    return Context(line if len(line) else np.array([first], np.int64))
+    return Context(line if len(line) else np.array([start_id], np.int64))
 
 
 def _behind_prefix(context: Context, task: int, row: int, is_empty: bool, config: ModelConfig) -> Context:
@@ -138,73 +139,53 @@ def _behind_prefix(context: Context, task: int, row: int, is_empty: bool, config
     return replace(context, prefix=task, prefix_length=length)
 
 
-def _request_prompts(tensors: Mapping[str, Array], batch: int, config: ModelConfig) -> tuple[Array, list[Array]]:
-    """Check the three tensors of a request's own prompts: type of each row (0: none) and its embeddings, [n, hidden].
+def _request_prompts(
+    tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig
+) -> tuple[Array, list[Array]]:
+    """Check a request's own prompts: the type of each row's, [B] (0: none), and its embeddings, fp32 [n, hidden].
 
-    FasterTransformer applies no prompt, and warns, where one of the three is missing; here that is an error unless
-    there is nothing to apply.
+    FasterTransformer applies no prompt, and warns, where one of the three tensors is missing; here that is an error
+    unless there is nothing to apply.
     """
-    nothing = np.zeros(batch, np.int64), [np.zeros((0, config.hidden_units), np.float32)] * batch
-    if config.encoder and _REQUEST_NAMES[0] in tensors:  # T5 has this kind only, and no tensor that says so
-        tensors = {_REQUEST_NAMES[2]: np.full((batch, 1), _TUNED, np.uint32), **tensors}
-    present = [name for name in _REQUEST_NAMES if name in tensors]
-    columns = {name: _column(name, tensors, batch) for name in present if name != _REQUEST_NAMES[0]}
-    if _REQUEST_NAMES[0] in present:
-        _check_embedding(tensors[_REQUEST_NAMES[0]], batch, config)
-    if not any(tensors[name].any() for name in present):
-        return nothing
-    missing = [name for name in _REQUEST_NAMES if name not in tensors]
-    if missing:
-        raise RequestError(f"{present[0]} needs {' and '.join(missing)} too")
-    embedding, lengths, kinds = tensors[_REQUEST_NAMES[0]], *(columns[name] for name in _REQUEST_NAMES[1:])
-    for row in range(batch):
-        if lengths[row] > embedding.shape[1]:
-            raise RequestError(f"request_prompt_lengths is {lengths[row]} in row {row}; at most {embedding.shape[1]}")
-        if not np.isfinite(embedding[row, : lengths[row]]).all():
-            raise RequestError(f"request_prompt_embedding holds a number in row {row} that is not finite")
-        if kinds[row] not in (_NONE, _SOFT, _TUNED):
-            raise RequestError(
-                f"request_prompt_type is {kinds[row]} in row {row}; it must be 0, 1 (soft) or 3 (tuned): a prefix"
-                " prompt comes from the checkpoint only"
-            )
-    return kinds, [embedding[row, : lengths[row]].astype(np.float32) for row in range(batch)]
+    lengths, kinds = scalars[_LENGTHS], scalars[_TYPE]
+    batch = len(kinds)
+    sent = [name for name in (_EMBEDDING, _LENGTHS, _TYPE) if name in tensors]
+    if config.encoder and _EMBEDDING in sent and _TYPE not in sent:  # T5 has one kind only, and no tensor that says so
+        sent, kinds = [*sent, _TYPE], np.full(batch, PromptType.TUNED)
+    if _EMBEDDING in sent:
+        _check_embedding(tensors[_EMBEDDING], batch, config)
+    if not kinds.any() and not any(tensors[name].any() for name in sent):
+        return kinds, [np.zeros((0, config.hidden_units), np.float32)] * batch
+    if missing := [name for name in (_EMBEDDING, _LENGTHS, _TYPE) if name not in sent]:
+        raise RequestError(f"{sent[0]} needs {' and '.join(missing)} too")
+    embedding = tensors[_EMBEDDING]
+    refuse_rows(_LENGTHS, lengths, lengths > embedding.shape[1], f"at most {embedding.shape[1]}")
+    legal = "0, 1 (soft) or 3 (tuned): a prefix prompt comes from the checkpoint only"
+    refuse_rows(_TYPE, kinds, ~np.isin(kinds, (PromptType.NONE, PromptType.SOFT, PromptType.TUNED)), legal)
+    own = [embedding[row, : lengths[row]].astype(np.float32) for row in range(batch)]
+    for row, mine in enumerate(own):
+        if not np.isfinite(mine).all():
+            raise RequestError(f"{_EMBEDDING} holds a number in row {row} that is not finite")
+    return kinds, own
 
 
 def _check_embedding(embedding: Array, batch: int, config: ModelConfig) -> None:
-    name = _REQUEST_NAMES[0]
     is_float = embedding.dtype in (np.float32, np.float16)
     if not is_float or embedding.ndim != 3 or embedding.shape[::2] != (batch, config.hidden_units):
         raise RequestError(
-            f"{name} is {embedding.dtype.name} of shape {list(embedding.shape)}, expected float32 or float16"
+            f"{_EMBEDDING} is {embedding.dtype.name} of shape {list(embedding.shape)}, expected float32 or float16"
             f" [{batch}, n, {config.hidden_units}]"
         )
 
 
-def _tasks(
-    tensors: Mapping[str, Array], batch: int, config: ModelConfig, prompts: Sequence[Array] | None
-) -> list[int] | None:
-    """Check each row's task; None: the rows have none."""
-    name = PROMPT_NAMES[0]
-    if name not in tensors:
-        return None
+def _check_tasks(tasks: Array, config: ModelConfig, prompts: Sequence[Array] | None) -> None:
+    """Check that there are tasks, and each row's."""
     if prompts is None and not config.has_prefixes:
-        if config.prompt_learning_type == PROMPT_TYPES[_PREFIX]:
+        if config.prompt_learning_type == PromptType.PREFIX:
             raise RequestError(
-                f"{name}: this checkpoint has prefix prompts (prompt_learning_type = 2), which FasterTransformer reads"
+                f"{_TASK}: this checkpoint has prefix prompts (prompt_learning_type = 2), which FasterTransformer reads"
                 f" and never uses in a {config.family}; GPT-J and GPT-NeoX have them. Leave it out"
             )
-        raise RequestError(f"{name}: this checkpoint's config.ini has no prompt_learning_type = 3; leave it out")
-    tasks = _column(name, tensors, batch)
+        raise RequestError(f"{_TASK}: this checkpoint's config.ini has no prompt_learning_type = 3; leave it out")
     if (tasks >= len(config.prompt_tasks)).any():
-        raise RequestError(f"{name} is {tasks.max()}; the checkpoint has tasks 0 to {len(config.prompt_tasks) - 1}")
-    found: list[int] = tasks.tolist()
-    return found
-
-
-def _column(name: str, tensors: Mapping[str, Array], batch: int) -> Array:
-    array = tensors[name]
-    if array.dtype != np.uint32:
-        raise RequestError(f"{name} has type {array.dtype.name}, expected uint32")
-    if array.shape not in ((batch,), (batch, 1)):
-        raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, 1]")
-    return array.reshape(batch).astype(np.int64)
+        raise RequestError(f"{_TASK} is {tasks.max()}; the checkpoint has tasks 0 to {len(config.prompt_tasks) - 1}")

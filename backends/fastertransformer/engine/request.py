@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .config import ModelConfig
 from .errors import RequestError
 from .prompts import Context, place_prompts
-from .vocabulary import VOCABULARIES, Scalar, Vocabulary
+from .vocabulary import VOCABULARIES, Vocabulary, of_type, refuse_rows
+from .vocabulary import Array as Array
 from .words import WordList, parse_word_lists
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -82,14 +79,10 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
     ids = _input_ids(tensors)
     batch = ids.shape[0]
     defaults = {"start_id": config.start_id, "end_id": config.end_id}
-    scalars = {
-        name: _scalar(tensors, name, rule, batch, defaults.get(name)) for name, rule in vocabulary.scalars.items()
-    }
-    for name, rule in vocabulary.scalars.items():
-        _check_range(name, scalars[name], rule)
+    scalars = {name: rule.read(name, tensors, batch, defaults.get(name)) for name, rule in vocabulary.scalars.items()}
     _check_combinations(tensors, scalars, config)
     lengths = _input_lengths(vocabulary.lengths, ids, scalars[vocabulary.lengths])
-    contexts, shown = place_prompts(tensors, ids, lengths, scalars["start_id"], config, prompts)
+    contexts, shown = place_prompts(tensors, scalars, ids, lengths, config, prompts)
     sources: Sequence[Context] = ()
     source_width = ids.shape[1] if config.encoder else 0
     if config.encoder:  # the input is the encoder's; the decoder starts from start_id, which is not shown
@@ -128,35 +121,10 @@ def _check_names(tensors: Mapping[str, Array], vocabulary: Vocabulary) -> None:
 
 
 def _input_ids(tensors: Mapping[str, Array]) -> Array:
-    ids = tensors["input_ids"]
-    if ids.dtype != np.uint32:
-        raise RequestError(f"input_ids has type {ids.dtype.name}, expected uint32")
+    ids = of_type("input_ids", tensors["input_ids"], np.uint32)
     if ids.ndim != 2 or not ids.shape[0]:
         raise RequestError(f"input_ids has shape {list(ids.shape)}, expected [batch, n]")
     return ids.astype(np.int64)
-
-
-def _scalar(tensors: Mapping[str, Array], name: str, rule: Scalar, batch: int, default: float | None) -> Array:
-    """One value a row, [B] or [B, 1] -> [B]; the default where it is not sent."""
-    if name not in tensors:
-        value = rule.default if default is None else default
-        assert value is not None  # required tensors are checked by name first
-        return np.full(batch, value, rule.dtypes[0])
-    array = tensors[name]
-    if array.dtype not in rule.dtypes:
-        expected = " or ".join(np.dtype(dtype).name for dtype in rule.dtypes)
-        raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
-    if array.shape not in ((batch,), (batch, 1)):
-        raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, 1]")
-    return array.reshape(batch)
-
-
-def _check_range(name: str, values: Array, rule: Scalar) -> None:
-    if values.dtype.kind == "f":
-        bounds = f"a number from {rule.low:g} to {rule.high:g}"
-        refuse_rows(name, values, ~(np.isfinite(values) & (values >= rule.low) & (values <= rule.high)), bounds)
-    elif rule.high < np.inf:
-        refuse_rows(name, values, values > rule.high, f"at most {rule.high:g}")
 
 
 def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig) -> None:
@@ -201,9 +169,7 @@ def _padded(rows: Sequence[Array], most: int) -> Array:
 def _word_lists(tensors: Mapping[str, Array], name: str, batch: int) -> list[WordList]:
     if name not in tensors:
         return [WordList()] * batch
-    if tensors[name].dtype != np.int32:
-        raise RequestError(f"{name} has type {tensors[name].dtype.name}, expected int32")
-    return parse_word_lists(name, tensors[name], batch)
+    return parse_word_lists(name, of_type(name, tensors[name], np.int32), batch)
 
 
 def _check_lengths(request: Request, config: ModelConfig, vocabulary: Vocabulary) -> None:
@@ -216,10 +182,3 @@ def _check_lengths(request: Request, config: ModelConfig, vocabulary: Vocabulary
             f"{vocabulary.lengths} {inputs[row]} {how} {vocabulary.output} {request.output_lengths[row]}"
             f" = {total[row]} in row {row} exceeds max_pos_seq_len {config.max_pos_seq_len}"
         )
-
-
-def refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
-    """Refuse a tensor for the first row that breaks a rule."""
-    if is_bad.any():
-        row = int(is_bad.argmax())
-        raise RequestError(f"{name} is {values[row]} in row {row}; it must be {rule}")

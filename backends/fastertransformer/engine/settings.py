@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .config import FILE_NAME, MODEL_TYPES
 from .errors import EngineError
+from .keys import COUNT, INDEX, Keys, fraction, one_of
 
 THREADS_PARAMETER = "cpu_threads"
 BYTES_PARAMETER = "kv_cache_bytes"
@@ -19,6 +20,7 @@ FRACTION_PARAMETER = "kv_cache_fraction"
 BATCHING_PARAMETER = "inflight_batching"
 PROCESSES_PARAMETER = "process_per_rank"
 THREADS_VARIABLE = "SLIPWAY_CPU_THREADS"
+_FLAG = one_of({"0": False, "1": True})
 
 
 @dataclass(frozen=True)
@@ -76,35 +78,32 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     Raises:
         EngineError: a parameter is missing, malformed or not supported, or the checkpoint is not there.
     """
-    told = parameters.get("model_type", "GPT")
-    model_type = {name.lower(): name for name in MODEL_TYPES}.get(told.lower())
-    if model_type is None:
-        raise EngineError(f"model_type = {told} is none of {', '.join(MODEL_TYPES)}")
-    int8_mode = _integer(parameters, "int8_mode", "0", least=0)
-    if int8_mode > 1:
-        raise EngineError(f"int8_mode = {int8_mode} is not supported; 0 (off) and 1 (weights only) are")
-    _flag(parameters, "enable_custom_all_reduce", "0")
+    pbtxt = Keys("config.pbtxt:", parameters, EngineError)
     if "data_type" not in parameters:
         raise EngineError("config.pbtxt has no parameter data_type: fp32, fp16 or bf16")
-    tensor_para_size = _integer(parameters, "tensor_para_size", "1", least=1)
-    threads = {THREADS_PARAMETER: parameters.get(THREADS_PARAMETER, os.environ.get(THREADS_VARIABLE, "0"))}
-    return Settings(
-        checkpoint=find_checkpoint(
-            parameters.get("model_checkpoint_path", ""), model_directory, version, tensor_para_size
-        ),
+    if (int8_mode := pbtxt.get("int8_mode", INDEX, 0)) > 1:
+        raise EngineError(f"int8_mode = {int8_mode} is not supported; 0 (off) and 1 (weights only) are")
+    pbtxt.get("enable_custom_all_reduce", _FLAG, False)
+    tensor_para_size = pbtxt.get("tensor_para_size", COUNT, 1)
+    path = pbtxt.get("model_checkpoint_path", str, "")
+    threads = Keys("the environment's", os.environ, EngineError).get(THREADS_VARIABLE, INDEX, 0)
+    settings = Settings(
+        checkpoint=find_checkpoint(path, model_directory, version, tensor_para_size),
         tensor_para_size=tensor_para_size,
-        pipeline_para_size=_integer(parameters, "pipeline_para_size", "1", least=1),
-        data_type=parameters["data_type"],
-        cpu_threads=_integer(threads, THREADS_PARAMETER, "0", least=0),
-        model_type=model_type,
+        pipeline_para_size=pbtxt.get("pipeline_para_size", COUNT, 1),
+        data_type=pbtxt.get("data_type", str),
+        cpu_threads=pbtxt.get(THREADS_PARAMETER, INDEX, threads),
+        model_type=pbtxt.get("model_type", one_of({name: name for name in MODEL_TYPES}), "GPT"),
         int8_mode=int8_mode,
-        has_inflight_batching=_flag(parameters, BATCHING_PARAMETER, "1"),
-        kv_cache_fraction=_fraction(parameters, FRACTION_PARAMETER) if FRACTION_PARAMETER in parameters else 0.0,
-        kv_cache_bytes=_integer(parameters, BYTES_PARAMETER, "0", least=0),
-        has_process_per_rank=(
-            _flag(parameters, PROCESSES_PARAMETER, "0") if PROCESSES_PARAMETER in parameters else None
-        ),
+        has_inflight_batching=pbtxt.get(BATCHING_PARAMETER, _FLAG, True),
+        kv_cache_fraction=pbtxt.get(FRACTION_PARAMETER, fraction(is_one_legal=True), 0.0),
+        kv_cache_bytes=pbtxt.get(BYTES_PARAMETER, INDEX, 0),
+        has_process_per_rank=pbtxt.get(PROCESSES_PARAMETER, _FLAG, False)
+        if PROCESSES_PARAMETER in parameters
+        else None,
     )
+    pbtxt.warn_of_near_misses()
+    return settings
 
 
 def find_checkpoint(path: str, model_directory: Path, version: str, tensor_para_size: int) -> Path:
@@ -129,28 +128,3 @@ def find_checkpoint(path: str, model_directory: Path, version: str, tensor_para_
             return candidate
     places = ", ".join(str(candidate) for candidate in candidates)
     raise EngineError(f"model_checkpoint_path = '{path}': no {FILE_NAME} in {places}")
-
-
-def _integer(parameters: Mapping[str, str], key: str, default: str, least: int) -> int:
-    text = parameters.get(key, default).strip()
-    if not text.isdigit() or int(text) < least:
-        raise EngineError(f"{key} = {text} is not a whole number of at least {least}")
-    return int(text)
-
-
-def _flag(parameters: Mapping[str, str], key: str, default: str) -> bool:
-    text = parameters.get(key, default).strip()
-    if text not in ("0", "1"):
-        raise EngineError(f"{key} = {text} is neither 0 nor 1")
-    return text == "1"
-
-
-def _fraction(parameters: Mapping[str, str], key: str) -> float:
-    text = parameters[key].strip()
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value <= 1.0:
-        raise EngineError(f"{key} = {text} is not a number above 0 and at most 1")
-    return value

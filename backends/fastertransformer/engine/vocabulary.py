@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from .prompts import PROMPT_NAMES
+from .errors import RequestError
+
+Array = npt.NDArray[Any]
 
 BEAM_WIDTH_LIMIT = 64  # FasterTransformer's kernels; see beam.py for the widths that its backend takes
 NEVER = 0xFFFFFFFF  # a token that never comes
@@ -25,13 +29,45 @@ class Scalar:
     Attributes:
         dtypes: numpy types that are accepted.
         default: of every row where the tensor is not sent; None: required, or from config.ini.
-        low, high: inclusive bounds.
+        low, high: inclusive bounds; low is of floats only.
     """
 
     dtypes: tuple[type, ...]
     default: float | None
     low: float = -np.inf
     high: float = np.inf
+
+    def read(self, name: str, tensors: Mapping[str, Array], batch: int, default: float | None) -> Array:
+        """Check a tensor, [B] or [B, 1] -> [B]; the default, or this one's own, where it is not sent."""
+        if name not in tensors:
+            value = self.default if default is None else default
+            assert value is not None  # required tensors are checked by name first
+            return np.full(batch, value, self.dtypes[0])
+        array = of_type(name, tensors[name], *self.dtypes)
+        if array.shape not in ((batch,), (batch, 1)):
+            raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, 1]")
+        values = array.reshape(batch)
+        if values.dtype.kind == "f":
+            is_legal = np.isfinite(values) & (values >= self.low) & (values <= self.high)
+            refuse_rows(name, values, ~is_legal, f"a number from {self.low:g} to {self.high:g}")
+        elif self.high < np.inf:
+            refuse_rows(name, values, values > self.high, f"at most {self.high:g}")
+        return values
+
+
+def of_type(name: str, array: Array, *dtypes: type) -> Array:
+    """Give the tensor, or refuse it if it has none of these types."""
+    if array.dtype not in dtypes:
+        expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
+    return array
+
+
+def refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
+    """Refuse a tensor for the first row that breaks a rule."""
+    if is_bad.any():
+        row = int(is_bad.argmax())
+        raise RequestError(f"{name} is {values[row]} in row {row}; it must be {rule}")
 
 
 _FLOAT, _UINT, _BOOL = (np.float32,), (np.uint32,), (np.bool_,)
@@ -57,10 +93,13 @@ SCALARS = {
     "is_return_context_embeddings": Scalar(_BOOL, False),
     "session_len": Scalar(_UINT, 0),
     "memory_len": Scalar(_UINT, 0),
+    "prompt_learning_task_name_ids": Scalar(_UINT, 0),
+    "request_prompt_lengths": Scalar(_UINT, 0),
+    "request_prompt_type": Scalar(_UINT, 0),
     "start_id": Scalar(_UINT, None),
     "end_id": Scalar(_UINT, None),
 }
-_WORD_LISTS = ("bad_words_list", "stop_words_list")
+_LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding")
 _CONTROLS = ("START", "END")  # of Triton's sequence batcher
 
 
@@ -79,7 +118,7 @@ class Vocabulary:
     lengths: str
     output: str
     scalars: Mapping[str, Scalar]
-    others: tuple[str, ...] = (*_WORD_LISTS, *PROMPT_NAMES, *_CONTROLS)
+    others: tuple[str, ...] = (*_LISTS, *_CONTROLS)
     absent: frozenset[str] = frozenset()
 
     @property
