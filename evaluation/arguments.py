@@ -61,6 +61,20 @@ class ReportArguments(ScriptArguments):
     output: Path = field(metadata={"help": "directory for the report"})
     title: str = field(metadata={"help": "name of the model"})
     stages: Path = field(metadata={"help": "stages.json of the runner"})
+    baseline: Path | None = field(
+        default=None, metadata={"help": "results directory of an earlier run, to stand beside this one"}
+    )
+    thresholds: Path | None = field(default=None, metadata={"help": "YAML file of limits: the gate's verdict is shown"})
+
+
+@dataclass(frozen=True)
+class GateArguments(ScriptArguments):
+    """Decide by thresholds whether a deployment may go live."""
+
+    results: Path = field(metadata={"help": "results directory of the run", "positional": True})
+    thresholds: Path = field(metadata={"help": "YAML file of limits"})
+    baseline: Path | None = field(default=None, metadata={"help": "results directory of the run to compare with"})
+    output: Path | None = field(default=None, metadata={"help": "JSON file for the verdict and its reasons"})
 
 
 @dataclass(frozen=True)

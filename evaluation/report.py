@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluation.arguments import ReportArguments
+from evaluation.judgement import judge
 from evaluation.load.text import brief_tables, failed_load_points
 from evaluation.report_data import PARTIAL, Findings, collect_findings
 from evaluation.report_html import render_html
@@ -43,9 +44,10 @@ def main(argv: Sequence[str]) -> None:
     """Collect, write both files and the manifest, and print the tables."""
     arguments = ReportArguments.from_argv(argv, description=__doc__)
     findings = collect_findings(arguments.results, arguments.title, arguments.stages)
+    judgement = judge(arguments.results, arguments.baseline, arguments.thresholds)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(arguments.output / MARKDOWN_NAME, render_markdown(findings, arguments.results))
-    write_atomically(arguments.output / HTML_NAME, render_html(findings, arguments.results))
+    write_atomically(arguments.output / MARKDOWN_NAME, render_markdown(findings, arguments.results, judgement))
+    write_atomically(arguments.output / HTML_NAME, render_html(findings, arguments.results, judgement))
     made_from = {"results": str(arguments.results), "title": arguments.title}
     Manifest("report", record_files(arguments.output), made_from, {"commit": read_commit()}).write(arguments.output)
     print_tables(_console(), findings, arguments.results)

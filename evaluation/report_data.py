@@ -17,7 +17,7 @@ from handover.manifest import Manifest
 
 PARTIAL = ".partial"
 _BAD_STATES = ("failed", "interrupted", "not run")
-_OWN_STAGE = "report"
+_AFTERWARDS = ("report", "gate")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
                 log=str(entry.get("log") or ""),
             )
             for entry in json.loads(path.read_text())
-            if entry["stage"] != _OWN_STAGE
+            if entry["stage"] not in _AFTERWARDS
         )
     except OSError:
         remarks.append("How the stages ended is not known: the runner left no record of them.")

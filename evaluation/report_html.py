@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from evaluation.judgement import Judgement
 from evaluation.load.findings import Load
 from evaluation.load.html import load_parts, pareto_parts
 from evaluation.load.text import NUMERIC as LOAD_NUMERIC
 from evaluation.load.text import Table
-from evaluation.page import figure, frame, problems, render_page, section, table
+from evaluation.page import figure, frame, problems, render_page, section, style_of, table
 from evaluation.plots import draw_latency, draw_throughput
 from evaluation.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, ranking_title
 from evaluation.recommendation import OFFLINE, ONLINE, find_candidates, rank
 from evaluation.report_data import Benchmark, Evaluation, Findings, StageOutcome
 from evaluation.report_text import (
     ACCURACY_COLUMNS,
+    BASELINE_COLUMNS,
     BENCHMARK_COLUMNS,
+    GATE_COLUMNS,
     STAGE_COLUMNS,
     accuracy_cells,
+    baseline_cells,
     benchmark_cells,
     describe_provenance,
     group_by_lengths,
@@ -31,32 +35,51 @@ from evaluation.report_text import (
 
 _TOP = 5
 _NUMERIC = frozenset(
-    {*LOAD_NUMERIC, *RANKING_COLUMNS[1:-1], *BENCHMARK_COLUMNS, "Value", "Std. error", "Samples", "Time"}
+    {
+        *LOAD_NUMERIC,
+        *RANKING_COLUMNS[1:-1],
+        *BENCHMARK_COLUMNS,
+        *BASELINE_COLUMNS,
+        "Value",
+        "Std. error",
+        "Samples",
+        "Time",
+    }
 )
 
 
-def render_html(findings: Findings, results: Path) -> str:
+def render_html(findings: Findings, results: Path, judgement: Judgement | None = None) -> str:
     """Render the whole report; every text that comes from outside is escaped.
 
     Args:
         findings: what to report.
         results: directory that log paths are shown relative to.
+        judgement: what the figures are held against.
     """
+    evaluations = findings.evaluations
     sections = [
-        *_problems(findings, results),
-        *(section(f"Accuracy: {evaluation.task}", _accuracy(evaluation)) for evaluation in findings.evaluations),
+        *_problems(findings, results, judgement),
+        *_gate(judgement),
+        *(section(f"Accuracy: {each.task}", _accuracy(each, judgement)) for each in evaluations),
         *(_benchmark(benchmark, f"plot{number}") for number, benchmark in enumerate(findings.benchmarks)),
         *(_load(load, f"load{number}") for number, load in enumerate(findings.loads)),
         *_recommendation(findings, results),
         *_stages(findings, results),
         section("Provenance", _provenance(describe_provenance(findings))),
     ]
-    return render_page(findings.title, summarise_findings(findings), sections)
+    return render_page(findings.title, summarise_findings(findings, judgement), sections)
 
 
-def _problems(findings: Findings, results: Path) -> list[str]:
+def _problems(findings: Findings, results: Path, judgement: Judgement | None) -> list[str]:
     stages = "".join(_failed_stage(outcome, results) for outcome in findings.stages if outcome.is_bad)
-    return problems(findings.remarks, stages)
+    return problems([*findings.remarks, *(judgement.remarks if judgement else ())], stages)
+
+
+def _gate(judgement: Judgement | None) -> list[str]:
+    if judgement is None or not judgement.checks:
+        return []
+    rows = [(check.figure, check.rule, check.verdict, check.reason) for check in judgement.checks]
+    return [section(f"Gate: {judgement.verdict}", table(GATE_COLUMNS, rows, _NUMERIC))]
 
 
 def _failed_stage(outcome: StageOutcome, results: Path) -> str:
@@ -65,13 +88,19 @@ def _failed_stage(outcome: StageOutcome, results: Path) -> str:
     return f"<p><strong>Stage {escape(outcome.stage)}: {escape(outcome.state)}.</strong>{log}</p>{error}"
 
 
-def _accuracy(evaluation: Evaluation) -> str:
+def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> str:
     # The definitions stand below the names: as a column they would leave a phone no room for the figures.
     rows = []
-    for name, *figures, definition in map(accuracy_cells, evaluation.metrics):
+    has_baseline = judgement is not None and judgement.baseline is not None
+    for metric in evaluation.metrics:
+        name, *figures, definition = accuracy_cells(metric)
         cells = "".join(f'<td class="number">{escape(text)}</td>' for text in figures)
+        if judgement is not None and has_baseline:
+            before, change, verdict = baseline_cells(evaluation.task, metric, judgement)
+            cells += f'<td class="number">{escape(before)}</td>'
+            cells += f'<td class="number {style_of(verdict)}">{escape(change)}</td>'
         rows.append(f"<tr><td>{escape(name)}<small>{escape(definition)}</small></td>{cells}</tr>")
-    return frame(ACCURACY_COLUMNS[:4], rows, _NUMERIC)
+    return frame((*ACCURACY_COLUMNS[:4], *(BASELINE_COLUMNS if has_baseline else ())), rows, _NUMERIC)
 
 
 def _benchmark(benchmark: Benchmark, name: str) -> str:

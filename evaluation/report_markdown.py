@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from evaluation.judgement import Judgement
 from evaluation.load.text import NUMERIC, failed_load_points, load_tables
 from evaluation.markdown import escape_markdown, markdown_table
-from evaluation.report_data import Findings
+from evaluation.report_data import Evaluation, Findings
 from evaluation.report_text import (
     ACCURACY_COLUMNS,
+    BASELINE_COLUMNS,
     BENCHMARK_COLUMNS,
+    GATE_COLUMNS,
     STAGE_COLUMNS,
     accuracy_cells,
+    baseline_cells,
     benchmark_cells,
     describe_provenance,
     failed_points,
@@ -23,20 +28,21 @@ from evaluation.report_text import (
 )
 
 
-def render_markdown(findings: Findings, results: Path) -> str:
+def render_markdown(findings: Findings, results: Path, judgement: Judgement | None = None) -> str:
     """Render the whole report.
 
     Args:
         findings: what to report.
         results: directory that log paths are shown relative to.
+        judgement: what the figures are held against.
     """
-    parts = [f"# {escape_markdown(findings.title)}", escape_markdown(summarise_findings(findings))]
-    if findings.remarks:
-        parts.append("\n".join(f"- {escape_markdown(remark)}" for remark in findings.remarks))
+    parts = [f"# {escape_markdown(findings.title)}", escape_markdown(summarise_findings(findings, judgement))]
+    parts += _remarks([*findings.remarks, *(judgement.remarks if judgement else ())])
     parts += _failed_stages(findings, results)
+    parts += _gate(judgement)
     for evaluation in findings.evaluations:
         parts.append(f"## Accuracy: {escape_markdown(evaluation.task)}")
-        parts.append(markdown_table(ACCURACY_COLUMNS, map(accuracy_cells, evaluation.metrics), ACCURACY_COLUMNS[1:4]))
+        parts.append(_accuracy(evaluation, judgement))
     for benchmark in findings.benchmarks:
         parts.append(f"## Latency and throughput: {escape_markdown(benchmark.name)}")
         for lengths, rows in group_by_lengths(benchmark.measured).items():
@@ -59,6 +65,27 @@ def render_markdown(findings: Findings, results: Path) -> str:
     parts.append("## Provenance")
     parts.append(markdown_table(("What", "Value"), describe_provenance(findings)))
     return "\n\n".join(parts) + "\n"
+
+
+def _remarks(remarks: Sequence[str]) -> list[str]:
+    return ["\n".join(f"- {escape_markdown(remark)}" for remark in remarks)] if remarks else []
+
+
+def _gate(judgement: Judgement | None) -> list[str]:
+    if judgement is None or not judgement.checks:
+        return []
+    rows = ((check.figure, check.rule, check.verdict, check.reason) for check in judgement.checks)
+    return [f"## Gate: {judgement.verdict}", markdown_table(GATE_COLUMNS, rows)]
+
+
+def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> str:
+    columns = [*ACCURACY_COLUMNS]
+    rows = [[*accuracy_cells(metric)] for metric in evaluation.metrics]
+    if judgement is not None and judgement.baseline is not None:
+        columns[4:4] = BASELINE_COLUMNS
+        for row, metric in zip(rows, evaluation.metrics, strict=True):
+            row[4:4] = baseline_cells(evaluation.task, metric, judgement)[:2]
+    return markdown_table(columns, rows, columns[1:-1])
 
 
 def _failed_stages(findings: Findings, results: Path) -> list[str]:

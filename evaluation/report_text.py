@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from evaluation.benchmark_table import Row
+from evaluation.judgement import Judgement
 from evaluation.lambada_task import Metric
 from evaluation.load.table import LoadRow
 from evaluation.load.text import load_sentence
@@ -14,6 +15,8 @@ from evaluation.report_data import Findings, StageOutcome
 from handover.progress import human_bytes, human_time
 
 ACCURACY_COLUMNS = ("Figure", "Value", "Std. error", "Samples", "Definition")
+BASELINE_COLUMNS = ("Baseline", "Change")
+GATE_COLUMNS = ("Figure", "Rule", "Verdict", "Reason")
 BENCHMARK_COLUMNS = (
     "Batch size",
     "Mean, ms",
@@ -28,9 +31,11 @@ STAGE_COLUMNS = ("Stage", "State", "Time", "Log")
 _LABELS = {"model": "Triton's model", "ft_checkpoint": "FT checkpoint", "ft_checkpoint_digest": "FT checkpoint digest"}
 
 
-def summarise_findings(findings: Findings) -> str:
+def summarise_findings(findings: Findings, judgement: Judgement | None = None) -> str:
     """Say in a few sentences what this deployment is, how good and how fast, and what went wrong."""
     sentences = [_identity(findings)]
+    if judgement is not None and judgement.verdict:
+        sentences.append(f"The gate says {judgement.verdict}.")
     for evaluation in findings.evaluations:
         scores = [f"{cells[0]} {cells[1]}" for cells in map(accuracy_cells, evaluation.metrics) if cells[1]]
         if scores:
@@ -50,6 +55,12 @@ def accuracy_cells(metric: Metric) -> tuple[str, ...]:
     value, error = show(metric.value), show(metric.stderr)
     samples = f"{metric.n:,}" + (f" ({metric.failed:,} failed)" if metric.failed else "")
     return metric.name, value, error, samples, metric.definition
+
+
+def baseline_cells(task: str, metric: Metric, judgement: Judgement) -> tuple[str, str, str]:
+    """The earlier run's figure and the change under BASELINE_COLUMNS, and the verdict on it."""
+    figure, is_fraction = f"{task}.{metric.name}", metric.unit == "fraction"
+    return judgement.shown_before(figure, is_fraction), *judgement.change(figure, is_fraction)
 
 
 def benchmark_cells(row: Row) -> tuple[str, ...]:

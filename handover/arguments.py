@@ -19,13 +19,14 @@ class ScriptArguments:
     """Base of the argument dataclasses.
 
     Field types may be str, int, float, bool, Path, ``X | None`` of those, and ``tuple[...]`` (any
-    nesting of JSON values). ``field(metadata={"help": ...})`` documents a flag with its unit.
+    nesting of JSON values). ``field(metadata={"help": ...})`` documents a flag with its unit;
+    ``metadata={"positional": True}`` makes it an argument without a flag.
     """
 
     def to_argv(self) -> tuple[str, ...]:
         """Render as ``--name=value``; a None is left out, a tuple becomes JSON."""
         return tuple(
-            f"--{field.name.replace('_', '-')}={_render(value)}"
+            _render(value) if field.metadata.get("positional") else f"{_flag(field)}={_render(value)}"
             for field in dataclasses.fields(self)
             if (value := getattr(self, field.name)) is not None
         )
@@ -34,17 +35,26 @@ class ScriptArguments:
     def from_argv(cls: type[Arguments], argv: Sequence[str], description: str | None = None) -> Arguments:
         """Parse what ``to_argv`` rendered (or a person typed)."""
         hints = typing.get_type_hints(cls)
-        parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+        parser = argparse.ArgumentParser(
+            description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         for field in dataclasses.fields(cls):
+            if field.metadata.get("positional"):
+                parser.add_argument(field.name, type=_parser_of(hints[field.name]), help=field.metadata.get("help"))
+                continue
             required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             parser.add_argument(
-                f"--{field.name.replace('_', '-')}",
+                _flag(field),
                 type=_parser_of(hints[field.name]),
                 required=required,
                 default=argparse.SUPPRESS,
                 help=field.metadata.get("help"),
             )
         return cls(**vars(parser.parse_args(list(argv))))
+
+
+def _flag(field: dataclasses.Field[Any]) -> str:
+    return f"--{field.name.replace('_', '-')}"
 
 
 def _render(value: Any) -> str:

@@ -39,6 +39,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         _check_ports(config)
     if Stage.evaluate in stages or Stage.benchmark in stages:
         _check_endpoint(config, paths, stages)
+        _check_gate(config)
     if Stage.evaluate in stages:
         _check_data(Path(config.evaluation.task.data_path).expanduser())
     if Stage.benchmark in stages and config.benchmark.kind is BenchmarkKind.load:
@@ -209,6 +210,18 @@ def _check_load(config: Config, paths: RunPaths) -> None:
     check_arguments(arguments)
     if arguments.prompt_file is not None and not arguments.prompt_file.is_file():
         raise ConfigError(f"benchmark.load.prompt_file: there is no file {arguments.prompt_file}")
+
+
+def _check_gate(config: Config) -> None:
+    given = config.evaluation.gate
+    if given.thresholds:
+        from evaluation.thresholds import read_thresholds
+
+        read_thresholds(Path(given.thresholds).expanduser())
+    if given.baseline and not Path(given.baseline).expanduser().is_dir():
+        raise ConfigError(
+            f"evaluation.gate.baseline: there is no directory {given.baseline}", "give a run's results directory"
+        )
 
 
 def _check_data(path: Path) -> None:

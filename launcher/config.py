@@ -194,11 +194,20 @@ class TaskConfig:
 
 
 @dataclass
+class GateConfig:
+    """What the run is held against; the last stage says GO, NO-GO or INCONCLUSIVE, and the exit status follows."""
+
+    thresholds: str | None = None  # YAML file of limits, see docs/measuring.md; None: there is no gate
+    baseline: str | None = None  # results directory of an earlier run, shown beside this one
+
+
+@dataclass
 class EvaluationConfig:
     """conf/evaluation: the evaluate stage."""
 
     run: StageRunConfig = field(default_factory=StageRunConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
 
 
 @dataclass

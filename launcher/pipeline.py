@@ -22,7 +22,7 @@ from launcher.stages.convert import convert
 from launcher.stages.deploy import deploy
 from launcher.stages.evaluate import evaluate
 from launcher.stages.export import export
-from launcher.stages.report import report
+from launcher.stages.report import gate, report
 
 PLANNERS = {
     Stage.convert: convert,
@@ -75,10 +75,12 @@ def ordered_stages(config: Config, paths: RunPaths) -> list[Stage]:
 
 
 def plan_stages(config: Config, paths: RunPaths, stages: Sequence[Stage], sweep: Path | None = None) -> list[StagePlan]:
-    """One plan a stage, and the report over what clients measured."""
+    """One plan a stage, the report over what clients measured, and the gate."""
     plans = [PLANNERS[stage](config, paths) for stage in stages]
     if Stage.evaluate in stages or Stage.benchmark in stages:
         plans.append(report(config, paths, sweep))
+        if config.evaluation.gate.thresholds:
+            plans.append(gate(config, paths))
     return plans
 
 

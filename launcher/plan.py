@@ -63,7 +63,7 @@ class StagePlan:
     """The whole truth about one stage of a run.
 
     Attributes:
-        stage: convert, export, deploy, evaluate, benchmark or report.
+        stage: convert, export, deploy, evaluate, benchmark, report or gate.
         name: of the job, for people.
         commands: run one after another; the first failure stops the stage.
             Those of a service are what prepares it, and last the server itself.
@@ -75,7 +75,7 @@ class StagePlan:
         env: variables added to the environment.
         service: the last command is a server: it runs until the stages after it are done.
         needs_server: runs while the service of the same job is up.
-        always: runs even if a stage before it failed (the report).
+        always: runs even if a stage before it failed (the report and the gate).
     """
 
     stage: str

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from handover.manifest import write_atomically
 
-STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report")
+STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report", "gate")
 
 
 @dataclass

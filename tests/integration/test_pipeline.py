@@ -197,3 +197,28 @@ def test_a_sweep_goes_on_after_a_failed_point_meets_in_one_report_and_resumes(tm
         assert table["error"].dropna().str.contains("tensor_para_size 5 does not divide").tolist() == [True] * 2
         assert "2 of 4 points are measured" in (directory / "report.html").read_text()
     assert not processes_of(tmp_path)
+
+
+def test_the_exit_status_is_the_gates_and_the_report_shows_what_it_was_held_against(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("thresholds: {lambada.last_token_accuracy: {at_least: 1.5}}\n")
+    first = run(tmp_path, f"evaluation.gate.thresholds={limits}")
+    assert first.returncode == 1 and "NO-GO" in first.stdout, first.stdout + first.stderr
+    (results,) = (tmp_path / "tiny").glob("export_*")
+    assert "Gate: NO-GO" in (results / "report" / "report.html").read_text()
+    limits.write_text(
+        "thresholds:\n"
+        "  lambada.last_token_accuracy: {max_drop: 0}\n"
+        "  static.8-8_batch1.latency_mean_ms: {max_rise_percent: 0}\n"
+    )
+    again = run(tmp_path, f"evaluation.gate.thresholds={limits}", f"evaluation.gate.baseline={results}")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.count("skipped") == 5  # only the report and the gate have anything to do
+    page, text = ((results / "report" / name).read_text() for name in ("report.html", "report.md"))
+    assert "The gate says GO." in page and "+0.00 points, equal" in page
+    assert "| Baseline | Change |" in text
+    assert json.loads((results / "gate" / "gate.json").read_text())["verdict"] == "GO"
+    limits.write_text("thresholds: {lambada.last_token_acuracy: {at_least: 0.1}}\n")
+    assert run(tmp_path, f"evaluation.gate.thresholds={limits}").returncode == 3
+    refused = run(tmp_path, "evaluation.gate.baseline=/nowhere")
+    assert refused.returncode == 1 and "evaluation.gate.baseline: there is no directory /nowhere" in refused.stderr

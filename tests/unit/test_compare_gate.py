@@ -14,6 +14,7 @@ from results_maker import load_row, static_row, write_results
 
 from evaluation import compare, gate
 from evaluation.measurements import direction, read_report
+from evaluation.thresholds import read_thresholds
 from handover.errors import ArtefactError, ConfigError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -196,5 +197,5 @@ def test_damaged_thresholds_are_refused(tmp_path: Path, text: str, message: str)
     path = tmp_path / "t.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as raised:
-        gate.read_thresholds(path)
+        read_thresholds(path)
     assert message in str(raised.value)
