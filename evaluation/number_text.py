@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def show_figure(value: float | None) -> str:
-    """Show three or more digits; very large figures (an untrained model's perplexity) by their magnitude."""
+    """Show three or more digits; very large figures (an untrained model's perplexity) and tiny ones by magnitude."""
     if value is None:
         return ""
-    if value >= 1e7:
+    if value >= 1e7 or 0 < value < 0.01:
         return f"{value:.2e}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"

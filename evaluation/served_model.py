@@ -28,6 +28,7 @@ class ServedModel:
             not on this machine.
         vocab_size: tokens, padding included; None if unknown.
         max_positions: input and output tokens of one sequence; None if unknown, or if there is no limit.
+        weight_data_type: of the shards, as config.ini says; empty if unknown.
     """
 
     endpoint: Endpoint
@@ -35,6 +36,7 @@ class ServedModel:
     directory: Path | None = None
     vocab_size: int | None = None
     max_positions: int | None = None
+    weight_data_type: str = ""
 
 
 def find_endpoint(source: str | Path | None, results: Path = DEFAULT_RESULTS) -> Endpoint:
@@ -65,7 +67,8 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
     max_positions = None if section is None else section.getint("max_pos_seq_len")
     if config.get("structure", "position_embedding_type", fallback="") == "absolute" and section is not None:
         max_positions = section.getint("relative_attention_num_buckets_or_max_pos_seq_len")  # of a T5
-    return ServedModel(endpoint, _exported_name(endpoint), directory, vocab_size, max_positions)
+    weight_data_type = "" if section is None else section.get("weight_data_type", "")
+    return ServedModel(endpoint, _exported_name(endpoint), directory, vocab_size, max_positions, weight_data_type)
 
 
 def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:

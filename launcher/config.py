@@ -13,6 +13,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from launcher.parity_config import ParityConfig
+
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 
 
@@ -62,6 +64,13 @@ class BenchmarkKind(Choice):
 
     static = "static"
     load = "load"
+
+
+class TaskKind(Choice):
+    """What evaluate does."""
+
+    lambada = "lambada"
+    parity = "parity"
 
 
 class ContainerRuntime(Choice):
@@ -185,7 +194,8 @@ class TaskConfig:
     """What evaluate scores."""
 
     name: str = "lambada"
-    data_path: str = MISSING
+    kind: TaskKind = TaskKind.lambada
+    data_path: str | None = None  # of parity: more prompts
     data_sha256: str | None = None  # of the file; None: any
     samples: int | None = None  # the first so many; None: all
     model: str = "fastertransformer"
@@ -208,6 +218,7 @@ class EvaluationConfig:
     run: StageRunConfig = field(default_factory=StageRunConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    parity: ParityConfig = field(default_factory=ParityConfig)
 
 
 @dataclass

@@ -11,12 +11,12 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 STDLIB = set(sys.stdlib_module_names)
-OURS = {"handover", "launcher", "export_scripts", "deployment", "evaluation"}
+OURS = {"handover", "launcher", "export_scripts", "deployment", "evaluation", "parity"}
 
 ALLOWED = {
     "handover": {"handover"},
     "launcher": {
-        *("handover", "launcher", "export_scripts", "deployment", "evaluation"),
+        *("handover", "launcher", "export_scripts", "deployment", "evaluation", "parity"),
         *("hydra", "omegaconf", "submitit"),
     },
     "export_scripts": {
@@ -28,6 +28,7 @@ ALLOWED = {
         *("handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
         *("sentencepiece", "grpc", "yaml"),
     },
+    "parity": {"handover", "evaluation", "export_scripts", "backends", "parity", "numpy", "torch", "transformers"},
     "backends/fastertransformer": {"numpy", "torch", "fastertransformer", "triton_python_backend_utils"},
 }
 LAUNCHER_STDLIB_ONLY = ["plan", "runner", "results", "artefact", "process", "place", "containers", "console"]
