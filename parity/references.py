@@ -97,7 +97,7 @@ class HuggingFaceReference:
     def __init__(self, source: Source) -> None:
         import transformers
 
-        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._is_t5 = source.family.name == _T5
         self.name = f"Hugging Face transformers {transformers.__version__}, fp32"
         kind = transformers.AutoModelForSeq2SeqLM if self._is_t5 else transformers.AutoModelForCausalLM
