@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from asking import CPU, END, Tensors, ask, generated, prompts, tiny_gpt2, word_list
+from paged_steps import paged_steps
 
 from backends.fastertransformer.engine.engine import Engine, load_steps, open_engine
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.pages import PagedCache
 from backends.fastertransformer.engine.request import parse_request
 from backends.fastertransformer.engine.scheduler import Scheduler
 from backends.fastertransformer.engine.sequence import Answer, Job
@@ -19,6 +21,7 @@ from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps import Steps
 
 NEVER = 4000  # an end_id outside the vocabulary
+SETUPS = [(4, True, 0), (64, True, 90), (64, True, 9), (5, False, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +91,17 @@ def many_requests(count: int) -> list[Tensors]:
     return requests
 
 
-@pytest.mark.parametrize(("max_rows", "is_inflight"), [(4, True), (64, True), (5, False)])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize(
+    ("max_rows", "is_inflight", "pages"), [(4, True, 0), (64, True, 90), (64, True, 9), (5, False, 0)]
+)
 def test_requests_that_come_at_any_time_get_what_they_get_alone(
-    engine: Engine, steps: Steps, max_rows: int, is_inflight: bool
+    engine: Engine, settings: Settings, steps: Steps, max_rows: int, is_inflight: bool, pages: int, runs_ahead: bool
 ) -> None:
     requests = many_requests(24)
     alone = [engine.generate([engine.parse(tensors)])[0] for tensors in requests]
-    scheduler = Scheduler(steps, max_rows, is_inflight)
+    steps = paged_steps(settings, pages) if pages else steps
+    scheduler = Scheduler(steps, max_rows, is_inflight, runs_ahead=runs_ahead)
     generator, clients = np.random.default_rng(9), []
     for tensors in requests:
         clients.append(Client(scheduler, steps, tensors))
@@ -109,6 +116,21 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(
             np.testing.assert_array_equal(answer.tensors[name], expected[name])
         for name in set(expected) & {"cum_log_probs", "output_log_probs"}:
             np.testing.assert_allclose(answer.tensors[name], expected[name], atol=1e-4)
+    if isinstance(steps.cache, PagedCache):
+        assert len(steps.cache._free) == pages == len(set(steps.cache._free)) and not steps.cache.tables.any()
+
+
+def test_running_ahead_asks_for_a_step_before_the_last_ones_tokens_are_known(steps: Steps) -> None:
+    """And for none that nobody needs, where lengths alone say when a request ends."""
+    scheduler = Scheduler(steps, 8, runs_ahead=True)
+    streams = [Client(scheduler, steps, ask(prompts(4), count, end_id=NEVER), is_streaming=True) for count in (3, 6)]
+    asked: list[int] = []
+    while not scheduler.is_idle:
+        scheduler.step()
+        asked.append(len(scheduler._flights))
+        assert len(streams[1].answers) == streams[1].count
+    assert asked == [1, 1, 1, 1, 1, 1, 0]
+    assert [len(each.answers) for each in streams] == [3, 6] and streams[1].count == 6
 
 
 def test_a_late_request_joins_at_the_next_step_and_leaves_when_it_is_done(steps: Steps) -> None:

@@ -9,39 +9,92 @@ The token at position p of a row is kept in cell p % window of the row's slot (c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 Slots = Tensor | slice  # which slot each row has: [B], or neighbours in order, whose memory is read where it is
-Bias = Callable[[Tensor, Tensor], Tensor]  # positions of queries [B, T] and keys [B, S] -> [B, H, T, S]
+
+
+class Bias(Protocol):
+    """What attention adds to its scores.
+
+    Attributes:
+        by_distance: of a key before its query: fp32 [H], what each token of distance costs (ALiBi's slopes), or [H, n],
+            of each distance, the last of all that are further.
+    """
+
+    @property
+    def by_distance(self) -> Tensor:
+        """See above."""
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Positions [B, T] and [B, S] -> [B, H, T, S]."""
+
 
 _MAX_DISTANCE = 128  # of T5's buckets; FasterTransformer and Hugging Face agree on it
+
+
+class Cells(Protocol):
+    """Where some rows keep their keys and values in a layer's part of the cache."""
+
+    def begin(self, memory: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> None:
+        """Keep the first tokens of rows, k and v [B, H, T, D], of which ``lengths`` [B] are real."""
+
+    def write(self, memory: Tensor, cells: Tensor, k: Tensor, v: Tensor) -> None:
+        """Keep tokens, k and v [B, H, T, D], in cells [B, T] of their rows."""
+
+    def read(self, memory: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """Give what the first cells of each row hold, [B, H, longest, D] each."""
+
+
+class SlotCells:
+    """Cells of slots that are one piece of memory each: memory is [2 (k, v), slots, H, capacity, D]."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def begin(self, memory: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> None:
+        """See Cells."""
+        length = k.shape[2]
+        memory[0, self._slots, :, :length], memory[1, self._slots, :, :length] = k, v
+
+    def write(self, memory: Tensor, cells: Tensor, k: Tensor, v: Tensor) -> None:
+        """See Cells."""
+        rows = indices(self._slots, k)[:, None]
+        memory[0, rows, :, cells] = k.transpose(1, 2)  # indexed axes come first: [B, T, H, D]
+        memory[1, rows, :, cells] = v.transpose(1, 2)
+
+    def read(self, memory: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """See Cells."""
+        return memory[0, self._slots, :, :longest], memory[1, self._slots, :, :longest]
 
 
 class NewRows:
     """Rows that begin: token t is at position t, and sees what comes before it.
 
     Args:
+        lengths: [B], how many of T are real.
         length: T.
-        slots: of the rows.
+        cells: of the rows.
         bias: by positions; None: none.
         scale: of q k.
         like: a tensor on the device, in the format of keys.
     """
 
-    def __init__(self, length: int, slots: Slots, bias: Bias | None, scale: float, like: Tensor) -> None:
-        self._slots, self._scale, self._mask = slots, scale, None
+    def __init__(
+        self, lengths: Tensor, length: int, cells: Cells, bias: Bias | None, scale: float, like: Tensor
+    ) -> None:
+        self._lengths, self._cells, self._scale, self._mask = lengths, cells, scale, None
         if bias:
             steps = torch.arange(length, device=like.device)
             self._mask = _biased(steps <= steps[:, None], bias(steps[None], steps[None]), like)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-        """Keep k and v, [B, H, T, D] each, in memory, [2, slots, H, capacity, D], and attend to them."""
-        length = k.shape[2]
-        memory[0, self._slots, :, :length], memory[1, self._slots, :, :length] = k, v
+        """Keep k and v, [B, H, T, D] each, in a layer's memory, and attend to them."""
+        self._cells.begin(memory, k, v, self._lengths)
         is_causal = self._mask is None
         return F.scaled_dot_product_attention(q, k, v, self._mask, is_causal=is_causal, scale=self._scale)
 
@@ -53,7 +106,7 @@ class ContinuedRows:
         starts: [B], position of the first token.
         lengths: [B], how many of T are real.
         length: T.
-        slots: of the rows.
+        cells: of the rows.
         windows: [B] of the slots.
         longest: cells of a slot to look at.
         bias: by positions; None: none.
@@ -66,14 +119,14 @@ class ContinuedRows:
         starts: Tensor,
         lengths: Tensor,
         length: int,
-        slots: Slots,
+        cells: Cells,
         windows: Tensor,
         longest: int,
         bias: Bias | None,
         scale: float,
         like: Tensor,
     ) -> None:
-        self._slots, self._scale, self._longest = slots, scale, longest
+        self._cells, self._scale, self._longest = cells, scale, longest
         steps = torch.arange(length, device=starts.device)
         positions = starts[:, None] + steps  # [B, T]
         held = cell_positions(starts - 1, windows, longest)  # [B, S]
@@ -83,16 +136,15 @@ class ContinuedRows:
         self._mask = _biased(is_seen[:, None], bias(positions, keys) if bias else None, like)  # [B, 1 or H, T, S + T]
         # Padding writes what the last real token writes, to the same place.
         self._sources = torch.minimum(steps, lengths[:, None] - 1)  # [B, T]
-        self._cells = (starts[:, None] + self._sources) % windows[:, None]  # [B, T]
+        self._targets = (starts[:, None] + self._sources) % windows[:, None]  # [B, T]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
         """See NewRows."""
-        keys = torch.cat((memory[0, self._slots, :, : self._longest], k), 2)  # [B, H, S + T, D]
-        values = torch.cat((memory[1, self._slots, :, : self._longest], v), 2)
+        held, values = self._cells.read(memory, self._longest)
+        keys, values = torch.cat((held, k), 2), torch.cat((values, v), 2)  # [B, H, S + T, D]
         attended = F.scaled_dot_product_attention(q, keys, values, self._mask, scale=self._scale)
-        rows = torch.arange(k.shape[0], device=k.device)[:, None]
-        new = torch.stack((k, v))[:, rows, :, self._sources]  # indexed axes come first: [B, T, 2, H, D]
-        memory[:, indices(self._slots, k)[:, None], :, self._cells] = new
+        index = self._sources[:, None, :, None].expand_as(k)
+        self._cells.write(memory, self._targets, k.gather(2, index), v.gather(2, index))
         return attended
 
 
@@ -101,7 +153,7 @@ class NextTokens:
 
     Args:
         positions: [B], its position.
-        slots: of the rows.
+        cells: of the rows.
         windows: [B] of the slots.
         longest: cells of a slot to look at.
         bias: by positions; None: none.
@@ -112,15 +164,15 @@ class NextTokens:
     def __init__(
         self,
         positions: Tensor,
-        slots: Slots,
+        cells: Cells,
         windows: Tensor,
         longest: int,
         bias: Bias | None,
         scale: float,
         like: Tensor,
     ) -> None:
-        self._slots, self._scale, self._longest = slots, scale, longest
-        self._targets, self._cells = indices(slots, positions), positions % windows
+        self._cells, self._scale, self._longest = cells, scale, longest
+        self._targets = (positions % windows)[:, None]
         self._mask = None
         if bias:
             held = cell_positions(positions, windows, longest)  # [B, S]
@@ -131,9 +183,8 @@ class NextTokens:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
         """See NewRows."""
-        memory[0, self._targets, :, self._cells] = k[:, :, 0]  # indexed axes come first: [B, H, D]
-        memory[1, self._targets, :, self._cells] = v[:, :, 0]
-        keys, values = memory[0, self._slots, :, : self._longest], memory[1, self._slots, :, : self._longest]
+        self._cells.write(memory, self._targets, k, v)
+        keys, values = self._cells.read(memory, self._longest)
         return F.scaled_dot_product_attention(q, keys, values, self._mask, scale=self._scale)
 
 
@@ -204,28 +255,34 @@ def _biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
     return bias.masked_fill(~is_seen, -math.inf).to(like.dtype)
 
 
-def alibi(slopes: Tensor) -> Bias:
-    """Penalise distance by each head's slope, fp32 [H]."""
+class Alibi:
+    """Penalises distance by each head's slope, fp32 [H]; a Bias."""
 
-    def bias(queries: Tensor, keys: Tensor) -> Tensor:
-        return slopes[:, None, None] * (keys[:, None] - queries[:, :, None])[:, None]
+    def __init__(self, slopes: Tensor) -> None:
+        self.by_distance = slopes
 
-    return bias
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """See Bias."""
+        return self.by_distance[:, None, None] * (keys[:, None] - queries[:, :, None])[:, None]
 
 
-def relative(table: Tensor, is_both_ways: bool) -> Bias:
-    """Look the bias up by bucketed distance, as T5 does.
+class Relative:
+    """Looks the bias up by bucketed distance, as T5 does; a Bias.
 
     Args:
         table: [H, buckets].
         is_both_ways: whether keys may come after queries: half of the buckets is theirs.
     """
 
-    def bias(queries: Tensor, keys: Tensor) -> Tensor:
-        distance = keys[:, None] - queries[:, :, None]  # [B, T, S]
-        return table[:, bucket(distance, table.shape[1], is_both_ways)].movedim(0, 1)  # [B, H, T, S]
+    def __init__(self, table: Tensor, is_both_ways: bool) -> None:
+        self._table, self._is_both_ways = table, is_both_ways
+        behind = -torch.arange(_MAX_DISTANCE + 1, device=table.device)
+        self.by_distance = table[:, bucket(behind, table.shape[1], is_both_ways)].float().contiguous()
 
-    return bias
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """See Bias."""
+        distance = keys[:, None] - queries[:, :, None]  # [B, T, S]
+        return self._table[:, bucket(distance, self._table.shape[1], self._is_both_ways)].movedim(0, 1)
 
 
 def bucket(distance: Tensor, buckets: int, is_both_ways: bool) -> Tensor:

@@ -1,22 +1,28 @@
 """Keys and values of all sequences in flight, within a byte budget.
 
-A slot belongs to one row: a sequence, or one beam of it. The rows that decode fill the first slots, so what a step
-reads is a view of the first B slots and nothing is gathered; that is the scheduler's care. Memory is one block a layer,
-which lets it grow with one layer's worth of copies at a time.
+A slot belongs to one row: a sequence, or one beam of it. The rows that decode fill the first slots; that is the
+scheduler's care. So on a CPU what a step reads is a view of the first B slots and nothing is gathered. Memory is one
+block a layer, which lets it grow with one layer's worth of copies at a time. A GPU has pages instead: see pages.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .attention import SlotCells, Slots
 from .errors import EngineError
+from .request import Array
 
+Need = tuple[int, int, int]  # of a sequence: rows, entries of each, entries of what the encoder makes
+
+MOST_SLOTS = 1024  # so that what a step needs to know of each can have its place once and for all
 UNBOUNDED = 1 << 31  # window of a slot that keeps every token
 _CAPACITY_STEP = 32  # tokens: capacity is a multiple, so that it seldom grows
 _MEMINFO = Path("/proc/meminfo")
@@ -65,8 +71,8 @@ class KvCache:
     Attributes:
         memory: a layer each: [2 (k, v), slots, H, capacity, D].
         cross_memory: likewise for the encoder's output: [2, slots, H, cross_capacity, D]; empty without an encoder.
-        windows: int64 [slots], on the device.
-        sources: int64 [slots, 2], on the device: length of what the encoder was given, and the IA3 task.
+        windows: int64 [MOST_SLOTS], on the device.
+        sources: int64 [MOST_SLOTS, 2], on the device: length of what the encoder was given, and the IA3 task.
         slots, capacity, cross_capacity: present sizes; capacity is of every slot.
     """
 
@@ -76,13 +82,18 @@ class KvCache:
         self._device = device
         self.memory = [self._block(0, 0) for _ in range(shape.layers)]
         self.cross_memory = [self._block(0, 0) for _ in range(shape.layers if shape.has_cross else 0)]
-        self.windows = torch.zeros(0, dtype=torch.long, device=device)
-        self.sources = torch.zeros(0, 2, dtype=torch.long, device=device)
+        self.windows = torch.full((MOST_SLOTS,), UNBOUNDED, device=device)
+        self.sources = torch.zeros(MOST_SLOTS, 2, dtype=torch.long, device=device)
 
     def _block(self, slots: int, capacity: int) -> Tensor:
         # Zeros, not empty: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN.
         size = (2, slots, self.shape.head_num, capacity, self.shape.size_per_head)
         return torch.zeros(size, dtype=self.shape.dtype, device=self._device)
+
+    def bytes_of(self, needs: Iterable[Need]) -> int:
+        """Say what sequences take that are in the cache together."""
+        rows, entries, cross = zip(*needs, strict=True)
+        return self.shape.bytes_for(sum(rows), max(entries), max(cross))
 
     def fits(self, slots: int, capacity: int, cross_capacity: int = 0) -> bool:
         """Say whether so many slots of so many tokens are within the budget."""
@@ -115,36 +126,79 @@ class KvCache:
                 both = min(size, old.shape[3])
                 new[:, :kept, :, :both] = old[:, :kept, :, :both]
                 blocks[layer] = new
-        windows = torch.full((self.slots,), UNBOUNDED, dtype=torch.long, device=self._device)
-        windows[:kept] = self.windows[:kept]
-        self.windows = windows
-        sources = torch.zeros(self.slots, 2, dtype=torch.long, device=self._device)
-        sources[:kept] = self.sources[:kept]
-        self.sources = sources
 
-    def copy(self, targets: Sequence[int] | Tensor, sources: Sequence[int] | Tensor, length: int) -> None:
+    def place(
+        self, first: int, needs: Array, windows: Array, sources: Array, saved: Mapping[int, Sequence[Tensor]]
+    ) -> None:
+        """Give the slots from ``first`` on to new rows.
+
+        Args:
+            first: slot; those before it keep what they have.
+            needs: int64 [n], entries of each.
+            windows: int64 [n].
+            sources: int64 [n], entries of what the encoder makes; 0: there is none.
+            saved: what some of the slots begin with; see save.
+
+        Raises:
+            EngineError: that is over the budget.
+        """
+        end = first + len(needs)
+        self.reserve(end, int(needs.max()), int(sources.max()), first)
+        self.windows[first:end] = upload(windows, self._device)
+        for slot, content in saved.items():
+            self.restore(slot, content)
+
+    def leave(self, count: int, kept: int, targets: Array, sources: Array, length: int) -> None:
+        """Free slots.
+
+        Args:
+            count: slots in use.
+            kept: slots in use afterwards.
+            targets: int64 [n], slots that others move to.
+            sources: int64 [n], those.
+            length: entries of each that matter.
+        """
+        if len(targets):
+            self.copy(targets, sources, min(length, self.capacity))
+
+    def cells(self, slots: Slots) -> SlotCells:
+        """Say where rows keep their keys and values."""
+        return SlotCells(slots)
+
+    def copy(self, targets: Sequence[int] | Array, sources: Sequence[int] | Array, length: int) -> None:
         """Overwrite slots with what the first ``length`` entries of others hold; all are read before any is written."""
-        to = torch.as_tensor(targets, device=self._device)
-        of = torch.as_tensor(sources, device=self._device)
+        to, of = upload(np.array((targets, sources)), self._device)
         for block in self.memory:
             block[:, to, :, :length] = block[:, of, :, :length]
         for block in self.cross_memory:
             block[:, to] = block[:, of]
         self.windows[to], self.sources[to] = self.windows[of], self.sources[of]
 
-    def wipe(self, slots: Tensor) -> None:
+    def wipe(self, slots: Array) -> None:
         """Fill slots with zeros, as new ones are; see _block."""
         for block in (*self.memory, *self.cross_memory):
-            block[:, slots.to(self._device)] = 0
+            block[:, upload(slots, self._device)] = 0
+
+    def bytes_of_saved(self, entries: int) -> int:
+        """Say what a row takes that is saved."""
+        return entries * self.shape.token_bytes
 
     def save(self, slot: int, length: int) -> list[Tensor]:
         """Copy the first ``length`` entries of a slot out of the cache, [2, H, length, D] a layer."""
         return [block[:, slot, :, :length].clone() for block in self.memory]
 
+    def forget(self, saved: Sequence[Tensor]) -> None:
+        """Drop what was saved, which has its own memory."""
+
     def restore(self, slot: int, saved: Sequence[Tensor]) -> None:
         """Put back what save gave."""
         for block, content in zip(self.memory, saved, strict=True):
             block[:, slot, :, : content.shape[2]] = content
+
+
+def upload(array: Array, device: torch.device) -> Tensor:
+    """Copy to a device without waiting for what it is doing."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def _rounded(capacity: int) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .cache import upload
 from .prompts import Context
 from .request import Array
 from .sequence import Sequence
@@ -39,13 +40,13 @@ def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None
     for row, sequence in enumerate(new):
         _note_context(steps, sequence, hidden[row, : lengths[row]])
     rows = torch.arange(len(new), device=hidden.device)
-    last = hidden[rows, torch.from_numpy(lengths - 1).to(hidden.device)]
+    last = hidden[rows, upload(lengths - 1, hidden.device)]
     pairs = sorted((slot, sequence.slots[0]) for sequence in new for slot in sequence.slots[1:])
     if not pairs:
         return last
     others, sources = np.array(pairs).T.copy()
     steps.copy(others, sources, longest)
-    return torch.cat((last, last[torch.from_numpy(sources - first).to(hidden.device)]))
+    return torch.cat((last, last[upload(sources - first, hidden.device)]))
 
 
 def _encode(steps: Steps, new: list[Sequence], first: int) -> bool:

@@ -17,6 +17,7 @@ from .crew import Crew, needs_crew
 from .errors import EngineError, GroupLostError
 from .layouts import Share
 from .network import Network
+from .pages import Cache, PagedCache
 from .parallel import Group, Leader
 from .precision import choose_device, choose_precision
 from .prefixes import read_prefixes
@@ -215,7 +216,7 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         heads = config.head_num // (1 if share.rank is None else tensor_para_size)
         shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
         prefixes = read_prefixes(directory, config, tensor_para_size, precision, device, share)
-        cache = _open_cache(settings, shape, device, sharers, group)
+        cache = _open_cache(settings, config, shape, device, sharers, group)
     what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
     saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
     description = (
@@ -233,15 +234,23 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
 
 
 def _open_cache(
-    settings: Settings, shape: CacheShape, device: torch.device, sharers: int, group: Group | None
-) -> KvCache:
+    settings: Settings,
+    config: ModelConfig,
+    shape: CacheShape,
+    device: torch.device,
+    sharers: int,
+    group: Group | None,
+) -> Cache:
     """Decide how much the cache may take: as many tokens in every process of a group."""
     fraction = settings.kv_cache_fraction or (0.5 if device.type == "cpu" else 0.9)  # a host has other work
     budget = settings.kv_cache_bytes or int(fraction * free_bytes(device) / sharers)
     if group:
         shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
         budget = group.agree(budget // shape_bytes) * shape_bytes
-    return KvCache(shape, device, budget)
+    if device.type == "cpu" or shape.has_cross:
+        return KvCache(shape, device, budget)
+    longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
+    return PagedCache(shape, device, budget, longest)
 
 
 def _available_cores() -> int:

@@ -18,14 +18,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .attention import Bias, ContinuedRows, NewRows, NextTokens, Rotation, Slots, WholeInput, alibi, relative
-from .cache import KvCache
+from .attention import Alibi, Bias, ContinuedRows, NewRows, Relative, Rotation, Slots, WholeInput
 from .config import ModelConfig, Stack
 from .layouts import CrossWeights, LayerWeights, ModelWeights, Norm, StackWeights
+from .pages import Cache, next_tokens
 
 
 class Links:
     """Where the network goes on in other processes; this is the case that it does not. See parallel.ProcessLinks."""
+
+    def share(self, ids: Tensor) -> Tensor:
+        """Give every process rank 0's numbers."""
+        return ids
 
     def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
         """Give what the first layer here works on, [*shape, hidden]: the embedding, or an earlier process's result."""
@@ -98,13 +102,17 @@ class Network:
         self._bias = _position_bias(config, weights.decoder, is_both_ways=False)
         self._encoder_bias = _position_bias(config.encoder, weights.encoder, is_both_ways=True)
 
+    def share(self, ids: Tensor) -> Tensor:
+        """Give what rank 0 has chosen, int64 [B], in every process."""
+        return self._links.share(ids)
+
     def extend(
         self,
         ids: Tensor,
         starts: Tensor | None,
         lengths: Tensor,
         slots: Slots,
-        cache: KvCache,
+        cache: Cache,
         longest: int,
         embeddings: Tensor | None = None,
         source: Source | None = None,
@@ -133,9 +141,9 @@ class Network:
         kind = (self._bias, self.config.attention_scale, self._like)
         attend: NewRows | ContinuedRows
         if starts is None:
-            attend = NewRows(length, slots, *kind)
+            attend = NewRows(lengths, length, cache.cells(slots), *kind)
         else:
-            attend = ContinuedRows(starts, lengths, length, slots, cache.windows[slots], longest, *kind)
+            attend = ContinuedRows(starts, lengths, length, cache.cells(slots), cache.windows[slots], longest, *kind)
         x = self._links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))  # [B, T, hidden]
         return self._links.leave(self._decoder(x, positions, attend, slots, cache, source))
 
@@ -144,7 +152,7 @@ class Network:
         ids: Tensor,
         positions: Tensor,
         slots: Slots,
-        cache: KvCache,
+        cache: Cache,
         longest: int,
         source: Source | None = None,
     ) -> Tensor:
@@ -162,7 +170,7 @@ class Network:
             [B, hidden], before the final norm.
         """
         kind = (self._bias, self.config.attention_scale, self._like)
-        attend = NextTokens(positions, slots, cache.windows[slots], longest, *kind)
+        attend = next_tokens(positions, cache.cells(slots), cache.windows[slots], longest, *kind)
         where = positions[:, None]
         x = self._links.enter(lambda: self._embed(ids[:, None], where, None), (len(ids), 1))  # [B, 1, hidden]
         return self._links.leave(self._decoder(x, where, attend, slots, cache, source))[:, 0]
@@ -211,7 +219,7 @@ class Network:
             attentions += self._links.gather(kept, (batch, length))
         return _norm(stack, x, weights.final_norm) if weights.final_norm else x
 
-    def remember(self, encoded: Tensor, slots: Slots, cache: KvCache, tasks: Tensor | None = None) -> None:
+    def remember(self, encoded: Tensor, slots: Slots, cache: Cache, tasks: Tensor | None = None) -> None:
         """Put the keys and values of what the encoder has made, [B, S, hidden], into the rows' slots."""
         assert self.weights.decoder, "there is no decoder"
         for layer, memory in zip(self.weights.decoder.layers, cache.cross_memory, strict=True):
@@ -231,7 +239,7 @@ class Network:
         positions: Tensor,
         attend: Callable[..., Tensor],
         slots: Slots,
-        cache: KvCache,
+        cache: Cache,
         source: Source | None,
     ) -> Tensor:
         """Run this process's layers of the decoder: x [B, T, hidden] at positions [1 or B, T]."""
@@ -299,8 +307,8 @@ def _position_bias(stack: Stack | None, weights: StackWeights | None, is_both_wa
     if stack is None or weights is None or weights.position_bias is None:
         return None
     if stack.positions == "alibi":
-        return alibi(weights.position_bias)
-    return relative(weights.position_bias, is_both_ways)
+        return Alibi(weights.position_bias)
+    return Relative(weights.position_bias, is_both_ways)
 
 
 def _norm(stack: Stack, x: Tensor, norm: Norm) -> Tensor:

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore; mypy finds it here only
 
-from .cache import KvCache
 from .config import ModelConfig
 from .errors import EngineError, GroupLostError
 from .layouts import Share
 from .network import Links, Network
+from .pages import Cache
 from .prefixes import Prefix
 from .ranks import Ranks, Watch, first_line, meet
 from .request import Array
@@ -84,6 +84,10 @@ class Group:
             ]
             self._everybody = dist.new_group(timeout=_NO_TIMEOUT)
         self._tensor_group = groups[self.stage]
+
+    def share_out(self, x: Tensor) -> None:
+        """Give all ranks what rank 0 has, in place."""
+        dist.broadcast(x, 0, group=self._everybody)
 
     def share(self, config: ModelConfig) -> Share:
         """Say which part of the network this process holds; the stages have as many layers as FasterTransformer's."""
@@ -146,7 +150,7 @@ class Group:
         """Give all ranks what rank 0 has; x has its shape and type everywhere."""
         if self._stages > 1:
             x = x.contiguous()
-            dist.broadcast(x, 0, group=self._everybody)
+            self.share_out(x)
         return x
 
     def sum_over_all(self, part: Tensor) -> None:
@@ -183,6 +187,11 @@ class _ProcessLinks(Links):
 
     def __init__(self, group: Group, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._group, self._config, self._dtype, self._device = group, config, dtype, device
+
+    def share(self, ids: Tensor) -> Tensor:
+        """Have rank 0's, in place."""
+        self._group.share_out(ids)
+        return ids
 
     def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
         """Embed in the first stage, receive in the others."""
@@ -231,7 +240,7 @@ class Leader(Steps):
     Any error leaves the processes out of step with each other, so it ends them all.
     """
 
-    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix], group: Group) -> None:
+    def __init__(self, network: Network, cache: Cache, prefixes: Sequence[Prefix], group: Group) -> None:
         super().__init__(network, cache, prefixes)
         self._group = group
 

@@ -3,6 +3,10 @@
 A step is one token for every sequence in the batch. Those that have just come join it with their context's last hidden
 state, so they have their first token at the same time as the others their next. Slots of the cache are filled from the
 first on: where a sequence leaves, the last one moves in.
+
+A GPU is kept busy by running ahead: a step is asked for before the tokens of the last one are looked at (they go from
+step to step on the device). A sequence that turns out to have ended has then had a step too many, of which nothing is
+kept; one that reaches its length has not, for that is known beforehand.
 """
 
 from __future__ import annotations
@@ -14,16 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import beam
-from .cache import UNBOUNDED
+from .cache import MOST_SLOTS, UNBOUNDED, Need
+from .choice import LOST, Choice, Flight, Owners
 from .contexts import run_contexts
 from .errors import GroupLostError, RequestError
-from .request import Array
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
 from .sessions import Sessions
-from .slots import SlotState, traits_of
 from .steps import Steps
-from .words import ban
 
 _PREFILL_TOKENS = 4096  # of one prefill pass, padding included: bounds its memory and what others wait for it
 
@@ -39,21 +40,28 @@ class Scheduler:
         is_inflight: whether sequences join a batch that is under way; else a batch is filled, and the next one begins
             when it is done (FasterTransformer's static batching).
         session_idle_s: seconds after which a conversation is forgotten.
+        runs_ahead: whether a step is asked for before the last one's tokens are known; None: on a GPU.
 
     Attributes:
         sessions: conversations.
     """
 
-    def __init__(self, steps: Steps, max_rows: int, is_inflight: bool = True, session_idle_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        max_rows: int,
+        is_inflight: bool = True,
+        session_idle_s: float = 60.0,
+        runs_ahead: bool | None = None,
+    ) -> None:
         self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
         self._waiting: deque[Sequence] = deque()
         self._chosen: deque[Sequence] = deque()  # of the next batch, where batches are static
         self._batch: list[Sequence] = []
-        self._owners: list[tuple[Sequence, int]] = []  # sequence and beam in each slot
-        self._ids = np.zeros(0, np.int64)  # of each slot: the token that comes next into the network
-        self._positions = np.zeros(0, np.int64)  # of each slot: where it stands
-        self._state = SlotState(steps.config.vocab_size, steps.device)
-        self._has_windows = False  # whether a slot ever had one
+        self._owners: Owners = []
+        self._flights: deque[Flight] = deque()  # of tokens that have been asked for
+        self._choice = Choice(steps)
+        self._runs_ahead = steps.device.type == "cuda" if runs_ahead is None else runs_ahead
         self.sessions = Sessions(steps, steps.config, session_idle_s)
 
     @property
@@ -71,8 +79,7 @@ class Scheduler:
                 _answer(job, Answer(None, str(error), code=INVALID))
                 return
         for sequence in job.sequences:
-            size = (sequence.width, sequence.need, sequence.source_length)
-            if (need := cache.shape.bytes_for(*size)) > cache.budget_bytes:
+            if (need := cache.bytes_of([_need(sequence)])) > cache.budget_bytes:
                 problem = (
                     f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x"
                     f" {sequence.need + sequence.source_length} tokens of {cache.shape.token_bytes} bytes; there are"
@@ -84,17 +91,19 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Give every sequence in the batch its next token."""
+        """Have every sequence in the batch given its next token."""
         self._drop_cancelled()
         before = len(self._owners)
         hidden = self._prefill(self._admit())
         try:
-            if before:
-                decoded = self._decode(before)
-                hidden = decoded if hidden is None else torch.cat((decoded, hidden))
-            if hidden is not None:
-                self._advance(hidden)
-            self._deliver()
+            depth = 0
+            if any(sequence.launched < sequence.steps for sequence in self._batch):
+                self._launch(before, hidden)
+                depth = int(self._runs_ahead and not any(sequence.needs_host for sequence in self._batch))
+            while len(self._flights) > depth:
+                self._deliver(self._land(self._flights.popleft()))
+            if any(sequence.is_done for sequence in self._batch):  # by an encoder alone
+                self._deliver(self._batch)
         except GroupLostError:
             raise
         except Exception as error:
@@ -136,11 +145,9 @@ class Scheduler:
 
     def _fits(self, new: list[Sequence]) -> bool:
         everyone = [*self._batch, *new]
-        slots, capacity = sum(each.width for each in everyone), max(each.need for each in everyone)
-        cross_capacity = max(each.source_length for each in everyone)
         cache = self._steps.cache
-        need_bytes = cache.shape.bytes_for(slots, capacity, cross_capacity) + self.sessions.idle_bytes
-        return len(everyone) <= self._max_rows and need_bytes <= cache.budget_bytes
+        has_slots = len(everyone) <= self._max_rows and sum(each.width for each in everyone) <= MOST_SLOTS
+        return has_slots and cache.bytes_of(map(_need, everyone)) + self.sessions.idle_bytes <= cache.budget_bytes
 
     @staticmethod
     def _is_one_pass(new: list[Sequence]) -> bool:
@@ -173,111 +180,80 @@ class Scheduler:
             return None
 
     def _prepare_slots(self, first: int) -> None:
-        """Have room for all owners, those from ``first`` on being new."""
-        count = len(self._owners)
-        cross_capacity = max(sequence.source_length for sequence in self._batch)
-        self._steps.reserve(count, max(sequence.need for sequence in self._batch), cross_capacity, first)
-        self._state.reserve(count)
-        missing = np.zeros(max(0, count - len(self._ids)), np.int64)
-        self._ids, self._positions = (np.concatenate((each, missing)) for each in (self._ids, self._positions))
-        for slot in range(first, count):
-            sequence, _ = self._owners[slot]
-            if not sequence.traits:
-                sequence.traits = traits_of(sequence.job.request, sequence.row, self._steps.config.vocab_size)
-            self._state.write(slot, sequence.job.request, sequence.row, sequence.traits, sequence.shown)
-            self._positions[slot] = sequence.start + len(sequence.context.ids)
+        """Have room for the owners from ``first`` on, who are new."""
+        new = self._owners[first:]
+        self._steps.place(
+            first,
+            np.array([sequence.need for sequence, _ in new]),
+            np.array([sequence.cached for sequence, _ in new]),
+            np.array([sequence.window or UNBOUNDED for sequence, _ in new]),
+            np.array([sequence.source_length for sequence, _ in new]),
+            np.array([self.sessions.take(sequence) for sequence, _ in new]),
+            np.array([-1 if beam else sequence.context.prefix for sequence, beam in new]),
+        )
+        self._choice.begin(first, new)
         self._settle()
-        windows = np.array([sequence.window or UNBOUNDED for sequence, _ in self._owners[first:]])
-        self._has_windows |= bool((windows != UNBOUNDED).any())
-        if self._has_windows:
-            self._steps.set_windows(first, windows)
-        for sequence, _ in self._owners[first:]:
-            self.sessions.restore(sequence)
-        prefixes = np.array([sequence.context.prefix for sequence, beam in self._owners[first:] if not beam])
-        if (prefixes >= 0).any():
-            self._steps.put_prefixes(first, prefixes)
 
     # Going on.
 
-    def _decode(self, count: int) -> Tensor:
-        """Run the token of each of the first slots; give their hidden states, [count, hidden]."""
-        positions = self._positions[:count]
-        in_use = [
-            min(position + 1, sequence.window or position + 1)
-            for position, (sequence, _) in zip(positions.tolist(), self._owners, strict=False)
-        ]
-        source = max(sequence.source_length for sequence in self._batch)
-        hidden = self._steps.decode(self._ids[:count], positions, 0, max(in_use), source)
-        self._positions[:count] += 1
-        return hidden
+    def _launch(self, before: int, hidden: Tensor | None) -> None:
+        """Ask for the next token of every slot.
 
-    def _advance(self, hidden: Tensor) -> None:
-        """Choose the next token of every slot from its hidden state, [N, hidden]."""
-        logits = self._steps.logits(hidden)  # [N, V]
-        is_lost = ~logits[:, 0].isfinite()  # any column tells: each sums over all hidden numbers
-        if any(sequence.bad_words for sequence in self._batch):
-            banned = [each.bad_words.completions(each.tail(beam, each.bad_words.reach)) for each, beam in self._owners]
-            logits = ban(logits, banned)
-        logits = self._state.penalise(logits)
-        tokens = self._state.choose(logits)
-        if self._state.wanting_log_probs:
-            self._note_log_probs(self._state.log_probs(logits, tokens).cpu().numpy())
+        Args:
+            before: slots whose rows go on from their last token.
+            hidden: last hidden state of the others, [n, hidden]; None: there are none.
+        """
+        parts = []
+        if before:
+            going_on = dict.fromkeys(sequence for sequence, _ in self._owners[:before])
+            longest = max(min(each.cached + 1, each.window or UNBOUNDED) for each in going_on)
+            parts.append(self._steps.decode(before, longest, max(each.source_length for each in going_on)))
+        if hidden is not None:
+            parts.append(self._steps.logits(hidden))
         for sequence in self._batch:
-            if sequence.width > 1 and sequence.limit:
-                self._search(sequence, logits, tokens)
-        self._state.record(tokens)
-        self._ids[: len(self._owners)], lost = torch.stack((tokens, is_lost.long())).cpu().numpy()
-        for sequence in self._batch:
-            if sequence.width == 1 and sequence.limit:
-                sequence.take(0, int(self._ids[sequence.slots[0]]))
+            sequence.launched += 1
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)  # [N, V]
+        self._flights.append(self._choice.launch(list(self._owners), logits))
+
+    def _land(self, flight: Flight) -> list[Sequence]:
+        """Hand out tokens that have come to the host; give the sequences that have some."""
+        tokens, log_probs = flight.land()
+        here = set(self._batch)
+        found = [sequence for sequence, place in flight.owners if not place and sequence in here]  # others have left
+        here, lost = set(found), []
+        for slot, ((sequence, _), token) in enumerate(zip(flight.owners, tokens, strict=True)):
+            if sequence not in here:
+                continue
+            if token == LOST:
+                lost.append(sequence)
+            elif sequence.width == 1 and sequence.limit:
+                if slot in log_probs:
+                    full, reported = log_probs[slot]
+                    sequence.scores[0] += full
+                    sequence.log_probs[0].append(reported)
+                sequence.take(0, token)
+        for sequence in found:
             sequence.count += 1
             sequence.is_done = sequence.finish()
-        if lost.any():
-            self._drop_lost(np.flatnonzero(lost))
+        self._drop_lost(list(dict.fromkeys(lost)))
+        return found
 
-    def _drop_lost(self, slots: Array) -> None:
+    def _drop_lost(self, lost: list[Sequence]) -> None:
         """Fail the requests whose numbers are infinite or NaN: they would spoil whoever has their slots next."""
-        self._steps.wipe(slots)
-        for sequence in dict.fromkeys(self._owners[slot][0] for slot in slots.tolist()):
+        if lost:
+            self._steps.wipe(np.array([slot for sequence in lost for slot in sequence.slots]))
+        for sequence in lost:
             problem = f"generation failed: the network's numbers overflow in row {sequence.row}"
             hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
             if sequence in self._batch:
                 self._drop(sequence.job, Answer(None, problem + hint, code=FAILED))
 
-    def _note_log_probs(self, values: Array) -> None:
-        for slot, full, reported in zip(self._state.wanting_log_probs, *values, strict=True):
-            sequence, _ = self._owners[slot]
-            if sequence.limit:
-                sequence.scores[0] += float(full)
-                sequence.log_probs[0].append(float(reported))
-
-    def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
-        """Choose a sequence's next beams and write their tokens into [N]."""
-        slots = np.array(sequence.slots)
-        index = torch.from_numpy(slots).to(logits.device)
-        scalars, row = sequence.job.request.scalars, sequence.row
-        found = beam.candidates(
-            logits[index].log_softmax(-1),
-            sequence.scores,
-            sequence.has_ended,
-            sequence.end_id,
-            sequence.beam_length,
-            float(scalars["len_penalty"][row]),
-            float(scalars["beam_search_diversity_rate"][row]),
-        )
-        chosen = sequence.branch(found)
-        parents = np.array([each.parent for each in chosen])
-        if (moved := parents != np.arange(len(slots))).any():
-            used = int(self._positions[slots].max())
-            self._steps.copy(slots[moved], slots[parents[moved]], min(used, sequence.window or used))
-            self._state.copy(slots[moved], slots[parents[moved]])
-        tokens[index] = torch.tensor([each.token for each in chosen], device=tokens.device)
-
     # Leaving.
 
-    def _deliver(self) -> None:
-        """Answer what is done or streams, and let those that are done leave."""
-        jobs = self._jobs(self._batch)
+    def _deliver(self, news: list[Sequence]) -> None:
+        """Answer what is done or streams of sequences that have news, and let those that are done leave."""
+        here = set(self._batch)
+        jobs = self._jobs([sequence for sequence in news if sequence in here])
         self._save([sequence for sequence in self._batch if sequence.is_done])
         self._leave([sequence for sequence in self._batch if sequence.is_done])
         for job in jobs:
@@ -327,7 +303,7 @@ class Scheduler:
         """Keep what conversations go on from."""
         for sequence in sequences:
             if sequence.line and not sequence.job.request.ends_session:
-                self.sessions.save(sequence, int(self._positions[sequence.slots[0]]))
+                self.sessions.save(sequence)
 
     def _leave(self, sequences: list[Sequence]) -> None:
         """Free slots, and fill the gaps with the last ones."""
@@ -335,17 +311,18 @@ class Scheduler:
             return
         gone = set(sequences)
         self._batch = [sequence for sequence in self._batch if sequence not in gone]
+        if not self._batch:
+            self._flights.clear()
         stays = np.array([sequence not in gone for sequence, _ in self._owners])
         kept = int(stays.sum())
         gaps = np.flatnonzero(~stays[:kept])
         sources = kept + np.flatnonzero(stays[kept:])
+        length = max((self._owners[source][0].cached for source in sources.tolist()), default=0)
+        self._steps.leave(len(self._owners), kept, gaps, sources, length)
         if len(gaps):
-            used = int(self._positions[sources].max())
-            self._steps.copy(gaps, sources, min(used, self._steps.cache.capacity))
-            self._state.copy(gaps, sources)
-            self._ids[gaps], self._positions[gaps] = self._ids[sources], self._positions[sources]
-            for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):
-                self._owners[gap] = self._owners[source]
+            self._choice.move(gaps, sources)
+        for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):
+            self._owners[gap] = self._owners[source]
         del self._owners[kept:]
         self._settle()
 
@@ -355,7 +332,11 @@ class Scheduler:
             sequence.slots = [0] * sequence.width
         for slot, (sequence, place) in enumerate(self._owners):
             sequence.slots[place] = slot
-        self._state.arrange([sequence.traits for sequence, _ in self._owners if sequence.traits])
+        self._choice.arrange(self._owners)
+
+
+def _need(sequence: Sequence) -> Need:
+    return sequence.width, sequence.need, sequence.source_length
 
 
 def _answer(job: Job, answer: Answer) -> bool:

@@ -78,7 +78,8 @@ class Sequence:
         has_ended: by beam.
         slots: of the beams, while it is in the batch.
         endings: beams that were taken out, of an encoder-decoder.
-        count: steps that it has taken part in.
+        count: tokens of each beam that the host knows.
+        launched: tokens of each beam that have been asked for.
         is_done: nothing more is generated.
         runs_alone: whether it failed together with others and is tried on its own.
         traits: what it needs of a step, as soon as it has a slot.
@@ -101,6 +102,7 @@ class Sequence:
     slots: list[int] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     count: int = 0
+    launched: int = 0
     is_done: bool = False
     runs_alone: bool = False
     traits: Traits | None = None
@@ -132,6 +134,21 @@ class Sequence:
         """Entries of the cache that each beam takes in the end."""
         most = self.start + len(self.context.ids) + self.limit
         return min(most, self.window) if self.window else most
+
+    @property
+    def steps(self) -> int:
+        """How many it takes part in at most; an encoder's is over before the first."""
+        return 0 if self.is_done else max(1, self.limit)
+
+    @property
+    def cached(self) -> int:
+        """Tokens of each beam that have keys and values, or will have when what was asked for is done."""
+        return self.start + len(self.context.ids) + max(0, self.launched - 1)
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether its next tokens cannot be chosen before the host knows the last ones, or it has no room for more."""
+        return self.width > 1 or bool(self.bad_words) or not self.limit
 
     @property
     def source_length(self) -> int:

@@ -76,7 +76,7 @@ class Sessions:
     def idle_bytes(self) -> int:
         """Of what is saved of conversations that are idle. What a busy one has saved is within its request's need."""
         idle = [line for each in self._sessions.values() if not each.is_busy for line in each.lines]
-        return sum(line.entries for line in idle if line.key is not None) * self._steps.cache.shape.token_bytes
+        return sum(self._steps.cache.bytes_of_saved(line.entries) for line in idle if line.key is not None)
 
     def join(self, job: Job) -> None:
         """Let a request begin or continue the conversation that it names: its sequences learn what came before.
@@ -126,20 +126,21 @@ class Sessions:
             if session.memory_len and new > session.memory_len:
                 raise RequestError(f"row {sequence.row} has {new} tokens, over memory_len {session.memory_len}")
 
-    def restore(self, sequence: Sequence) -> None:
-        """Put back what was saved of a row into its slot."""
-        if sequence.line and sequence.line.key is not None:
-            self._steps.restore(sequence.slots[0], sequence.line.key)
-            self._forget(sequence.line)
+    def take(self, sequence: Sequence) -> int:
+        """Give the key of what was saved of a row, which is about to be put back into the cache; -1: there is none."""
+        key, line = -1, sequence.line
+        if line and line.key is not None:
+            key, line.key = line.key, None
+        return key
 
-    def save(self, sequence: Sequence, cached: int) -> None:
-        """Keep a row that leaves its slot, where so many tokens have keys and values."""
+    def save(self, sequence: Sequence) -> None:
+        """Keep a row that leaves its slot."""
         line = sequence.line
         assert line
         line.tokens = [*sequence.shown, *sequence.tokens[0]]
         if sequence.has_ended[0]:
             line.tokens.pop()
-        line.cached = min(cached, len(line.tokens))
+        line.cached = min(sequence.cached, len(line.tokens))
         line.key = next(self._keys)
         line.entries = min(line.cached, sequence.window) if sequence.window else line.cached
         self._steps.save(sequence.slots[0], line.entries, line.key)

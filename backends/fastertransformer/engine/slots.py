@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .cache import MOST_SLOTS, upload
 from .request import Array, Request
 from .sampling import (
     apply_min_length,
@@ -50,6 +51,9 @@ class Traits(NamedTuple):
     top_k: int
 
 
+NewRow = tuple[Request, int, Traits, list[int]]  # row of a request, what it needs, tokens that count as having occurred
+
+
 class SlotState:
     """Sampling parameters and state of all slots in use.
 
@@ -60,8 +64,8 @@ class SlotState:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
-        self._floats = torch.zeros(0, len(_FLOATS), device=device)
-        self._integers = torch.zeros(0, len(_INTEGERS), dtype=torch.long, device=device)
+        self._floats = torch.zeros(MOST_SLOTS, len(_FLOATS), device=device)
+        self._integers = torch.zeros(MOST_SLOTS, len(_INTEGERS), dtype=torch.long, device=device)
         self._occurred: Tensor | None = None  # bool [slots, V], as soon as a row has a penalty
         self.arrange([])
 
@@ -71,36 +75,25 @@ class SlotState:
             return self._floats[: self._count, _FLOATS.index(name)]
         return self._integers[: self._count, _INTEGERS.index(name)]
 
-    def reserve(self, slots: int) -> None:
-        """Have at least so many slots."""
-        missing = slots - len(self._floats)
-        if missing > 0:
-            self._floats = torch.cat((self._floats, self._floats.new_zeros(missing, len(_FLOATS))))
-            self._integers = torch.cat((self._integers, self._integers.new_zeros(missing, len(_INTEGERS))))
-            if self._occurred is not None:
-                self._occurred = torch.cat((self._occurred, self._occurred.new_zeros(missing, self._vocab_size)))
-
-    def write(self, slot: int, request: Request, row: int, traits: Traits, shown: list[int]) -> None:
-        """Begin a row of a request in a slot; shown: the tokens that count as having occurred."""
-        values = {name: array[row] for name, array in request.scalars.items()}
-        top_k, top_p = resolve_top_k_top_p(
-            torch.tensor([int(values["runtime_top_k"])]), torch.tensor([float(values["runtime_top_p"])])
-        )
-        values |= {"top_k": int(top_k), "top_p": float(top_p), "initial": float(top_p), "count": 0}
-        values["top_p_decay"], values["top_p_min"] = legal_decay(values["top_p_decay"], values["top_p_min"])
-        values["random_seed"] = np.uint64(values["random_seed"]).astype(np.int64)  # its bits
-        self._floats[slot] = torch.tensor([float(values[name]) for name in _FLOATS])
-        self._integers[slot] = torch.tensor([int(values[name]) for name in _INTEGERS])
-        if traits.has_penalty:
-            if self._occurred is None:
-                size = (len(self._floats), self._vocab_size)
-                self._occurred = torch.zeros(size, dtype=torch.bool, device=self._device)
-            self._occurred[slot] = False
-            self._occurred[slot, torch.tensor(shown, dtype=torch.long, device=self._device)] = True
+    def write(self, first: int, rows: Sequence[NewRow]) -> None:
+        """Begin rows in the slots from ``first`` on."""
+        end = first + len(rows)
+        numbers = [_numbers(request, row) for request, row, _, _ in rows]
+        floats = np.array([[values[name] for name in _FLOATS] for values in numbers], np.float32)
+        self._floats[first:end] = upload(floats, self._device)
+        integers = np.array([[values[name] for name in _INTEGERS] for values in numbers], np.int64)
+        self._integers[first:end] = upload(integers, self._device)
+        for slot, (_, _, traits, shown) in enumerate(rows, first):
+            if traits.has_penalty:
+                if self._occurred is None:
+                    size = (MOST_SLOTS, self._vocab_size)
+                    self._occurred = torch.zeros(size, dtype=torch.bool, device=self._device)
+                self._occurred[slot] = False
+                self._occurred[slot].index_fill_(0, upload(np.array(shown, np.int64), self._device), True)
 
     def copy(self, targets: Array, sources: Array) -> None:
         """Overwrite slots with others, int64 [n] each; all are read before any is written."""
-        to, of = torch.from_numpy(np.stack((targets, sources))).to(self._device)
+        to, of = upload(np.stack((targets, sources)), self._device)
         self._floats[to], self._integers[to] = self._floats[of], self._integers[of]
         if self._occurred is not None:
             self._occurred[to] = self._occurred[of]
@@ -118,7 +111,7 @@ class SlotState:
         self._largest_wanting = max((rows[slot].top_k for slot in self.wanting_log_probs), default=0)
 
     def _index(self, slots: list[int]) -> Tensor:
-        return torch.tensor(slots, dtype=torch.long, device=self._device)
+        return upload(np.array(slots, np.int64), self._device)
 
     def penalise(self, logits: Tensor) -> Tensor:
         """Apply what does not depend on the way of choosing: [N, V] -> [N, V]."""
@@ -162,6 +155,18 @@ class SlotState:
             )
             # FasterTransformer's top-k layer has a top_p that stays.
             top_p.copy_(torch.where(self.column("top_k") == 0, decayed, top_p))
+
+
+def _numbers(request: Request, row: int) -> dict[str, Any]:
+    """Give what the device is told of a row, by the names in _FLOATS and _INTEGERS."""
+    values = {name: array[row].item() for name, array in request.scalars.items()}
+    top_k, top_p = resolve_top_k_top_p(
+        torch.tensor([int(values["runtime_top_k"])]), torch.tensor([float(values["runtime_top_p"])])
+    )
+    values |= {"top_k": int(top_k), "top_p": float(top_p), "initial": float(top_p), "count": 0}
+    values["top_p_decay"], values["top_p_min"] = legal_decay(values["top_p_decay"], values["top_p_min"])
+    values["random_seed"] = np.uint64(values["random_seed"]).astype(np.int64)  # its bits
+    return values
 
 
 def traits_of(request: Request, row: int, vocab_size: int) -> Traits:

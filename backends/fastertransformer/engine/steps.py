@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .cache import KvCache
+from .cache import MOST_SLOTS, upload
 from .network import Network, Source
+from .pages import Cache
 from .prefixes import Prefix
 from .request import Array
 
@@ -44,13 +45,18 @@ class Steps:
         network: all of it, or this process's part.
         cache: of that part.
         prefixes: of that part, by task.
+
+    Attributes:
+        ids: int64 [MOST_SLOTS], on the device: the token of each slot that comes next into the network.
+        positions: int64 [MOST_SLOTS], on the device: where that stands.
     """
 
-    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
+    def __init__(self, network: Network, cache: Cache, prefixes: Sequence[Prefix] = ()) -> None:
         self.network, self.cache, self._prefixes = network, cache, prefixes
         self.config = network.config
         self.device = network.weights.like.device
-        self._saved: dict[int, Sequence[Tensor]] = {}
+        self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
+        self._saved: dict[int, Any] = {}
         self._has_tasks = False  # whether a row ever had an IA3 task
 
     def together(self, name: str, arguments: Sequence[Any]) -> AbstractContextManager[None]:
@@ -58,9 +64,34 @@ class Steps:
         return nullcontext()
 
     @_step
-    def reserve(self, slots: int, capacity: int, cross_capacity: int, kept: int) -> None:
-        """Make room for so many slots of so many tokens; what the first ``kept`` hold stays."""
-        self.cache.reserve(slots, capacity, cross_capacity, kept)
+    def place(
+        self, first: int, needs: Array, positions: Array, windows: Array, sources: Array, keys: Array, tasks: Array
+    ) -> None:
+        """Give the slots from ``first`` on to new rows; int64 [n] each.
+
+        Args:
+            first: slot; those before it keep what they have.
+            needs: entries of the cache that each will take.
+            positions: where each row stands behind its context.
+            windows: how many tokens each keeps.
+            sources: tokens that each row's encoder is given; 0: there is none.
+            keys: what each goes on from, see save; -1: nothing.
+            tasks: whose prefix each begins with; -1: nobody's.
+        """
+        saved = {slot: self._saved.pop(key) for slot, key in enumerate(keys.tolist(), first) if key >= 0}
+        self.cache.place(first, needs, windows, sources, saved)
+        self.positions[first : first + len(needs)] = upload(positions, self.device)
+        for slot, task in enumerate(tasks.tolist(), first):
+            if task >= 0:
+                self.cache.restore(slot, self._prefixes[task])
+
+    @_step
+    def leave(self, count: int, kept: int, targets: Array, sources: Array, length: int) -> None:
+        """Free slots; see KvCache.leave."""
+        self.cache.leave(count, kept, targets, sources, length)
+        if len(targets):
+            to, of = upload(np.stack((targets, sources)), self.device)
+            self.ids[to], self.positions[to] = self.ids[of], self.positions[of]
 
     @_step
     def encode(
@@ -85,11 +116,11 @@ class Steps:
         Returns:
             [B, S, hidden], and the latter by layer, fp32 [B, H, S, S]; empty where nobody asks.
         """
-        given = None if embeddings is None else torch.from_numpy(embeddings).to(self.device)
-        tokens, sources = torch.from_numpy(ids).to(self.device), np.stack((lengths, tasks), axis=1)
+        given = None if embeddings is None else upload(embeddings, self.device)
+        tokens, sources = upload(ids, self.device), np.stack((lengths, tasks), axis=1)
         slots = slice(first, first + len(ids))
         self._has_tasks |= bool((tasks >= 0).any())
-        known = torch.from_numpy(sources).to(self.device)
+        known = upload(sources, self.device)
         of_tasks = known[:, 1] if self._has_tasks else None
         attentions: list[Tensor] = []
         encoded = self.network.encode(tokens, known[:, 0], of_tasks, given, attentions if wants_attentions else None)
@@ -104,18 +135,6 @@ class Steps:
             return None
         known = self.cache.sources[slots]
         return Source(known[:, 0], longest, known[:, 1] if self._has_tasks else None)
-
-    @_step
-    def set_windows(self, first: int, windows: Array) -> None:
-        """Say how many tokens the slots from ``first`` on keep, int64 [B]."""
-        self.cache.windows[first : first + len(windows)] = torch.from_numpy(windows).to(self.device)
-
-    @_step
-    def put_prefixes(self, first: int, tasks: Array) -> None:
-        """Begin the slots from ``first`` on with the prefixes of tasks, int64 [B]; -1: none."""
-        for slot, task in enumerate(tasks.tolist(), first):
-            if task >= 0:
-                self.cache.restore(slot, self._prefixes[task])
 
     @_step
     def extend(
@@ -142,43 +161,50 @@ class Steps:
         Returns:
             [B, T, hidden], before the final norm.
         """
-        given = None if embeddings is None else torch.from_numpy(embeddings).to(self.device)
-        tokens, begins, counts = (torch.from_numpy(array).to(self.device) for array in (ids, starts, lengths))
+        given = None if embeddings is None else upload(embeddings, self.device)
+        tokens, begins, counts = (upload(array, self.device) for array in (ids, starts, lengths))
         slots = slice(first, first + len(ids))
         past, source = begins if starts.any() else None, self._source(slots, longest_source)
         return self.network.extend(tokens, past, counts, slots, self.cache, longest, given, source)
 
     @_step
-    def decode(self, ids: Array, positions: Array, first: int, longest: int, longest_source: int = 0) -> Tensor:
-        """Run one token of each of the rows in the slots from ``first`` on: int64 [B] each -> [B, hidden]."""
-        both, slots = torch.from_numpy(np.stack((ids, positions))).to(self.device), slice(first, first + len(ids))
-        source = self._source(slots, longest_source)
-        return self.network.decode(both[0], both[1], slots, self.cache, longest, source)
+    def decode(self, count: int, longest: int, longest_source: int = 0) -> Tensor:
+        """Run one token of each of the first rows, and go on to their next positions.
+
+        Args:
+            count: N.
+            longest: the most entries that a row has afterwards.
+            longest_source: see extend.
+
+        Returns:
+            The logits that follow, fp32 [N, V], where this process predicts; they are good until the next step.
+        """
+        rows = slice(0, count)
+        ids, positions = self.network.share(self.ids[rows]), self.positions[rows]
+        hidden = self.network.decode(ids, positions, rows, self.cache, longest, self._source(rows, longest_source))
+        positions += 1
+        return self.network.logits(hidden) if self.network.weights.head else hidden
 
     @_step
     def copy(self, targets: Array, sources: Array, length: int) -> None:
         """Overwrite slots with what the first ``length`` entries of others hold: int64 [n] each."""
-        self.cache.copy(torch.from_numpy(targets), torch.from_numpy(sources), length)
+        self.cache.copy(targets, sources, length)
 
     @_step
     def wipe(self, slots: Array) -> None:
         """Forget what slots hold, int64 [n], so that no number stays that is not finite."""
-        self.cache.wipe(torch.from_numpy(slots))
+        self.cache.wipe(slots)
 
     @_step
     def save(self, slot: int, length: int, key: int) -> None:
-        """Keep a copy of a slot's first ``length`` entries."""
+        """Keep a slot's first ``length`` entries; the slot is about to be left."""
         self._saved[key] = self.cache.save(slot, length)
-
-    @_step
-    def restore(self, slot: int, key: int) -> None:
-        """Put back what was saved under a key."""
-        self.cache.restore(slot, self._saved[key])
 
     @_step
     def forget(self, key: int) -> None:
         """Drop what was saved under a key, if anything."""
-        self._saved.pop(key, None)
+        if key in self._saved:
+            self.cache.forget(self._saved.pop(key))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""

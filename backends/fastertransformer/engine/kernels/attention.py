@@ -1,0 +1,192 @@
+"""Decode attention over pages: one query of each row against as many cells as the row has in use.
+
+B: rows; H: heads; D: size of a head. A row's cells are cut into as many pieces as fill the GPU, each of which one
+program attends to; the last program of a row and head to finish puts the pieces together (flash-decoding, Dao et al.
+2023). The lengths are read on the device, so one CUDA graph serves rows of any length and the work is what each needs.
+The same launch keeps the new token's key and value.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_MOST_PIECES = 32
+_NUMBERS = 8192  # of keys, and of values, that a program holds at a time
+_PROGRAMS_PER_PROCESSOR = 2
+_LOG2_E = 1.4426950408889634
+NO_BIAS, SLOPES, BY_DISTANCE = 0, 1, 2  # kinds
+
+_VARYING = ("row_stride", "head_stride", "table_stride", "pieces", "distances")
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _attend(  # noqa: C901 (one kernel)
+    q, k, v, memory, tables, positions, windows, out, bias, partial, finished,
+    row_stride, head_stride, table_stride, page_stride, values_at, scale, pieces, distances,
+    page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, kind: tl.constexpr,
+    is_cut: tl.constexpr, is_new: tl.constexpr,
+):  # fmt: skip
+    row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    heads = tl.num_programs(1)
+    position, window = tl.load(positions + row), tl.load(windows + row)
+    length = tl.minimum(position + 1, window).to(tl.int32)
+    newest = tl.where(is_new, position % window, -1).to(tl.int32)  # cell of the token itself
+    share = tl.cdiv(tl.cdiv(length, pieces), block) * block
+    start = piece * share
+    if start >= length:
+        return
+    end = tl.minimum(start + share, length)
+    dims = tl.arange(0, width)
+    is_dim = dims < size
+    at = row.to(tl.int64) * row_stride + head * head_stride + dims
+    query = tl.load(q + at, is_dim, 0.0).to(tl.float32) * scale  # scale has log2(e) in it
+    most = -float("inf")
+    total = 0.0
+    sums = tl.zeros((width,), tl.float32)
+    base = memory + head * page_tokens * size + dims[None, :]
+    if (newest >= start) & (newest < end):
+        key, value = tl.load(k + at, is_dim, 0.0), tl.load(v + at, is_dim, 0.0)
+        page = tl.load(tables + row * table_stride + newest // page_tokens).to(tl.int64)
+        cell = memory + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
+        tl.store(cell, key, is_dim)
+        tl.store(cell + values_at, value, is_dim)
+        most = tl.sum(query * key.to(tl.float32), 0)
+        if kind == 2:
+            most += tl.load(bias + head * distances) * 1.4426950408889634
+        total = 1.0
+        sums = value.to(tl.float32)
+    for first in range(start, end, block):
+        cells = first + tl.arange(0, block)
+        is_seen = (cells < end) & (cells != newest)
+        pages = tl.load(tables + row * table_stride + cells // page_tokens, is_seen, 0).to(tl.int64)
+        place = (pages * page_stride + (cells % page_tokens) * size)[:, None]
+        is_read = is_seen[:, None] & is_dim[None, :]
+        keys = tl.load(base + place, is_read, 0.0).to(tl.float32)
+        values = tl.load(base + values_at + place, is_read, 0.0).to(tl.float32)
+        scores = tl.sum(query[None, :] * keys, 1)
+        if kind != 0:
+            distance = ((position - cells) % window).to(tl.int32)
+            if kind == 1:
+                scores -= tl.load(bias + head) * distance * 1.4426950408889634
+            else:
+                nearest = tl.minimum(distance, distances - 1)
+                scores += tl.load(bias + head * distances + nearest, is_seen, 0.0) * 1.4426950408889634
+        scores = tl.where(is_seen, scores, -float("inf"))
+        higher = tl.maximum(most, tl.max(scores, 0))
+        weights = tl.exp2(scores - higher)
+        fade = tl.exp2(most - higher)
+        total = total * fade + tl.sum(weights, 0)
+        sums = sums * fade + tl.sum(weights[:, None] * values, 0)
+        most = higher
+    target = out + (row * heads + head).to(tl.int64) * size + dims
+    if not is_cut:
+        tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)
+        return
+    count = tl.cdiv(length, share)
+    if count == 1:
+        tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)
+        return
+    # [B, H, pieces, width + 2]: sums, then the highest score and the total.
+    mine = partial + (row * heads + head).to(tl.int64) * pieces * (width + 2)
+    tl.store(mine + piece * (width + 2) + dims, sums)
+    tl.store(mine + piece * (width + 2) + width, most)
+    tl.store(mine + piece * (width + 2) + width + 1, total)
+    tl.debug_barrier()
+    before = tl.atomic_add(finished + row * heads + head, 1, sem="acq_rel", scope="gpu")
+    if before != count - 1:
+        return
+    most = -float("inf")
+    total = 0.0
+    sums = tl.zeros((width,), tl.float32)
+    for other in range(0, count):
+        its = mine + other * (width + 2)
+        its_most = tl.load(its + width, cache_modifier=".cg")
+        higher = tl.maximum(most, its_most)
+        fade, gain = tl.exp2(most - higher), tl.exp2(its_most - higher)
+        total = total * fade + tl.load(its + width + 1, cache_modifier=".cg") * gain
+        sums = sums * fade + tl.load(its + dims, cache_modifier=".cg") * gain
+        most = higher
+    tl.store(finished + row * heads + head, 0)
+    tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)
+
+
+class Scratch:
+    """Memory that all launches of a device share, one after another.
+
+    Args:
+        device: of all of it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        is_gpu = device.type == "cuda"
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else 4
+        self._device = device
+        self._partial = torch.zeros(0, device=device)
+        self._finished = torch.zeros(0, dtype=torch.int32, device=device)
+        self._old: list[Tensor] = []  # graphs may still use it
+
+    def get(self, programs: int, numbers: int) -> tuple[Tensor, Tensor]:
+        """Give fp32 numbers and a counter for each program; the counters are 0, and must be so again afterwards."""
+        if programs > len(self._finished) or numbers > len(self._partial):
+            self._old += [self._partial, self._finished]
+            self._partial = torch.zeros(max(numbers, len(self._partial)), device=self._device)
+            self._finished = torch.zeros(max(programs, len(self._finished)), dtype=torch.int32, device=self._device)
+        return self._partial, self._finished
+
+
+_scratch: dict[torch.device, Scratch] = {}
+
+
+def attend(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    memory: Tensor,
+    tables: Tensor,
+    positions: Tensor,
+    windows: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attend from the newest token of each row to those before it, and keep its key and value.
+
+    Args:
+        q: [B, H, 1, D]; the last axis without gaps.
+        k: of the same token, with q's strides; None: nothing is kept, the row's last cell is one of the others.
+        v: likewise.
+        memory: of a layer, [2, pages, H, PAGE, D].
+        tables: int32 [B, width], pages of each row.
+        positions: int64 [B].
+        windows: int64 [B]; see cache.py.
+        scale: of q k.
+        bias: by distance, see attention.Bias; None: none.
+
+    Returns:
+        [B, H, 1, D], of which [B, 1, H * D] is a view.
+    """
+    batch, heads, _, size = q.shape
+    if k is not None and v is not None and not q.stride() == k.stride() == v.stride():
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    scratch = _scratch.get(q.device) or _new_scratch(q.device)
+    wanted = -(-_PROGRAMS_PER_PROCESSOR * scratch.processors // (batch * heads))
+    pieces = min(_MOST_PIECES, wanted)
+    width = triton.next_power_of_2(size)
+    partial, finished = scratch.get(batch * heads, batch * heads * pieces * (width + 2) if pieces > 1 else 0)
+    out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
+    kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
+    _attend[(batch, heads, pieces)](
+        q, q if k is None else k, q if v is None else v, memory, tables, positions, windows, out,
+        q if bias is None else bias, partial, finished,
+        q.stride(0), q.stride(1), tables.stride(0), memory.stride(1), memory.stride(0), scale * _LOG2_E, pieces,
+        bias.shape[1] if bias is not None and bias.dim() == 2 else 0,
+        page_tokens=memory.shape[3], size=size, width=width, block=max(16, min(128, _NUMBERS // width)), kind=kind,
+        is_cut=pieces > 1, is_new=k is not None, num_warps=4,
+    )  # fmt: skip
+    return out.transpose(1, 2)
+
+
+def _new_scratch(device: torch.device) -> Scratch:
+    return _scratch.setdefault(device, Scratch(device))

@@ -1,0 +1,226 @@
+"""Keys and values on a GPU: pages whose addresses never change.
+
+All memory that the cache may take is reserved once, in pages of PAGE tokens. A row takes as many as it will ever need
+when it comes, and a table on the device says which they are. So nothing is copied when rows come, grow, move or leave;
+a CUDA graph of a step stays valid; and memory goes by what each row needs, not by the longest.
+
+Page 0 belongs to nobody: what padding writes goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor
+
+from .attention import Bias, Cells, NextTokens, Slots
+from .cache import MOST_SLOTS, CacheShape, KvCache, Need, upload
+from .errors import EngineError
+from .request import Array
+
+PAGE = 32  # tokens
+
+
+class PageCells:
+    """Cells of rows whose pages a table gives: memory is [2 (k, v), pages, H, PAGE, D]; see attention.Cells.
+
+    Args:
+        tables: int32 [B, width].
+
+    Attributes:
+        tables: those.
+    """
+
+    def __init__(self, tables: Tensor) -> None:
+        self.tables = tables
+
+    def begin(self, memory: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> None:
+        """See Cells."""
+        steps = torch.arange(k.shape[2], device=k.device)
+        pages = self.tables[:, steps // PAGE].masked_fill(steps >= lengths[:, None], 0)  # [B, T]
+        _put(memory, pages, (steps % PAGE).expand_as(pages), k, v)
+
+    def write(self, memory: Tensor, cells: Tensor, k: Tensor, v: Tensor) -> None:
+        """See Cells."""
+        _put(memory, self.tables.gather(1, cells // PAGE), cells % PAGE, k, v)
+
+    def read(self, memory: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """See Cells."""
+        pages = self.tables[:, : _pages(longest)]
+        return _joined(memory[0, pages], longest), _joined(memory[1, pages], longest)
+
+
+@dataclass
+class Saved:
+    """What a row leaves for later: pages that it hands over, and how many entries they hold."""
+
+    pages: list[int] = field(default_factory=list)
+    entries: int = 0
+
+
+class PagedCache:
+    """Keys and values by layer and page; the same as cache.KvCache to those who use it.
+
+    Args:
+        shape: of one token and of the layers; without an encoder.
+        device: where they live.
+        budget_bytes: that the pages may take.
+        longest: entries that a row has at most.
+
+    Attributes:
+        memory: a layer each: [2 (k, v), pages, H, PAGE, D].
+        cross_memory: none.
+        tables: int32 [MOST_SLOTS, width], on the device: the pages of each slot; 0 behind its last.
+        windows: int64 [MOST_SLOTS], on the device; of a slot that nobody has, 1.
+        sources: int64 [MOST_SLOTS, 2], on the device, unused.
+    """
+
+    def __init__(self, shape: CacheShape, device: torch.device, budget_bytes: int, longest: int) -> None:
+        self.shape, self._device = shape, device
+        self._page_bytes = shape.bytes_for(1, PAGE)
+        pages = max(0, budget_bytes // max(1, shape.token_bytes) // PAGE - 1)
+        self.budget_bytes = pages * self._page_bytes
+        size = (2, pages + 1, shape.head_num, PAGE, shape.size_per_head)
+        # Zeros, not empty: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN.
+        self.memory = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+        self.cross_memory: list[Tensor] = []
+        self._free = list(range(pages, 0, -1))
+        self._owned: list[list[int]] = []  # by slot
+        self._tables = np.zeros((MOST_SLOTS, _pages(longest)), np.int32)
+        self.tables = torch.zeros(self._tables.shape, dtype=torch.int32, device=device)
+        self.windows = torch.ones(MOST_SLOTS, dtype=torch.long, device=device)
+        self.sources = torch.zeros(MOST_SLOTS, 2, dtype=torch.long, device=device)
+
+    def bytes_of(self, needs: Iterable[Need]) -> int:
+        """Say what sequences take that are in the cache together."""
+        return sum(rows * _pages(entries) for rows, entries, _ in needs) * self._page_bytes
+
+    def bytes_of_saved(self, entries: int) -> int:
+        """Say what a row takes that is saved."""
+        return _pages(entries) * self._page_bytes
+
+    def place(self, first: int, needs: Array, windows: Array, sources: Array, saved: Mapping[int, Saved]) -> None:
+        """Give the slots from ``first`` on to new rows; see KvCache.place.
+
+        Raises:
+            EngineError: there are not so many pages left, or slots.
+        """
+        end = first + len(needs)
+        counts = [_pages(need) for need in needs.tolist()]
+        missing = sum(counts) - sum(len(each.pages) for each in saved.values())
+        if missing > len(self._free) or end > MOST_SLOTS:
+            raise EngineError(
+                f"{missing} pages of the KV cache for {end} rows; there are {len(self._free)}, and {MOST_SLOTS}"
+            )
+        for slot, count in enumerate(counts, first):
+            pages = saved[slot].pages if slot in saved else []
+            self._owned.append(pages + [self._free.pop() for _ in range(count - len(pages))])
+        self._announce(first, end)
+        self.windows[first:end] = upload(windows, self._device)
+
+    def _announce(self, first: int, end: int) -> None:
+        """Tell the device which pages slots have."""
+        self._tables[first:end] = 0
+        for slot, pages in enumerate(self._owned[first:end], first):
+            self._tables[slot, : len(pages)] = pages
+        self.tables[first:end] = upload(self._tables[first:end].copy(), self._device)
+
+    def leave(self, count: int, kept: int, targets: Array, sources: Array, length: int) -> None:
+        """Free slots; see KvCache.leave. Pages change hands, and nothing is copied."""
+        moved = dict(zip(targets.tolist(), sources.tolist(), strict=True))
+        stay = set(moved.values())
+        for slot, pages in enumerate(self._owned):
+            if slot in moved or (slot >= kept and slot not in stay):
+                self._free += reversed(pages)
+        for target, source in moved.items():
+            self._owned[target] = self._owned[source]
+        del self._owned[kept:]
+        self._announce(min([kept, *moved]), count)
+        if moved:
+            to, of = upload(np.array((targets, sources)), self._device)
+            self.windows[to] = self.windows[of]
+        self.windows[kept:count] = 1
+
+    def cells(self, slots: Slots) -> PageCells:
+        """Say where rows keep their keys and values."""
+        return PageCells(self.tables[slots])
+
+    def copy(self, targets: Array, sources: Array, length: int) -> None:
+        """Overwrite slots with what the first ``length`` entries of others hold; all are read before any is written."""
+        count = _pages(length)
+        both = [[page for slot in slots.tolist() for page in self._owned[slot][:count]] for slots in (targets, sources)]
+        to, of = upload(np.array(both), self._device)
+        for block in self.memory:
+            block[:, to] = block[:, of]
+
+    def wipe(self, slots: Array) -> None:
+        """Fill slots with zeros, as new ones are; see __init__."""
+        pages = upload(np.array([page for slot in slots.tolist() for page in self._owned[slot]]), self._device)
+        for block in self.memory:
+            block[:, pages] = 0
+
+    def save(self, slot: int, length: int) -> Saved:
+        """Keep the first ``length`` entries of a slot, which is about to leave."""
+        count = _pages(length)
+        saved = Saved(self._owned[slot][:count], length)
+        self._owned[slot] = self._owned[slot][count:]
+        return saved
+
+    def forget(self, saved: Saved) -> None:
+        """Drop what was saved."""
+        self._free += reversed(saved.pages)
+
+    def restore(self, slot: int, content: Sequence[Tensor]) -> None:
+        """Begin a slot with entries, [2, H, length, D] a layer."""
+        count = _pages(content[0].shape[2]) if content else 0
+        pages = upload(np.array(self._owned[slot][:count]), self._device)
+        for block, entries in zip(self.memory, content, strict=True):
+            room = count * PAGE - entries.shape[2]
+            padded = F.pad(entries, (0, 0, 0, room)).view(2, entries.shape[1], count, PAGE, -1)
+            block[:, pages] = padded.transpose(1, 2)
+
+
+def _put(memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+    memory[0, pages, :, offsets] = k.transpose(1, 2)  # indexed axes come first: [B, T, H, D]
+    memory[1, pages, :, offsets] = v.transpose(1, 2)
+
+
+def _joined(pages: Tensor, length: int) -> Tensor:
+    """[B, n, H, PAGE, D] -> [B, H, length, D]."""
+    return pages.transpose(1, 2).flatten(2, 3)[:, :, :length]
+
+
+def _pages(entries: int) -> int:
+    return -(-entries // PAGE)
+
+
+Cache = KvCache | PagedCache
+
+
+def next_tokens(
+    positions: Tensor,
+    cells: Cells,
+    windows: Tensor,
+    longest: int,
+    bias: Bias | None,
+    scale: float,
+    like: Tensor,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Say how one token of every row attends to its past: on a GPU by a kernel that reads pages where they are.
+
+    Args and the result's: see attention.NextTokens.
+    """
+    if not (isinstance(cells, PageCells) and positions.is_cuda):
+        return NextTokens(positions, cells, windows, longest, bias, scale, like)
+    from .kernels.attention import attend  # needs Triton, which torch for GPUs brings along
+
+    tables, by_distance = cells.tables, bias.by_distance if bias else None
+
+    def attend_pages(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        return attend(q, k, v, memory, tables, positions, windows, scale, by_distance)
+
+    return attend_pages

@@ -1,0 +1,21 @@
+"""Steps of a network on the CPU with the cache that a GPU has."""
+
+from __future__ import annotations
+
+from asking import CPU
+
+from backends.fastertransformer.engine.cache import CacheShape
+from backends.fastertransformer.engine.engine import load_steps
+from backends.fastertransformer.engine.pages import PagedCache
+from backends.fastertransformer.engine.settings import Settings
+from backends.fastertransformer.engine.steps import Steps
+
+
+def paged_steps(settings: Settings, pages: int = 200) -> Steps:
+    steps, _ = load_steps(settings, CPU)
+    shape: CacheShape = steps.cache.shape
+    budget_bytes = shape.bytes_for(pages + 1, 32)
+    cache = PagedCache(shape, CPU, budget_bytes, steps.config.max_pos_seq_len)
+    for block in cache.memory:
+        block.fill_(1e4)  # what an earlier row left must not matter
+    return Steps(steps.network, cache)
