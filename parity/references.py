@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from backends.fastertransformer.engine.cache import UNBOUNDED
 from backends.fastertransformer.engine.engine import load_steps
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps import Steps
@@ -137,7 +138,8 @@ class EngineReference:
         if config.encoder is not None:
             ids, longest_source = [config.start_id, *tokens[:-1]], len(prompt)
         count = np.array([len(ids)])
-        self._steps.reserve(1, len(ids), longest_source, 0)
+        nothing, source = np.array([-1]), np.array([longest_source])
+        self._steps.place(0, count, count, np.array([UNBOUNDED]), source, nothing, nothing)
         if longest_source:
             self._steps.encode(np.array([prompt]), np.array([longest_source]), np.array([-1]), 0)
         hidden = self._steps.extend(np.array([ids]), np.zeros_like(count), count, 0, len(ids), longest_source)
