@@ -29,7 +29,7 @@ ALLOWED = {
         *("sentencepiece", "grpc", "yaml"),
     },
     "parity": {"handover", "evaluation", "export_scripts", "backends", "parity", "numpy", "torch", "transformers"},
-    "backends/fastertransformer": {"numpy", "torch", "fastertransformer", "triton_python_backend_utils"},
+    "backends/fastertransformer": {"numpy", "torch", "triton", "fastertransformer", "triton_python_backend_utils"},
 }
 LAUNCHER_STDLIB_ONLY = ["plan", "runner", "results", "artefact", "process", "place", "containers", "console"]
 
