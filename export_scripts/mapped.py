@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import zlib
 from collections.abc import Sequence
 from itertools import product
 from math import prod
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from export_scripts.dtypes import Array
+from handover.digests import crc32
 from handover.errors import CheckpointError
 
 # Bytes are read in one go up to this many times those wanted: still quicker than many calls.
@@ -179,7 +179,7 @@ class _RunningSum:
     def add(self, run: Array, offset: int) -> None:
         """Go on with the next bytes; others are left out."""
         if offset == self.end:
-            self.value = zlib.crc32(run.data, self.value)
+            self.value = crc32(run.data, self.value)
             self.end += run.size
 
 

@@ -1,17 +1,23 @@
 """Digests of files: what proves that a file's content is the recorded one.
 
 ``sha256:`` is the ordinary digest. ``crc32-1m:`` is for weights, which are many and large: the CRC-32 of each MiB of
-the file, and SHA-256 over the list of them. It takes half the time or less (measured: CRC-32 4.0 GB/s, SHA-256 1.8 GB/s
-on one processor). Both tell damage. Neither tells who wrote a file: a manifest is not signed, and whoever can write the
-one can write the other.
+the file, and SHA-256 over the list of them. It takes a fraction of the time (measured: CRC-32 60 GB/s with isal, 6 GB/s
+with zlib alone, SHA-256 1.9 GB/s on one processor). Both tell damage. Neither tells who wrote a file: a manifest is not
+signed, and whoever can write the one can write the other.
 """
 
 from __future__ import annotations
 
 import hashlib
-import zlib
 from pathlib import Path
 from typing import Protocol
+
+try:
+    from isal.isal_zlib import crc32
+except ImportError:  # a container that lacks it: the same sums, later
+    from zlib import crc32
+
+__all__ = ["CRC32_BLOCKS", "SHA256", "BlockSums", "Digest", "crc32", "file_digest", "new_digest"]
 
 SHA256, CRC32_BLOCKS = "sha256", "crc32-1m"
 _BLOCK_BYTES = 1 << 20
@@ -41,7 +47,7 @@ class BlockSums:
         view = memoryview(content)
         while len(view):
             piece = view[: _BLOCK_BYTES - self._size_bytes]
-            self._sum = zlib.crc32(piece, self._sum)
+            self._sum = crc32(piece, self._sum)
             self._size_bytes += len(piece)
             view = view[len(piece) :]
             if self._size_bytes == _BLOCK_BYTES:

@@ -14,7 +14,7 @@ STDLIB = set(sys.stdlib_module_names)
 OURS = {"handover", "launcher", "export_scripts", "deployment", "evaluation", "parity"}
 
 ALLOWED = {
-    "handover": {"handover"},
+    "handover": {"handover", "isal"},
     "launcher": {
         *("handover", "launcher", "export_scripts", "deployment", "evaluation", "parity"),
         *("hydra", "omegaconf", "submitit"),
