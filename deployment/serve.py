@@ -37,7 +37,7 @@ from deployment.workers import take_part
 from handover.endpoint import RUN_VARIABLE, Endpoint
 from handover.errors import ServerError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST_NAME
-from handover.manifest import Manifest
+from handover.manifest import RANDOM_WEIGHTS, Manifest
 
 _POLL_S = 0.2
 _QUESTION_TIMEOUT_S = 5.0
@@ -220,10 +220,12 @@ def _asking_whether_served(arguments: ServeArguments, ports: Ports) -> Callable[
 
 def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel, start_s: float) -> None:
     repository = arguments.model_repository
-    sealed = (repository / MANIFEST_NAME).is_file()
+    manifest = Manifest.read(repository) if (repository / MANIFEST_NAME).is_file() else None
     settings = {name: model.parameters[name] for name in _PUBLISHED_SETTINGS if name in model.parameters}
     settings["weight_data_type"] = model.config.get("weight_data_type", "fp32")
     settings["max_batch_size"] = str(model.max_batch_size)
+    if manifest is not None and manifest.made_from.get(RANDOM_WEIGHTS):
+        settings[RANDOM_WEIGHTS] = "1"
     Endpoint(
         host=socket.gethostname() if arguments.host in _ANY_ADDRESS else arguments.host,
         http_port=ports.http,
@@ -231,7 +233,7 @@ def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel, start_
         metrics_port=ports.metrics,
         engine=arguments.engine,
         model_repository=str(repository.absolute()),
-        model_digest=Manifest.read(repository).digest if sealed else "",
+        model_digest=manifest.digest if manifest is not None else "",
         pid=os.getpid(),
         run=os.environ.get(RUN_VARIABLE, ""),
         start_s=round(start_s, 3),

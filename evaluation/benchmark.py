@@ -22,7 +22,15 @@ from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows, wr
 from evaluation.client import Client, UnreachableError
 from evaluation.costs import CostMeter, server_log
 from evaluation.provenance import describe_machine, timestamp
-from evaluation.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
+from evaluation.served_model import (
+    ServedModel,
+    check_identity,
+    check_unchanged,
+    expected_digest,
+    find_endpoint,
+    has_random_weights,
+    inspect_endpoint,
+)
 from evaluation.tensors import NEVER_END_ID, IdsRequest, prepare_ids, read_generations
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, record_files
@@ -152,6 +160,7 @@ def _measure_points(
                 requests = make_requests(arguments, point, vocab_size, is_encoder_decoder)
                 with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
                     row = measure_point(client, arguments.model, row, requests)
+                check_unchanged(arguments.endpoint, endpoint)  # and throw the point away where it was
                 rows[point] = replace(row.with_costs(costs.figures), timestamp=timestamp())
             write_rows(table, [rows[planned] for planned in points if planned in rows])
             progress.advance()
@@ -195,6 +204,7 @@ def _template(arguments: BenchmarkArguments, served: ServedModel) -> Row:
         cores=machine.cores,
         memory_bytes=machine.memory_bytes,
         gpu=machine.gpu,
+        is_random_weights=has_random_weights(endpoint),
     )
     decisive = json.dumps([repr(row), sorted(settings.items()), arguments.seed, arguments.vocab_size])
     return replace(row, settings_fingerprint=hashlib.sha256(decisive.encode()).hexdigest()[:12])

@@ -53,6 +53,7 @@ class Row:
         commit: of the code that measured.
         cpu, cores, memory_bytes, gpu: of the client's host.
         timestamp: when the point was finished, UTC.
+        is_random_weights: the weights are made up: the figures say nothing about accuracy.
         settings_fingerprint: what must agree for a killed run to keep this row.
     """
 
@@ -91,6 +92,7 @@ class Row:
     memory_bytes: int | None = None
     gpu: str = ""
     timestamp: str = ""
+    is_random_weights: bool = False
     settings_fingerprint: str = ""
 
     @property
@@ -184,6 +186,8 @@ def _row(cells: dict[str, str]) -> Row:
 def _parse(cell: str, hint: Any) -> Any:
     if hint is str:
         return cell
+    if hint is bool:
+        return cell == "True"
     kinds = typing.get_args(hint) or (hint,)
     if cell == "" and type(None) in kinds:
         return None

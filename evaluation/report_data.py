@@ -13,7 +13,7 @@ from evaluation.lambada_task import Metric
 from evaluation.load.findings import Load, read_loads
 from evaluation.load.table import FILE_NAME as LOAD_FILE_NAME
 from handover.errors import ArtefactError
-from handover.manifest import Manifest
+from handover.manifest import RANDOM_WEIGHTS, Manifest
 
 PARTIAL = ".partial"
 _BAD_STATES = ("failed", "interrupted", "not run")
@@ -174,6 +174,10 @@ def _read_evaluations(root: Path, remarks: list[str]) -> Iterable[Evaluation]:
             continue
         if not finished:
             remarks.append(f"The evaluation {task} did not finish: its figures are not final.")
+        if evaluation.model.get(RANDOM_WEIGHTS):
+            remarks.append(
+                f"The figures of {task} are those of random weights: they say nothing about a trained model."
+            )
         if evaluation.failed:
             remarks.append(f"{evaluation.failed} of {evaluation.samples} samples of {task} have no score.")
         if evaluation.cut_contexts:
@@ -208,6 +212,8 @@ def _read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
             continue
         if not finished:
             remarks.append(f"The benchmark {name} did not finish: points may be missing.")
+        if any(row.is_random_weights for row in benchmark.rows):
+            remarks.append(f"The benchmark {name} was measured on random weights.")
         if benchmark.failed:
             remarks.append(f"{len(benchmark.failed)} of {len(benchmark.rows)} points of benchmark {name} failed.")
         yield benchmark

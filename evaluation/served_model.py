@@ -10,7 +10,7 @@ from pathlib import Path
 from handover.endpoint import FILE_NAME, Endpoint
 from handover.errors import ArtefactError, ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
-from handover.manifest import Manifest
+from handover.manifest import RANDOM_WEIGHTS, Manifest
 
 DEFAULT_RESULTS = Path("results")
 DEFAULT_URL = "localhost:8001"
@@ -99,6 +99,20 @@ def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
         )
 
 
+def check_unchanged(source: str | Path | None, began: Endpoint, model_digest: str | None = None) -> None:
+    """Refuse to go on where the deployment was replaced by one of another model since a measurement began.
+
+    Args:
+        source: as ``find_endpoint`` was given it.
+        began: the endpoint at that time.
+        model_digest: that must be served; None for that of the beginning.
+
+    Raises:
+        ServerError: it is another model, or the deployment is gone.
+    """
+    check_identity(find_endpoint(source), model_digest or began.model_digest or None)
+
+
 def expected_digest(model_digest: str | None, model_repository: Path | None) -> str | None:
     """Digest that an endpoint must serve: the one given, or the one of the given repository; None for any.
 
@@ -108,6 +122,15 @@ def expected_digest(model_digest: str | None, model_repository: Path | None) -> 
     if model_digest is not None or model_repository is None or not (model_repository / MANIFEST_NAME).is_file():
         return model_digest
     return Manifest.read(model_repository).digest
+
+
+def has_random_weights(endpoint: Endpoint) -> bool:
+    """Whether the deployment, or the repository that it serves, says that its weights are random."""
+    if endpoint.settings.get(RANDOM_WEIGHTS):
+        return True
+    if not endpoint.model_repository or not Path(endpoint.model_repository).is_dir():
+        return False
+    return bool(Manifest.read(Path(endpoint.model_repository)).made_from.get(RANDOM_WEIGHTS))
 
 
 def _exported_name(endpoint: Endpoint) -> str:

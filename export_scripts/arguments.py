@@ -24,6 +24,9 @@ class ConvertArguments(ScriptArguments):
         default=True, metadata={"help": "accepted and without effect: no GPU is used, its detour is not quicker"}
     )
     allow_nonfinite: bool = field(default=False, metadata={"help": "convert NaN and infinity as they are"})
+    random_weights: bool | None = field(
+        default=None, metadata={"help": "make weights of the shape that --checkpoint, a model_config.yaml, describes"}
+    )
     hub_name: str | None = field(
         default=None, metadata={"help": "name on huggingface.co, fetched into --checkpoint if it is not there yet"}
     )

@@ -23,12 +23,13 @@ from export_scripts.checkpoints.huggingface.hub import fetch
 from export_scripts.journal import TEMPORARY_SUFFIX, Journal
 from export_scripts.mapped import RecordKey
 from export_scripts.nemo_ids import with_nemos_ids
+from export_scripts.random_weights import are_random, plan_random
 from export_scripts.shard_file import full_disk_explained
 from export_scripts.shards import Workspace, check_space, write_bytes, write_tensor
 from export_scripts.weights.family import ConfigValues, render_config
 from export_scripts.workers import Advance, run_all
 from handover.errors import CheckpointError, exit_status
-from handover.manifest import FileRecord, Manifest
+from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
 from handover.progress import Progress
 
 _CONFIG_FILE = "config.ini"
@@ -45,12 +46,10 @@ def convert(arguments: ConvertArguments) -> Manifest:
         CheckpointError: the checkpoint cannot be converted; see ``check.inspect_checkpoint``.
         ArtefactError: the disk is full or the output directory holds foreign files.
     """
-    archive = find_archive(arguments.checkpoint)
+    conversion = _plan(arguments)
+    archive = conversion.archive
     if archive.path.resolve() == arguments.output.resolve():
         raise CheckpointError(f"{archive.path} is the checkpoint and the output", "give another directory to write to")
-    conversion = plan_conversion(
-        archive, arguments.tensor_para_size, arguments.weight_data_type, arguments.allow_nonfinite
-    )
     made_from = {
         "checkpoint": str(archive.path),
         "checkpoint_identity": archive.identity(),
@@ -60,6 +59,8 @@ def convert(arguments: ConvertArguments) -> Manifest:
     }
     if arguments.allow_nonfinite:
         made_from["allow_nonfinite"] = True
+    if arguments.random_weights or are_random(archive):
+        made_from[RANDOM_WEIGHTS] = True
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION})
     try:
         _check_space(conversion, arguments.output, journal)
@@ -76,6 +77,13 @@ def convert(arguments: ConvertArguments) -> Manifest:
     journal.remove()
     manifest.write(arguments.output)
     return manifest
+
+
+def _plan(arguments: ConvertArguments) -> Conversion:
+    if arguments.random_weights:
+        return plan_random(arguments.checkpoint, arguments.tensor_para_size, arguments.weight_data_type)
+    archive = find_archive(arguments.checkpoint)
+    return plan_conversion(archive, arguments.tensor_para_size, arguments.weight_data_type, arguments.allow_nonfinite)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from export_scripts.pbtxt import ModelSpec, to_text
 from handover.digests import file_digest
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
-from handover.manifest import FileRecord, Manifest
+from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
 from handover.progress import Progress
 
 KIND = "model_repository"
@@ -125,6 +125,8 @@ class _Repository:
             "ft_checkpoint_digest": self.checkpoint.digest,
             **settings,
         }
+        if self.checkpoint.made_from.get(RANDOM_WEIGHTS):
+            made_from[RANDOM_WEIGHTS] = True
         records = tuple(self.records[path] for path in sorted(self.records))
         manifest = Manifest(KIND, records, made_from=made_from, made_by=self.checkpoint.made_by)
         manifest.write(self.root)

@@ -1,7 +1,6 @@
 """What a conversion will take: bytes, files, memory and time, known before any weight is read.
 
-For a checkpoint that is elsewhere, or does not exist yet, a description is enough: its ``model_config.yaml`` alone,
-with ``vocab_size`` (rows of the embedding, padding included), which NeMo's configurations do not hold.
+For a checkpoint that is elsewhere, or does not exist yet, its description is enough; see ``description``.
 """
 
 from __future__ import annotations
@@ -11,27 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 
 from export_scripts.assembly import Assembly, Piece
 from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive
-from export_scripts.checkpoints.nemo.gpt_config import check_expressible, read_dims
+from export_scripts.description import is_description, read_description
 from export_scripts.dtypes import STORAGE, is_finite, item_bytes, recast
 from export_scripts.shards import READ_BYTES, ShardSettings, Workspace, check_split
 from export_scripts.weights import gpt
 from export_scripts.weights.schema import TargetTensor
 from handover.digests import BlockSums
-from handover.errors import CheckpointError
 from handover.progress import human_bytes, human_time
 
 # Measured: the interpreter with numpy, and what a thread needs beside its buffer.
 _BASE_BYTES, _THREAD_BYTES = 45 << 20, 3 << 20
 _PRECISIONS = {"16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
-_SUFFIXES = (".yaml", ".yml")
 # Rows and columns of the tensor that the rate is measured with.
 _SAMPLE = 2048
 
@@ -80,11 +75,6 @@ class Sizing:
         ]
 
 
-def is_description(path: Path) -> bool:
-    """Whether a path is the description of a checkpoint instead of one."""
-    return path.suffix in _SUFFIXES and path.is_file()
-
-
 def measure(path: Path, tensor_para_size: int, weight_data_type: str, processes: int) -> Sizing:
     """Work out the size of a conversion.
 
@@ -116,14 +106,8 @@ def _weight_files(conversion: Conversion) -> int:
 
 
 def _of_description(path: Path, tensor_para_size: int, weight_data_type: str, processes: int) -> Sizing:
-    config = _read(path)
-    check_expressible(config)
-    vocab_size = config.get("vocab_size") or config.get("override_vocab_size")
-    if not isinstance(vocab_size, int) or vocab_size < 1:
-        raise CheckpointError(
-            f"{path} does not say vocab_size", "a description needs it: rows of the embedding, padding included"
-        )
-    dims = read_dims(config, vocab_size)
+    description = read_description(path)
+    config, dims = description.config, description.dims
     settings = ShardSettings(tensor_para_size, weight_data_type, dims)
     check_split(settings, gpt.FAMILY.divided)
     is_half = config.get("megatron_amp_O2", False)
@@ -132,16 +116,6 @@ def _of_description(path: Path, tensor_para_size: int, weight_data_type: str, pr
     read_bytes = sum(prod(target.full_shape(dims)) for target in targets.values()) * item_bytes(source_type)
     ranks = [int(config.get(f"{kind}_model_parallel_size") or 1) for kind in ("tensor", "pipeline")]
     return _sizing(settings, targets, 3, prod(ranks), read_bytes, source_type, processes)
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        config = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is not a mapping", "a description has the keys of model_config.yaml")
-    return config
 
 
 def _sizing(

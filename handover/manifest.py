@@ -20,6 +20,8 @@ from handover.digests import file_digest
 from handover.errors import ArtefactError
 
 FILE_NAME = "manifest.json"
+RANDOM_WEIGHTS = "random_weights"
+"""Key of ``made_from``, true where weights are made up: what is measured says nothing about accuracy."""
 
 
 @dataclass(frozen=True)

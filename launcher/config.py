@@ -135,6 +135,7 @@ class ModelConfig:
     processes: int = 16  # tensors converted at a time, at most; never more than processors
     load_checkpoints_to_cpu: bool = False
     allow_nonfinite: bool = False  # convert NaN and infinity as they are; otherwise they are refused
+    random_weights: bool = False  # make weights of the shape that checkpoint_path, a model_config.yaml, describes
 
 
 @dataclass

@@ -22,16 +22,22 @@ def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage])
     """
     from export_scripts.check import inspect_source
     from export_scripts.checkpoints.huggingface.hub import is_fetched
-    from export_scripts.sizing import is_description
+    from export_scripts.description import is_description
+    from export_scripts.random_weights import plan_random
 
     model, checkpoint = config.export.model, paths.checkpoint
     if paths.hub_name and not is_fetched(paths.hub_name, checkpoint):
         return  # its name is all that is known here
+    if model.random_weights:
+        made_up = plan_random(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
+        _check_family(config, str(checkpoint), made_up.source.family.name)
+        return
     if is_description(checkpoint):
         if not config.dry_run:
             raise ConfigError(
                 f"export.model.checkpoint_path {checkpoint} is the description of a checkpoint",
-                "dry_run=true says what its conversion will take; to convert, give the checkpoint itself",
+                "dry_run=true says what its conversion will take; to convert, give the checkpoint itself; "
+                "export.model.random_weights=true makes weights of its shape, to measure them",
             )
         return
     source = inspect_source(

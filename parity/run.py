@@ -12,7 +12,14 @@ from collections.abc import Iterable, Sequence
 
 from evaluation.client import Client, ModelInterface
 from evaluation.scoring import Scorer
-from evaluation.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
+from evaluation.served_model import (
+    ServedModel,
+    check_identity,
+    check_unchanged,
+    expected_digest,
+    find_endpoint,
+    inspect_endpoint,
+)
 from evaluation.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
 from evaluation.tokenizer import load_tokenizer
 from handover.errors import ConfigError, ServerError
@@ -34,6 +41,7 @@ def main(argv: Sequence[str]) -> None:
     served, interface = _inspect(arguments)
     encoded = _encode(arguments, prompts, served)
     answers = ask(arguments, served.endpoint.grpc_url, interface, encoded)
+    check_unchanged(arguments.endpoint, served.endpoint)
     arguments.output.mkdir(parents=True, exist_ok=True)
     reference, notes = open_reference(arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH)
     precision = _precision(served, interface)

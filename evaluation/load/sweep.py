@@ -29,7 +29,15 @@ from evaluation.load.table import CLOSED, FAILED, FILE_NAME, OK, OPEN, LoadRow, 
 from evaluation.load.texts import Words
 from evaluation.load.workload import Prompt, read_prompt_file
 from evaluation.provenance import describe_machine
-from evaluation.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
+from evaluation.served_model import (
+    ServedModel,
+    check_identity,
+    check_unchanged,
+    expected_digest,
+    find_endpoint,
+    has_random_weights,
+    inspect_endpoint,
+)
 from evaluation.tokenizer import load_tokenizer
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
@@ -130,8 +138,9 @@ def _measure_points(sweep: _Sweep, points: Sequence[LoadRow], expected: str | No
     with Progress("load", len(points), "points") as progress:
         for point in points:
             if point.point not in rows:
-                _check_still_served(sweep, expected)
+                check_unchanged(arguments.endpoint, sweep.target.endpoint, expected)
                 measured = measure_point(arguments, sweep.target, point)
+                check_unchanged(arguments.endpoint, sweep.target.endpoint, expected)
                 write_point(arguments.output / point.directory, measured, dict(arguments.slos))
                 rows[point.point] = measured.row
             write_rows(table, [rows[planned.point] for planned in points if planned.point in rows])
@@ -139,13 +148,6 @@ def _measure_points(sweep: _Sweep, points: Sequence[LoadRow], expected: str | No
                 _check_alive(sweep.target.endpoint)
             progress.advance()
     return [rows[point.point] for point in points]
-
-
-def _check_still_served(sweep: _Sweep, expected: str | None) -> None:
-    """Refuse to go on where the deployment was replaced since the sweep began."""
-    began = sweep.target.endpoint
-    current = find_endpoint(sweep.arguments.endpoint)
-    check_identity(current, expected or began.model_digest or None)
 
 
 def _check_alive(endpoint: Endpoint) -> None:
@@ -237,14 +239,6 @@ def _template(
     file = hashlib.sha256(arguments.prompt_file.read_bytes()).hexdigest() if arguments.prompt_file else ""
     decisive = json.dumps([repr(row), sorted(settings.items()), ours.to_argv(), file])
     return dataclasses.replace(row, settings_fingerprint=hashlib.sha256(decisive.encode()).hexdigest()[:12])
-
-
-def has_random_weights(endpoint: Endpoint) -> bool:
-    """Whether the served repository, or the checkpoint it was made from, says that its weights are random."""
-    if not endpoint.model_repository or not Path(endpoint.model_repository).is_dir():
-        return False
-    made_from = Manifest.read(Path(endpoint.model_repository)).made_from
-    return bool(made_from.get("random_weights"))
 
 
 def _write_manifest(sweep: _Sweep) -> None:

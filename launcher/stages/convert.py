@@ -20,6 +20,7 @@ def convert(config: Config, paths: RunPaths) -> StagePlan:
         processes=model.processes,
         load_checkpoints_to_cpu=model.load_checkpoints_to_cpu,
         allow_nonfinite=model.allow_nonfinite,
+        random_weights=model.random_weights or None,
         hub_name=paths.hub_name,
     )
     return StagePlan(

@@ -159,6 +159,21 @@ def test_a_dead_server_ends_the_sweep_and_keeps_what_was_measured(tmp_path: Path
         assert {len(tensors["input_ids"]) for tensors in again.requests} == {4, 8}, "batch 1 was measured already"
 
 
+def test_a_deployment_that_is_replaced_during_the_sweep_ends_it_without_its_point(tmp_path: Path) -> None:
+    with FakeTriton(count_up) as fake:
+        endpoint = endpoint_of(fake, tmp_path / "e.json")
+
+        def replace_at_batch_4(tensors: Tensors) -> Tensors:
+            if len(tensors["input_ids"]) == 4:
+                endpoint_of(fake, endpoint, "sha256:other")
+            return count_up(tensors)
+
+        fake.answer = replace_at_batch_4
+        with pytest.raises(ServerError, match="serves model sha256:other, not sha256:abc"):
+            run(arguments(tmp_path / "out", endpoint, lengths=((3, 2),), batch_sizes=(1, 4, 8)))
+    assert [row.point for row in read_rows(tmp_path / "out" / "benchmark.csv")] == [(1, 3, 2)]
+
+
 @pytest.mark.parametrize("changes", [{"repeats": 4}, {"seed": 5}])
 def test_other_settings_start_anew(tmp_path: Path, changes: dict[str, object]) -> None:
     with FakeTriton(count_up) as fake:
