@@ -17,15 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from backends.fastertransformer.engine.cache import CacheShape, KvCache
+from backends.fastertransformer.engine.cache import UNBOUNDED, CacheShape, KvCache
 from backends.fastertransformer.engine.config import ModelConfig, read_config
-from backends.fastertransformer.engine.layouts import every_tensor, model_files
+from backends.fastertransformer.engine.layouts import Share, read_model
 from backends.fastertransformer.engine.network import Network, Source
+from backends.fastertransformer.engine.pages import Cache, PagedCache
 from backends.fastertransformer.engine.precision import choose_precision
-from backends.fastertransformer.engine.weights import load_weights
+from backends.fastertransformer.engine.weights import Reader, load_weights
 from handover.arguments import ScriptArguments
 from handover.errors import SlipwayError, exit_status
 
@@ -71,19 +73,25 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
     (directory / "config.ini").write_text(text)
     config = read_config(directory, model_type)
     generator = torch.Generator().manual_seed(0)
-    for tensor in every_tensor(model_files(config, has_head=True)):
-        numbers = torch.randn(tensor.shape, generator=generator)
+
+    def write(file: str, shape: tuple[int, ...]) -> Tensor:
+        numbers = torch.randn(shape, generator=generator)
+        name = file.removesuffix(".bin").removesuffix(".0")
         # Every product keeps the size of what it multiplies, but for T5, which divides scores by the root itself.
-        fan_in = tensor.shape[0] if len(tensor.shape) > 1 and tensor.split_axis is not None else 1
+        fan_in = shape[0] if len(shape) > 1 and ("layers." in name or "block." in name) else 1
         numbers *= 0.1 if fan_in == 1 else fan_in**-0.5
-        if "SelfAttention" in tensor.name or "EncDecAttention" in tensor.name:
-            numbers *= _HEAD_SIZE**-0.25 if tensor.name.endswith((".q.weight", ".k.weight", "qkv.weight")) else 1
-        if "norm" in tensor.name and tensor.name.endswith("weight"):
+        if "SelfAttention" in name or "EncDecAttention" in name:
+            numbers *= _HEAD_SIZE**-0.25 if name.endswith((".q.weight", ".k.weight", "qkv.weight")) else 1
+        if "norm" in name and name.endswith("weight"):
             numbers += 1
-        if tensor.name in ("model.wte", "shared.weight_T") or "lm_head" in tensor.name:
-            numbers *= 10 if len(tensor.shape) > 1 else 1
-        path = directory / tensor.files(1)[0]
-        numbers.numpy().tofile(path)
+        if name in ("model.wte", "shared.weight_T") or "lm_head" in name:
+            numbers *= 10 if len(shape) > 1 else 1
+        numbers.numpy().tofile(directory / file)
+        return torch.empty(shape, device="meta")
+
+    precision = choose_precision("fp32", torch.device("cpu"))
+    reader = Reader(config, 1, precision, torch.device("meta"), True, None, write)
+    read_model(reader, config, Share(range(config.num_layer)), has_head=True)
     return config
 
 
@@ -94,8 +102,10 @@ def run(directory: Path, config: ModelConfig, data_type: str, int8_mode: int, de
     network = Network(config, load_weights(directory, config, 1, precision, device))
     has_cross = config.encoder is not None
     shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, precision.compute, has_cross)
-    cache = KvCache(shape, device, 1 << 30)
-    cache.reserve(3, 96, 96)
+    cache: Cache = KvCache(shape, device, 1 << 30)
+    if device.type == "cuda" and not has_cross:
+        cache = PagedCache(shape, device, 1 << 30, 96)
+    cache.place(0, np.full(3, 96), np.full(3, UNBOUNDED), np.full(3, 96), {})
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, config.vocab_size, (3, 64), generator=generator).to(device)
     lengths, slots, source = torch.tensor([40, 9, 23], device=device), slice(0, 3), None

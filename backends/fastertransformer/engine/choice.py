@@ -14,14 +14,15 @@ from torch import Tensor
 
 from . import beam
 from .cache import upload
+from .graphs import Chosen
 from .request import Array
+from .sampling import LOST
 from .sequence import Sequence
 from .slots import NewRow, SlotState, traits_of
 from .steps import Steps
 from .words import ban
 
 Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
-LOST = -1  # in place of a token: the row's numbers are infinite or NaN
 
 
 class Flight:
@@ -85,10 +86,28 @@ class Choice:
         """Learn whose row is in each slot."""
         self._state.arrange([sequence.traits for sequence, _ in owners if sequence.traits])
 
-    def launch(self, owners: Owners, logits: Tensor) -> Flight:
-        """Choose by fp32 logits [N, V], the slots' in order, and have the next step go on from there."""
+    def launch(self, owners: Owners, parts: Several[Chosen]) -> Flight:
+        """Choose, and have the next step go on from there.
+
+        Args:
+            owners: of all slots.
+            parts: what follows, of neighbouring slots each: first of those that the last step has gone on with.
+        """
+        tokens = parts[0][1] if len(parts) == 1 else torch.cat([each[1] for each in parts])
+        wanting = self._state.wanting_log_probs
+        log_probs = None
+        if self._state.is_plain and not any(sequence.needs_host for sequence, _ in owners):
+            self._steps.ids[: len(tokens)] = tokens.clamp(min=0)
+        else:
+            logits = parts[0][0] if len(parts) == 1 else torch.cat([each[0] for each in parts])
+            chosen, log_probs = self._choose(owners, logits)
+            self._steps.ids[: len(tokens)] = chosen
+            tokens = torch.where(tokens == LOST, LOST, chosen)
+        return Flight(owners, tokens, log_probs, wanting)
+
+    def _choose(self, owners: Owners, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Choose by fp32 logits [N, V]; give tokens, and the log-probabilities that are asked for."""
         state = self._state
-        is_lost = ~logits[:, 0].isfinite()  # any column tells: each sums over all hidden numbers
         if any(sequence.bad_words for sequence, _ in owners):
             banned = [each.bad_words.completions(each.tail(place, each.bad_words.reach)) for each, place in owners]
             logits = ban(logits, banned)
@@ -99,8 +118,7 @@ class Choice:
             if sequence.width > 1 and sequence.limit and not place:
                 self._search(sequence, logits, tokens)
         state.record(tokens)
-        self._steps.ids[: len(tokens)] = tokens
-        return Flight(owners, torch.where(is_lost, LOST, tokens), log_probs, state.wanting_log_probs)
+        return tokens, log_probs
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
         """Choose a sequence's next beams and write their tokens into [N]."""

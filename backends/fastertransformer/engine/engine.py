@@ -27,6 +27,7 @@ from .scheduler import Scheduler
 from .sequence import FAILED, INVALID, Answer, Job
 from .settings import Settings
 from .steps import Steps
+from .warmup import warm_up
 from .weights import load_weights
 
 _log = logging.getLogger(__name__)
@@ -192,6 +193,9 @@ def _open(
     settings: Settings, device: torch.device, group: Group | None, max_rows: int, crew: Crew | None = None
 ) -> Engine:
     steps, description = load_steps(settings, device, group)
+    if note := warm_up(steps):
+        description += f"; {note}"
+        _log.info(note)
     prompts = read_prompt_tables(settings.checkpoint, steps.config)
     return Engine(steps, settings, description, max_rows, prompts, crew)
 

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from .cache import MOST_SLOTS, UNBOUNDED, Need
-from .choice import LOST, Choice, Flight, Owners
+from .choice import Choice, Flight, Owners
 from .contexts import run_contexts
 from .errors import GroupLostError, RequestError
+from .sampling import LOST
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
 from .sessions import Sessions
 from .steps import Steps
@@ -209,11 +210,10 @@ class Scheduler:
             longest = max(min(each.cached + 1, each.window or UNBOUNDED) for each in going_on)
             parts.append(self._steps.decode(before, longest, max(each.source_length for each in going_on)))
         if hidden is not None:
-            parts.append(self._steps.logits(hidden))
+            parts.append(self._steps.choose(hidden))
         for sequence in self._batch:
             sequence.launched += 1
-        logits = parts[0] if len(parts) == 1 else torch.cat(parts)  # [N, V]
-        self._flights.append(self._choice.launch(list(self._owners), logits))
+        self._flights.append(self._choice.launch(list(self._owners), parts))
 
     def _land(self, flight: Flight) -> list[Sequence]:
         """Hand out tokens that have come to the host; give the sequences that have some."""

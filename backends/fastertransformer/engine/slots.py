@@ -51,6 +51,8 @@ class Traits(NamedTuple):
     top_k: int
 
 
+_PLAIN = (False,) * 5
+
 NewRow = tuple[Request, int, Traits, list[int]]  # row of a request, what it needs, tokens that count as having occurred
 
 
@@ -60,6 +62,10 @@ class SlotState:
     Args:
         vocab_size: V.
         device: of the logits.
+
+    Attributes:
+        is_plain: whether every row takes its likeliest token, whatever has come before.
+        wanting_log_probs: slots whose rows ask for log-probabilities.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -104,6 +110,7 @@ class SlotState:
         self._has_temperature = any(row.has_temperature for row in rows)
         self._has_penalty = any(row.has_penalty for row in rows)
         self._has_min_length = any(row.has_min_length for row in rows)
+        self.is_plain = not any(row[:-1] != _PLAIN for row in rows)
         sampled = [slot for slot, row in enumerate(rows) if row.is_sampled]
         self.wanting_log_probs = [slot for slot, row in enumerate(rows) if row.wants_log_probs]
         self._sampled, self._wanting = self._index(sampled), self._index(self.wanting_log_probs)

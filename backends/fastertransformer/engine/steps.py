@@ -6,6 +6,7 @@ take the same steps. So a step's arguments are numbers and numpy arrays, and its
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
@@ -16,14 +17,17 @@ import torch
 from torch import Tensor
 
 from .cache import MOST_SLOTS, upload
+from .graphs import Chosen, Graphs
 from .network import Network, Source
 from .pages import Cache
 from .prefixes import Prefix
 from .request import Array
+from .sampling import likeliest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 STEP_NAMES: list[str] = []
+_log = logging.getLogger(__name__)
 
 
 def _step(take: Callable[Concatenate[Steps, _P], _R]) -> Callable[Concatenate[Steps, _P], _R]:
@@ -57,6 +61,8 @@ class Steps:
         self.device = network.weights.like.device
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
         self._saved: dict[int, Any] = {}
+        self._graphs: Graphs | None = None
+        self._said: set[str] = set()
         self._has_tasks = False  # whether a row ever had an IA3 task
 
     def together(self, name: str, arguments: Sequence[Any]) -> AbstractContextManager[None]:
@@ -168,7 +174,7 @@ class Steps:
         return self.network.extend(tokens, past, counts, slots, self.cache, longest, given, source)
 
     @_step
-    def decode(self, count: int, longest: int, longest_source: int = 0) -> Tensor:
+    def decode(self, count: int, longest: int, longest_source: int = 0) -> Chosen:
         """Run one token of each of the first rows, and go on to their next positions.
 
         Args:
@@ -177,13 +183,38 @@ class Steps:
             longest_source: see extend.
 
         Returns:
-            The logits that follow, fp32 [N, V], where this process predicts; they are good until the next step.
+            What follows, where this process predicts: good until the next step. The likeliest tokens are what the next
+            step goes on from, unless ids is written to.
         """
+        if self._graphs:
+            if chosen := self._graphs.run(count):
+                return chosen
+            self._say_once("%d rows are more than any captured step has: such steps are taken kernel by kernel", count)
+        return self._decode(count, longest, longest_source)
+
+    def _decode(self, count: int, longest: int, longest_source: int) -> Chosen:
         rows = slice(0, count)
         ids, positions = self.network.share(self.ids[rows]), self.positions[rows]
         hidden = self.network.decode(ids, positions, rows, self.cache, longest, self._source(rows, longest_source))
         positions += 1
-        return self.network.logits(hidden) if self.network.weights.head else hidden
+        if not self.network.weights.head:
+            return hidden, ids
+        chosen = self.choose(hidden)
+        ids.copy_(chosen[1].clamp(min=0))
+        return chosen
+
+    def choose(self, hidden: Tensor) -> Chosen:
+        """Say what follows hidden states, [N, hidden]."""
+        logits = self.network.logits(hidden)
+        return logits, likeliest(logits)
+
+    @_step
+    def capture(self, size: int) -> None:
+        """Have a graph of the steps of so many rows; none may be in use."""
+        if self._graphs is None:
+            self._graphs = Graphs(lambda count: self._decode(count, 1, 0), self.device)
+        self._graphs.capture(size)
+        self.positions.zero_()
 
     @_step
     def copy(self, targets: Array, sources: Array, length: int) -> None:
@@ -205,6 +236,11 @@ class Steps:
         """Drop what was saved under a key, if anything."""
         if key in self._saved:
             self.cache.forget(self._saved.pop(key))
+
+    def _say_once(self, text: str, *values: object) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _log.warning(text, *values)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""
