@@ -12,22 +12,38 @@ from handover.arguments import ScriptArguments
 
 
 @dataclass(frozen=True)
-class LambadaArguments(ScriptArguments):
-    """Score a running deployment on LAMBADA."""
+class TaskArguments(ScriptArguments):
+    """What every task is told."""
 
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
     output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
-    data_path: Path = field(metadata={"help": 'JSON lines with a "text" each'})
+    data_path: Path = field(metadata={"help": "the task's data file"})
+    samples: int | None = field(default=None, metadata={"help": "take the first so many; all by default"})
+    batch_size: int = field(default=16, metadata={"help": "prompts a request"})
+    concurrency: int = field(default=2, metadata={"help": "requests in flight"})
+    model: str = field(
+        default="fastertransformer", metadata={"help": "model to ask, by token ids or, of an ensemble, by text"}
+    )
+    tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer files, if not beside the shards"})
+    model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
+    model_repository: Path | None = field(
+        default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
+    )
+    timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads, beside the model."""
+        return (self.data_path,)
+
+
+@dataclass(frozen=True)
+class LambadaArguments(TaskArguments):
+    """Score a running deployment on LAMBADA."""
+
     data_sha256: str | None = field(
         default=None, metadata={"help": "digest the data file must have; 'any' accepts any; by default a known file"}
     )
-    samples: int | None = field(default=None, metadata={"help": "take the first so many lines; all by default"})
-    batch_size: int = field(default=16, metadata={"help": "prompts a request"})
-    concurrency: int = field(default=2, metadata={"help": "requests in flight"})
-    model: str = field(default="fastertransformer", metadata={"help": "model to ask; it must take token ids"})
-    tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer files, if not beside the shards"})
-    model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
-    timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from handover.errors import ConfigError
 
+_DECODERS_ALONE = ("lambada",)
+
 
 def check_task(task: str, model: str, is_encoder_decoder: bool) -> None:
     """Refuse to score a model whose answers the task cannot be computed from.
@@ -16,7 +18,7 @@ def check_task(task: str, model: str, is_encoder_decoder: bool) -> None:
     Raises:
         ConfigError: LAMBADA asks for the next word of a text and its log probability under the model.
     """
-    if is_encoder_decoder:
+    if is_encoder_decoder and task in _DECODERS_ALONE:
         raise ConfigError(
             f"{model} is an encoder-decoder (T5), and {task} scores how a decoder continues a text",
             "leave evaluate out: stages=[convert,export,deploy,benchmark]",

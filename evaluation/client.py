@@ -18,7 +18,7 @@ from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from evaluation.streaming import Turn, stream
-from evaluation.tensors import Generation, Sampling, prepare_ids, prepare_texts, read_generations
+from evaluation.tensors import Generation, Sampling, prepare_ids, prepare_texts, read_completions, read_generations
 from handover.errors import ServerError
 
 _FIRST_PAUSE_S = 0.2
@@ -165,11 +165,8 @@ class Client:
             RequestError: the request was refused, failed or ran out of time.
             ServerError: the server answered a different number of texts.
         """
-        answer = self.send(model, prepare_texts(prompts, output_length, sampling)).as_numpy("OUTPUT_0")
-        if answer is None or answer.size != len(prompts):
-            count = 0 if answer is None else answer.size
-            raise ServerError(f"model '{model}' answered {count} texts to {len(prompts)} prompts")
-        return [text.decode(errors="replace") for text in answer.reshape(-1)]
+        answer = self.send(model, prepare_texts(prompts, output_length, sampling))
+        return [completion.text for completion in read_completions(len(prompts), answer)]
 
     def send(self, model: str, inputs: Sequence[triton.InferInput]) -> triton.InferResult:
         """Send one request and wait for its answer; for a decoupled model the last of its answers.

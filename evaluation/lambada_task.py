@@ -1,4 +1,4 @@
-"""LAMBADA as data: which requests its metrics need, and how their answers become figures.
+"""LAMBADA as data: which spans of which texts its metrics look at, and how what is known of them becomes figures.
 
 "LAMBADA accuracy" means different things in different places, so each has a name here:
 
@@ -15,42 +15,66 @@
     lm-eval 1.0, task ``lambada_openai``: context and target are split at the last space and encoded
     jointly; the accuracy asks whether every target token is the most probable one after its
     predecessors, the perplexity is exp(-mean over documents of the target's summed log probability).
+``1-gram_accuracy`` to ``4-gram_accuracy``
+    FasterTransformer backend, the same script without ``--n-gram-disable``: after each token of each text k
+    greedy tokens are generated, and all must equal the text's. Greedy tokens equal the text's just as long as
+    each is the most probable one after the text before it, so one pass over a text answers all of them.
+
+All are questions about a span: is every token of it the most probable one after its predecessors (which is when greedy
+generation gives it), and what is its log probability?
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evaluation import metrics
-from evaluation.tensors import Generation
+from evaluation.figures import FRACTION, Metric, share
 from evaluation.tokenizer import Tokenizer
 from handover.errors import ConfigError
 
-FULL_FILE_SHA256 = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226"
-SUBSET_SHA256 = "59d2ac8c920ce01e7952db060fd9095837c3d68e90ac3b72e3e05e3b2380ce2b"
-KNOWN_FILES = {
-    FULL_FILE_SHA256: "LAMBADA test set, OpenAI's preprocessing, 5153 texts",
-    SUBSET_SHA256: "first 200 texts of the LAMBADA test set, OpenAI's preprocessing",
-}
-
 Ids = tuple[int, ...]
+LONGEST_GRAM = 4
 
 
 @dataclass(frozen=True, order=True)
-class Query:
-    """One row to send, with log probabilities: greedy, never stopped by an end token.
+class Span:
+    """The end of a sequence, which the model should continue to.
 
     Attributes:
-        output_length: tokens to generate.
-        prompt: token ids.
+        sequence: token ids.
+        start: where the span begins, at least 1.
     """
 
-    output_length: int
-    prompt: Ids
+    sequence: Ids
+    start: int
+
+    @property
+    def target(self) -> Ids:
+        """The tokens of the span."""
+        return self.sequence[self.start :]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the model makes of a span.
+
+    Attributes:
+        is_hit: every token of it is the most probable one after its predecessors.
+        log_prob: natural log probability of the span after what precedes it; None if nobody asked.
+        gram_hits: of the whole sequence, how many runs of 1, 2, ... tokens are hits; None if only the span is known.
+    """
+
+    is_hit: bool
+    log_prob: float | None = None
+    gram_hits: tuple[int, ...] | None = None
+
+
+Answer = Verdict | str | None
+"""A str is the error of the request; None: the model cannot be asked about the span."""
 
 
 @dataclass(frozen=True)
@@ -60,36 +84,28 @@ class Sample:
     Attributes:
         index: line in the file, from 0.
         target: the last word as ``lambada_openai`` sees it, without the space before it.
-        last_token: query for the last token.
-        last_token_target: the one token.
-        last_word: query for FasterTransformer's last word.
-        last_word_target: its tokens.
-        openai_context: query for lm-eval's context; its answer gives the context's log probability too.
-        openai_target: lm-eval's target tokens.
-        openai_whole: query that gives the log probability of context and target together.
+        last_token: the last token of the text.
+        last_word: FasterTransformer's last word.
+        openai: lm-eval's.
         cut_tokens: tokens dropped on the left because the model has too few positions.
     """
 
     index: int
     target: str
-    last_token: Query
-    last_token_target: int
-    last_word: Query
-    last_word_target: Ids
-    openai_context: Query
-    openai_target: Ids
-    openai_whole: Query
+    last_token: Span
+    last_word: Span
+    openai: Span
     cut_tokens: int
 
     @property
-    def queries(self) -> tuple[Query, ...]:
-        """All that must be answered before this sample can be scored; some coincide."""
-        return (self.last_token, self.last_word, self.openai_context, self.openai_whole)
+    def spans(self) -> dict[Span, bool]:
+        """All that is asked, and whether the log probability is; some coincide."""
+        return {self.last_token: False, self.last_word: False, self.openai: True}
 
 
 @dataclass(frozen=True)
 class Score:
-    """What one sample came to; a field is None if a request that it needs failed.
+    """What one sample came to; a field is None if a request that it needs failed or cannot be sent.
 
     Attributes:
         index: line in the file, from 0.
@@ -99,6 +115,9 @@ class Score:
         cut_tokens: dropped on the left of the context.
         last_token_hit, last_word_hit, openai_hit: per metric.
         openai_log_prob: natural log probability of the target given the context.
+        text_tokens: of the whole text, after cutting.
+        gram_hits_1, gram_hits_2, gram_hits_3, gram_hits_4: runs of so many tokens of the text that greedy generation
+            gives after what precedes them.
         error: why figures are missing; empty otherwise.
     """
 
@@ -111,57 +130,12 @@ class Score:
     last_word_hit: bool | None = None
     openai_hit: bool | None = None
     openai_log_prob: float | None = None
+    text_tokens: int | None = None
+    gram_hits_1: int | None = None
+    gram_hits_2: int | None = None
+    gram_hits_3: int | None = None
+    gram_hits_4: int | None = None
     error: str = ""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A figure by its name.
-
-    Attributes:
-        name: one of the names in this module's docstring.
-        value: None if no sample could be scored.
-        unit: ``fraction`` (0 to 1) or ``perplexity per word``.
-        stderr: standard error in the same unit; None below two samples.
-        n: samples it rests on.
-        failed: samples that are missing from it.
-        definition: in one sentence.
-    """
-
-    name: str
-    value: float | None
-    unit: str
-    stderr: float | None
-    n: int
-    failed: int
-    definition: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
-
-
-def read_texts(path: Path, samples: int | None) -> list[str]:
-    """Read the ``text`` of the first lines of a JSON Lines file.
-
-    Args:
-        path: one object with a ``text`` in each line.
-        samples: number of lines to take; None for all.
-
-    Raises:
-        ConfigError: the file is missing, damaged, or shorter than the samples asked for.
-    """
-    try:
-        # Not splitlines: a text may hold a U+2028, which ends no line of JSON Lines.
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
-        texts = [str(json.loads(line)["text"]) for line in lines[:samples]]
-    except OSError as error:
-        raise ConfigError(f"the LAMBADA file {path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not LAMBADA: each line must be an object with a 'text' ({error})") from error
-    if not texts or (samples is not None and len(texts) < samples):
-        raise ConfigError(f"{path} has {len(texts)} texts, but {samples or 'at least 1'} are asked for")
-    return texts
 
 
 def split_openai(text: str) -> tuple[str, str]:
@@ -180,8 +154,7 @@ def split_last_word(text: str) -> tuple[str, str]:
 def prepare_sample(index: int, text: str, tokenizer: Tokenizer, max_positions: int | None) -> Sample:
     """Encode a text for every metric and cut contexts that the model has no positions for.
 
-    Both queries of ``lambada_openai`` keep the same context, so that their log probabilities subtract;
-    it leaves room for the target and one more token.
+    What is kept leaves room for one more token: an answer generates at least one.
 
     Raises:
         ConfigError: the text has no context or no last word.
@@ -196,66 +169,83 @@ def prepare_sample(index: int, text: str, tokenizer: Tokenizer, max_positions: i
     if not context or not target or not word_context or not word_target:
         raise ConfigError(f"text {index + 1} has no context or no last word: {text[:60]!r}")
     kept = _keep_last(context, max_positions, len(target) + 1)
-    word_kept = _keep_last(word_context, max_positions, len(word_target))
-    token_kept = _keep_last(whole[:-1], max_positions, 1)
+    word_kept = _keep_last(word_context, max_positions, len(word_target) + 1)
+    token_kept = _keep_last(whole[:-1], max_positions, 2)
     return Sample(
         index=index,
         target=target_text.strip(),
-        last_token=Query(1, token_kept),
-        last_token_target=whole[-1],
-        last_word=Query(len(word_target), word_kept),
-        last_word_target=word_target,
-        openai_context=Query(len(target), kept),
-        openai_target=target,
-        openai_whole=Query(1, kept + target),
+        last_token=Span(token_kept + whole[-1:], len(token_kept)),
+        last_word=Span(word_kept + word_target, len(word_kept)),
+        openai=Span(kept + target, len(kept)),
         cut_tokens=max(len(context) - len(kept), len(word_context) - len(word_kept), len(whole) - 1 - len(token_kept)),
     )
 
 
-def score_sample(sample: Sample, answers: Mapping[Query, Generation | str]) -> Score:
-    """Score one sample from the answers to its queries; a string among the answers is an error."""
+def judge_scored(span: Span, log_probs: Sequence[float], best: Sequence[int]) -> Verdict:
+    """Judge a span by one pass over its sequence.
+
+    Args:
+        span: what is asked about.
+        log_probs: of each token of the sequence but the first.
+        best: the most probable token in each of these places.
+    """
+    hits = [token == given for token, given in zip(best, span.sequence[1:], strict=True)]
+    runs, grams = 0, [0] * LONGEST_GRAM
+    for hit in hits:
+        runs = runs + 1 if hit else 0
+        for length in range(min(runs, LONGEST_GRAM)):
+            grams[length] += 1
+    return Verdict(all(hits[span.start - 1 :]), math.fsum(log_probs[span.start - 1 :]), tuple(grams))
+
+
+def score_sample(sample: Sample, answers: Mapping[Span, Answer]) -> Score:
+    """Score one sample from the answers about its spans."""
     score = Score(
         index=sample.index,
         target=sample.target,
-        context_tokens=len(sample.openai_context.prompt),
-        target_tokens=len(sample.openai_target),
+        context_tokens=sample.openai.start,
+        target_tokens=len(sample.openai.target),
         cut_tokens=sample.cut_tokens,
+        text_tokens=len(sample.last_token.sequence),
     )
-    errors = [answer for query in sample.queries if isinstance(answer := answers[query], str)]
+    found = [answers[span] for span in (sample.last_token, sample.last_word, sample.openai)]
+    errors = [answer for answer in found if isinstance(answer, str)]
     if errors:
         return replace(score, error=errors[0])
-    last_token, last_word, context, whole = (_generation(answers[query]) for query in sample.queries)
+    token, word, openai = (answer if isinstance(answer, Verdict) else None for answer in found)
+    grams = (token.gram_hits if token else None) or (None,) * LONGEST_GRAM
     return replace(
         score,
-        last_token_hit=last_token.tokens == (sample.last_token_target,),
-        last_word_hit=last_word.tokens == sample.last_word_target,
-        openai_hit=context.tokens == sample.openai_target,
-        openai_log_prob=_prompt_log_prob(whole) - _prompt_log_prob(context),
+        last_token_hit=token.is_hit if token else None,
+        last_word_hit=word.is_hit if word else None,
+        openai_hit=openai.is_hit if openai else None,
+        openai_log_prob=openai.log_prob if openai else None,
+        gram_hits_1=grams[0],
+        gram_hits_2=grams[1],
+        gram_hits_3=grams[2],
+        gram_hits_4=grams[3],
     )
 
 
 def summarise(scores: Sequence[Score]) -> list[Metric]:
-    """Compute every metric over the samples that were scored."""
-    failed = sum(1 for score in scores if score.error)
+    """Compute every metric over the samples that were scored; k-grams only where the model can tell."""
 
-    def share(name: str, hit: Callable[[Score], bool | None], definition: str) -> Metric:
-        hits = _present(hit(score) for score in scores)
-        value, error = metrics.accuracy(hits), metrics.accuracy_standard_error(hits)
-        return Metric(name, value, "fraction", error, len(hits), failed, definition)
+    def hits(name: str, hit: Callable[[Score], bool | None], definition: str) -> Metric:
+        return share(name, map(hit, scores), definition)
 
     log_probs = _present(score.openai_log_prob for score in scores)
     return [
-        share(
+        hits(
             "last_token_accuracy",
             lambda score: score.last_token_hit,
             "one greedy token after all tokens of the text but the last equals the last (FasterTransformer backend)",
         ),
-        share(
+        hits(
             "last_word_accuracy_greedy",
             lambda score: score.last_word_hit,
             "greedy generation after the text without its last word gives all tokens of that word (FasterTransformer)",
         ),
-        share(
+        hits(
             "lambada_openai_accuracy",
             lambda score: score.openai_hit,
             "every token of the last word is the most probable after its predecessors (lm-eval lambada_openai)",
@@ -266,22 +256,26 @@ def summarise(scores: Sequence[Score]) -> list[Metric]:
             "perplexity per word",
             metrics.perplexity_standard_error(log_probs),
             len(log_probs),
-            failed,
+            len(scores) - len(log_probs),
             "exp of minus the mean log probability of the last word (lm-eval lambada_openai)",
         ),
+        *_grams(scores),
     ]
 
 
-def _prompt_log_prob(generation: Generation) -> float:
-    # What is left of the sum without the generated tokens is the prompt's own log probability.
-    if generation.cum_log_prob is None or generation.log_probs is None:
-        raise ValueError("the answer carries no log probabilities")
-    return generation.cum_log_prob - sum(generation.log_probs)
-
-
-def _generation(answer: Generation | str) -> Generation:
-    assert isinstance(answer, Generation)
-    return answer
+def _grams(scores: Sequence[Score]) -> list[Metric]:
+    """K-gram accuracies over all places of all texts; a standard error would need independent places."""
+    known = [score for score in scores if score.gram_hits_1 is not None and score.text_tokens is not None]
+    figures = []
+    for length in range(1, LONGEST_GRAM + 1 if known else 1):
+        places = sum(max(0, (score.text_tokens or 0) - length) for score in known)
+        hits = sum(getattr(score, f"gram_hits_{length}") for score in known)
+        definition = f"{length} greedy tokens after any token of a text equal the text's (FasterTransformer backend)"
+        value = hits / places if places else None
+        figures.append(
+            Metric(f"{length}-gram_accuracy", value, FRACTION, None, places, len(scores) - len(known), definition)
+        )
+    return figures
 
 
 def _keep_last(ids: Ids, max_positions: int | None, reserved: int) -> Ids:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows
-from evaluation.lambada_task import Metric
+from evaluation.figures import Metric
 from evaluation.load.findings import Load, read_loads
 from evaluation.load.table import FILE_NAME as LOAD_FILE_NAME
 from handover.errors import ArtefactError

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from evaluation.benchmark_table import Row
+from evaluation.figures import Metric
 from evaluation.judgement import Judgement
-from evaluation.lambada_task import Metric
 from evaluation.load.table import LoadRow
 from evaluation.load.text import load_sentence
 from evaluation.number_text import show_figure

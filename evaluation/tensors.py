@@ -67,6 +67,21 @@ class IdsRequest:
 
 
 @dataclass(frozen=True)
+class Completion:
+    """What an ensemble gave back for one text.
+
+    Attributes:
+        text: the prompt and what follows it, or what an encoder-decoder wrote.
+        length: tokens of prompt and answer, or of the answer of an encoder-decoder; None if the model does not say.
+        scores: what was asked for beside the text; its tokens are not known here, so they are empty.
+    """
+
+    text: str
+    length: int | None
+    scores: Generation
+
+
+@dataclass(frozen=True)
 class Generation:
     """What was generated for one row.
 
@@ -123,35 +138,53 @@ def prepare_ids(
         _tensor(wanted_name, np.array([[length] for length in wanted], np.uint32)),
         *_sampling_tensors(sampling or Sampling(), rows),
     ]
-    if end_id is not None:
-        inputs.append(_tensor("end_id", np.full((rows, 1), end_id, np.uint32)))
-    if log_probs or context_log_probs:
-        inputs.append(_tensor("is_return_log_probs", np.ones((rows, 1), np.bool_)))
-    if context_log_probs:
-        inputs.append(_tensor("is_return_context_cum_log_probs", np.ones((rows, 1), np.bool_)))
-    if prompt_log_probs:
-        inputs.append(_tensor("is_return_context_log_probs", np.ones((rows, 1), np.bool_)))
+    inputs += _answer_tensors(rows, end_id, log_probs, context_log_probs, prompt_log_probs)
     return IdsRequest(tuple(map(tuple, prompts)), wanted, tuple(inputs), is_encoder_decoder)
 
 
 def prepare_texts(
-    prompts: Sequence[str], output_length: int, sampling: Sampling | None = None, end_id: int | None = None
+    prompts: Sequence[str],
+    output_lengths: int | Sequence[int],
+    sampling: Sampling | None = None,
+    *,
+    end_id: int | None = None,
+    log_probs: bool = False,
+    context_log_probs: bool = False,
+    prompt_log_probs: bool = False,
 ) -> tuple[triton.InferInput, ...]:
-    """Build the tensors of one batch for an ensemble: texts, tokens to generate, no bad and no stop words.
-
-    ``end_id`` is that of ``prepare_ids``.
-    """
+    """Build the tensors of one batch for an ensemble, without bad and stop words; see ``prepare_ids``."""
     rows = len(prompts)
+    wanted = [output_lengths] * rows if isinstance(output_lengths, int) else list(output_lengths)
     texts = np.array([[prompt.encode()] for prompt in prompts], dtype=np.object_)
     none = np.full((rows, 1), b"", dtype=np.object_)
     return (
         _tensor("INPUT_0", texts),
-        _tensor("INPUT_1", np.full((rows, 1), output_length, np.uint32)),
+        _tensor("INPUT_1", np.array(wanted, np.uint32).reshape(rows, 1)),
         _tensor("INPUT_2", none),
         _tensor("INPUT_3", none),
         *_sampling_tensors(sampling or Sampling(), rows),
-        *([] if end_id is None else [_tensor("end_id", np.full((rows, 1), end_id, np.uint32))]),
+        *_answer_tensors(rows, end_id, log_probs, context_log_probs, prompt_log_probs),
     )
+
+
+def read_completions(rows: int, answer: triton.InferResult) -> list[Completion]:
+    """Take the texts out of an ensemble's answer, with what else it says of each row.
+
+    Raises:
+        ServerError: it has another number of texts.
+    """
+    texts, lengths = answer.as_numpy("OUTPUT_0"), answer.as_numpy("sequence_length")
+    if texts is None or texts.size != rows:
+        raise ServerError(f"the answer to {rows} prompts has {0 if texts is None else texts.size} texts")
+    arrays = _score_arrays(answer)
+    return [
+        Completion(
+            text.decode(errors="replace"),
+            None if lengths is None else int(lengths[row].reshape(-1)[0]),
+            _scores(arrays, row),
+        )
+        for row, text in enumerate(texts.reshape(-1))
+    ]
 
 
 def add_session(
@@ -186,9 +219,7 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
     rows = len(request.prompts)
     if ids is None or lengths is None or ids.ndim != 3 or ids.shape[0] != rows or lengths.shape[:1] != (rows,):
         raise ServerError(f"the answer to {rows} prompts has no fitting output_ids and sequence_length")
-    cum_log_probs, log_probs = answer.as_numpy("cum_log_probs"), answer.as_numpy("output_log_probs")
-    scores, best = answer.as_numpy("context_log_probs"), answer.as_numpy("context_argmax_ids")
-    generations = []
+    arrays, generations = _score_arrays(answer), []
     longest = max(map(len, request.prompts))
     for row, (prompt, wanted) in enumerate(zip(request.prompts, request.output_lengths, strict=True)):
         length = int(lengths[row].reshape(-1)[0])
@@ -200,16 +231,44 @@ def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Ge
         if sequence[: len(shown)] != shown or not 0 <= count <= wanted:
             raise ServerError(f"row {row} of the answer does not continue its prompt of {len(prompt)} tokens")
         tokens = sequence[len(shown) :]
-        generations.append(
-            Generation(
-                tokens,
-                None if cum_log_probs is None else float(cum_log_probs[row].reshape(-1)[0]),
-                None if log_probs is None else tuple(float(value) for value in log_probs[row, 0, : len(tokens)]),
-                None if scores is None else tuple(float(value) for value in scores[row, 1 : len(prompt)]),
-                None if best is None else tuple(int(token) for token in best[row, 1 : len(prompt)]),
-            )
-        )
+        generations.append(_scores(arrays, row, tokens, len(tokens), len(prompt)))
     return generations
+
+
+def _score_arrays(answer: triton.InferResult) -> list[npt.NDArray[Any] | None]:
+    names = ("cum_log_probs", "output_log_probs", "context_log_probs", "context_argmax_ids")
+    return [answer.as_numpy(name) for name in names]
+
+
+def _scores(
+    arrays: Sequence[npt.NDArray[Any] | None],
+    row: int,
+    tokens: tuple[int, ...] = (),
+    generated: int | None = None,
+    given: int | None = None,
+) -> Generation:
+    """Read what was asked for beside the tokens of a row, given how many were generated and given; None: all."""
+    cum_log_probs, log_probs, scores, best = arrays
+    return Generation(
+        tokens,
+        None if cum_log_probs is None else float(cum_log_probs[row].reshape(-1)[0]),
+        None if log_probs is None else tuple(map(float, log_probs[row, 0, :generated])),
+        None if scores is None else tuple(map(float, scores[row, 1:given])),
+        None if best is None else tuple(map(int, best[row, 1:given])),
+    )
+
+
+def _answer_tensors(
+    rows: int, end_id: int | None, log_probs: bool, context_log_probs: bool, prompt_log_probs: bool
+) -> list[triton.InferInput]:
+    """Say where an answer ends and what it shall hold beside the tokens."""
+    asked = {
+        "is_return_log_probs": log_probs or context_log_probs,
+        "is_return_context_cum_log_probs": context_log_probs,
+        "is_return_context_log_probs": prompt_log_probs,
+    }
+    tensors = [_tensor(name, np.ones((rows, 1), np.bool_)) for name, is_asked in asked.items() if is_asked]
+    return tensors if end_id is None else [_tensor("end_id", np.full((rows, 1), end_id, np.uint32)), *tensors]
 
 
 def _sampling_tensors(sampling: Sampling, rows: int) -> list[triton.InferInput]:

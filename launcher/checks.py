@@ -12,16 +12,15 @@ from pathlib import Path
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError, SlipwayError
 from handover.manifest import FILE_NAME
-from launcher.config import BenchmarkKind, ClusterType, Config, ContainerRuntime, Engine, Stage, TaskKind
+from launcher.config import BenchmarkKind, ClusterType, Config, ContainerRuntime, Engine, Stage
+from launcher.evaluation_checks import check_evaluations
 from launcher.executors.bcp import check_job
 from launcher.model_checks import check_checkpoint, check_exported_task
 from launcher.paths import RunPaths
 from launcher.stages.benchmark import load_arguments
-from launcher.stages.evaluate import data_path, parity_arguments
 from launcher.stages.settings import serving_topology
 from launcher.time_limit import limit_s
 from launcher.topology import Topology
-from parity.arguments import check_arguments as check_parity
 
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -43,7 +42,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         _check_endpoint(config, paths, stages)
         _check_gate(config)
     if Stage.evaluate in stages:
-        _check_task(config, paths, stages)
+        check_evaluations(config, paths, stages)
     if Stage.benchmark in stages and config.benchmark.kind is BenchmarkKind.load:
         _check_load(config, paths)
     _check_writable(paths.results)
@@ -57,8 +56,6 @@ def _check_numbers(config: Config) -> None:
         "export.model.processes": model.processes,
         "export.triton_deployment.pipeline_model_parallel_size": triton.pipeline_model_parallel_size,
         "export.triton_deployment.max_batch_size": triton.max_batch_size,
-        "evaluation.task.batch_size": config.evaluation.task.batch_size,
-        "evaluation.task.concurrency": config.evaluation.task.concurrency,
         "benchmark.repeats": config.benchmark.repeats,
     }
     for key, value in at_least_one.items():
@@ -224,21 +221,6 @@ def _check_gate(config: Config) -> None:
         raise ConfigError(
             f"evaluation.gate.baseline: there is no directory {given.baseline}", "give a run's results directory"
         )
-
-
-def _check_task(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
-    path = data_path(config)
-    if config.evaluation.task.kind is TaskKind.parity:
-        check_parity(parity_arguments(config, paths))
-        if Stage.convert not in stages and not paths.checkpoint.exists():
-            raise ConfigError(
-                f"parity compares with the source, and there is no {paths.checkpoint}",
-                "give export.model.checkpoint_path",
-            )
-    elif path is None:
-        raise ConfigError(f"evaluation.task.data_path is not set, which {config.evaluation.task.kind} reads")
-    if path is not None and not path.is_file():
-        raise ConfigError(f"evaluation.task.data_path: there is no file {path}")
 
 
 def _check_writable(path: Path) -> None:

@@ -5,7 +5,7 @@ The keys are those of NeMo-Megatron-Launcher where it has them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from launcher.parity_config import ParityConfig
+from launcher.evaluation_config import LambadaConfig, ParityConfig, TaskConfig
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 
@@ -64,13 +64,6 @@ class BenchmarkKind(Choice):
 
     static = "static"
     load = "load"
-
-
-class TaskKind(Choice):
-    """What evaluate does."""
-
-    lambada = "lambada"
-    parity = "parity"
 
 
 class ContainerRuntime(Choice):
@@ -191,20 +184,6 @@ class DeploymentConfig:
 
 
 @dataclass
-class TaskConfig:
-    """What evaluate scores."""
-
-    name: str = "lambada"
-    kind: TaskKind = TaskKind.lambada
-    data_path: str | None = None  # of parity: more prompts
-    data_sha256: str | None = None  # of the file; None: any
-    samples: int | None = None  # the first so many; None: all
-    model: str = "fastertransformer"
-    batch_size: int = 16
-    concurrency: int = 2  # requests in flight
-
-
-@dataclass
 class GateConfig:
     """What the run is held against; the last stage says GO, NO-GO or INCONCLUSIVE, and the exit status follows."""
 
@@ -214,12 +193,18 @@ class GateConfig:
 
 @dataclass
 class EvaluationConfig:
-    """conf/evaluation: the evaluate stage."""
+    """conf/evaluation: the evaluate stage; what ``evaluation=[...]`` names has its section, the others are None."""
 
     run: StageRunConfig = field(default_factory=StageRunConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
     gate: GateConfig = field(default_factory=GateConfig)
-    parity: ParityConfig = field(default_factory=ParityConfig)
+    lambada: LambadaConfig | None = None
+    parity: ParityConfig | None = None
+
+    @property
+    def tasks(self) -> dict[str, TaskConfig]:
+        """The evaluations that were chosen, by name, in the order of their sections here."""
+        sections = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: section for name, section in sections.items() if isinstance(section, TaskConfig)}
 
 
 @dataclass

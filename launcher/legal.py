@@ -14,6 +14,7 @@ def legal_keys(parent: str) -> list[str]:
     node: type = Config
     for word in filter(None, parent.split(".")):
         hint = typing.get_type_hints(node).get(word) if dataclasses.is_dataclass(node) else None
+        hint = next((arm for arm in typing.get_args(hint) if dataclasses.is_dataclass(arm)), hint)  # a section or None
         if not (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
             return []
         node = hint

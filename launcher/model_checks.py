@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from evaluation.check import check_task
 from handover.errors import ConfigError
-from launcher.config import Config, ModelType, Stage, TaskKind
+from launcher.config import Config, ModelType, Stage
 from launcher.paths import RunPaths
 
 _T5 = "t5"
@@ -50,8 +50,9 @@ def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage])
             "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights; "
             "stages=[convert] does without",
         )
-    if Stage.evaluate in stages and not config.deployment.endpoint and _is_for_decoders(config):
-        check_task(config.evaluation.task.name, str(checkpoint), source.family.name == _T5)
+    if Stage.evaluate in stages and not config.deployment.endpoint:
+        for task in config.evaluation.tasks:
+            check_task(task, str(checkpoint), source.family.name == _T5)
 
 
 def check_exported_task(config: Config, paths: RunPaths) -> None:
@@ -65,12 +66,8 @@ def check_exported_task(config: Config, paths: RunPaths) -> None:
     parser = configparser.ConfigParser(interpolation=None)
     size = config.export.model.tensor_model_parallel_size
     parser.read(paths.model_repository / ENGINE / "1" / f"{size}-gpu" / "config.ini", encoding="utf-8")
-    if _is_for_decoders(config):
-        check_task(config.evaluation.task.name, str(paths.model_repository), parser.has_section("encoder"))
-
-
-def _is_for_decoders(config: Config) -> bool:
-    return config.evaluation.task.kind is TaskKind.lambada
+    for task in config.evaluation.tasks if parser.sections() else ():
+        check_task(task, str(paths.model_repository), parser.has_section("encoder"))
 
 
 def _check_family(config: Config, checkpoint: str, family: str) -> None:

@@ -28,7 +28,6 @@ PLANNERS = {
     Stage.convert: convert,
     Stage.export: export,
     Stage.deploy: deploy,
-    Stage.evaluate: evaluate,
     Stage.benchmark: benchmark,
 }
 
@@ -75,8 +74,10 @@ def ordered_stages(config: Config, paths: RunPaths) -> list[Stage]:
 
 
 def plan_stages(config: Config, paths: RunPaths, stages: Sequence[Stage], sweep: Path | None = None) -> list[StagePlan]:
-    """One plan a stage, the report over what clients measured, and the gate."""
-    plans = [PLANNERS[stage](config, paths) for stage in stages]
+    """One plan a stage, one for each evaluation, the report over what clients measured, and the gate."""
+    plans: list[StagePlan] = []
+    for stage in stages:
+        plans += evaluate(config, paths) if stage is Stage.evaluate else [PLANNERS[stage](config, paths)]
     if Stage.evaluate in stages or Stage.benchmark in stages:
         plans.append(report(config, paths, sweep))
         if config.evaluation.gate.thresholds:
@@ -88,8 +89,8 @@ def group(plans: Sequence[StagePlan]) -> list[list[StagePlan]]:
     """Split into jobs: each stage is one, but a server, its clients and the report share theirs."""
     jobs: list[list[StagePlan]] = []
     for plan in plans:
-        joins = plan.needs_server or (plan.always and jobs)
-        if joins and jobs and (plan.always or jobs[-1][0].service):
+        is_more = bool(jobs) and plan.stage == jobs[-1][-1].stage  # another evaluation
+        if jobs and (is_more or plan.always or (plan.needs_server and jobs[-1][0].service)):
             jobs[-1].append(plan)
         else:
             jobs.append([plan])

@@ -39,12 +39,16 @@ def failure_status(results: Sequence[StageResult]) -> int:
 
 
 def write_results(file: Path, results: Sequence[StageResult]) -> None:
-    """Update the results of these stages in the file; those of other jobs of the run stay."""
-    ours = {result.stage: dataclasses.asdict(result) for result in results}
+    """Update the results of these stages in the file; those of other jobs of the run stay.
+
+    A stage may have several: each evaluation has a log of its own.
+    """
+    ours = [dataclasses.asdict(result) for result in results]
+    known = {(entry["stage"], entry["log"]) for entry in ours}
     try:
-        others = [entry for entry in json.loads(file.read_text()) if entry["stage"] not in ours]
+        others = [entry for entry in json.loads(file.read_text()) if (entry["stage"], entry["log"]) not in known]
     except (OSError, ValueError, KeyError):
         others = []
-    entries = sorted([*others, *ours.values()], key=lambda entry: STAGE_ORDER.index(entry["stage"]))
+    entries = sorted([*others, *ours], key=lambda entry: STAGE_ORDER.index(entry["stage"]))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(entries, indent=1) + "\n")

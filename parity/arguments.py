@@ -42,6 +42,11 @@ class ParityArguments(ScriptArguments):
     timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads, beside the model."""
+        return (self.checkpoint,) if self.data_path is None else (self.data_path, self.checkpoint)
+
+    @property
     def limits_by_precision(self) -> dict[str, dict[str, float]]:
         """The limits as a mapping."""
         return {precision: dict(limits) for precision, limits in self.limits}
@@ -54,7 +59,7 @@ def check_arguments(arguments: ParityArguments) -> None:
         ConfigError: no prompts, an unknown reference, precision or limit, or a limit that is no number.
     """
     if not arguments.prompts and arguments.data_path is None:
-        raise ConfigError("parity has no prompts", "give evaluation.parity.prompts, or evaluation.task.data_path")
+        raise ConfigError("parity has no prompts", "give evaluation.parity.prompts, or evaluation.parity.data_path")
     if arguments.output_length < 1:
         raise ConfigError(f"parity: output_length is {arguments.output_length}", "it is at least 1")
     if arguments.reference not in REFERENCES:

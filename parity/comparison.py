@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evaluation import metrics
-from evaluation.lambada_task import Metric
+from evaluation.figures import Metric
 
 HOLDS, FAILS = "HOLDS", "FAILS"
 PROMPT, GENERATED = "prompt", "generated"

@@ -56,7 +56,10 @@ ENGINE_OUTPUTS = (
     TensorSpec("context_log_probs", "FP32", (-1,)),
     TensorSpec("context_argmax_ids", "UINT32", (-1,)),
 )
-_ENSEMBLE_OUTPUTS = ("sequence_length", "cum_log_probs", "output_log_probs")
+_ENSEMBLE_OUTPUTS = (
+    *("sequence_length", "cum_log_probs", "output_log_probs"),
+    *("context_log_probs", "context_argmax_ids"),
+)
 _PREPROCESSED = {
     "input_ids": "_INPUT_ID",
     "input_lengths": "_REQUEST_INPUT_LEN",
@@ -124,7 +127,7 @@ def postprocessing(serving: Serving) -> ModelSpec:
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
-    passed_on = (*SAMPLING, *_CONTEXT_SCORES[:1], *_PROMPT_LEARNING, *FACTUAL_NUCLEUS)
+    passed_on = (*SAMPLING, *_CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS)
     outputs = {tensor.name: tensor for tensor in ENGINE_OUTPUTS}
     return ModelSpec(
         name=ENSEMBLE,

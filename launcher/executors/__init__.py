@@ -33,7 +33,7 @@ class Job:
     @property
     def plan_files(self) -> tuple[Path, ...]:
         """Where the plans are written."""
-        return tuple(self.folder / f"{plan.stage}.plan.json" for plan in self.plans)
+        return tuple(self.folder / f"{plan.log.stem}.plan.json" for plan in self.plans)
 
     def write(self) -> None:
         """Write the plans."""

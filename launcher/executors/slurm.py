@@ -67,7 +67,7 @@ class SlurmExecutor:
             for job in jobs:
                 dependency = self._dependency(submitted[-1].job_id if submitted else None)
                 job_id = self._submit(job, force, dependency)
-                stages = tuple(plan.stage for plan in job.plans)
+                stages = tuple(dict.fromkeys(plan.stage for plan in job.plans))
                 submitted.append(SubmittedJob(job_id, stages, dependency, str(job.folder / f"{job_id}_0_log.out")))
         except ConfigError:
             if submitted:

@@ -10,7 +10,7 @@ from evaluation.load.arguments import LoadArguments
 from launcher.config import BenchmarkKind, Config, Stage
 from launcher.paths import RunPaths
 from launcher.plan import Command, StagePlan, partial, python_module
-from launcher.stages.settings import environment, resources
+from launcher.stages.settings import environment, expected_repository, resources
 
 
 def benchmark(config: Config, paths: RunPaths) -> StagePlan:
@@ -68,8 +68,3 @@ def load_arguments(config: Config, paths: RunPaths) -> LoadArguments:
         model_repository=expected_repository(config, paths),
         **given,
     )
-
-
-def expected_repository(config: Config, paths: RunPaths) -> Path | None:
-    """The repository that the endpoint must serve; None where another deployment was given on purpose."""
-    return None if config.deployment.endpoint else paths.model_repository

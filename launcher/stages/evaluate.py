@@ -1,75 +1,63 @@
-"""Plan the scoring of the served model: a task, or the comparison with its source."""
+"""Plan the scoring of the served model, one plan for each evaluation that was chosen."""
 
 from __future__ import annotations
 
 import dataclasses
+import typing
 from pathlib import Path
+from typing import Any
 
-from evaluation.arguments import LambadaArguments
-from launcher.config import Config, Stage, TaskKind
+from evaluation.arguments import LambadaArguments, TaskArguments
+from launcher.config import Config, Stage
+from launcher.evaluation_config import DataTaskConfig, LambadaConfig, ParityConfig, TaskConfig
 from launcher.paths import RunPaths
-from launcher.plan import Command, StagePlan, partial, python_module
-from launcher.stages.benchmark import expected_repository
-from launcher.stages.settings import environment, resources
+from launcher.plan import StagePlan, partial, python_module
+from launcher.stages.settings import environment, expected_repository, resources
 from parity.arguments import ParityArguments
 
+_ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {LambadaConfig: LambadaArguments}
+_PATHS = (Path, Path | None)
 
-def evaluate(config: Config, paths: RunPaths) -> StagePlan:
-    """Plan a task against the run's own server, or against ``deployment.endpoint``."""
+
+def evaluate(config: Config, paths: RunPaths) -> list[StagePlan]:
+    """Plan each evaluation against the run's own server, or against ``deployment.endpoint``."""
+    return [_plan(config, paths, name, task) for name, task in config.evaluation.tasks.items()]
+
+
+def task_arguments(config: Config, paths: RunPaths, name: str, task: TaskConfig) -> TaskArguments | ParityArguments:
+    """Arguments of one evaluation; what is a file is absolute."""
+    kind: type[TaskArguments | ParityArguments] = ParityArguments
+    given: dict[str, Any] = {entry.name: getattr(task, entry.name) for entry in dataclasses.fields(task)}
+    if isinstance(task, ParityConfig):
+        limits = {precision: tuple(dataclasses.asdict(limit).items()) for precision, limit in task.limits.items()}
+        given |= {"checkpoint": paths.checkpoint, "prompts": tuple(task.prompts), "limits": tuple(limits.items())}
+    else:
+        kind = _ARGUMENTS[type(task)]
+    hints = typing.get_type_hints(kind)
+    for key, value in given.items():
+        if isinstance(value, str) and hints[key] in _PATHS:
+            given[key] = Path(value).expanduser().absolute()
+    given["batch_size"] = min(task.batch_size, config.export.triton_deployment.max_batch_size)
+    return kind(
+        endpoint=config.deployment.endpoint or str(paths.endpoint),
+        output=partial(paths.evaluation / name),
+        model_repository=expected_repository(config, paths),
+        **given,
+    )
+
+
+def _plan(config: Config, paths: RunPaths, name: str, task: TaskConfig) -> StagePlan:
     run, attached = config.evaluation.run, config.deployment.endpoint
-    is_parity = config.evaluation.task.kind is TaskKind.parity
-    command = python_module("parity", parity_arguments(config, paths)) if is_parity else _lambada(config, paths)
-    inputs = (data_path(config), paths.checkpoint if is_parity else None)
+    arguments = task_arguments(config, paths, name, task)
+    module = f"evaluation.{name}" if isinstance(task, DataTaskConfig) else name
     return StagePlan(
-        stage="evaluate",
-        name=run.name,
-        commands=(command,),
+        stage=Stage.evaluate.name,
+        name=f"{run.name}_{name}",
+        commands=(python_module(module, arguments),),
         resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
-        inputs=(*(path for path in inputs if path), *(() if attached else (paths.model_repository,))),
-        output=paths.evaluation,
-        log=paths.log("evaluate"),
+        inputs=arguments.files if attached else (*arguments.files, paths.model_repository),
+        output=paths.evaluation / name,
+        log=paths.log(f"evaluate_{name}"),
         env=environment(config),
         needs_server=attached is None and Stage.deploy in config.stages,
-    )
-
-
-def data_path(config: Config) -> Path | None:
-    """The task's data, absolute; None where there is none."""
-    given = config.evaluation.task.data_path
-    return None if given is None else Path(given).expanduser().absolute()
-
-
-def _lambada(config: Config, paths: RunPaths) -> Command:
-    task, file = config.evaluation.task, data_path(config)
-    assert file is not None  # see launcher.checks
-    arguments = LambadaArguments(
-        endpoint=config.deployment.endpoint or str(paths.endpoint),
-        output=partial(paths.evaluation),
-        data_path=file,
-        data_sha256=task.data_sha256,
-        samples=task.samples,
-        batch_size=min(task.batch_size, config.export.triton_deployment.max_batch_size),
-        concurrency=task.concurrency,
-        model=task.model,
-    )
-    return python_module("evaluation.lambada", arguments)
-
-
-def parity_arguments(config: Config, paths: RunPaths) -> ParityArguments:
-    """Arguments of the comparison; what is a file is absolute."""
-    task, parity = config.evaluation.task, config.evaluation.parity
-    limits = {name: tuple(dataclasses.asdict(given).items()) for name, given in parity.limits.items()}
-    return ParityArguments(
-        endpoint=config.deployment.endpoint or str(paths.endpoint),
-        output=partial(paths.evaluation),
-        checkpoint=paths.checkpoint,
-        prompts=tuple(parity.prompts),
-        data_path=data_path(config),
-        samples=task.samples,
-        output_length=parity.output_length,
-        reference=parity.reference,
-        limits=tuple(limits.items()),
-        batch_size=min(task.batch_size, config.export.triton_deployment.max_batch_size),
-        model=task.model,
-        model_repository=expected_repository(config, paths),
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from launcher.config import Config, ContainerRuntime
+from launcher.paths import RunPaths
 from launcher.plan import Resources
 from launcher.topology import Topology, topology
 
@@ -26,3 +29,8 @@ def serving_topology(config: Config) -> Topology:
     if not config.cluster.gpus_per_node:
         return Topology(0, 1, None)
     return topology(tensor_para_size, pipeline_para_size, config.cluster.gpus_per_node)
+
+
+def expected_repository(config: Config, paths: RunPaths) -> Path | None:
+    """The repository that the endpoint must serve; None where another deployment was given on purpose."""
+    return None if config.deployment.endpoint else paths.model_repository

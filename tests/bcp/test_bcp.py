@@ -65,7 +65,7 @@ def test_the_guides_command_works_as_written(tmp_path: Path, mount: Path) -> Non
 
 def test_all_five_stages_run_and_auto_finds_the_job(tmp_path: Path, mount: Path) -> None:
     stages = "stages=[convert,export,deploy,evaluate,benchmark]"
-    small = ("evaluation.task.samples=5", "benchmark.batch_sizes=[1]", "benchmark.lengths=[[8,8]]")
+    small = ("evaluation.lambada.samples=5", "benchmark.batch_sizes=[1]", "benchmark.lengths=[[8,8]]")
     where = (f"base_results_dir={mount}/results", "export.run.model_train_name=gpt3_126m")
     ended, calls = in_bcp_job(tmp_path, stages, *where, *small)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -75,7 +75,7 @@ def test_all_five_stages_run_and_auto_finds_the_job(tmp_path: Path, mount: Path)
 
 
 def test_the_ranks_of_the_drop_in_engine_get_a_process_each(tmp_path: Path, mount: Path) -> None:
-    small = ("evaluation.task.samples=5", "evaluation.task.batch_size=4")
+    small = ("evaluation.lambada.samples=5", "evaluation.lambada.batch_size=4")
     where = (f"base_results_dir={mount}/results", "export.run.model_train_name=gpt3_126m")
     parallel = ("export.model.tensor_model_parallel_size=2", "export.triton_deployment.pipeline_model_parallel_size=2")
     ended, calls = in_bcp_job(

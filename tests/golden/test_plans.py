@@ -22,7 +22,7 @@ CASES = {
         *("stages=[deploy,benchmark]", "benchmark=load", "benchmark.load.lengths=[60/20,uniform:20:400/normal:50:9]"),
         *("benchmark.load.request_rates=[2,4.5]", "benchmark.slos.ttft_ms=200"),
     ],
-    "parity": [FIVE, "evaluation=parity", "evaluation.task.data_path=/data/prompts.jsonl"],
+    "parity": [FIVE, "evaluation=parity", "evaluation.parity.data_path=/data/prompts.jsonl"],
     "attached": ["stages=[evaluate,benchmark]", "deployment.endpoint=server:8001"],
 }
 

@@ -78,7 +78,7 @@ def test_hydras_own_flags_work() -> None:
         ("export.run.model_train_name=a/b", ["a/b"]),
         ("export.run.model_train_name=ensemble", ["ensemble"]),
         ("deployment.endpoint=nowhere", ["nowhere", "host:port"]),
-        ("evaluation.task.data_path=/nowhere.jsonl", ["/nowhere.jsonl"]),
+        ("evaluation.lambada.data_path=/nowhere.jsonl", ["/nowhere.jsonl"]),
         ("container=nvcr.io/image", ["starts no container"]),
     ],
 )

@@ -45,7 +45,7 @@ class Served:
             *("export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32"),
             *("benchmark.batch_sizes=[1,2]", "benchmark.lengths=[[4,4]]", "benchmark.repeats=2"),
             *("benchmark.load.concurrencies=[2]", "benchmark.load.lengths=[4/4]", "benchmark.load.requests=4"),
-            *("benchmark.load.min_repeats=1", "benchmark.load.repeats=1", f"evaluation.task.samples={SAMPLES}"),
+            *("benchmark.load.min_repeats=1", "benchmark.load.repeats=1", f"evaluation.lambada.samples={SAMPLES}"),
         ]
         command = [sys.executable, str(PROJECT / "main.py"), *given, *self.overrides, *overrides]
         return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False, timeout=120)

@@ -24,7 +24,7 @@ FIVE = "stages=[convert,export,deploy,evaluate,benchmark]"
 def command(root: Path, *arguments: str) -> list[str]:
     return [
         *(sys.executable, str(PROJECT / "main.py"), "cluster_type=interactive", f"base_results_dir={root}", FIVE),
-        *(f"export.model.checkpoint_path={NEMO}", "export.run.model_train_name=tiny", "evaluation.task.samples=10"),
+        *(f"export.model.checkpoint_path={NEMO}", "export.run.model_train_name=tiny", "evaluation.lambada.samples=10"),
         *("benchmark.batch_sizes=[1,2]", "benchmark.lengths=[[8,8]]", *arguments),
     ]
 

@@ -16,7 +16,7 @@ from cluster import SlurmCluster, wait_until
 PROJECT = Path(__file__).resolve().parents[2]
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 DEMONSTRATION = PROJECT / "examples" / "gpt3_demo" / "checkpoints" / "gpt3_demo.nemo"
-SMALL = ("benchmark.lengths=[[8,8]]", "benchmark.batch_sizes=[1,2]", "evaluation.task.samples=20")
+SMALL = ("benchmark.lengths=[[8,8]]", "benchmark.batch_sizes=[1,2]", "evaluation.lambada.samples=20")
 FIVE_STAGES = "stages=[convert,export,deploy,evaluate,benchmark]"
 HOSTILE = """it's "quoted"; touch x"""
 

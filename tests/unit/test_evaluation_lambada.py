@@ -11,7 +11,7 @@ import csv
 import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,8 @@ from fake_triton import FakeTriton, RefusalError, Tensors, count_up
 from learnt_gpt2 import POSITIONS, SUBSET, LearntModel, expected_figures, short_texts
 
 from evaluation import lambada
-from evaluation.lambada_task import (
-    FULL_FILE_SHA256,
-    SUBSET_SHA256,
-    prepare_sample,
-    read_texts,
-    split_last_word,
-    split_openai,
-)
+from evaluation.lambada_data import FULL_FILE_SHA256, SUBSET_SHA256, check_data, read_texts
+from evaluation.lambada_task import Span, judge_scored, prepare_sample, split_last_word, split_openai
 from evaluation.tokenizer import load_tokenizer
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
@@ -46,8 +40,9 @@ def answer(model: LearntModel, tensors: Tensors) -> Tensors:
         sequence = [int(token) for token in ids[row, :length]]
         if length + count > POSITIONS:
             raise RefusalError("too long")
-        prompt = model.log_probs(sequence)
-        cum[row] = sum(float(prompt[at, token]) for at, token in enumerate(sequence[1:]))
+        if "is_return_context_cum_log_probs" in tensors:
+            prompt = model.log_probs(sequence)
+            cum[row] = sum(float(prompt[at, token]) for at, token in enumerate(sequence[1:]))
         for step in range(count):
             last = model.log_probs(sequence)[-1]
             token = int(last.argmax())
@@ -56,14 +51,51 @@ def answer(model: LearntModel, tensors: Tensors) -> Tensors:
             each[row, 0, step] = float(last[token]) if tensors["runtime_top_k"][row, 0] == 0 else 0.0
             sequence.append(token)
         output[row, 0, : len(sequence)] = sequence
-    assert tensors["is_return_context_cum_log_probs"].all()
-    sequence_lengths = (lengths + wanted)[:, None].astype(np.uint32)
-    return {
-        "output_ids": output,
-        "sequence_length": sequence_lengths,
-        "cum_log_probs": cum,
-        "output_log_probs": each,
-    }
+    answered = {"output_ids": output, "sequence_length": (lengths + wanted)[:, None].astype(np.uint32)}
+    if "is_return_log_probs" in tensors:
+        answered |= {"cum_log_probs": cum, "output_log_probs": each}
+    return answered
+
+
+def scoring_answer(model: LearntModel, tensors: Tensors) -> Tensors:
+    """The drop-in engine: it also scores every token of an input, where it is asked to."""
+    answered = answer(model, tensors)
+    if "is_return_context_log_probs" in tensors:
+        ids, lengths = tensors["input_ids"], tensors["input_lengths"][:, 0]
+        log_probs, best = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, np.uint32)
+        for row, length in enumerate(lengths):
+            rows = model.log_probs(ids[row, :length].tolist())
+            best[row, 1:length] = rows[:-1].argmax(-1)
+            log_probs[row, 1:length] = [float(rows[at, token]) for at, token in enumerate(ids[row, 1:length])]
+        answered |= {"context_log_probs": log_probs, "context_argmax_ids": best}
+    return answered
+
+
+def ensemble_of(engine: Callable[[LearntModel, Tensors], Tensors], model: LearntModel, tensors: Tensors) -> Tensors:
+    """Text in, text out, around an engine; it has no output_ids."""
+    rows = [model.encode(text.decode()) for text in tensors["INPUT_0"][:, 0]]
+    ids = np.zeros((len(rows), max(map(len, rows))), np.uint32)
+    for row, tokens in enumerate(rows):
+        ids[row, : len(tokens)] = tokens
+    lengths = np.array([[len(tokens)] for tokens in rows], np.uint32)
+    given = {"input_ids": ids, "input_lengths": lengths, "request_output_len": tensors["INPUT_1"]}
+    answered = engine(model, {**tensors, **given})
+    output = answered.pop("output_ids")
+    texts = [
+        model.tokenizer.decode(row[0, : int(length)], clean_up_tokenization_spaces=False)
+        for row, length in zip(output, answered["sequence_length"][:, 0], strict=True)
+    ]
+    return {**answered, "OUTPUT_0": np.array([text.encode() for text in texts], dtype=np.object_)}
+
+
+SCORES = "is_return_context_log_probs"
+SERVERS: dict[str, tuple[Callable[[LearntModel, Tensors], Tensors], tuple[str, ...]]] = {
+    "FasterTransformer": (answer, ("input_ids",)),
+    "FasterTransformer, exported by us": (answer, ("input_ids", SCORES)),
+    "drop-in engine": (scoring_answer, ("input_ids", SCORES)),
+    "FasterTransformer's ensemble": (partial(ensemble_of, answer), ("INPUT_0",)),
+    "drop-in engine's ensemble": (partial(ensemble_of, scoring_answer), ("INPUT_0", SCORES)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +122,13 @@ def evaluate(endpoint: str, output: Path, data: Path, *flags: str) -> dict[str, 
     return content
 
 
-def test_every_figure_equals_what_hugging_face_computes(model: LearntModel, fake: FakeTriton, tmp_path: Path) -> None:
-    texts = short_texts()
-    content = evaluate(fake.url, tmp_path / "out", write_data(tmp_path / "d.jsonl", texts), "--batch-size=5")
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_figure_equals_what_hugging_face_computes(model: LearntModel, server: str, tmp_path: Path) -> None:
+    engine, inputs = SERVERS[server]
+    texts, data = short_texts(), write_data(tmp_path / "d.jsonl", short_texts())
+    parameters = {"model_checkpoint_path": str(model.directory)}
+    with FakeTriton(partial(engine, model), inputs=inputs, parameters=parameters) as fake:
+        content = evaluate(fake.url, tmp_path / "out", data, "--batch-size=5")
     expected = expected_figures(model, texts)
     metrics = {metric["name"]: metric for metric in content["metrics"]}
     n = len(texts)
@@ -109,6 +145,58 @@ def test_every_figure_equals_what_hugging_face_computes(model: LearntModel, fake
     assert metrics["lambada_openai_perplexity"]["value"] == pytest.approx(
         math.exp(-statistics.mean(expected["log_prob"])), rel=1e-4
     )
+
+
+@pytest.mark.parametrize("server", [name for name in SERVERS if "drop-in" in name])
+def test_k_grams_are_those_that_greedy_generation_gives_anywhere(
+    model: LearntModel, server: str, tmp_path: Path
+) -> None:
+    """Oracle: FasterTransformer's definition to the letter: generate four tokens after each prefix, and compare."""
+    engine, inputs = SERVERS[server]
+    texts = short_texts()[:4]
+    hits, places = [0] * 5, [0] * 5
+    for text in texts:
+        ids = model.encode(text)
+        for at in range(1, len(ids)):
+            grown = ids[:at]
+            for _ in range(4):
+                grown = [*grown, int(model.log_probs(grown)[-1].argmax())]
+            for length in range(1, min(4, len(ids) - at) + 1):
+                places[length] += 1
+                hits[length] += grown[at : at + length] == ids[at : at + length]
+    parameters = {"model_checkpoint_path": str(model.directory)}
+    with FakeTriton(partial(engine, model), inputs=inputs, parameters=parameters) as fake:
+        content = evaluate(fake.url, tmp_path / "out", write_data(tmp_path / "d.jsonl", texts))
+        assert len(fake.requests) == 2, "one to learn what the engine can, one for all texts"
+    metrics = {metric["name"]: metric for metric in content["metrics"]}
+    for length in range(1, 5):
+        found = metrics[f"{length}-gram_accuracy"]
+        assert found["n"] == places[length] and found["value"] == pytest.approx(hits[length] / places[length])
+    assert 0 < hits[4] < hits[1] < places[1]
+
+
+def test_a_run_of_hits_counts_in_every_k_gram_that_it_holds() -> None:
+    verdict = judge_scored(Span((1, 2, 3, 4, 5, 6), 4), [-1.0, -2.0, -3.0, -4.0, -5.0], [2, 3, 9, 5, 6])
+    assert verdict.gram_hits == (4, 2, 0, 0)  # hits at the 1st, 2nd, 4th and 5th place
+    assert verdict.is_hit and verdict.log_prob == -9.0
+
+
+def test_a_text_that_an_ensemble_would_encode_otherwise_is_left_out_of_that_figure(
+    model: LearntModel, tmp_path: Path
+) -> None:
+    """FasterTransformer's ensemble is asked for the last token after all others: not every ids are a text's."""
+    text = next(
+        text for text in ["a caf\u00e9", "so na\u00efve \u2026", "\u201cno\u201d said I \u20ac"]
+        if model.encode(model.tokenizer.decode(model.encode(text)[:-1])) != model.encode(text)[:-1]
+    )  # fmt: skip
+    engine, inputs = SERVERS["FasterTransformer's ensemble"]
+    parameters = {"model_checkpoint_path": str(model.directory)}
+    data = write_data(tmp_path / "d.jsonl", [short_texts()[1], text])
+    with FakeTriton(partial(engine, model), inputs=inputs, parameters=parameters) as fake:
+        content = evaluate(fake.url, tmp_path / "out", data)
+    metrics = {metric["name"]: (metric["n"], metric["failed"]) for metric in content["metrics"]}
+    assert metrics["last_token_accuracy"] == (1, 1) and metrics["lambada_openai_accuracy"] == (2, 0)
+    assert content["failed"] == 0
 
 
 def test_samples_are_in_file_order_with_their_own_figures(model: LearntModel, fake: FakeTriton, tmp_path: Path) -> None:
@@ -161,7 +249,7 @@ def test_a_failed_request_fails_the_sample_and_the_run_but_is_no_miss(
     parameters = {"model_checkpoint_path": str(model.directory)}
     with (
         FakeTriton(refuse_one, parameters=parameters) as fake,
-        pytest.raises(ServerError, match=r"1 of 4 samples have no score; the first, line 2: .*out of memory"),
+        pytest.raises(ServerError, match=r"1 of 4 samples have no score; the first, number 2: .*out of memory"),
     ):
         evaluate(fake.url, tmp_path / "out", data, "--batch-size=1")
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -201,32 +289,32 @@ def test_results_carry_digests_settings_and_a_manifest(model: LearntModel, fake:
     }
     manifest = Manifest.read(tmp_path / "out")
     assert manifest.kind == "evaluation"
-    assert {record.path for record in manifest.files} == {"metrics.json", "samples.csv"}
+    assert {record.path for record in manifest.files} == {"metrics.json", "metrics.csv", "summary.json", "samples.csv"}
     assert manifest.problems(tmp_path / "out") == []
 
 
-def test_a_model_that_takes_text_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_takes_neither_ids_nor_texts_is_refused(tmp_path: Path) -> None:
     data = write_data(tmp_path / "d.jsonl", short_texts()[:1])
-    with FakeTriton(count_up, inputs=("INPUT_0",)) as fake, pytest.raises(ConfigError, match="takes no token ids"):
-        evaluate(fake.url, tmp_path / "out", data, "--model=ensemble")
+    with FakeTriton(count_up, inputs=("QUERY",)) as fake, pytest.raises(ConfigError, match="takes neither"):
+        evaluate(fake.url, tmp_path / "out", data, "--model=preprocessing")
 
 
 def test_the_committed_subset_is_known_by_its_digest() -> None:
-    assert lambada.check_data(SUBSET, None) == SUBSET_SHA256
-    assert lambada.check_data(SUBSET, f"sha256:{SUBSET_SHA256}") == SUBSET_SHA256
+    assert check_data(SUBSET, None) == SUBSET_SHA256
+    assert check_data(SUBSET, f"sha256:{SUBSET_SHA256}") == SUBSET_SHA256
 
 
 def test_a_wrong_digest_names_both(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
-        lambada.check_data(SUBSET, FULL_FILE_SHA256)
+        check_data(SUBSET, FULL_FILE_SHA256)
     assert SUBSET_SHA256 in raised.value.problem
     assert FULL_FILE_SHA256 in raised.value.problem
     unknown = write_data(tmp_path / "d.jsonl", ["a b"])
     with pytest.raises(ConfigError, match="no known LAMBADA file"):
-        lambada.check_data(unknown, None)
-    assert lambada.check_data(unknown, "any")
+        check_data(unknown, None)
+    assert check_data(unknown, "any")
     with pytest.raises(ConfigError, match="cannot be read"):
-        lambada.check_data(tmp_path / "missing", None)
+        check_data(tmp_path / "missing", None)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +339,9 @@ def test_the_joint_encoding_is_split_where_the_contexts_own_encoding_ends(model:
     text = short_texts()[1]
     sample = prepare_sample(0, text, load_tokenizer(model.directory), None)
     context = model.encode(text.rpartition(" ")[0])
-    assert sample.openai_context.prompt == tuple(context)
-    assert sample.openai_target == tuple(model.encode(text)[len(context) :])
-    assert sample.openai_whole.prompt == tuple(model.encode(text))
+    assert sample.openai.sequence[: sample.openai.start] == tuple(context)
+    assert sample.openai.target == tuple(model.encode(text)[len(context) :])
+    assert sample.openai.sequence == tuple(model.encode(text))
 
 
 @pytest.mark.parametrize("line", ["{", '{"txt": 1}', "[1]"])

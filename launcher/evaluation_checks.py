@@ -1,0 +1,60 @@
+"""What can be known of the chosen evaluations before anything is submitted: their files are there, and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from evaluation.arguments import LambadaArguments, TaskArguments
+from handover.errors import ConfigError
+from launcher.config import Config, Stage
+from launcher.evaluation_config import DataTaskConfig
+from launcher.legal import legal_options
+from launcher.paths import RunPaths
+from launcher.stages.evaluate import task_arguments
+from parity.arguments import ParityArguments, check_arguments
+
+
+def check_evaluations(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Read the files of every evaluation as the stage will.
+
+    Raises:
+        ConfigError: none is chosen, a number makes no sense, or a file is missing or malformed.
+    """
+    tasks = config.evaluation.tasks
+    if not tasks:
+        raise ConfigError("evaluate: no evaluation is chosen", f"evaluation=[...]: {legal_options('evaluation', '')}")
+    for name, task in tasks.items():
+        place = f"evaluation.{name}"
+        numbers = {"batch_size": task.batch_size, "samples": task.samples}
+        if isinstance(task, DataTaskConfig):
+            numbers["concurrency"] = task.concurrency
+            if task.data_path is None:
+                raise ConfigError(f"{place}.data_path is not set", "name the file to evaluate on")
+        for key, number in numbers.items():
+            if number is not None and number < 1:
+                raise ConfigError(f"{place}.{key} is {number}", "it is at least 1")
+        arguments = task_arguments(config, paths, name, task)
+        try:
+            _read(arguments, paths, stages)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error.problem}", error.hint) from None
+
+
+def _read(arguments: TaskArguments | ParityArguments, paths: RunPaths, stages: Collection[Stage]) -> None:
+    if isinstance(arguments, ParityArguments):
+        _check_parity(arguments, paths, stages)
+    elif isinstance(arguments, LambadaArguments):
+        from evaluation.lambada_data import check_data, read_texts
+
+        check_data(arguments.data_path, arguments.data_sha256)
+        read_texts(arguments.data_path, arguments.samples)
+
+
+def _check_parity(arguments: ParityArguments, paths: RunPaths, stages: Collection[Stage]) -> None:
+    check_arguments(arguments)
+    if Stage.convert not in stages and not paths.checkpoint.exists():
+        raise ConfigError(
+            f"parity compares with the source, and there is no {paths.checkpoint}", "give export.model.checkpoint_path"
+        )
+    if arguments.data_path is not None and not arguments.data_path.is_file():
+        raise ConfigError(f"there is no file {arguments.data_path}", "mend data_path")
