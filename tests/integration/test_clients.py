@@ -73,8 +73,9 @@ def write_data(path: Path, texts: list[str]) -> Path:
     return path
 
 
+@pytest.mark.parametrize("name", ["ensemble", "fastertransformer"])
 def test_lambada_through_the_server_equals_hugging_face(
-    model: LearntModel, deployment: Deployment, tmp_path: Path
+    model: LearntModel, deployment: Deployment, name: str, tmp_path: Path
 ) -> None:
     texts = short_texts()
     output = results_of(deployment) / "evaluation" / "lambada"
@@ -85,6 +86,7 @@ def test_lambada_through_the_server_equals_hugging_face(
             f"--data-path={write_data(tmp_path / 'd.jsonl', texts)}",
             "--data-sha256=any",
             "--batch-size=5",
+            f"--model={name}",
         ]
     )
     expected = expected_figures(model, texts)
