@@ -85,11 +85,10 @@ def main(argv: Sequence[str]) -> None:
     stop = StopRequest()
     is_spread = arguments.engine == SLIPWAY and rank.world_size > 1
     if is_spread:
-        models = find_served_models(arguments.model_repository)
-        check_world_size(rank, models)
+        check_world_size(rank, find_served_models(arguments.model_repository))
     if is_spread and rank.rank:
         with stop.listening():
-            take_part(arguments, models[0], rank, given.endpoint, stop.came)
+            take_part(arguments, rank, given.endpoint, stop.came)
         return
     rendezvous_file(given.endpoint).unlink(missing_ok=True)  # a killed run's: nobody shall look for that
     models = prepare(arguments)

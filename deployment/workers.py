@@ -12,7 +12,6 @@ from pathlib import Path
 from deployment.arguments import ServeArguments
 from deployment.processes import die_with_parent
 from deployment.ranks import Rank, engine_environment
-from deployment.served_models import ServedModel
 from deployment.supervise import describe, last_lines
 from handover.errors import ServerError
 
@@ -22,18 +21,11 @@ _POLL_S = 0.2
 _GRACE_S = 10.0
 
 
-def take_part(
-    arguments: ServeArguments,
-    model: ServedModel,
-    rank: Rank,
-    endpoint: Path,
-    is_asked_to_stop: Callable[[float], bool],
-) -> None:
-    """Run the worker until rank 0 sends it home.
+def take_part(arguments: ServeArguments, rank: Rank, endpoint: Path, is_asked_to_stop: Callable[[float], bool]) -> None:
+    """Run the worker, which hears from rank 0 what to load, until that sends it home.
 
     Args:
         arguments: of this rank.
-        model: that all ranks serve.
         rank: of this process.
         endpoint: rank 0's endpoint file.
         is_asked_to_stop: waits for that long at most; rank 0 is then asked too, and its farewell is awaited.
@@ -41,7 +33,7 @@ def take_part(
     Raises:
         ServerError: the worker ended otherwise.
     """
-    process = _start(arguments, model, rank, endpoint)
+    process = _start(arguments, rank, endpoint)
     try:
         while (status := process.poll()) is None:
             if is_asked_to_stop(_POLL_S):
@@ -58,11 +50,11 @@ def take_part(
         )
 
 
-def _start(arguments: ServeArguments, model: ServedModel, rank: Rank, endpoint: Path) -> subprocess.Popen[bytes]:
+def _start(arguments: ServeArguments, rank: Rank, endpoint: Path) -> subprocess.Popen[bytes]:
     arguments.log.parent.mkdir(parents=True, exist_ok=True)
     with arguments.log.open("wb") as stream:
         return subprocess.Popen(
-            worker_argv(model),
+            [sys.executable, "-m", _MODULE],
             cwd=_PROJECT,
             env={**os.environ, **engine_environment(rank, endpoint, arguments.start_timeout_s)},
             stdin=subprocess.DEVNULL,
@@ -71,19 +63,3 @@ def _start(arguments: ServeArguments, model: ServedModel, rank: Rank, endpoint: 
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-
-
-def worker_argv(model: ServedModel) -> tuple[str, ...]:
-    """Build the worker's command line; pure."""
-    return (
-        sys.executable,
-        "-m",
-        _MODULE,
-        f"--checkpoint={model.checkpoint.absolute()}",
-        f"--tensor-para-size={model.tensor_para_size}",
-        f"--pipeline-para-size={model.pipeline_para_size}",
-        f"--data-type={model.parameters.get('data_type', '')}",
-        f"--cpu-threads={model.parameters.get('cpu_threads', os.environ.get('SLIPWAY_CPU_THREADS', '0'))}",
-        f"--model-type={model.parameters.get('model_type', 'GPT')}",
-        f"--int8-mode={model.parameters.get('int8_mode', '0')}",
-    )

@@ -111,7 +111,7 @@ def _open_engine(settings: Settings, config: Mapping[str, Any], args: Mapping[st
     instances = sum(int(each.get("count", 1)) for each in config.get("instance_group", []))
     if ranks and instances > 1:
         raise EngineError(f"instance_group asks for {instances} instances; several processes make up one")
-    group = Group(ranks, settings.tensor_para_size, settings.pipeline_para_size, device) if ranks else None
+    group = Group(ranks, device, settings) if ranks else None
     # A stateful model's max_batch_size of 1 is Triton's: a request of it is [1, batch, n].
     rows = _STATEFUL_ROWS if "sequence_batching" in config else max(1, int(config.get("max_batch_size", 0)))
     return open_engine(settings, device, group, rows)

@@ -5,6 +5,7 @@ Run as a program it is rank 0 without Triton: it answers the requests that a fil
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -35,13 +36,12 @@ class RankProcesses:
         on_gpu: bool = False,
         starts_others: bool = False,
         model_type: str = "GPT",
+        engines: int = 1,
     ) -> None:
         self.answers_file = directory / "answers"
         (directory / "requests").write_bytes(pickle.dumps(requests))
-        sizes = [f"--tensor-para-size={tensor}", f"--pipeline-para-size={pipeline}"]
-        worker = ["-m", "backends.fastertransformer.worker", f"--checkpoint={shards}", *sizes, "--data-type=fp32"]
-        worker += [f"--model-type={model_type}"]
-        leader = [__file__, str(shards), str(tensor), str(pipeline), str(directory), model_type]
+        worker = ["-m", "backends.fastertransformer.worker"]
+        leader = [__file__, str(shards), str(tensor), str(pipeline), str(directory), model_type, str(engines)]
         hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         self.processes, self.outputs = [], []
         for rank in range(1 if starts_others else tensor * pipeline):
@@ -55,6 +55,7 @@ class RankProcesses:
                             **os.environ,
                             **({} if starts_others else rank_environment(rank, tensor * pipeline, directory)),
                             **hidden,
+                            "TMPDIR": str(directory),
                         },
                         stdout=stream,
                         stderr=subprocess.STDOUT,
@@ -81,6 +82,17 @@ class RankProcesses:
         return "\n".join(f"--- {file.name}\n{file.read_text()}" for file in self.outputs)
 
 
+def workers_of(directory: Path) -> list[int]:
+    """Processes that an engine has started, which was started with that directory."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            ranks = [word for word in environment.read_bytes().split(b"\0") if word.startswith(b"SLIPWAY_RANKS=")]
+            if ranks and f"{directory}/slipway-ranks-".encode() in ranks[0]:
+                found.append(int(environment.parent.name))
+    return found
+
+
 def answer_of(engine: Any, tensors: Tensors) -> Tensors:
     """What one request gets; one with START belongs to a conversation."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -96,7 +108,7 @@ def rank_environment(rank: int, world_size: int, directory: Path) -> dict[str, s
     return {"SLIPWAY_RANKS": json.dumps(ranks), "OMP_NUM_THREADS": "1"}
 
 
-def main(shards: str, tensor: str, pipeline: str, directory: str, model_type: str) -> None:
+def main(shards: str, tensor: str, pipeline: str, directory: str, model_type: str, engines: str) -> None:
     sys.path.insert(0, str(PROJECT))
     from backends.fastertransformer.engine.engine import open_engine
     from backends.fastertransformer.engine.parallel import Group
@@ -106,16 +118,16 @@ def main(shards: str, tensor: str, pipeline: str, directory: str, model_type: st
 
     ranks = read_ranks(os.environ)
     device = choose_device(local_rank=ranks.local_rank if ranks else 0)
-    group = Group(ranks, int(tensor), int(pipeline), device) if ranks else None
     settings = Settings(Path(shards), int(tensor), int(pipeline), "fp32", 1, model_type)
-    settings = replace(settings, has_process_per_rank=group is None)
-    engine = open_engine(settings, device, group)
+    settings = replace(settings, has_process_per_rank=ranks is None)
     answers = []
-    for request in pickle.loads((Path(directory) / "requests").read_bytes()):
-        answers.append(answer_of(engine, request))
-        sys.stdout.write("answered\n")
-        sys.stdout.flush()
-    engine.close()
+    for _ in range(int(engines)):
+        engine = open_engine(settings, device, Group(ranks, device, settings) if ranks else None)
+        for request in pickle.loads((Path(directory) / "requests").read_bytes()):
+            answers.append(answer_of(engine, request))
+            sys.stdout.write("answered\n")
+            sys.stdout.flush()
+        engine.close()
     (Path(directory) / "answers").write_bytes(pickle.dumps(answers))
     os._exit(0)
 

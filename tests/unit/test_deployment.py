@@ -23,7 +23,6 @@ from deployment.ranks import Rank, arguments_of, check_world_size, engine_enviro
 from deployment.served_models import ServedModel
 from deployment.supervise import Server, last_lines
 from deployment.tritonserver import Installation, assemble_backends, build_argv, locate
-from deployment.workers import worker_argv
 from handover.errors import ServerError
 
 ARGUMENTS = ServeArguments(Path("/repo with space"), Path("/run/endpoint.json"), Path("/run/server.log"))
@@ -130,13 +129,6 @@ def test_every_rank_is_told_the_same_place_to_meet(monkeypatch: pytest.MonkeyPat
     )
     assert first | {"rank": 1, "local_rank": 1} == second
     assert second["rendezvous"] == "/e/.endpoint.json.ranks" and "7" in second["run"]
-
-
-def test_the_workers_command_line() -> None:
-    assert worker_argv(served("2", "4"))[1:] == (
-        *("-m", "backends.fastertransformer.worker", "--checkpoint=/repo/gpt/1/2-gpu", "--tensor-para-size=2"),
-        *("--pipeline-para-size=4", "--data-type=fp32", "--cpu-threads=3", "--model-type=GPT", "--int8-mode=0"),
-    )
 
 
 def test_free_ports_differ_and_can_be_taken() -> None:

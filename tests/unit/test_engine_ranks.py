@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 from family_shards import write_family
 from gpt2_checkpoint import random_gpt2, write_shards
-from rank_processes import RankProcesses, Tensors, answer_of
+from rank_processes import PROJECT, RankProcesses, Tensors, answer_of, workers_of
 from test_engine_families import random_t5
 from test_engine_prefixes import write as write_with_prefixes
 from transformers import T5EncoderModel
@@ -119,6 +120,16 @@ def test_an_engine_starts_the_other_ranks_itself(tensor: int, pipeline: int, tmp
     assert f"rank 1 of {tensor * pipeline}" in running[-1].text
 
 
+def test_a_process_opens_one_engine_of_several_processes_after_another(tmp_path: Path) -> None:
+    shards = write_shards(random_gpt2(), tmp_path, 2)
+    ranks = start(shards, tmp_path, 2, 1, REQUESTS, starts_others=True, engines=3)
+    assert ranks.wait(100) == [0], ranks.text
+    first, answers = ranks.answers[: len(REQUESTS)], ranks.answers
+    assert len(answers) == 3 * len(REQUESTS)
+    for ours, theirs in zip(answers, first * 3, strict=True):
+        np.testing.assert_array_equal(ours["output_ids"], theirs["output_ids"])
+
+
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (2, 2)])
 def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(tensor: int, pipeline: int, tmp_path: Path) -> None:
     shards = write_family(random_t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False), tmp_path, tensor)
@@ -167,10 +178,39 @@ def test_an_engine_whose_other_rank_cannot_load_says_so_and_leaves_nobody_behind
     shards = write_shards(random_gpt2(), tmp_path, 2)
     (shards / "model.layers.1.mlp.dense_h_to_4h.weight.1.bin").unlink()
     ranks = start(shards, tmp_path, 2, 1, REQUESTS, starts_others=True)
+    deadline = time.monotonic() + 60
+    while not workers_of(tmp_path):
+        assert time.monotonic() < deadline, ranks.text
+        time.sleep(0.02)
     assert ranks.wait(60) != [0]
     assert "model.layers.1.mlp.dense_h_to_4h.weight.1.bin" in ranks.text
-    others = subprocess.run(["pgrep", "-f", f"checkpoint={shards}"], capture_output=True, check=False)
-    assert not others.stdout
+    assert not workers_of(tmp_path) and not list(tmp_path.glob("slipway-ranks-*"))
+
+
+def test_a_process_whose_engine_could_not_load_opens_another(tmp_path: Path) -> None:
+    shards = write_shards(random_gpt2(), tmp_path, 2)
+    (shards / "model.wpe.bin").rename(shards / "aside")
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from backends.fastertransformer.engine.engine import open_engine\n"
+        "from backends.fastertransformer.engine.errors import EngineError\n"
+        "from backends.fastertransformer.engine.settings import Settings\n"
+        "shards = Path(sys.argv[1])\n"
+        "settings = Settings(shards, 2, 1, 'fp32', 1, has_process_per_rank=True)\n"
+        "try:\n"
+        "    open_engine(settings)\n"
+        "except EngineError as error:\n"
+        "    assert 'model.wpe.bin' in str(error), error\n"
+        "    (shards / 'aside').rename(shards / 'model.wpe.bin')\n"
+        "    open_engine(settings).close()\n"
+        "    print('opened')\n"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path)}
+    argv = [sys.executable, "-c", program, str(shards)]
+    run = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=PROJECT, timeout=100, env=environment)
+    assert (run.returncode, run.stdout) == (0, "opened\n"), run.stderr
+    assert not workers_of(tmp_path)
 
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
@@ -222,7 +262,7 @@ def place(directory: Path, **changes: object) -> Ranks:
 def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_path: Path) -> None:
     words = r"world_size \(4\) should equal to tensor_para_size_ \* pipeline_para_size_ \(2 \* 1 here\)"
     with pytest.raises(EngineError, match=words):
-        Group(place(tmp_path), 2, 1, CPU)
+        Group(place(tmp_path), CPU, Settings(tmp_path, 2, 1, "fp32"))
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"host": "127.0.0.1", "port": 1, "run": "before"}'])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.settings import find_checkpoint, read_settings
+from backends.fastertransformer.engine.settings import Settings, find_checkpoint, read_settings
 
 PARAMETERS = {"tensor_para_size": "2", "pipeline_para_size": "3", "data_type": "fp16", "model_type": "GPT"}
 PARAMETERS |= {"int8_mode": "0", "enable_custom_all_reduce": "1", "model_checkpoint_path": ""}
@@ -59,6 +59,19 @@ def test_a_parameter_that_is_nearly_a_known_one_is_said_once_and_others_are_igno
     assert [record.getMessage() for record in caplog.records] == [
         "config.pbtxt: tensor_para_sise is ignored: did you mean tensor_para_size?"
     ]
+
+
+def test_another_process_reads_what_was_written_down(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "it's; a 'name'" / "2-gpu")
+    more = {
+        "model_type": "GPT-J",
+        "int8_mode": "1",
+        "kv_cache_fraction": "0.5",
+        "process_per_rank": "1",
+        "cpu_threads": "3",
+    }
+    settings = read_settings(PARAMETERS | more | {"model_checkpoint_path": "2-gpu"}, tmp_path / "it's; a 'name'", "1")
+    assert Settings.from_json(settings.to_json()) == settings
 
 
 def test_a_missing_data_type_is_said(tmp_path: Path) -> None:

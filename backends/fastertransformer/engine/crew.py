@@ -14,7 +14,6 @@ import tempfile
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -37,10 +36,10 @@ def needs_crew(settings: Settings, device: torch.device) -> bool:
 
 
 class Crew:
-    """The other ranks' processes; they are ended when the ``with`` block is left by an exception.
+    """The other ranks' processes.
 
     Args:
-        settings: what they load.
+        settings: say how many there are.
 
     Attributes:
         ranks: of this process.
@@ -52,7 +51,7 @@ class Crew:
         rendezvous = str(Path(self._directory.name, "rendezvous"))
         places = [Ranks(rank, size, rank, size, rendezvous, rendezvous, _TOGETHER_S) for rank in range(size)]
         self.ranks = places[0]
-        argv = worker_argv(settings)
+        argv = [sys.executable, "-m", "fastertransformer.worker"]
         path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
         self._processes = [
             subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(place))})
@@ -71,18 +70,11 @@ class Crew:
             sys.stderr.flush()
             os._exit(1)
 
-    def __enter__(self) -> Crew:
-        """Give itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the processes if something went wrong."""
-        if error:
-            for process in self._processes:
-                process.kill()
-            self.dismiss()
+    def kill(self) -> None:
+        """End them."""
+        for process in self._processes:
+            process.kill()
+        self.dismiss()
 
     def dismiss(self) -> None:
         """Wait until they have ended, which they have been told to."""
@@ -94,20 +86,3 @@ class Crew:
                 process.kill()
                 process.wait()
         self._directory.cleanup()
-
-
-def worker_argv(settings: Settings) -> list[str]:
-    """Build a worker's command line; pure."""
-    return [
-        sys.executable,
-        "-m",
-        "fastertransformer.worker",
-        f"--checkpoint={settings.checkpoint.absolute()}",
-        f"--tensor-para-size={settings.tensor_para_size}",
-        f"--pipeline-para-size={settings.pipeline_para_size}",
-        f"--data-type={settings.data_type}",
-        f"--cpu-threads={settings.cpu_threads}",
-        f"--model-type={settings.model_type}",
-        f"--int8-mode={settings.int8_mode}",
-        f"--made-up-weights={int(settings.has_made_up_weights)}",
-    ]

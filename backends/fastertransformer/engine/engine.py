@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
 
@@ -181,22 +182,20 @@ def open_engine(
         EngineError: config.ini or shards are not as they must be, or another process of the group was lost; the
             message names them.
     """
-    device = device or choose_device()
-    if group is None and needs_crew(settings, device):
-        with Crew(settings) as crew:
-            group = Group(crew.ranks, settings.tensor_para_size, settings.pipeline_para_size, device)
-            return _open(settings, device, group, max_rows, crew)
-    return _open(settings, device, group, max_rows)
-
-
-def _open(
-    settings: Settings, device: torch.device, group: Group | None, max_rows: int, crew: Crew | None = None
-) -> Engine:
-    steps, description = load_steps(settings, device, group)
-    if note := warm_up(steps):
-        description += f"; {note}"
-        _log.info(note)
-    prompts = read_prompt_tables(settings.checkpoint, steps.config)
+    device, crew = device or choose_device(), None
+    with ExitStack() as undo:
+        if group is None and needs_crew(settings, device):
+            crew = Crew(settings)
+            undo.callback(crew.kill)
+            group = Group(crew.ranks, device, settings)
+        if group:
+            undo.callback(group.leave)
+        steps, description = load_steps(settings, device, group)
+        if note := warm_up(steps):
+            description += f"; {note}"
+            _log.info(note)
+        prompts = read_prompt_tables(settings.checkpoint, steps.config)
+        undo.pop_all()
     return Engine(steps, settings, description, max_rows, prompts, crew)
 
 

@@ -11,6 +11,7 @@ same one in ``follow``. Nothing but the steps is sent, as numbers: the others kn
 
 from __future__ import annotations
 
+import marshal
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,12 +31,12 @@ from .network import Links, Network
 from .pages import Cache
 from .prefixes import Prefix
 from .ranks import Ranks, Watch, first_line, meet
-from .request import Array
+from .settings import Settings
 from .steps import STEP_NAMES, Steps
 
 _CLOSE = -1  # a step's number is its place in STEP_NAMES
-_ABSENT = -1  # an argument that is None
-_HEADER_SIZE = 512  # numbers of a message that go with its length; a longer one takes a second broadcast
+_FIRST_BYTES = 4096  # of a message, its length in front of it; a longer one takes a second broadcast
+_LENGTH_BYTES = 8
 _OUT_OF_STEP = "another rank is lost, or a step failed"
 # Followers wait for the next step for as long as nobody asks anything; that others live is Watch's matter.
 _NO_TIMEOUT = timedelta(days=3650)
@@ -46,25 +47,34 @@ class Group:
 
     Args:
         ranks: of this process.
-        tensor_para_size: T.
-        pipeline_para_size: stages.
         device: of this process.
+        settings: of the model; rank 0 has them, and the others are given its.
+
+    Attributes:
+        ranks: of this process.
+        settings: rank 0's.
+        watch: over the others.
 
     Raises:
-        EngineError: their number is not T x stages, or not all came in time.
+        EngineError: their number is not tensor_para_size x pipeline_para_size, not all came in time, or this process
+            is in another group.
     """
 
-    def __init__(self, ranks: Ranks, tensor_para_size: int, pipeline_para_size: int, device: torch.device) -> None:
-        if ranks.world_size != tensor_para_size * pipeline_para_size:
+    def __init__(self, ranks: Ranks, device: torch.device, settings: Settings | None = None) -> None:
+        if dist.is_initialized():
+            raise EngineError("this process has an engine of several processes already; close that one first")
+        self.ranks, store = ranks, meet(ranks)
+        with self.loss_is_an_error("rank 0 has not said what to load"):
+            if settings:
+                store.set("settings", settings.to_json())
+            self.settings = Settings.from_json(store.get("settings"))
+        self._tensor_para_size, self._stages = self.settings.tensor_para_size, self.settings.pipeline_para_size
+        if ranks.world_size != self._tensor_para_size * self._stages:
             raise EngineError(
                 f"world_size ({ranks.world_size}) should equal to tensor_para_size_ * pipeline_para_size_"
-                f" ({tensor_para_size} * {pipeline_para_size} here)"
+                f" ({self._tensor_para_size} * {self._stages} here)"
             )
-        self.ranks = ranks
-        self._stages = pipeline_para_size
-        self._tensor_para_size = tensor_para_size
-        self.stage, self.tensor_rank = divmod(ranks.rank, tensor_para_size)
-        store = meet(ranks)
+        self.stage, self.tensor_rank = divmod(ranks.rank, self._tensor_para_size)
         if ranks.local_size == ranks.world_size:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
         with self.loss_is_an_error("not every rank has come"):
@@ -79,8 +89,8 @@ class Group:
             )
             self.watch = Watch(ranks, store)
             groups = [
-                dist.new_group(list(range(first, first + tensor_para_size)), timeout=_NO_TIMEOUT)
-                for first in range(0, ranks.world_size, tensor_para_size)
+                dist.new_group(list(range(first, first + self._tensor_para_size)), timeout=_NO_TIMEOUT)
+                for first in range(0, ranks.world_size, self._tensor_para_size)
             ]
             self._everybody = dist.new_group(timeout=_NO_TIMEOUT)
         self._tensor_group = groups[self.stage]
@@ -88,6 +98,11 @@ class Group:
     def share_out(self, x: Tensor) -> None:
         """Give all ranks what rank 0 has, in place."""
         dist.broadcast(x, 0, group=self._everybody)
+
+    def leave(self) -> None:
+        """Part from the others, whatever becomes of them; this process can then join other groups."""
+        self.watch.end()
+        dist.destroy_process_group()
 
     def share(self, config: ModelConfig) -> Share:
         """Say which part of the network this process holds; the stages have as many layers as FasterTransformer's."""
@@ -127,24 +142,24 @@ class Group:
         """Receive what it sends."""
         dist.recv(x, rank, group=self._everybody)
 
-    def announce(self, message: Array) -> None:
-        """Tell all other ranks, int64 [n]."""
-        header = np.zeros(_HEADER_SIZE, np.int64)
-        header[0] = len(message)
-        header[1 : 1 + len(message)] = message[: _HEADER_SIZE - 1]
-        dist.broadcast(torch.from_numpy(header), 0, group=self._everybody)
-        if len(message) >= _HEADER_SIZE:
-            dist.broadcast(torch.from_numpy(message[_HEADER_SIZE - 1 :].copy()), 0, group=self._everybody)
+    def announce(self, message: bytes) -> None:
+        """Tell all other ranks."""
+        first, rest = message[: _FIRST_BYTES - _LENGTH_BYTES], message[_FIRST_BYTES - _LENGTH_BYTES :]
+        self._broadcast((len(message).to_bytes(_LENGTH_BYTES, "big") + first).ljust(_FIRST_BYTES))
+        if rest:
+            self._broadcast(rest)
 
-    def hear(self) -> Array:
-        """Wait for what rank 0 announces, int64 [n]."""
-        header = torch.zeros(_HEADER_SIZE, dtype=torch.long)
-        dist.broadcast(header, 0, group=self._everybody)
-        size = int(header[0])
-        rest = torch.zeros(max(0, size + 1 - _HEADER_SIZE), dtype=torch.long)
-        if len(rest):
-            dist.broadcast(rest, 0, group=self._everybody)
-        return torch.cat((header[1 : 1 + size], rest)).numpy()
+    def hear(self) -> bytes:
+        """Wait for what rank 0 announces."""
+        first = self._broadcast(bytes(_FIRST_BYTES))
+        size = int.from_bytes(first[:_LENGTH_BYTES], "big")
+        rest = max(0, size + _LENGTH_BYTES - _FIRST_BYTES)
+        return (first + self._broadcast(bytes(rest)) if rest else first)[_LENGTH_BYTES : _LENGTH_BYTES + size]
+
+    def _broadcast(self, message: bytes) -> bytes:
+        content = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        dist.broadcast(content, 0, group=self._everybody)
+        return content.numpy().tobytes()
 
     def spread(self, x: Tensor) -> Tensor:
         """Give all ranks what rank 0 has; x has its shape and type everywhere."""
@@ -259,6 +274,7 @@ class Leader(Steps):
         """Send the other processes home."""
         self._group.watch.end()
         self._group.announce(packed(_CLOSE, ()))
+        self._group.leave()
 
 
 def follow(steps: Steps, group: Group) -> None:
@@ -271,41 +287,23 @@ def follow(steps: Steps, group: Group) -> None:
         while True:
             kind, arguments = unpacked(group.hear())
             if kind == _CLOSE:
-                group.watch.end()
+                group.leave()
                 return
             getattr(steps, STEP_NAMES[kind])(*arguments)
 
 
-def packed(kind: int, arguments: Sequence[Any]) -> Array:
-    """Write a step down as int64 [n]: its number, then each argument's type, shape and content."""
-    parts = [np.array([kind, len(arguments)])]
-    for argument in arguments:
-        if argument is None:
-            parts.append(np.array([_ABSENT]))
-            continue
-        array = np.asarray(argument)
-        is_float = array.dtype.kind == "f"
-        parts.append(np.array([2 * array.ndim + is_float, *array.shape]))
-        parts.append((array.astype(np.float64).view(np.int64) if is_float else array.astype(np.int64)).reshape(-1))
-    return np.concatenate(parts)
+def packed(kind: int, arguments: Sequence[Any]) -> bytes:
+    """Write a step down as data, unlike a pickle: its number, and each argument, a whole number, an array or None."""
+    return marshal.dumps((kind, [_plain(argument) for argument in arguments]))
 
 
-def unpacked(message: Array) -> tuple[int, list[Any]]:
-    """Read what packed wrote; floats come back as fp32."""
-    kind, count = (int(number) for number in message[:2])
-    arguments: list[Any] = []
-    at = 2
-    for _ in range(count):
-        form = int(message[at])
-        if form == _ABSENT:
-            arguments.append(None)
-            at += 1
-            continue
-        shape = message[at + 1 : at + 1 + form // 2]
-        at += 1 + form // 2
-        array = message[at : at + int(shape.prod())].reshape(shape)
-        at += array.size
-        if form % 2:
-            array = np.ascontiguousarray(array).view(np.float64).astype(np.float32)
-        arguments.append(array if form // 2 else int(array))
-    return kind, arguments
+def _plain(argument: Any) -> tuple[str, tuple[int, ...], bytes] | int | None:
+    if isinstance(argument, np.ndarray):
+        return argument.dtype.str, argument.shape, argument.tobytes()
+    return None if argument is None else int(argument)
+
+
+def unpacked(message: bytes) -> tuple[int, list[Any]]:
+    """Read what packed wrote."""
+    kind, plain = marshal.loads(message)
+    return kind, [np.ndarray(p[1], p[0], bytearray(p[2])) if isinstance(p, tuple) else p for p in plain]

@@ -5,9 +5,10 @@ Parameters: FasterTransformer's GPT guide, "Fastertransformer-Triton Serving Con
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .config import FILE_NAME, MODEL_TYPES
@@ -60,6 +61,16 @@ class Settings:
     session_idle_s: float = 60.0
     has_process_per_rank: bool | None = None
     has_made_up_weights: bool = False
+
+    def to_json(self) -> str:
+        """Write them down for another process."""
+        return json.dumps(asdict(self) | {"checkpoint": str(self.checkpoint.absolute())})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Settings:
+        """Read what to_json wrote."""
+        values = json.loads(text)
+        return cls(**values | {"checkpoint": Path(values["checkpoint"])})
 
 
 def read_settings(parameters: Mapping[str, str], model_directory: Path, version: str) -> Settings:
