@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -37,6 +38,7 @@ from .steps import STEP_NAMES, Steps
 _CLOSE = -1  # a step's number is its place in STEP_NAMES
 _FIRST_BYTES = 4096  # of a message, its length in front of it; a longer one takes a second broadcast
 _LENGTH_BYTES = 8
+_FAREWELL_S = 20.0
 _OUT_OF_STEP = "another rank is lost, or a step failed"
 # Followers wait for the next step for as long as nobody asks anything; that others live is Watch's matter.
 _NO_TIMEOUT = timedelta(days=3650)
@@ -102,7 +104,9 @@ class Group:
     def leave(self) -> None:
         """Part from the others, whatever becomes of them; this process can then join other groups."""
         self.watch.end()
-        dist.destroy_process_group()
+        farewell = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        farewell.start()
+        farewell.join(_FAREWELL_S)  # NCCL's waits for the others, which may be gone
 
     def share(self, config: ModelConfig) -> Share:
         """Say which part of the network this process holds; the stages have as many layers as FasterTransformer's."""
