@@ -108,17 +108,21 @@ def median_seconds(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-@contextmanager
-def engine_of(size: Size, data_type: str, int8_mode: int = 0, **settings: Any) -> Iterator[Engine]:
-    """Open the engine, as it is served, around random weights; settings: others of Settings."""
-    text = (
+def config_ini(size: Size) -> str:
+    """Describe a model as FasterTransformer's converters do."""
+    return (
         f"[gpt]\nhead_num = {size.heads}\nsize_per_head = {size.hidden // size.heads}\n"
         f"inter_size = {4 * size.hidden}\nnum_layer = {size.layers}\nvocab_size = {size.vocab}\n"
         f"max_pos_seq_len = {_POSITIONS}\nstart_id = 0\nend_id = 0\n"
     )
+
+
+@contextmanager
+def engine_of(size: Size, data_type: str, int8_mode: int = 0, **settings: Any) -> Iterator[Engine]:
+    """Open the engine, as it is served, around random weights; settings: others of Settings."""
     _tidy()
     with tempfile.TemporaryDirectory(prefix="slipway-gpu-") as directory:
-        Path(directory, "config.ini").write_text(text)
+        Path(directory, "config.ini").write_text(config_ini(size))
         ranks = {"tensor_para_size": 1, "pipeline_para_size": 1} | settings
         engine = open_engine(
             Settings(Path(directory), data_type=data_type, int8_mode=int8_mode, has_made_up_weights=True, **ranks)

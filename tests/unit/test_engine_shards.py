@@ -1,18 +1,23 @@
-"""Weights that are made up, to measure a model whose shards nobody has."""
+"""Where weights come from: files that are read ahead, or nowhere, to measure a model whose shards nobody has."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from backends.fastertransformer.engine import staging
 from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.errors import WeightsError
 from backends.fastertransformer.engine.precision import choose_precision
 from backends.fastertransformer.engine.shards import made_up
+from backends.fastertransformer.engine.staging import StagedFiles
 from backends.fastertransformer.engine.weights import load_weights
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_made_up_numbers_are_random_and_the_same_for_a_file_every_time() -> None:
@@ -35,3 +40,33 @@ def test_a_made_up_network_has_every_tensor_and_needs_no_shard(tmp_path: Path) -
     assert len(weights.decoder.layers) == 3
     assert weights.token_embedding.shape == (100, 64)
     assert weights.token_embedding.abs().sum().isfinite()
+
+
+@pytest.mark.parametrize("ahead_bytes", [0, 1 << 30])
+def test_staged_files_are_what_the_files_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int
+) -> None:
+    monkeypatch.setattr(staging, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(staging, "AHEAD_BYTES", ahead_bytes)
+    shapes = [(7, 300), (1,), (250, 2), (0, 4), (3, 5, 11)]
+    contents = [np.random.default_rng(size).standard_normal(shape, np.float32) for size, shape in enumerate(shapes)]
+    for index, content in enumerate(contents):
+        content.tofile(tmp_path / f"{index}.bin")
+    order = [(f"{index}.bin", shape) for index, shape in enumerate(shapes)]
+    with StagedFiles(tmp_path, order, torch.float32, DEVICE) as shards:
+        found = [shards(*each).cpu().numpy() for each in order]
+    for content, read in zip(contents, found, strict=True):
+        np.testing.assert_array_equal(read, content)
+
+
+def test_a_file_that_is_cut_short_while_others_are_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = [("first.bin", (100,)), ("second.bin", (100,))]
+    np.zeros(100, np.float32).tofile(tmp_path / "first.bin")
+    np.zeros(99, np.float32).tofile(tmp_path / "second.bin")
+    monkeypatch.setattr(staging, "AHEAD_BYTES", 0)
+    with StagedFiles(tmp_path, order, torch.float32, DEVICE) as shards:
+        shards(*order[0])
+        with pytest.raises(WeightsError, match=r"second.bin: 396 bytes, expected 400"):
+            shards(*order[1])

@@ -37,9 +37,14 @@ def map_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_file(str(path), size=size, dtype=dtype).view(shape)
 
 
-def planned(dtype: torch.dtype) -> Shards:
-    """Give shapes without content, on torch's meta device."""
-    return lambda file, shape: torch.empty(shape, dtype=dtype, device="meta")
+def planned(dtype: torch.dtype, order: list[tuple[str, tuple[int, ...]]]) -> Shards:
+    """Give shapes without content, on torch's meta device, and list what was asked for."""
+
+    def shard(file: str, shape: tuple[int, ...]) -> Tensor:
+        order.append((file, shape))
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    return shard
 
 
 def checked(directory: Path, dtype: torch.dtype, problems: list[str]) -> Shards:

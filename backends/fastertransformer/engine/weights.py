@@ -22,6 +22,7 @@ from .layouts import ModelWeights, Norm, Share, head_name, read_model
 from .linear import Int8Linear, Linear
 from .precision import TORCH_TYPES, Precision
 from .shards import Shards, checked, made_up, mapped, planned
+from .staging import AHEAD_BYTES, StagedFiles
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,12 @@ def load_weights(
         if problems:
             noun = "shard is" if len(problems) == 1 else "shards are"
             raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  " + "\n  ".join(problems))
-    plan = plan_on(share.rank, planned(source_type))
+    order: list[tuple[str, tuple[int, ...]]] = []
+    plan = plan_on(share.rank, planned(source_type, order))
     read_model(plan, config, share, has_head)
-    need_bytes, have_bytes = plan.size_bytes + 2 * plan.largest_bytes, free_bytes(device) // sharers
+    is_staged = not (is_cpu or are_made_up)
+    need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
+    have_bytes = free_bytes(device) // sharers
     if need_bytes > have_bytes:
         each = f" for each of {sharers} processes" if sharers > 1 else ""
         raise WeightsError(
@@ -98,9 +102,12 @@ def load_weights(
             f" {have_bytes / 1e9:.3g} GB free{each}; serve it with int8_mode 1, as fp16 or bf16, or over more processes"
             " (tensor_para_size, pipeline_para_size)"
         )
+    read_on = partial(Reader, config, tensor_para_size, precision, device, is_cpu, share.rank)
+    if is_staged:
+        with StagedFiles(directory, order, source_type, device) as shards:
+            return read_model(read_on(shards), config, share, has_head)
     shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
-    reader = Reader(config, tensor_para_size, precision, device, is_cpu, share.rank, shards)
-    return read_model(reader, config, share, has_head)
+    return read_model(read_on(shards), config, share, has_head)
 
 
 def _check_ranks(directory: Path, config: ModelConfig, tensor_para_size: int) -> None:

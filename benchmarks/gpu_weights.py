@@ -1,0 +1,121 @@
+"""Time the loading of shards onto a GPU, against what its link carries from pinned memory.
+
+    python3 -m benchmarks.gpu_weights --size=20B --directory=/dev/shm/shards
+
+Random shards of that model are written to the directory first, and removed afterwards. They are in the host's memory
+then, as those of a model that was served before, or just converted: this measures the way from there, not a disk.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.layouts import Share, read_model
+from backends.fastertransformer.engine.precision import TORCH_TYPES, choose_precision
+from backends.fastertransformer.engine.shards import planned
+from backends.fastertransformer.engine.weights import Reader, load_weights
+from benchmarks.gpu_models import Table, config_ini, find_size, median_seconds, need_gpu
+from handover.arguments import ScriptArguments
+from handover.errors import ConfigError, exit_status
+
+_PROBE_BYTES = 1 << 30
+_BLOCK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class WeightsArguments(ScriptArguments):
+    """What to load."""
+
+    size: str = field(default="20B", metadata={"help": "model"})
+    directory: Path = field(default=Path("/dev/shm/slipway-shards"), metadata={"help": "is made, and removed"})
+    weight_data_type: str = field(default="fp16", metadata={"help": "of the shards"})
+    data_type: str = field(default="fp16", metadata={"help": "of the computation"})
+    int8_mode: int = field(default=0, metadata={"help": "of the engine"})
+    repeats: int = field(default=2, metadata={"help": "times to load; each is reported"})
+    csv: Path | None = field(default=None, metadata={"help": "file to write"})
+    commit: str = field(default="", metadata={"help": "what is measured, for the file"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One loading."""
+
+    model: str
+    weight_data_type: str
+    data_type: str
+    gigabytes: float
+    seconds: float
+    gigabytes_per_s: float
+    link_gigabytes_per_s: float
+    part_of_link: float
+
+
+def write_shards(arguments: WeightsArguments) -> int:
+    """Write every shard of the model, random numbers over and over -> bytes."""
+    directory, device = arguments.directory, torch.device("cpu")
+    directory.mkdir(parents=True)
+    text = config_ini(find_size(arguments.size)) + f"weight_data_type = {arguments.weight_data_type}\n"
+    (directory / "config.ini").write_text(text)
+    config, order = read_config(directory), list[tuple[str, tuple[int, ...]]]()
+    source_type = TORCH_TYPES[arguments.weight_data_type]
+    precision, share = choose_precision("fp32", device), Share(range(config.num_layer))
+    plan = Reader(config, 1, precision, torch.device("meta"), False, None, planned(source_type, order))
+    read_model(plan, config, share, False)
+    numbers = torch.randn(_BLOCK_BYTES // source_type.itemsize).mul_(0.02).to(source_type)
+    block = numbers.view(torch.int16 if source_type.itemsize == 2 else torch.int32).numpy().view(np.uint8).data
+
+    def write(file: str, shape: tuple[int, ...]) -> int:
+        size = torch.Size(shape).numel() * source_type.itemsize
+        with (directory / file).open("wb") as target:
+            for start in range(0, size, _BLOCK_BYTES):
+                target.write(block[: size - start])
+        return size
+
+    with ThreadPoolExecutor(16) as pool:
+        return sum(pool.map(lambda each: write(*each), order))
+
+
+def link_bytes_per_s() -> float:
+    """Copy 1 GiB of pinned memory to the GPU."""
+    source = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device="cuda")
+    return _PROBE_BYTES / median_seconds(partial(target.copy_, source, non_blocking=True), 5)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write, load, remove."""
+    arguments = WeightsArguments.from_argv(argv, description=__doc__)
+    need_gpu()
+    if arguments.directory.exists():
+        raise ConfigError(f"{arguments.directory} exists already", "name a directory that is not there: it is removed")
+    device, link = torch.device("cuda"), link_bytes_per_s()
+    precision = choose_precision(arguments.data_type, device, arguments.int8_mode)
+    table = Table(arguments.csv, arguments.commit)
+    try:
+        size_bytes = write_shards(arguments)
+        config = read_config(arguments.directory)
+        for _ in range(arguments.repeats):
+            start = time.perf_counter()
+            load_weights(arguments.directory, config, 1, precision, device)
+            torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+            rate = size_bytes / seconds
+            formats = (arguments.weight_data_type, arguments.data_type + "+int8" * arguments.int8_mode)
+            figures = (size_bytes / 1e9, seconds, rate / 1e9, link / 1e9, rate / link)
+            table.add(Row(arguments.size, *formats, *figures))
+    finally:
+        shutil.rmtree(arguments.directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "benchmarks.gpu_weights"))
