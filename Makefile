@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-nemo check format golden lock clean
+.PHONY: help demo test test-nemo test-kernels check format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -18,6 +18,9 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included
 
 test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual environment of their own
 	.venv-nemo/bin/python -m pytest tests/with_nemo
+
+test-kernels: $(VENV)/.tests .triton/.ready ## compare the GPU's kernels with fp64 by Triton's interpreter, without a GPU
+	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/unit/test_engine_kernels.py
 
 check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .
@@ -59,5 +62,10 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	  einops transformers sentencepiece tokenizers pandas pyyaml pytest pytest-timeout
 	touch $@
 
+# What torch for GPUs brings along; too large for the tests' lock file.
+.triton/.ready: | $(VENV)/bin/python
+	$(PIP) --no-deps --target .triton triton==3.6.0
+	touch $@
+
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo
+	rm -rf $(VENV) .venv-nemo .triton

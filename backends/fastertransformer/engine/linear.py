@@ -8,15 +8,52 @@ padded: a GPT-2 of 124M decodes one row in 36 ms so, on 1 core, and in 42 ms wit
 int8: each output channel has a scale, its largest weight / 127, and its weights are rounded to multiples of it. On a
 CPU that saves memory, not time: torch's own int8 product is 3 to 30 times slower there in fp32 than to widen and
 multiply (768 x 3072, 1 to 256 rows).
+
+On a GPU a product with few rows reads its matrix once, in kernels/, with what comes before and behind it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda x: x,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
 _LEAST_ROWS = 4  # of a product of packed weights
+
+
+@dataclass(frozen=True)
+class Norming:
+    """A norm along the last axis.
+
+    Attributes:
+        weight: [width].
+        bias: [width], or None.
+        eps: added to the variance.
+        is_rms: whether numbers are divided by their root mean square only.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    is_rms: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Norm x, [..., width]."""
+        if self.is_rms:
+            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
 
 
 class Linear:
@@ -33,6 +70,7 @@ class Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self._bias = bias
+        self._scales: Tensor | None = None
         self._is_packed = weight.device.type == "cpu" and _can_pack(weight)
         self._weight: Tensor
         if self._is_packed:
@@ -43,6 +81,53 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], same type."""
+        return self.fused(x)
+
+    def fused(
+        self, x: Tensor, norm: Norming | None = None, activation: str = "", residual: Tensor | None = None
+    ) -> Tensor:
+        """Give activation(the product with norm(x)) + residual, which is overwritten with it if there is one.
+
+        Args:
+            x: [..., in].
+            norm: of x; None: none.
+            activation: one of ACTIVATIONS.
+            residual: [..., out], contiguous; None: nothing is added.
+        """
+        if kernels := self._kernels(x):
+            return self._by_kernel(kernels, x, norm, activation, residual)
+        y = ACTIVATIONS[activation](self._product(norm(x) if norm else x))
+        if residual is None:
+            return y
+        residual += y
+        return residual
+
+    def _kernels(self, x: Tensor) -> Any:
+        """Give the module kernels.product where it is the fastest for x; else None."""
+        if not x.is_cuda or x.dtype == torch.float32:
+            return None
+        kernels = _find_kernels()
+        rows = x.numel() // x.shape[-1]
+        return kernels if kernels and kernels.choose(rows, *self._weight.shape, self._weight.dtype) else None
+
+    def _by_kernel(
+        self,
+        kernels: Any,
+        x: Tensor,
+        norm: Norming | None,
+        activation: str = "",
+        residual: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        y = torch.empty(*x.shape[:-1], len(self._weight), dtype=dtype or x.dtype, device=x.device)
+        out = (y if residual is None else residual).view(-1, len(self._weight))
+        flat = x.reshape(-1, x.shape[-1])
+        kernels.multiply(
+            flat, self._weight, self._bias, self._scales, norm, activation, None if residual is None else out, out
+        )
+        return y if residual is None else residual
+
+    def _product(self, x: Tensor) -> Tensor:
         if not self._is_packed:
             return F.linear(x, self._weight, self._bias)
         rows = x.numel() // x.shape[-1]
@@ -51,10 +136,13 @@ class Linear:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self._weight, self._bias, "none", [], "")
         return y[:rows].view(*x.shape[:-1], y.shape[-1])
 
-    def in_fp32(self, x: Tensor) -> Tensor:
-        """[..., in] -> fp32 [..., out], summed and returned in fp32 whatever x and the weight are."""
+    def in_fp32(self, x: Tensor, norm: Norming | None = None) -> Tensor:
+        """Product with norm(x), [..., in] -> fp32 [..., out], summed in fp32 whatever x and the weight are."""
+        if kernels := self._kernels(x):
+            return self._by_kernel(kernels, x, norm, dtype=torch.float32)
+        x = norm(x) if norm else x
         if self._weight.dtype == torch.float32:
-            return self(x.float())
+            return self._product(x.float())
         flat = torch.mm(x.reshape(-1, x.shape[-1]), self._weight.T, out_dtype=torch.float32)
         y = flat.view(*x.shape[:-1], -1)
         return y if self._bias is None else y + self._bias
@@ -73,14 +161,24 @@ class Int8Linear(Linear):
         self._bias = bias
         scales = weight.abs().amax(dim=1).float().clamp(min=1e-12) / 127  # [out]
         rounded = (weight.float() / scales[:, None]).round().to(torch.int8)
-        self._weight, self._scales = rounded.contiguous(), scales.to(weight.dtype)
+        self._weight = rounded.contiguous()
+        self._scales: Tensor = scales.to(weight.dtype)
         kept = (self._weight, self._scales, bias)
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in kept if each is not None)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], same type."""
+    def _product(self, x: Tensor) -> Tensor:
         y = F.linear(x, self._weight.to(x.dtype)) * self._scales
         return y if self._bias is None else y + self._bias
+
+
+@lru_cache
+def _find_kernels() -> Any:
+    """Import the kernels where they can be compiled: torch for NVIDIA's GPUs brings triton along."""
+    if find_spec("triton") is None or torch.cuda.get_device_capability() < (8, 0):
+        return None
+    from .kernels import product
+
+    return product
 
 
 def padded_rows(rows: int) -> int:

@@ -21,11 +21,18 @@ from torch import Tensor
 from .attention import Alibi, Bias, ContinuedRows, NewRows, Relative, Rotation, Slots, WholeInput
 from .config import ModelConfig, Stack
 from .layouts import CrossWeights, LayerWeights, ModelWeights, Norm, StackWeights
+from .linear import Linear, Norming
 from .pages import Cache, next_tokens
 
 
 class Links:
-    """Where the network goes on in other processes; this is the case that it does not. See parallel.ProcessLinks."""
+    """Where the network goes on in other processes; this is the case that it does not. See parallel.ProcessLinks.
+
+    Attributes:
+        is_alone: whether every sum is whole in this process.
+    """
+
+    is_alone = True
 
     def share(self, ids: Tensor) -> Tensor:
         """Give every process rank 0's numbers."""
@@ -178,11 +185,10 @@ class Network:
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""
         assert self.weights.head and self.weights.decoder, "this process does not predict"
-        if self.weights.decoder.final_norm:
-            hidden = _norm(self.config, hidden, self.weights.decoder.final_norm)
+        norm = _norming(self.config, self.weights.decoder.final_norm)
         if self.config.scales_head:
-            hidden = hidden * self.config.hidden_units**-0.5
-        return self.weights.head.in_fp32(hidden)
+            hidden, norm = (norm(hidden) if norm else hidden) * self.config.hidden_units**-0.5, None
+        return self.weights.head.in_fp32(hidden, norm)
 
     def encode(
         self,
@@ -217,7 +223,8 @@ class Network:
         x = self._links.spread(self._links.leave(x))
         if attentions is not None and kept is not None:
             attentions += self._links.gather(kept, (batch, length))
-        return _norm(stack, x, weights.final_norm) if weights.final_norm else x
+        norm = _norming(stack, weights.final_norm)
+        return norm(x) if norm else x
 
     def remember(self, encoded: Tensor, slots: Slots, cache: Cache, tasks: Tensor | None = None) -> None:
         """Put the keys and values of what the encoder has made, [B, S, hidden], into the rows' slots."""
@@ -262,41 +269,60 @@ class Network:
         if self.weights.position_embedding is not None:
             table = self.weights.position_embedding
             x = x + F.embedding(positions.clamp(max=len(table) - 1), table)  # padding may stand behind the last one
-        return _norm(self.config, x, self.weights.embedding_norm) if self.weights.embedding_norm else x
+        norm = _norming(self.config, self.weights.embedding_norm)
+        return norm(x) if norm else x
 
     def _layer(
         self, stack: Stack, layer: LayerWeights, x: Tensor, call: _Call, memory: Sequence[Tensor] = ()
     ) -> Tensor:
         """Run a layer on x [B, T, hidden], which is overwritten; memory: its own and its cross part of the cache."""
-        reduce, is_pre_norm = self._links.reduce, stack.is_pre_norm
-        normed = _norm(stack, x, layer.input_norm) if is_pre_norm else x
-        attended = self._attend(stack, layer, normed, call, memory[:1])
+        first, second = _norming(stack, layer.input_norm), _norming(stack, layer.post_norm)
         if stack.is_parallel:
-            beside = _norm(stack, x, layer.post_norm) if layer.post_norm else normed
-            x += reduce(attended + _mlp(stack, layer, beside, call.tasks))
-            return x
-        x += reduce(attended)
-        if not is_pre_norm:
-            x = _norm(stack, x, layer.input_norm)
+            if not second:  # both work on the same numbers
+                assert first
+                normed, first = first(x), None
+            else:
+                normed = x
+            attended = self._attend(stack, layer, normed, first, call, memory[:1])
+            inner = _mlp(stack, layer, normed, second, call.tasks)
+            return self._add(self._add(x, layer.attention_out, attended), layer.mlp_out, inner)
+        before, behind = ((first, second), (None, None)) if stack.is_pre_norm else ((None, None), (first, second))
+        x = self._add(x, layer.attention_out, self._attend(stack, layer, x, before[0], call, memory[:1]))
+        x = behind[0](x) if behind[0] else x
         if layer.cross:
-            x += reduce(self._attend_source(stack, layer.cross, x, call, memory[1]))
-        assert layer.post_norm
-        x += reduce(_mlp(stack, layer, _norm(stack, x, layer.post_norm) if is_pre_norm else x, call.tasks))
-        return x if is_pre_norm else _norm(stack, x, layer.post_norm)
+            x = self._add(x, layer.cross.out, self._attend_source(stack, layer.cross, x, call, memory[1]))
+        x = self._add(x, layer.mlp_out, _mlp(stack, layer, x, before[1], call.tasks))
+        return behind[1](x) if behind[1] else x
 
-    def _attend(self, stack: Stack, layer: LayerWeights, x: Tensor, call: _Call, memory: Sequence[Tensor]) -> Tensor:
-        q, k, v = self._split(stack, layer.qkv(x), 3)  # [B, H, T, D] each
+    def _add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
+        """Add a product to x in place: this process's alone, or the sum of all processes' parts."""
+        if self._links.is_alone:
+            return linear.fused(inner, residual=x)
+        x += self._links.reduce(linear(inner))
+        return x
+
+    def _attend(
+        self,
+        stack: Stack,
+        layer: LayerWeights,
+        x: Tensor,
+        norm: Norming | None,
+        call: _Call,
+        memory: Sequence[Tensor],
+    ) -> Tensor:
+        """Give what the heads of this process attend to, [B, T, H * D]."""
+        q, k, v = self._split(stack, layer.qkv.fused(x, norm), 3)  # [B, H, T, D] each
         k, v = _adapted(k, layer.ia3, 0, call.tasks), _adapted(v, layer.ia3, 1, call.tasks)
         if call.rotate:
             q, k = call.rotate(q), call.rotate(k)
-        return layer.attention_out(_joined(call.attend(q, k, v, *memory)))
+        return _joined(call.attend(q, k, v, *memory))
 
     def _attend_source(self, stack: Stack, cross: CrossWeights, x: Tensor, call: _Call, memory: Tensor) -> Tensor:
         assert call.attend_source
         slots, longest = call.source
-        (q,) = self._split(stack, cross.query(_norm(stack, x, cross.norm)), 1)
+        (q,) = self._split(stack, cross.query.fused(x, _norming(stack, cross.norm)), 1)
         keys, values = memory[0, slots, :, :longest], memory[1, slots, :, :longest]  # [B, H, S, D]
-        return cross.out(_joined(call.attend_source(q, keys, values)))
+        return _joined(call.attend_source(q, keys, values))
 
     def _split(self, stack: Stack, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[B, T, parts * H * D] -> [B, H, T, D] each."""
@@ -311,20 +337,20 @@ def _position_bias(stack: Stack | None, weights: StackWeights | None, is_both_wa
     return Relative(weights.position_bias, is_both_ways)
 
 
-def _norm(stack: Stack, x: Tensor, norm: Norm) -> Tensor:
-    if stack.is_rms:
-        return F.rms_norm(x, x.shape[-1:], norm.weight, stack.layernorm_eps)
-    return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, stack.layernorm_eps)
+def _norming(stack: Stack, norm: Norm | None) -> Norming | None:
+    return Norming(norm.weight, norm.bias, stack.layernorm_eps, stack.is_rms) if norm else None
 
 
-def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, tasks: Tensor | None) -> Tensor:
-    """[B, T, hidden] -> this process's part of [B, T, hidden]."""
-    inner = _ACTIVATIONS[stack.activation](layer.mlp_in(x))
+def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norming | None, tasks: Tensor | None) -> Tensor:
+    """Give the inner layer of norm(x): [B, T, hidden] -> this process's part of [B, T, inter]."""
+    if layer.mlp_gate and norm:
+        x, norm = norm(x), None
+    inner = layer.mlp_in.fused(x, norm, stack.activation)
     if layer.mlp_gate:
         inner *= layer.mlp_gate(x)
     if layer.ia3 and tasks is not None:
         inner *= layer.ia3[2][tasks][:, None]
-    return layer.mlp_out(inner)
+    return inner
 
 
 def _adapted(x: Tensor, ia3: tuple[Tensor, ...] | None, index: int, tasks: Tensor | None) -> Tensor:
@@ -337,10 +363,3 @@ def _adapted(x: Tensor, ia3: tuple[Tensor, ...] | None, index: int, tasks: Tenso
 def _joined(x: Tensor) -> Tensor:
     """[B, H, T, D] -> [B, T, H * D]."""
     return x.transpose(1, 2).flatten(2)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": _gelu, "relu": F.relu, "silu": F.silu}

@@ -133,9 +133,14 @@ class Group:
             dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._everybody)
         return int(least)
 
+    @property
+    def has_whole_sums(self) -> bool:
+        """Whether each stage is one process."""
+        return self._tensor_para_size == 1
+
     def reduce(self, part: Tensor) -> None:
         """Sum over the processes of this stage, in place."""
-        if self._tensor_para_size > 1:
+        if not self.has_whole_sums:
             dist.all_reduce(part, group=self._tensor_group)
 
     def send(self, x: Tensor, rank: int) -> None:
@@ -206,6 +211,7 @@ class _ProcessLinks(Links):
 
     def __init__(self, group: Group, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._group, self._config, self._dtype, self._device = group, config, dtype, device
+        self.is_alone = group.has_whole_sums
 
     def share(self, ids: Tensor) -> Tensor:
         """Have rank 0's, in place."""

@@ -1,0 +1,90 @@
+"""What the kernels of products share: what happens to numbers, and asking for memory ahead."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def wait_for_input():
+    """Let the kernel behind this one begin, and wait until the one before has ended: its results can be read now.
+
+    The matrices do not change, so they can be asked for before.
+    """
+    gdc_launch_dependents()
+    gdc_wait()
+
+
+@triton.jit
+def ask(places):
+    """Have the lines of memory at these places brought into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def moments(x, inputs, eps, is_rms: tl.constexpr, block: tl.constexpr):
+    """Mean (0 for a root mean square) and 1 / standard deviation of x [inputs], fp32.
+
+    In two passes where there is a mean, as torch: the mean of squares minus the square of the mean loses digits.
+    """
+    mean = 0.0
+    if not is_rms:
+        sums = tl.zeros([block], tl.float32)
+        for start in range(0, inputs, block):
+            k = start + tl.arange(0, block)
+            sums += tl.load(x + k, k < inputs, 0).to(tl.float32)
+        mean = tl.sum(sums, 0) / inputs
+    sums = tl.zeros([block], tl.float32)
+    for start in range(0, inputs, block):
+        k = start + tl.arange(0, block)
+        away = tl.load(x + k, k < inputs, 0).to(tl.float32) - mean
+        sums += tl.where(k < inputs, away * away, 0.0)
+    return mean, tl.rsqrt(tl.sum(sums, 0) / inputs + eps)
+
+
+@triton.jit
+def widened(tile, dtype: tl.constexpr, is_native: tl.constexpr):
+    """Numbers of a tile in another format; int8 by putting bytes into the fraction of 1024 or 2**23.
+
+    The usual conversion of integers runs at a quarter of the rate that the memory delivers them at.
+    """
+    if tile.dtype != tl.int8 or not is_native:
+        return tile.to(dtype)
+    if dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            """{ .reg .b32 bytes, zero; mov.b32 zero, 0x64806480; xor.b32 bytes, $2, 0x80808080;
+            prmt.b32 $0, bytes, 0x64646464, 0x4140; prmt.b32 $1, bytes, 0x64646464, 0x4342;
+            sub.f16x2 $0, $0, zero; sub.f16x2 $1, $1, zero; }""",
+            "=r,=r,r",
+            [tile],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=4,
+        )
+    wide = tl.inline_asm_elementwise(
+        """{ .reg .b32 bytes; xor.b32 bytes, $4, 0x80808080;
+        prmt.b32 $0, bytes, 0x4B000000, 0x7540; prmt.b32 $1, bytes, 0x4B000000, 0x7541;
+        prmt.b32 $2, bytes, 0x4B000000, 0x7542; prmt.b32 $3, bytes, 0x4B000000, 0x7543;
+        sub.f32 $0, $0, 0f4B000080; sub.f32 $1, $1, 0f4B000080;
+        sub.f32 $2, $2, 0f4B000080; sub.f32 $3, $3, 0f4B000080; }""",
+        "=r,=r,=r,=r,r",
+        [tile],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=4,
+    )
+    return wide.to(dtype)
+
+
+@triton.jit
+def activated(y, activation: tl.constexpr):
+    """Apply gelu by tanh (as x * sigmoid: the same function), relu, silu, or nothing."""
+    if activation == "gelu":
+        y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
+    elif activation == "relu":
+        y = tl.maximum(y, 0.0)
+    elif activation == "silu":
+        y = y * tl.sigmoid(y)
+    return y

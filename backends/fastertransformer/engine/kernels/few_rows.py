@@ -1,0 +1,65 @@
+"""A matrix times up to 64 rows on the tensor cores: each program reads some rows of the matrix, or a part of them.
+
+Where the matrix has few rows, several programs share them (splits) to keep all of the GPU busy; the last one to finish
+adds up. It adds in the programs' order, so a result does not change from run to run.
+"""
+
+import triton
+import triton.language as tl
+
+from .elements import activated, ask, wait_for_input, widened
+
+
+@triton.jit
+def few_rows(  # noqa: C901 (one kernel)
+    y, x, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs,
+    has_scales: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr, has_residual: tl.constexpr,
+    is_native: tl.constexpr, is_chained: tl.constexpr, padded: tl.constexpr, splits: tl.constexpr,
+    block_n: tl.constexpr, block_k: tl.constexpr, ahead: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """Compute y [rows, outputs] = residual + activation(scales * (x @ weight.T) + bias).
+
+    padded: rows, as many as the tensor cores take. parts: fp32 [splits, padded, outputs], any content. arrivals: int32
+    [programs along outputs], zeros before and afterwards.
+    """
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    m = tl.arange(0, padded)
+    places = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs
+    steps = tl.cdiv(inputs, block_k * splits)
+    first = tl.program_id(1) * steps * block_k
+    if ahead > 0:
+        line: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+        for part in tl.static_range(ahead):
+            far = first + part * block_k + tl.arange(0, max(1, block_k // line)) * line
+            ask(places + tl.minimum(far, inputs - 1)[None, :])
+    if is_chained:
+        wait_for_input()
+    sums = tl.zeros([block_n, padded], tl.float32)
+    for step in tl.range(0, steps, num_stages=stages):
+        k = first + step * block_k + tl.arange(0, block_k)
+        is_k = k < inputs
+        tile = tl.load(places + k[None, :], is_k[None, :], 0, eviction_policy="evict_first")
+        v = tl.load(x + m[None, :] * inputs + k[:, None], (m < rows)[None, :] & is_k[:, None], 0)
+        sums = tl.dot(widened(tile, v.dtype, is_native), v, sums, input_precision="ieee")
+    total = tl.trans(sums)  # [padded, block_n]
+    cells = m[:, None] * outputs + n[None, :]
+    is_there = (n < outputs)[None, :] & (m < rows)[:, None]
+    is_last = True
+    if splits > 1:
+        tl.store(parts + tl.program_id(1) * padded * outputs + cells, total, is_there)
+        tl.debug_barrier()  # every thread's part is written before any says so
+        is_last = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel") == splits - 1
+        if is_last:
+            total = tl.zeros([padded, block_n], tl.float32)
+            for split in range(splits):
+                total += tl.load(parts + split * padded * outputs + cells, is_there, 0.0, cache_modifier=".cg")
+            tl.store(arrivals + tl.program_id(0), 0)
+    if is_last:
+        if has_scales:
+            total *= tl.load(scales + n, n < outputs, 0).to(tl.float32)[None, :]
+        if has_bias:
+            total += tl.load(bias + n, n < outputs, 0).to(tl.float32)[None, :]
+        total = activated(total, activation)
+        if has_residual:
+            total += tl.load(residual + cells, is_there, 0).to(tl.float32)
+        tl.store(y + cells, total.to(y.dtype.element_ty), is_there)
