@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from export_scripts.checkpoints.files.yaml_file import parse_yaml
 from export_scripts.checkpoints.nemo.gpt_config import check_expressible, read_dims
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
@@ -43,7 +42,7 @@ def read_description(path: Path) -> Description:
     Raises:
         CheckpointError: it is damaged, lacks a size, or FasterTransformer's GPT cannot express the model.
     """
-    config = _read(path)
+    config = parse_yaml(path.read_bytes(), str(path))
     check_expressible(config)
     vocab_size = config.get("vocab_size") or config.get("override_vocab_size")
     if not isinstance(vocab_size, int) or vocab_size < 1:
@@ -51,13 +50,3 @@ def read_description(path: Path) -> Description:
             f"{path} does not say vocab_size", "a description needs it: rows of the embedding, padding included"
         )
     return Description(config, read_dims(config, vocab_size))
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        config = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is not a mapping", "a description has the keys of model_config.yaml")
-    return config

@@ -21,7 +21,7 @@ from export_scripts.check import check_types
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE, item_bytes
-from export_scripts.shards import ShardSettings, Workspace, check_values
+from export_scripts.shards import ShardSettings, Workspace, check_values, possible_ranks
 from export_scripts.weights.matching import match
 from export_scripts.weights.schema import LazyTensor, split_layer
 from handover.errors import ArtefactError, exit_status
@@ -42,7 +42,7 @@ def describe(source: Source) -> Iterator[str]:
     if is_dataclass(dims):
         named = ((field.name, getattr(dims, field.name)) for field in fields(dims))
         yield "  dimensions  " + "  ".join(f"{name} {value}" for name, value in named)
-    ranks = _possible_ranks(source)
+    ranks = possible_ranks(source.dims, source.family.divided)
     yield f"  ranks       tensor_para_size can be {', '.join(map(str, ranks))}"
     for data_type, (count, numbers, size_bytes) in sorted(_totals(source.tensors.values()).items()):
         size = human_bytes(size_bytes)
@@ -53,11 +53,6 @@ def describe(source: Source) -> Iterator[str]:
         yield f"  note        {remark}"
     yield "  keys"
     yield from _keys(source)
-
-
-def _possible_ranks(source: Source) -> list[int]:
-    sizes = [source.dims.axis_size(name) for name in source.family.divided]
-    return [n for n in range(1, min(sizes) + 1) if all(size % n == 0 for size in sizes)]
 
 
 def _totals(tensors: Iterable[LazyTensor]) -> Mapping[str, tuple[int, int, int]]:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from math import prod
+from math import gcd, isqrt, prod
 from pathlib import Path
 
 import numpy as np
@@ -81,11 +81,17 @@ def check_split(settings: ShardSettings, divided: Sequence[str]) -> None:
         _IN_WORDS.get(name, name + " {}").format(size) for name, size in sizes.items() if ranks < 1 or size % ranks
     ]
     if wrong:
-        most = min(sizes.values())
-        legal = [str(n) for n in range(1, most + 1) if all(size % n == 0 for size in sizes.values())]
         raise CheckpointError(
-            f"tensor_para_size {ranks} does not divide {' and '.join(wrong)}", f"legal: {', '.join(legal)}"
+            f"tensor_para_size {ranks} does not divide {' and '.join(wrong)}",
+            f"legal: {', '.join(map(str, possible_ranks(settings.dims, divided)))}",
         )
+
+
+def possible_ranks(dims: Dims, divided: Sequence[str]) -> list[int]:
+    """List every tensor_para_size that divides what it must."""
+    common = gcd(*(dims.axis_size(name) for name in divided))
+    small = [n for n in range(1, isqrt(common) + 1) if common % n == 0]
+    return sorted({*small, *(common // n for n in small)})
 
 
 def check_space(directory: Path, needed_bytes: int) -> None:

@@ -105,7 +105,7 @@ def open_source(archive: Archive) -> Source:
 
 def _count_shards(archive: Archive) -> int:
     found = {int(match[1]) for name in archive.sizes if (match := _SHARD.match(name))}
-    missing = sorted(set(range(max(found) + 1)) - found)
+    missing = sorted(set(range(len(found))) - found)
     if missing:
         raise CheckpointError(
             f"{archive.path} lacks {', '.join(f'shard_{shard}' for shard in missing)}", "copy the checkpoint again"

@@ -13,6 +13,7 @@ from export_scripts.dtypes import Array
 from export_scripts.weights.family import Family
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import ModelDims, Rule, Rules, SourceMap, Sources
+from export_scripts.weights.values import number, positive, shown
 from handover.errors import CheckpointError
 
 _NO_DEFAULT = object()
@@ -46,9 +47,11 @@ class Settings(Mapping[str, Any]):
         """
         value = self.get(key)
         value = default if value is None and default is not _NO_DEFAULT else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"config.json: {key} is {value!r}, not a positive number")
-        return value
+        return positive(value, f"config.json: {key}")
+
+    def number(self, key: str, default: float) -> float:
+        """Read a finite number; CheckpointError: it is none."""
+        return number(self.get(key, default), f"config.json: {key}")
 
     def activation(self, key: str, default: str) -> str:
         """Translate the feed-forward's function to FasterTransformer's name; empty: it has none for it."""
@@ -59,7 +62,8 @@ class Settings(Mapping[str, Any]):
         """Read how much of a head is rotated: by its old key, or from ``rope_parameters``."""
         rope = self.get("rope_parameters")
         rope = rope if isinstance(rope, dict) else {}
-        return float(rope.get("partial_rotary_factor", self.get("partial_rotary_factor", self.get(key, default))))
+        own = self.get("partial_rotary_factor", self.get(key, default))
+        return number(rope.get("partial_rotary_factor", own), f"config.json: {key}")
 
     def head_size(self, hidden_key: str, heads_key: str) -> int:
         """Divide the width by the heads.
@@ -147,14 +151,14 @@ class Architecture:
     def problems(self, settings: Settings) -> list[str]:
         """List the keys in the way, one line each."""
         found = [
-            f"{key}: {settings[key]}  ({limit.reason})"
+            f"{key}: {shown(settings[key])}  ({limit.reason})"
             for key, limit in self.limits.items()
             if key in settings and settings[key] not in limit.legal
         ]
         if self.activation and settings.activation(*self.activation) not in _ACTIVATIONS[self.family.name]:
             key, default = self.activation
             legal = " or ".join(_ACTIVATIONS[self.family.name])
-            found.append(f"{key}: {settings.get(key, default)}  (its feed-forward has {legal}, without a gate)")
+            found.append(f"{key}: {shown(settings.get(key, default))}  (its feed-forward has {legal}, without a gate)")
         return found + self.more_problems(settings)
 
     def remarks(self, settings: Settings, dims: ModelDims) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def _dims(settings: Settings) -> ModelDims:
         num_layer=settings.size("n_layer"),
         max_pos_seq_len=settings.size("n_positions", default=1024),
         vocab_size=settings.size("vocab_size"),
-        layernorm_eps=float(settings.get("layer_norm_epsilon", 1e-5)),
+        layernorm_eps=settings.number("layer_norm_epsilon", 1e-5),
         activation_type=settings.activation("activation_function", "gelu_pytorch_tanh"),
     )
 

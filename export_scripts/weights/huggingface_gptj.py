@@ -47,7 +47,7 @@ def _dims(settings: Settings) -> ModelDims:
         num_layer=settings.size("n_layer"),
         max_pos_seq_len=settings.size("n_positions", default=2048),
         vocab_size=settings.size("vocab_size"),
-        layernorm_eps=float(settings.get("layer_norm_epsilon", 1e-5)),
+        layernorm_eps=settings.number("layer_norm_epsilon", 1e-5),
         rotary_embedding=settings.size("rotary_dim"),
         use_gptj_residual=True,
     )

@@ -6,6 +6,7 @@ consumed + ignored = keys of the source        produced + zeros = schema        
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
 from export_scripts.weights.schema import (
     Assignment,
@@ -21,6 +22,8 @@ from export_scripts.weights.schema import (
     split_layer,
 )
 from handover.errors import CheckpointError
+
+_MOST_GENERATED = 1 << 28  # numbers, in memory as fp32
 
 
 def match(
@@ -123,7 +126,9 @@ def _fill(
             continue
         pattern = split_layer(name)[0]
         generate = source_map.generated.get(name) or source_map.generated.get(pattern)
-        if generate or ".bias" in name:
+        if generate and prod(target.full_shape(dims)) > _MOST_GENERATED:
+            problems.append(f"{name}  {list(target.full_shape(dims))}  is computed, and larger than any model's")
+        elif generate or ".bias" in name:
             assigned[name] = Assignment(name, target, generate=generate)
         else:
             problems.append(f"{name}  {list(target.full_shape(dims))}  has no source")

@@ -16,13 +16,30 @@ from typing import Any, Protocol
 import numpy as np
 
 from export_scripts.dtypes import Array
+from export_scripts.weights.values import shown
+from handover.errors import CheckpointError
 
 Symbol = str | int | tuple[str, ...]
 Shape = tuple[int, ...]
+MOST_LAYERS = 10_000
+"""Of a model: each is a dozen tensors to list."""
+_LARGEST = 2**31 - 1  # FasterTransformer counts in C's int
+_LAYERS = ("num_layer", "encoder_layer_num", "decoder_layer_num")
 
 
 class Dims:
-    """Dimensions of a model, in FasterTransformer's words; what a family needs is a dataclass that derives from it."""
+    """Dimensions of a model, in FasterTransformer's words; what a family needs is a dataclass that derives from it.
+
+    Raises:
+        CheckpointError: one is beyond what any model has.
+    """
+
+    def __post_init__(self) -> None:
+        """Compare every number with the largest that is read."""
+        for name, value in vars(self).items():
+            most = MOST_LAYERS if name in _LAYERS else _LARGEST
+            if isinstance(value, int) and value > most:
+                raise CheckpointError(f"{name} is {shown(value)}, which no model has", f"the most is {most:,}")
 
     def axis_size(self, symbol: str | int) -> int:
         """Resolve one symbol of a shape."""

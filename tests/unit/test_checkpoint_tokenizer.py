@@ -104,7 +104,7 @@ def test_files_are_found_whatever_the_configuration_calls_them(value: str, name:
         ({"merges.txt": b""}, {}, "tokenizer.vocab_file: nemo:vocab.json"),
         ({"vocab.json": b"{}", "a_merges.txt": b"", "b_merges.txt": b""}, {}, "a_merges.txt, b_merges.txt"),
         ({"vocab.json": b"[]", "merges.txt": b""}, {}, "vocab.json is not a vocabulary"),
-        ({"vocab.json": b"{", "merges.txt": b""}, {}, "vocab.json is not a vocabulary"),
+        ({"vocab.json": b"{", "merges.txt": b""}, {}, "vocab.json is not JSON"),
         ({"t.model": b"junk"}, {"library": "sentencepiece", "model": "nemo:t.model"}, "is not a SentencePiece model"),
         ({}, {"library": "tiktoken", "type": None}, "tokenizer.library: tiktoken"),
         ({}, {"library": "megatron", "type": "megatron-bert-cased"}, "tokenizer.type: megatron-bert-cased"),

@@ -131,9 +131,10 @@ class FtConfig:
     def prompt_targets(self) -> dict[str, TargetTensor]:
         """Tables of prompts by task (``prompt_learning_type`` 3: whole on every rank)."""
         width = "d_model" if self.family is t5.FAMILY else "hidden_units"
-        tasks = [f"task_{task}" for task in range(self._number("num_tasks", 0))]
+        count = self._number("num_tasks", 0)
+        tasks = [f"task_{task}" for task in range(min(count, len(self.sections) + 1))]
         if missing := [section for section in tasks if "task_name" not in self.sections.get(section, {})]:
-            raise CheckpointError(f"{CONFIG_FILE}: num_tasks is {len(tasks)}, and {missing[0]} has no task_name")
+            raise CheckpointError(f"{CONFIG_FILE}: num_tasks is {count}, and {missing[0]} has no task_name")
         return {
             f"model.prompt_table.{self.sections[section]['task_name']}.weight": TargetTensor(
                 (self._number("prompt_length", section=section), width)

@@ -7,22 +7,28 @@ directory, or that is not a plain file, condemns the whole archive.
 
 from __future__ import annotations
 
-import errno
+import gzip
 import io
 import os
+import sys
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO
+from typing import IO, Any
 
+from export_scripts.checkpoints.files.bounded import DESCRIPTION_BYTES, BoundedReader
 from handover.errors import CheckpointError
 
 _BLOCK_BYTES = 512
 _COPY_BYTES = 8 << 20
-_SMALL_BYTES = 1 << 30
+# Of the headers of all members: those of some 100,000, which take three times as much in memory.
+_HEADER_BYTES = 128 << 20
+# What may follow the last member of a gzipped tar: zeros up to a multiple of tar's blocking factor.
+_PADDING_BYTES = 1 << 20
+_UNSUSPECTED_BYTES = 1 << 30
 _LARGEST_GROWTH = 50
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -43,12 +49,17 @@ class Extent:
 
 
 class Window(io.RawIOBase):
-    """A read-only, seekable file over an extent."""
+    """A read-only, seekable file over an extent.
 
-    def __init__(self, extent: Extent) -> None:
+    Args:
+        extent: of the file, or of what a gzipped file holds.
+        file: opened already; by default, the extent's file.
+    """
+
+    def __init__(self, extent: Extent, file: Any = None) -> None:
         self._extent = extent
         self._position = 0
-        self._file = extent.path.open("rb", buffering=0)
+        self._file = file or extent.path.open("rb", buffering=0)
 
     def close(self) -> None:
         """Close the file beneath."""
@@ -74,8 +85,13 @@ class Window(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Read at the position, never beyond the extent."""
         wanted = max(0, min(len(buffer), self._extent.size_bytes - self._position))
-        self._file.seek(self._extent.offset + self._position)
-        count = self._file.readinto(memoryview(buffer)[:wanted]) or 0
+        try:
+            self._file.seek(self._extent.offset + self._position)
+            count = self._file.readinto(memoryview(buffer)[:wanted]) or 0
+        except (OSError, EOFError, zlib.error) as error:
+            raise CheckpointError(
+                f"{self._extent.path} is truncated, damaged or cannot be read ({error})", "copy the checkpoint again"
+            ) from error
         self._position += count
         return count
 
@@ -119,18 +135,12 @@ class Archive:
 
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """Open one file for reading and seeking."""
+        """Open one file for seeking and for reading what describes its content."""
         if name not in self._extents:
             raise CheckpointError(f"{self.path} has no {name}")
-        if not self.is_compressed:
-            with io.BufferedReader(_window(self._extents[name])) as stream:
-                yield stream
-            return
-        with _reading(self.path), tarfile.open(self.path, "r:gz") as tar:
-            member = next(member for member in tar if member.isfile() and _clean(member.name) == name)
-            content = tar.extractfile(member)
-            assert content is not None  # a plain file always has content
-            yield content
+        window = _window(self._extents[name], self.is_compressed)
+        with BoundedReader(window, f"{self.path}: {name}") as stream:
+            yield stream
 
     def read_bytes(self, name: str) -> bytes:
         """Read one small file: a configuration, a vocabulary.
@@ -138,7 +148,7 @@ class Archive:
         Raises:
             CheckpointError: it is missing, or far too large to be one.
         """
-        if self.sizes.get(name, 0) > _SMALL_BYTES:
+        if self.sizes.get(name, 0) > DESCRIPTION_BYTES:
             raise CheckpointError(
                 f"{self.path}: {name} has {self.sizes[name]} bytes", "a file that is not weights has a few MB"
             )
@@ -147,16 +157,14 @@ class Archive:
 
     def unpack(self, directory: Path) -> Archive:
         """Write every file below a directory, in one pass over a compressed archive, and return that as an archive."""
-        with _reading(self.path), tarfile.open(self.path, "r:gz") as tar:
-            for member in tar:
-                _check(self.path, member)
-                content = tar.extractfile(member)
-                if content is None:
-                    continue
-                target = directory / _clean(member.name)
+        with io.BufferedReader(_window(Extent(self.path, 0, sys.maxsize), is_compressed=True)) as plain:
+            for name, extent in sorted(self._extents.items(), key=lambda entry: entry[1].offset):
+                target = directory / name
                 target.parent.mkdir(parents=True, exist_ok=True)
+                plain.seek(extent.offset)
                 with target.open("wb") as stream:
-                    _copy(content, stream)
+                    for left in range(extent.size_bytes, 0, -_COPY_BYTES):
+                        stream.write(plain.read(min(_COPY_BYTES, left)))
         return _open_directory(directory)
 
 
@@ -172,19 +180,37 @@ def open_archive(path: Path) -> Archive:
         raise CheckpointError(f"{path} is neither a file nor a directory")
     with _window(Extent(path, 0, len(_GZIP_MAGIC))) as start:
         is_gzip = start.read() == _GZIP_MAGIC
-    with _reading(path), tarfile.open(path, "r:gz" if is_gzip else "r:") as tar:
-        extents: dict[str, Extent] = {}
-        end = 0
-        for member in tar:
-            _check(path, member)
-            if is_gzip:
-                _check_growth(path, member)
-            end = member.offset_data + -(-member.size // _BLOCK_BYTES) * _BLOCK_BYTES
-            if member.isfile():
-                extents[_clean(member.name)] = Extent(path, member.offset_data, member.size)
-        if not is_gzip:
-            _check_end(path, end)
+    window = _window(Extent(path, 0, sys.maxsize), is_gzip)
+    with BoundedReader(window, str(path), _HEADER_BYTES) as stream:
+        extents, end = _members(path, stream, is_gzip)
+        stream.seek(end)
+        rest = stream.read(_PADDING_BYTES if is_gzip else _BLOCK_BYTES)
+    if is_gzip and len(rest) == _PADDING_BYTES:  # else it was read to its end, where its checksum is compared
+        raise CheckpointError(f"{path} holds more after its last member", "this archive is not from NeMo")
+    if rest[:_BLOCK_BYTES] != bytes(_BLOCK_BYTES):
+        raise CheckpointError(f"{path} is truncated: the tar has no end marker", "copy the checkpoint again")
     return Archive(path, extents, is_gzip)
+
+
+def _members(path: Path, stream: IO[bytes], is_gzip: bool) -> tuple[dict[str, Extent], int]:
+    """List the files of a tar, every member checked; also, where the last one ends."""
+    extents: dict[str, Extent] = {}
+    end = 0
+    try:
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            while member := tar.next():
+                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                _check(path, member)
+                if is_gzip:
+                    _check_growth(path, member)
+                end = member.offset_data + -(-member.size // _BLOCK_BYTES) * _BLOCK_BYTES
+                if member.isfile():
+                    extents[_clean(member.name)] = Extent(path, member.offset_data, member.size)
+    except tarfile.TarError as error:
+        raise CheckpointError(
+            f"{path} is not a tar archive, or it is truncated or damaged ({error})", "copy the checkpoint again"
+        ) from error
+    return extents, end
 
 
 def _open_directory(path: Path) -> Archive:
@@ -197,24 +223,11 @@ def _open_directory(path: Path) -> Archive:
     return Archive(path, extents)
 
 
-def _window(extent: Extent) -> Window:
+def _window(extent: Extent, is_compressed: bool = False) -> Window:
     try:
-        return Window(extent)
+        return Window(extent, gzip.open(extent.path) if is_compressed else None)
     except OSError as error:
         raise CheckpointError(f"cannot read {extent.path}: {error.strerror}") from error
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn what tarfile and gzip raise on damaged input into one error."""
-    try:
-        yield
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # that is the disk unpacked to, not the archive
-        raise CheckpointError(
-            f"{path} is not a tar archive, or it is truncated or damaged ({error})", "copy the checkpoint again"
-        ) from error
 
 
 def _check(path: Path, member: tarfile.TarInfo) -> None:
@@ -231,7 +244,7 @@ def _check(path: Path, member: tarfile.TarInfo) -> None:
 
 def _check_growth(path: Path, member: tarfile.TarInfo) -> None:
     """Refuse a small file that unpacks without end, before it is unpacked."""
-    allowed_bytes = max(_SMALL_BYTES, _LARGEST_GROWTH * path.stat().st_size)
+    allowed_bytes = max(_UNSUSPECTED_BYTES, _LARGEST_GROWTH * path.stat().st_size)
     if member.offset_data + member.size > allowed_bytes:
         raise CheckpointError(
             f"{path} would unpack to more than {_LARGEST_GROWTH} times its size: {member.name!r} has "
@@ -240,19 +253,5 @@ def _check_growth(path: Path, member: tarfile.TarInfo) -> None:
         )
 
 
-def _check_end(path: Path, end: int) -> None:
-    """Refuse a tar without its end marker, a block of zeros: it was cut between two members or inside the last one."""
-    with path.open("rb") as stream:
-        stream.seek(end)
-        marker = stream.read(_BLOCK_BYTES)
-    if marker != bytes(_BLOCK_BYTES):
-        raise CheckpointError(f"{path} is truncated: the tar has no end marker", "copy the checkpoint again")
-
-
 def _clean(name: str) -> str:
     return PurePosixPath(name).as_posix()
-
-
-def _copy(source: IO[bytes], target: BinaryIO) -> None:
-    while chunk := source.read(_COPY_BYTES):
-        target.write(chunk)

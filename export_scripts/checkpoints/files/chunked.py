@@ -16,6 +16,7 @@ import numpy as np
 
 from export_scripts.checkpoints.files.rank_files import JoinAxis
 from export_scripts.dtypes import STORAGE, Array
+from export_scripts.weights.schema import MOST_LAYERS
 from handover.errors import CheckpointError
 
 # The optimizer's tensors have shapes of their own; they are ignored by name.
@@ -143,6 +144,8 @@ class ChunkedState:
 def _layers(key: str, stacked: ChunkedTensor) -> dict[str, ChunkedTensor]:
     """Take an array [layers, ...] apart."""
     before, _, after = key.partition("layers.")
+    if stacked.shape and stacked.shape[0] > MOST_LAYERS:
+        raise CheckpointError(f"{stacked.key}: {stacked.shape[0]} layers are more than a model has")
     by_layer: dict[int, list[Chunk]] = {layer: [] for layer in range(stacked.shape[0] if stacked.shape else 0)}
     for chunk in stacked.chunks:
         for layer in range(chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0]):

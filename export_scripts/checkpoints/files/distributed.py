@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedState, ChunkedTensor
 from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, read_torch_dist
 from export_scripts.checkpoints.files.distributed_zarr import other_zarr_keys, read_zarr
@@ -14,6 +14,7 @@ from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.torch_format import open_torch_file
 from handover.errors import CheckpointError
 
+_MOST_VALUES = 1_000_000
 COMMON_FILE = "common.pt"
 _BACKEND_FILE = "metadata.json"
 # Modules whose objects training leaves in common.pt: arguments, callbacks, schedules. None is imported.
@@ -65,8 +66,8 @@ def _backend(archive: Archive, folder: str) -> str:
     if name not in archive:
         return "torch_dist"
     try:
-        return str(json.loads(archive.read_bytes(name))["sharded_backend"])
-    except (ValueError, KeyError, TypeError) as error:
+        return str(parse_json(archive.read_bytes(name), f"{archive.path}: {name}")["sharded_backend"])
+    except (KeyError, TypeError) as error:
         raise CheckpointError(f"{archive.path}: {name} is damaged ({error})", "copy the checkpoint again") from error
 
 
@@ -79,7 +80,7 @@ def _common_tensors(archive: Archive, folder: str) -> dict[str, ChunkedTensor]:
     name = f"{folder}{COMMON_FILE}"
     if name not in archive:
         return {}
-    file = open_torch_file(archive, name, lambda *saved: dict(flat(_common(*saved))), TRAINING_MODULES)
+    file = open_torch_file(archive, name, lambda *saved: flat(_common(*saved)), TRAINING_MODULES)
     return {
         key: ChunkedTensor(
             key,
@@ -92,10 +93,20 @@ def _common_tensors(archive: Archive, folder: str) -> dict[str, ChunkedTensor]:
     }
 
 
-def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """List what nested dictionaries hold, under keys joined by dots."""
-    for key, value in content.items():
+def flat(content: Mapping[str, Any]) -> dict[str, Any]:
+    """List what nested dictionaries hold, under keys joined by dots.
+
+    Raises:
+        ValueError: one is within itself, or so often within others that the list has no end.
+    """
+    found: dict[str, Any] = {}
+    waiting: list[tuple[str, Any]] = [("", content)]
+    for _ in range(_MOST_VALUES):
+        if not waiting:
+            return found
+        prefix, value = waiting.pop()
         if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
+            waiting += [(f"{prefix}.{key}" if prefix else str(key), each) for key, each in reversed(value.items())]
         else:
-            yield f"{prefix}{key}", value
+            found[prefix] = value
+    raise ValueError(f"its dictionaries hold more than {_MOST_VALUES:,} values")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive, Extent
+from export_scripts.checkpoints.files.bounded import is_shape
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
 from export_scripts.checkpoints.files.pickled import Record, StoredTensor, unpickle
 from export_scripts.checkpoints.files.torch_file import TorchFile
@@ -58,12 +59,16 @@ def _place(index: Record) -> tuple[str, tuple[int, ...] | None]:
 def _tensor(
     archive: Archive, folder: str, key: str, entry: Any, places: Mapping[tuple[str, tuple[int, ...] | None], Any]
 ) -> ChunkedTensor:
-    chunks = []
+    chunks, shape = [], tuple(map(int, entry.size))
+    if not is_shape(shape):
+        raise ValueError(f"the shape of {key} cannot be")
     for described in entry.chunks:
         offsets, sizes = tuple(map(int, described.offsets)), tuple(map(int, described.sizes))
         extent_of = _stored(archive, folder, key, places[key, offsets])
         chunks.append(Chunk(offsets, sizes, _reader(archive, key, sizes, *extent_of)))
-    return ChunkedTensor(key, tuple(map(int, entry.size)), _data_type(entry.properties), tuple(chunks))
+        if not is_shape(offsets) or not is_shape(sizes) or len(offsets) != len(shape) != len(sizes):
+            raise ValueError(f"a chunk of {key} cannot be")
+    return ChunkedTensor(key, shape, _data_type(entry.properties), tuple(chunks))
 
 
 def _data_type(properties: Any) -> str:

@@ -7,13 +7,12 @@ Format: zarr's specification, version 2; megatron-core, ``dist_checkpointing/str
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
-import numpy as np
-
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.bounded import is_shape, parse_json
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
 from export_scripts.dtypes import STORAGE, Array
 from export_scripts.mapped import map_record
@@ -46,22 +45,27 @@ def other_zarr_keys(archive: Archive, folder: str) -> tuple[str, ...]:
 
 def _array(archive: Archive, path: str, key: str) -> ChunkedTensor:
     where = f"{archive.path}: {path}"
+    header = parse_json(archive.read_bytes(path + _HEADER), f"{where}{_HEADER}")
     try:
-        header = json.loads(archive.read_bytes(path + _HEADER))
         shape, sizes = tuple(int(n) for n in header["shape"]), tuple(int(n) for n in header["chunks"])
         data_type, separator = str(header["dtype"]), header.get("dimension_separator", ".")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{where}{_HEADER} is damaged ({error})", "copy the checkpoint again") from error
     _check_header(where, header, shape, sizes)
     data_type = _DATA_TYPES.get(data_type, data_type)
     counts = [-(-full // size) for full, size in zip(shape, sizes, strict=True)]
+    if prod(counts) > len(archive.sizes):
+        raise CheckpointError(
+            f"{where}{_HEADER}: {list(shape)} in chunks of {list(sizes)} are {prod(counts)} files, more than there are",
+            "copy the checkpoint again",
+        )
     chunks = []
     for place in itertools.product(*map(range, counts)):
         name = f"{path}/{separator.join(map(str, place)) or '0'}"
         offsets = tuple(index * size for index, size in zip(place, sizes, strict=True))
         valid = tuple(min(size, full - offset) for size, full, offset in zip(sizes, shape, offsets, strict=True))
         if data_type in STORAGE:
-            _check_size(archive, name, int(np.prod(sizes)) * STORAGE[data_type].itemsize)
+            _check_size(archive, name, prod(sizes) * STORAGE[data_type].itemsize)
         chunks.append(Chunk(offsets, valid, _reader(archive, name, data_type, sizes, valid)))
     return ChunkedTensor(key, shape, data_type, tuple(chunks))
 
@@ -73,7 +77,8 @@ def _check_header(where: str, header: Mapping[str, Any], shape: tuple[int, ...],
             f"{where}: its chunks are compressed ({compressor})",
             "megatron-core writes them plain; save it again with compressor=None",
         )
-    if header.get("zarr_format") != 2 or header.get("order", "C") != "C" or len(shape) != len(sizes) or 0 in sizes:
+    is_grid = is_shape(shape) and is_shape(sizes) and len(shape) == len(sizes) and 0 not in sizes
+    if header.get("zarr_format") != 2 or header.get("order", "C") != "C" or not is_grid:
         raise CheckpointError(f"{where}{_HEADER}: not an array that megatron-core writes (zarr 2, order C)")
 
 

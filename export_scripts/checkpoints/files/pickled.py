@@ -5,6 +5,9 @@ files. So the pickle is read here, with weights_only's rule made stricter: a fix
 descriptors and containers, nothing is ever imported, and every other name is refused. It also keeps the
 seconds of importing torch away from the login node.
 
+The standard library's unpickler in C gives a few bytes of a pickle gigabytes of memory (a place in its memo far away);
+the one in Python does not, and its steps can be counted.
+
 Format: torch/serialization.py (``_save``) and torch/_utils.py (``_rebuild_tensor_v2``).
 """
 
@@ -13,8 +16,9 @@ from __future__ import annotations
 import collections
 import io
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 from handover.errors import CheckpointError
@@ -33,6 +37,10 @@ _STORAGES = {
 }
 ITEM_BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "fp16": 2, "bf16": 2, "int16": 2}
 """Bytes of an element where it is more than one."""
+# Of one pickle, whose every step adds at most some 70 bytes. A chunk of a distributed checkpoint takes 130 of them.
+_MOST_STEPS = 5_000_000
+_SET_STEPS = 4  # the only container that is larger
+_TEXT_PER_STEP = 64
 _DATA_TYPES = {
     "float32": "fp32",
     "float16": "fp16",
@@ -96,8 +104,30 @@ class Record:
                 self.__dict__.update(attributes)
 
 
-class Unpickler(pickle.Unpickler):
-    """An unpickler that knows a fixed list of names and imports none.
+class _Steps(dict[int, Callable[[Any], None]]):
+    """What to do at each opcode; each look-up is a step.
+
+    Args:
+        methods: by opcode.
+    """
+
+    def __init__(self, methods: Mapping[int, Callable[[Any], None]]) -> None:
+        super().__init__(methods)
+        self._left = _MOST_STEPS
+
+    def __getitem__(self, opcode: int) -> Callable[[Any], None]:
+        self.take(1)
+        return super().__getitem__(opcode)
+
+    def take(self, count: int) -> None:
+        """Count steps; UnpicklingError where they are too many."""
+        self._left -= count
+        if self._left < 0:
+            raise pickle.UnpicklingError(f"it takes more than {_MOST_STEPS:,} steps to read")
+
+
+class Unpickler(pickle._Unpickler):
+    """An unpickler that knows a fixed list of names, imports none, and stops in time.
 
     Args:
         stream: to read from; it may hold several pickles, one after another.
@@ -111,6 +141,18 @@ class Unpickler(pickle.Unpickler):
         super().__init__(stream)
         self._records = records
         self._storages = {} if storages is None else storages
+        self.dispatch = self._steps = _Steps(_METHODS)  # type: ignore[misc]
+
+    def load_copying(self, method: Callable[[Any], None]) -> None:
+        """Do a step that may copy what lies on the stack: the arguments of a call, the state of an object."""
+        given = self.stack[-1]  # type: ignore[attr-defined]
+        self._steps.take(sum(map(_extent, given if isinstance(given, tuple) else (given,))))
+        method(self)
+
+    def load_set(self, method: Callable[[Any], None]) -> None:
+        """Make a set."""
+        self._steps.take(_SET_STEPS)
+        method(self)
 
     def find_class(self, module: str, name: str) -> Any:
         """Give what stands for a name."""
@@ -141,7 +183,31 @@ def _rebuild_parameter(tensor: StoredTensor, *_: Any) -> StoredTensor:
 
 
 def _encode(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":  # that is how bytes are spelled; others may take quadratic time
+        raise pickle.UnpicklingError(f"it encodes text as {encoding}")
     return text.encode(encoding)
+
+
+def _extent(value: Any) -> int:
+    """Steps that a copy of a container stands for."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return len(value) // _TEXT_PER_STEP
+    return 1 + len(value) if isinstance(value, (list, tuple, dict, set, frozenset)) else 1
+
+
+def _methods() -> dict[int, Callable[[Any], None]]:
+    """Give the opcodes that torch and megatron-core write; those of old classes and of extensions are left out."""
+    methods: dict[int, Callable[[Any], None]] = dict(pickle._Unpickler.dispatch)
+    for opcode in (pickle.INST, pickle.OBJ, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEWOBJ_EX):
+        del methods[opcode[0]]
+    for opcode in (pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD):
+        methods[opcode[0]] = partial(Unpickler.load_copying, method=methods[opcode[0]])
+    for opcode in (pickle.EMPTY_SET, pickle.FROZENSET):
+        methods[opcode[0]] = partial(Unpickler.load_set, method=methods[opcode[0]])
+    return methods
+
+
+_METHODS = _methods()
 
 
 def _default_dictionary(*_: Any) -> dict[Any, Any]:
@@ -178,6 +244,8 @@ def unpickle(
     """
     try:
         return Unpickler(stream, records, storages).load()
+    except CheckpointError:
+        raise
     except Exception as error:  # a damaged pickle can raise nearly anything, and it is all the same to the user
         raise CheckpointError(
             f"{where} cannot be read: {error}", "only weights are read, as with torch.load(weights_only=True)"

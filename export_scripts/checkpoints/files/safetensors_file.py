@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.bounded import is_shape
 from export_scripts.dtypes import STORAGE, Array
 from export_scripts.mapped import map_record
+from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
 
 _LENGTH_BYTES = 8
-_LARGEST_HEADER_BYTES = 100_000_000  # the format's own limit
+# The format allows 100 MB. A quarter of it has room for 200,000 tensors, and parsed it takes some 500 MB.
+_LARGEST_HEADER_BYTES = 25_000_000
 _METADATA = "__metadata__"
 # The format's name of a type: ours, and bytes of an element. What is no weight keeps the format's name.
 _TYPES = {"F32": ("fp32", 4), "F16": ("fp16", 2), "BF16": ("bf16", 2), "F64": ("fp64", 8), "BOOL": ("bool", 1)}
@@ -75,7 +78,7 @@ def read_safetensors(archive: Archive, name: str) -> Mapping[str, SafeTensor]:
         header.pop(_METADATA, None)
         tensors = {key: _tensor(archive, name, _LENGTH_BYTES + header_bytes, header[key]) for key in header}
         spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{where} has a damaged header: {error}", "copy the checkpoint again") from error
     ends = [0, *(end for _, end in spans)]
     if [begin for begin, _ in spans] != ends[:-1] or ends[-1] != size_bytes - _LENGTH_BYTES - header_bytes:
@@ -88,8 +91,8 @@ def _tensor(archive: Archive, file: str, base: int, entry: Mapping[str, Any]) ->
     kind, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
     begin, end = entry["data_offsets"]
     data_type, item_bytes = _TYPES.get(kind) or (kind, _OTHER_BYTES.get(kind, 0))
-    if min((0, begin, *shape)) < 0 or (item_bytes and end - begin != item_bytes * prod(shape)):
-        raise ValueError(f"{end - begin} bytes for {kind} {list(shape)}")
+    if not is_shape(shape) or begin < 0 or (item_bytes and end - begin != item_bytes * prod(shape)):
+        raise ValueError(f"{end - begin} bytes for {kind} {shown(list(shape))}")
     return SafeTensor(archive, file, base + begin, shape, data_type)
 
 

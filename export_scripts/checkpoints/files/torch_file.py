@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.bounded import is_shape
 from export_scripts.checkpoints.files.pickled import StoredTensor, as_state, unpickle
 from export_scripts.dtypes import STORAGE, Array
 from export_scripts.mapped import map_record
@@ -143,7 +144,8 @@ class TorchFile:
 
 def is_sane(tensor: StoredTensor) -> bool:
     """Whether a view's numbers can be those of a view at all."""
-    return min((tensor.offset, *tensor.shape, *tensor.stride)) >= 0 and len(tensor.shape) == len(tensor.stride)
+    sizes = (tensor.shape, tensor.stride, (tensor.offset,))
+    return all(map(is_shape, sizes)) and len(tensor.shape) == len(tensor.stride)
 
 
 def reach(tensor: StoredTensor) -> int:

@@ -6,13 +6,13 @@ read through this module.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.safetensors_file import read_safetensors
 from export_scripts.checkpoints.files.torch_file import TorchFile
@@ -82,10 +82,7 @@ def read_json(archive: Archive, name: str) -> Mapping[str, Any]:
     """
     if name not in archive:
         return {}
-    try:
-        content = json.loads(archive.read_bytes(name))
-    except ValueError as error:
-        raise CheckpointError(f"{archive.path}: {name} is not JSON: {error}") from error
+    content = parse_json(archive.read_bytes(name), f"{archive.path}: {name}")
     if not isinstance(content, dict):
         raise CheckpointError(f"{archive.path}: {name} is not a JSON object")
     return content

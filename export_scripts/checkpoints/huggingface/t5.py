@@ -18,6 +18,7 @@ from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFile
 from export_scripts.weights import t5
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
 from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.values import number, positive, shown
 from handover.errors import CheckpointError
 
 NAME = "Hugging Face T5 (a directory with config.json)"
@@ -126,19 +127,17 @@ def _read_dims(config: Mapping[str, Any], has_scaled_logits: bool) -> t5.T5Dims:
         position_num=_positive(config, "relative_attention_num_buckets"),
         activation=_ACTIVATIONS[config["feed_forward_proj"]],
         has_scaled_logits=has_scaled_logits,
-        layernorm_eps=float(config["layer_norm_epsilon"]),
+        layernorm_eps=_epsilon(config),
     )
 
 
 def _check_expressible(config: Mapping[str, Any]) -> None:
     problems = []
-    if config["feed_forward_proj"] not in _ACTIVATIONS:
-        problems.append(f"feed_forward_proj: {config['feed_forward_proj']}  (it has {', '.join(_ACTIVATIONS)})")
+    if config["feed_forward_proj"] not in tuple(_ACTIVATIONS):
+        problems.append(f"feed_forward_proj: {shown(config['feed_forward_proj'])}  (it has {', '.join(_ACTIVATIONS)})")
     if config["relative_attention_max_distance"] != t5.MAX_DISTANCE:
-        problems.append(
-            f"relative_attention_max_distance: {config['relative_attention_max_distance']}  "
-            f"(it computes with {t5.MAX_DISTANCE})"
-        )
+        distance = shown(config["relative_attention_max_distance"])
+        problems.append(f"relative_attention_max_distance: {distance}  (it computes with {t5.MAX_DISTANCE})")
     if config.get("model_type") == "umt5":
         problems.append("model_type: umt5  (it has relative positions in the first layer alone, UMT5 in every one)")
     if problems:
@@ -150,7 +149,7 @@ def _check_expressible(config: Mapping[str, Any]) -> None:
 
 def _remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     found = []
-    epsilon = float(config["layer_norm_epsilon"])
+    epsilon = _epsilon(config)
     if epsilon != t5.LAYERNORM_EPS:
         found.append(
             f"trained with layer_norm_epsilon {epsilon:g}; FasterTransformer's T5 computes with {t5.LAYERNORM_EPS:g}"
@@ -181,7 +180,8 @@ def _tokenizer(archive: Archive) -> TokenizerFiles:
 
 
 def _positive(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json: {key} is {value!r}, not a positive number", "is it a T5 checkpoint?")
-    return value
+    return positive(config.get(key), f"config.json: {key}", "is it a T5 checkpoint?")
+
+
+def _epsilon(config: Mapping[str, Any]) -> float:
+    return number(config["layer_norm_epsilon"], "config.json: layer_norm_epsilon")

@@ -7,14 +7,15 @@ files are no part of a checkpoint: they are looked for beside it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.distributed import TRAINING_MODULES, flat, open_distributed, read_common
 from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE
 from export_scripts.checkpoints.files.pickled import Record
@@ -32,6 +33,7 @@ _ARGUMENTS = "args.json"
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?$")
 _MARK = re.compile(r"(?:(?:iter_\d+|release)/)?(?:\.metadata|mp_rank_\d+(?:_\d+)?/model(?:_optim)?_rng\.pt)$")
+_SHOWN = 20  # of what is missing
 _FOLDER = re.compile(r"(?:iter_\d+|release)$")
 # Patterns of the tokenizer's files; a file may also be called what the arguments call it.
 _TOKENIZERS = (
@@ -113,10 +115,11 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> RankFil
     if not files:
         raise CheckpointError(f"{archive.path}/{folder} has no mp_rank_XX/{_FILES[0]}")
     tensor, pipeline = (1 + max(place[axis] for place in files) for axis in (0, 1))
-    missing = [f"{(t, p)}" for t in range(tensor) for p in range(pipeline) if (t, p) not in files]
-    if missing:
+    if tensor * pipeline != len(files):
+        places = ((t, p) for t in range(tensor) for p in range(pipeline))
+        missing = [str(place) for place in islice(places, len(files) + _SHOWN) if place not in files]
         raise CheckpointError(
-            f"{archive.path} lacks the files of the training ranks (tensor, pipeline) {' '.join(missing)}"
+            f"{archive.path} lacks the files of the training ranks (tensor, pipeline) {' '.join(missing[:_SHOWN])}"
         )
 
     def take_model(content: Any, where: str) -> Mapping[str, Any]:
@@ -129,7 +132,7 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> RankFil
         for key, value in content.items():
             if key != "model":
                 saved.setdefault(str(key), value)
-        return dict(flat(content["model"]))
+        return flat(content["model"])
 
     names = [[files[rank, stage] for stage in range(pipeline)] for rank in range(tensor)]
     state = RankFiles(
@@ -150,10 +153,7 @@ def _read_arguments(archive: Archive) -> Mapping[str, Any]:
     """Read what the user says of a checkpoint that was saved without its arguments."""
     if _ARGUMENTS not in archive:
         return {}
-    try:
-        content = json.loads(archive.read_bytes(_ARGUMENTS))
-    except ValueError as error:
-        raise CheckpointError(f"{archive.path}: {_ARGUMENTS} is not JSON: {error}") from error
+    content = parse_json(archive.read_bytes(_ARGUMENTS), f"{archive.path}: {_ARGUMENTS}")
     return content if isinstance(content, dict) else {}
 
 

@@ -20,6 +20,7 @@ from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, wi
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import find_tokenizer
 from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.values import positive
 from handover.errors import CheckpointError
 
 NAME = "NeMo (.nemo archive or unpacked directory)"
@@ -81,7 +82,13 @@ class NemoCheckpoint:
 
     def weight_files(self) -> list[list[str]]:
         """Name the file of each pipeline stage, for each tensor-parallel rank."""
-        return [self._weight_files(rank) for rank in range(self.tensor_parallel)]
+        ranks, stages = self.tensor_parallel, self.pipeline_parallel
+        if ranks * stages > len(self.archive.sizes):
+            raise CheckpointError(
+                f"{self.archive.path} has {len(self.archive.sizes)} files",
+                f"its configuration says tensor_model_parallel_size {ranks}, pipeline_model_parallel_size {stages}",
+            )
+        return [self._weight_files(rank) for rank in range(ranks)]
 
     def keys(self) -> tuple[str, ...]:
         """Every key of the model, layers numbered through all pipeline stages."""
@@ -125,7 +132,4 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
 
 
 def _parallelism(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key) or 1
-    if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"{CONFIG_FILE}: {key} is {value!r}, not a positive number")
-    return value
+    return positive(config.get(key) or 1, f"{CONFIG_FILE}: {key}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from export_scripts.weights.schema import ModelDims
+from export_scripts.weights.values import number, positive, shown
 from handover.errors import CheckpointError
 
 
@@ -83,13 +84,14 @@ def check_expressible(config: Mapping[str, Any]) -> None:
     if model_class and ("GPT" not in model_class or "Prompt" in model_class):
         raise CheckpointError(f"the checkpoint is a {model_class}, not a GPT", "export=gpt3/... converts GPT models")
     problems = [
-        f"{key}: {config[key]}  ({limit.reason})"
+        f"{key}: {shown(config[key])}  ({limit.reason})"
         for key, limit in (_LIMITS | _ROTARY_LIMITS if is_rotary(config) else _LIMITS).items()
         if key in config and not limit.is_fine(config[key])
     ]
-    heads, channels = config.get("num_attention_heads"), config.get("kv_channels")
-    if channels is not None and heads and channels * heads != config.get("hidden_size"):
-        problems.append(f"kv_channels: {channels}  (a head's size is hidden_size / num_attention_heads)")
+    hidden, heads, channels = (config.get(key) for key in ("hidden_size", "num_attention_heads", "kv_channels"))
+    is_known = channels is not None and isinstance(hidden, int) and isinstance(heads, int)
+    if is_known and channels != int(hidden or 0) // int(heads or 1):
+        problems.append(f"kv_channels: {shown(channels)}  (a head's size is hidden_size / num_attention_heads)")
     if problems:
         raise CheckpointError(
             "FasterTransformer's GPT cannot express this checkpoint\n  " + "\n  ".join(problems),
@@ -146,7 +148,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int) -> ModelDims:
         num_layer=_positive(config, "num_layers"),
         max_pos_seq_len=_positive(config, "max_position_embeddings", default=config.get("encoder_seq_length")),
         vocab_size=vocab_size,
-        layernorm_eps=float(config.get("layernorm_epsilon", 1e-5)),
+        layernorm_eps=number(config.get("layernorm_epsilon", 1e-5), "model_config.yaml: layernorm_epsilon"),
         has_untied_head=not config.get("share_embeddings_and_output_weights", True),
         has_positional_encoding=position in (None, "learned_absolute"),
         use_attention_linear_bias=position == "alibi",
@@ -156,7 +158,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int) -> ModelDims:
 
 def _rotary_width(config: Mapping[str, Any], size_per_head: int) -> int:
     """Count the elements of a head that are rotated."""
-    width = int(size_per_head * float(config.get("rotary_percentage", 1.0)))
+    width = int(size_per_head * number(config.get("rotary_percentage", 1.0), "model_config.yaml: rotary_percentage"))
     if width < 2 or width % 2:
         raise CheckpointError(
             f"rotary_percentage rotates {width} of a head's {size_per_head} elements, not pairs of them"
@@ -165,11 +167,5 @@ def _rotary_width(config: Mapping[str, Any], size_per_head: int) -> int:
 
 
 def _positive(config: Mapping[str, Any], key: str, default: Any = None) -> int:
-    value = config.get(key, default)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or value < 1:
-        raise CheckpointError(
-            f"model_config.yaml: {key} is {value!r}, not a positive number", "is it a GPT checkpoint?"
-        )
-    return value
+    value = config.get(key)
+    return positive(default if value is None else value, f"model_config.yaml: {key}", "is it a GPT checkpoint?")

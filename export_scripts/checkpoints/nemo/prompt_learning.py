@@ -137,9 +137,7 @@ def _tasks(archive: Archive, config_file: str) -> Iterator[Task]:
     weights = next((folder + name for name in _WEIGHTS if folder + name in archive), None)
     if weights is None:
         raise CheckpointError(f"{where} has no {_WEIGHTS[0]}", "copy it again")
-    file = open_torch_file(
-        archive, weights, lambda content, _: dict(flat(content)) if isinstance(content, dict) else {}
-    )
+    file = open_torch_file(archive, weights, lambda content, _: flat(content) if isinstance(content, dict) else {})
     templates = read_yaml(archive, config_file).get("task_templates") or ()
     names = [str(template.get("taskname")) for template in templates if isinstance(template, Mapping)]
     for name in names:

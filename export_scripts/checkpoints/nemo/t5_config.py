@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from export_scripts.weights.t5 import LAYERNORM_EPS, MAX_DISTANCE, T5Dims
+from export_scripts.weights.values import number, positive, quoted, shown
 from handover.errors import CheckpointError
 
 Config = Mapping[str, Any]
@@ -53,7 +54,7 @@ _DEFAULTS = {
 
 _LIMITS: tuple[Limit, ...] = (
     ("arch", lambda v: v in (None, "transformer"), "encoder and decoder are transformers"),
-    ("activation", lambda v: v is None or v in _ACTIVATIONS, f"it has {', '.join(_ACTIVATIONS)}"),
+    ("activation", lambda v: v in (None, *_ACTIVATIONS), f"it has {', '.join(_ACTIVATIONS)}"),
     ("normalization", lambda v: v in (None, *_WITH_BIAS, "rmsnorm"), "it has layer norm and RMS norm"),
     (
         "position_embedding_type",
@@ -76,7 +77,10 @@ _RELATIVE_LIMITS: tuple[Limit, ...] = (
 
 def side_config(config: Config, side: str) -> dict[str, Any]:
     """Give the keys of one side: its section's, then the top's, then NeMo's defaults."""
-    own = {key: value for key, value in (config.get(side) or {}).items() if value is not None}
+    section = config.get(side) or {}
+    if not isinstance(section, Mapping):
+        raise CheckpointError(f"model_config.yaml: {side} is {quoted(section)}, not a section")
+    own = {key: value for key, value in section.items() if value is not None}
     return {**_DEFAULTS, **config, **own}
 
 
@@ -88,16 +92,16 @@ def check_expressible(config: Config) -> None:
     """
     sides = {side: side_config(config, side) for side in SIDES}
     problems = [
-        f"{side}.{key}: {values[key]}  ({reason})"
+        f"{side}.{key}: {shown(values[key])}  ({reason})"
         for side, values in sides.items()
         for key, is_fine, reason in _limits(values)
         if key in values and not is_fine(values[key])
     ]
     encoder, decoder = sides.values()
     problems += [
-        f"encoder.{key}: {encoder.get(key)}, decoder.{key}: {decoder.get(key)}  (both sides must be alike)"
-        for key in _ALIKE
-        if encoder.get(key) != decoder.get(key)
+        f"encoder.{key}: {shown(ours)}, decoder.{key}: {shown(theirs)}  (both sides must be alike)"
+        for key, ours, theirs in ((key, encoder.get(key), decoder.get(key)) for key in _ALIKE)
+        if ours != theirs
     ]
     if problems:
         raise CheckpointError(
@@ -125,7 +129,7 @@ def _limits(values: Config) -> tuple[Limit, ...]:
 def remarks(config: Config) -> tuple[str, ...]:
     """Say what is expressed only nearly, one line each."""
     encoder, found = side_config(config, "encoder"), []
-    epsilon = float(encoder["layernorm_epsilon"])
+    epsilon = _epsilon(encoder)
     if epsilon != LAYERNORM_EPS:
         found.append(
             f"trained with layernorm_epsilon {epsilon:g}; FasterTransformer's T5 computes with {LAYERNORM_EPS:g}"
@@ -163,7 +167,7 @@ def read_dims(config: Config, vocab_size: int) -> T5Dims:
         has_relative_positions=is_relative,
         has_bias=encoder["normalization"] in _WITH_BIAS,
         activation=_ACTIVATIONS[encoder["activation"]],
-        layernorm_eps=float(encoder["layernorm_epsilon"]),
+        layernorm_eps=_epsilon(encoder),
     )
 
 
@@ -177,7 +181,8 @@ def _position_num(encoder: Config, is_relative: bool) -> int:
 
 def _positive(config: Config, key: str, default: Any = None) -> int:
     value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"model_config.yaml: {key} is {value!r}, not a positive number", "is it a T5 checkpoint?")
-    return value
+    return positive(default if value is None else value, f"model_config.yaml: {key}", "is it a T5 checkpoint?")
+
+
+def _epsilon(side: Config) -> float:
+    return number(side["layernorm_epsilon"], "model_config.yaml: layernorm_epsilon")

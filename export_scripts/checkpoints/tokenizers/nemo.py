@@ -6,7 +6,6 @@ NeMo's tokenizers with ``legacy=True``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,7 +13,9 @@ from functools import partial
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.tokenizers import wordpiece
+from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
 
 _END_OF_TEXT = "<|endoftext|>"
@@ -75,6 +76,8 @@ def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFile
         CheckpointError: the library is neither GPT-2 BPE nor SentencePiece nor BERT's WordPiece, or a file is missing.
     """
     settings = config.get("tokenizer") or {}
+    if not isinstance(settings, Mapping):
+        raise CheckpointError(f"{archive.path}: tokenizer is {quoted(settings)}, not a section")
     library, kind = settings.get("library"), settings.get("type")
     if library == "sentencepiece":
         is_legacy = settings.get("sentencepiece_legacy") is not False
@@ -141,13 +144,13 @@ def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
         return 1 + max(_described_tokens(archive, tokenizer.members["tokenizer.json"]).values())
     member = tokenizer.members["vocab.json"]
     end_id = _bpe_end_id(archive, member)
-    return max(end_id + 1, len(json.loads(archive.read_bytes(member))))
+    return max(end_id + 1, len(parse_json(archive.read_bytes(member), f"{archive.path}: {member}")))
 
 
 def _bpe_end_id(archive: Archive, member: str) -> int:
     """GPT-2's one special token; a vocabulary without it gets it as its next entry."""
     try:
-        vocabulary = json.loads(archive.read_bytes(member))
+        vocabulary = parse_json(archive.read_bytes(member), f"{archive.path}: {member}")
         return int(vocabulary.get(_END_OF_TEXT, len(vocabulary)))
     except (ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{archive.path}: {member} is not a vocabulary: {error}") from error
@@ -156,7 +159,7 @@ def _bpe_end_id(archive: Archive, member: str) -> int:
 def _described_tokens(archive: Archive, member: str) -> dict[str, int]:
     """Every token of a ``tokenizer.json``; a vocabulary is a mapping, or for Unigram a list of pairs."""
     try:
-        content = json.loads(archive.read_bytes(member))
+        content = parse_json(archive.read_bytes(member), f"{archive.path}: {member}")
         vocabulary = content["model"]["vocab"]
         pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
         added = ((entry["content"], entry["id"]) for entry in content.get("added_tokens") or ())
@@ -171,10 +174,7 @@ def _described_ids(archive: Archive, member: str) -> SpecialIds:
     named: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if folder + name in archive:
-            try:
-                content = json.loads(archive.read_bytes(folder + name))
-            except ValueError as error:
-                raise CheckpointError(f"{archive.path}: {folder}{name} is not JSON: {error}") from error
+            content = parse_json(archive.read_bytes(folder + name), f"{archive.path}: {folder}{name}")
             named |= {key: value for key, value in content.items() if value} if isinstance(content, dict) else {}
 
     def id_of(*keys: str) -> int | None:
