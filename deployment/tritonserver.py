@@ -86,9 +86,6 @@ def _stub_environment(stub: Path, environment: Mapping[str, str]) -> dict[str, s
     """Variables under which the stub loads: the venv's Python first on PATH, libpython where it is."""
     own_bin = str(Path(sys.executable).parent)  # not resolved: the venv's, whose packages the stub shall see
     wanted = {"PATH": os.pathsep.join((own_bin, environment.get("PATH", os.defpath)))}
-    # OpenMP's threads spin at each barrier. On cores that others want too, that costs seconds a request; short
-    # spinning costs nothing that can be measured.
-    wanted |= {name: value for name, value in {"GOMP_SPINCOUNT": "1000"}.items() if name not in environment}
     missing = _missing_libraries(stub, {**environment, **wanted})
     for directory in (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"):
         if missing and directory:

@@ -23,6 +23,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# OpenMP's threads spin at each barrier, for milliseconds by default. On cores that others want too a request takes
+# seconds so (20 s instead of 2.5); spinning about as long as a wake-up takes costs little anywhere. Read with torch.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
 from fastertransformer.engine.errors import EngineError  # noqa: E402

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import torch
@@ -41,6 +42,7 @@ class Engine:
     Args:
         steps: the network and its cache.
         settings: of the model.
+        threads: that torch computes with on a CPU.
         description: what runs, where and how.
         max_rows: sequences in one step at most.
         prompts: see prompts.read_prompt_tables.
@@ -55,6 +57,7 @@ class Engine:
         self,
         steps: Steps,
         settings: Settings,
+        threads: int,
         description: str,
         max_rows: int,
         prompts: Sequence[Array] | None,
@@ -66,7 +69,6 @@ class Engine:
         self._scheduler = Scheduler(steps, max_rows, settings.has_inflight_batching, settings.session_idle_s)
         self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._is_closed = False
-        threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, args=(threads,), name="engine", daemon=True)
         self._thread.start()
 
@@ -128,9 +130,7 @@ class Engine:
                 self._crew.dismiss()
 
     def _run(self, threads: int) -> None:
-        torch.set_num_threads(threads)
-        if self._steps.device.type == "cuda":
-            torch.cuda.set_device(self._steps.device)
+        _begin_thread(threads, self._steps.device)
         while self._take_arrivals():
             try:
                 if not self._scheduler.is_idle:
@@ -190,19 +190,30 @@ def open_engine(
             group = Group(crew.ranks, device, settings)
         if group:
             undo.callback(group.leave)
-        steps, description = load_steps(settings, device, group)
+        threads = _choose_threads(settings, group)
+        # libgomp keeps workers for each thread that computes. Once all of them are more than there are cores, none
+        # spins at a barrier any more: each operator takes two wake-ups, 60 us where it took 10. So loading's end with
+        # its thread.
+        with ThreadPoolExecutor(1, "loading", _begin_thread, (threads, device)) as loading:
+            steps, description = loading.submit(load_steps, settings, device, group).result()
         if note := warm_up(steps):
             description += f"; {note}"
             _log.info(note)
         prompts = read_prompt_tables(settings.checkpoint, steps.config)
         undo.pop_all()
-    return Engine(steps, settings, description, max_rows, prompts, crew)
+    return Engine(steps, settings, threads, description, max_rows, prompts, crew)
+
+
+def _begin_thread(threads: int, device: torch.device) -> None:
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def load_steps(settings: Settings, device: torch.device | None = None, group: Group | None = None) -> tuple[Steps, str]:
     """Load this process's part of a checkpoint, and describe it in one line; see open_engine."""
     local_size = group.ranks.local_size if group else 1
-    torch.set_num_threads(settings.cpu_threads or max(1, _available_cores() // local_size))
+    torch.set_num_threads(_choose_threads(settings, group))
     device = device or choose_device()
     directory, tensor_para_size = settings.checkpoint, settings.tensor_para_size
     config = read_config(directory, settings.model_type)
@@ -256,6 +267,7 @@ def _open_cache(
     return PagedCache(shape, device, budget, longest)
 
 
-def _available_cores() -> int:
+def _choose_threads(settings: Settings, group: Group | None) -> int:
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else torch.get_num_threads()
+    cores = len(affinity(0)) if affinity else torch.get_num_threads()
+    return settings.cpu_threads or max(1, cores // (group.ranks.local_size if group else 1))
