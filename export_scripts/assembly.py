@@ -52,12 +52,14 @@ class Assembly:
         shape: of the box.
         terms: what is added up, mostly one term; the pieces of each fill the box.
         elementwise: a function of the fp32 values; None: they stay as they are.
+        origin: place of the box's first element in the target; empty: it is the target's.
     """
 
     shape: tuple[int, ...]
     terms: tuple[tuple[Piece, ...], ...]
     elementwise: Elementwise | None = None
     dims: Dims | None = None
+    origin: tuple[int, ...] = ()
 
     @property
     def data_type(self) -> str:
@@ -81,7 +83,9 @@ class Assembly:
         cut = [[piece.cropped(axis, start, stop) for piece in term] for term in self.terms]
         terms = tuple(tuple(piece for piece in term if piece) for term in cut)
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
-        return Assembly(shape, terms, self.elementwise, self.dims)
+        origin = list(self.origin or (0,) * len(shape))
+        origin[axis] += start
+        return replace(self, shape=shape, terms=terms, origin=tuple(origin))
 
     def loaded(self, reader: Reader) -> Assembly:
         """Read every piece; what was read before is no longer valid."""

@@ -6,6 +6,7 @@ a value that is not finite in the target type raises, because FasterTransformer 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,17 +78,29 @@ class Census:
 
     Attributes:
         not_finite: values that are NaN or infinite before the cast.
+        first_at: place of the first of them.
         largest: magnitude of those that are finite.
+        largest_at: its place.
     """
 
     not_finite: int = 0
+    first_at: list[int] | None = None
     largest: float = 0.0
+    largest_at: list[int] | None = None
 
-    def add(self, wide: Array) -> None:
-        """Count values, given in fp32."""
+    def add(self, wide: Array, origin: Sequence[int]) -> None:
+        """Count values, given in fp32; the first one lies at ``origin`` of the tensor."""
+
+        def place(index: Any) -> list[int]:
+            return [int(n) for n in np.add(origin, np.unravel_index(index, wide.shape))]
+
         finite = np.isfinite(wide)
-        self.not_finite += int((~finite).sum())
-        self.largest = max(self.largest, float(np.abs(wide[finite]).max(initial=0.0)))
+        if not finite.all():
+            self.not_finite += int((~finite).sum())
+            self.first_at = self.first_at or place(finite.argmin())
+        magnitudes = np.where(finite, np.abs(wide), 0)
+        if magnitudes.size and (largest := float(magnitudes.max())) > self.largest:
+            self.largest, self.largest_at = largest, place(magnitudes.argmax())
 
     def overflows(self, data_type: str) -> bool:
         """Whether a finite value becomes infinite."""
@@ -99,10 +112,10 @@ class Census:
         if self.overflows(data_type):
             return CheckpointError(
                 f"{name} overflows {data_type}: its largest magnitude is {self.largest:.4g}, "
-                f"{data_type} ends at {_LARGEST[data_type]:.4g}",
+                f"at {self.largest_at}, and {data_type} ends at {_LARGEST[data_type]:.4g}",
                 "convert with weight_data_type=bf16 or fp32",
             )
         return CheckpointError(
-            f"{name} holds {self.not_finite} values that are NaN or infinite",
+            f"{name} holds {self.not_finite} values that are NaN or infinite, the first at {self.first_at}",
             "the checkpoint itself is damaged; export.model.allow_nonfinite=true converts it nevertheless",
         )

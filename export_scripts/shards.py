@@ -255,11 +255,11 @@ def _even(total: int, most: int) -> int:
 def _refuse(block: Assembly, box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> None:
     """Raise for a block that is not finite in its data type, unless its source is not finite and may be so."""
     census, apart = Census(), np.empty(0, np.uint8)  # the block's values stay where they are
-    census.add(block.values("fp32", apart, workspace.transposer))
+    census.add(block.values("fp32", apart, workspace.transposer), block.origin)
     if settings.allow_nonfinite and not census.overflows(settings.data_type):
         return
     census = Census()
     for start in range(0, box.shape[0], block.shape[0]):
         part = box.cropped(0, start, min(start + block.shape[0], box.shape[0])).loaded(workspace.reader)
-        census.add(part.values("fp32", apart, workspace.transposer))
+        census.add(part.values("fp32", apart, workspace.transposer), part.origin)
     raise census.error(name, settings.data_type)

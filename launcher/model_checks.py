@@ -40,9 +40,7 @@ def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage])
                 "export.model.random_weights=true makes weights of its shape, to measure them",
             )
         return
-    source = inspect_source(
-        checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), model.allow_nonfinite
-    )
+    source = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
     _check_family(config, str(checkpoint), source.family.name)
     if Stage.export in stages and not source.tokenizer.members:
         raise ConfigError(

@@ -11,7 +11,9 @@ import torch
 from huggingface_models import HIDDEN, build, save, write_tokenizer
 from safetensors.torch import load_file, save_file
 
+from export_scripts.arguments import ConvertArguments
 from export_scripts.check import inspect_checkpoint
+from export_scripts.convert import convert
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
 
@@ -203,8 +205,14 @@ def test_weights_that_are_no_weights(gpt2: dict[str, torch.Tensor], tmp_path: Pa
 
 
 def test_overflow_is_named(gpt2: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    state = {**gpt2, "transformer.ln_f.weight": torch.full((HIDDEN,), 70000.0)}
-    assert "model.final_layernorm.weight overflows fp16" in refusal(write(tmp_path / "m", state), data_type="fp16")
+    weight = gpt2["transformer.h.1.mlp.c_fc.weight"].clone()
+    weight[30, 100] = -70000
+    model = write(tmp_path / "m", {**gpt2, "transformer.h.1.mlp.c_fc.weight": weight})
+    with pytest.raises(CheckpointError) as refused:
+        convert(ConvertArguments(model, tmp_path / "out", 2, "fp16"))
+    said = "model.layers.1.mlp.dense_h_to_4h.weight overflows fp16: its largest magnitude is 7e+04, at [30, 100]"
+    assert said in str(refused.value)
+    assert not (tmp_path / "out/manifest.json").exists()
 
 
 def test_special_ids(gpt2: dict[str, torch.Tensor], tmp_path: Path) -> None:

@@ -143,15 +143,25 @@ def test_what_is_no_number_is_refused_unless_it_is_allowed(bad: float, dtype: to
     archive = write_gpt(tmp_path / "gpt.nemo", state)
     arguments = ConvertArguments(archive, tmp_path / "out", 1, "fp16")
     name = "model.layers.1.attention.query_key_value.weight"
-    with pytest.raises(CheckpointError, match=f"{name} holds 1 values that are NaN or infinite") as error:
+    with pytest.raises(CheckpointError, match=f"{name} holds 1 values that are NaN or infinite, the first") as error:
         convert(arguments)
+    # Row 3 is the first head's key, its second element; FasterTransformer's axes are [hidden, 3, head, element].
+    assert "the first at [5, 1, 0, 1]" in error.value.problem
     assert "allow_nonfinite" in error.value.hint
     assert not (tmp_path / "out" / FILE_NAME).exists()
 
     convert(ConvertArguments(archive, tmp_path / "out", 1, "fp16", allow_nonfinite=True))
     values = np.fromfile(tmp_path / "out" / f"{name}.0.bin", np.float16)
     assert int((~np.isfinite(values)).sum()) == 1
-    assert inspect_checkpoint(archive, 1, "fp16", allow_nonfinite=True).num_layer == 2
+
+
+def test_the_check_before_a_conversion_reads_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a login node; of a large model it would take minutes."""
+    state = gpt_state()
+    state[QKV][4, 5] = 1e5
+    archive = write_gpt(tmp_path / "gpt.nemo", state)
+    monkeypatch.setattr(Reader, "read", lambda *_: pytest.fail("a weight is read"))
+    assert inspect_checkpoint(archive, 1, "fp16").num_layer == 2
 
 
 def test_overflow_is_refused_although_infinity_is_allowed(tmp_path: Path) -> None:
