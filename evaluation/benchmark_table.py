@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import metrics
+from evaluation.cells import parse, render
 from handover.manifest import write_atomically
 
 FILE_NAME = "benchmark.csv"
@@ -141,7 +142,7 @@ def ancestors_cells(row: Row) -> tuple[object, ...]:
     per_gpu = None
     if row.throughput_sequences_per_s is not None:
         # From the digits that the table holds: who reads it and divides finds the same.
-        per_gpu = float(_cell(row.throughput_sequences_per_s)) / (
+        per_gpu = float(render(row.throughput_sequences_per_s)) / (
             int(row.tensor_para_size or 1) * int(row.pipeline_para_size or 1)
         )
     parallel = (row.tensor_para_size, row.pipeline_para_size)
@@ -154,7 +155,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*(column.name for column in dataclasses.fields(Row)), *ANCESTORS_COLUMNS])
     for row in rows:
-        writer.writerow([_cell(value) for value in (*dataclasses.astuple(row), *ancestors_cells(row))])
+        writer.writerow([render(value) for value in (*dataclasses.astuple(row), *ancestors_cells(row))])
     write_atomically(path, buffer.getvalue())
 
 
@@ -172,23 +173,6 @@ def read_rows(path: Path) -> list[Row]:
         return [_row({name: cells[name] for name in names}) for cells in reader]
 
 
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
 def _row(cells: dict[str, str]) -> Row:
     hints = typing.get_type_hints(Row)
-    return Row(**{name: _parse(cell, hints[name]) for name, cell in cells.items()})
-
-
-def _parse(cell: str, hint: Any) -> Any:
-    if hint is str:
-        return cell
-    if hint is bool:
-        return cell == "True"
-    kinds = typing.get_args(hint) or (hint,)
-    if cell == "" and type(None) in kinds:
-        return None
-    return float(cell) if float in kinds else int(cell)
+    return Row(**{name: parse(cell, hints[name]) for name, cell in cells.items()})

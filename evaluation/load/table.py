@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaluation.cells import parse, render
 from evaluation.costs import COST_FIGURES
 from evaluation.load.figures import FIGURE_COLUMNS
 from evaluation.load.server_metrics import SERVER_FIGURES
@@ -120,7 +121,7 @@ def write_rows(path: Path, rows: Iterable[LoadRow]) -> None:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns(), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in flatten(row).items()} for row in rows)
+    writer.writerows({name: render(value) for name, value in flatten(row).items()} for row in rows)
     write_atomically(path, buffer.getvalue())
 
 
@@ -153,27 +154,8 @@ def read_rows(path: Path) -> list[LoadRow]:
         return [_row(cells) for cells in reader]
 
 
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
 def _row(cells: dict[str, str]) -> LoadRow:
     hints = typing.get_type_hints(LoadRow)
     figures = {name: None if cells[name] == "" else float(cells[name]) for name in FIGURES}
-    fields = {name: _parse(cell, hints[name]) for name, cell in cells.items() if name not in figures}
+    fields = {name: parse(cell, hints[name]) for name, cell in cells.items() if name not in figures}
     return LoadRow(figures=figures, **fields)
-
-
-def _parse(cell: str, hint: Any) -> Any:
-    if hint is str:
-        return cell
-    if hint is bool:
-        if cell not in ("True", "False"):
-            raise ValueError(f"'{cell}' is neither True nor False")
-        return cell == "True"
-    kinds = typing.get_args(hint) or (hint,)
-    if cell == "" and type(None) in kinds:
-        return None
-    return float(cell) if float in kinds else int(cell)

@@ -17,7 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from export_scripts.interfaces.serving import FACTUAL_NUCLEUS, SAMPLING, WORD_LISTS, Serving, per_request, same_names
+from export_scripts.interfaces.serving import (
+    FACTUAL_NUCLEUS,
+    READING,
+    SAMPLING,
+    WORD_LISTS,
+    Serving,
+    per_request,
+    same_names,
+)
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.pbtxt import ModelSpec, Step, TensorSpec
 
@@ -71,18 +79,7 @@ _PREPROCESSED = {
 
 def engine(serving: Serving) -> ModelSpec:
     """Configure ``fastertransformer``: token ids in, token ids out."""
-    return ModelSpec(
-        name=ENGINE,
-        backend=ENGINE,
-        default_model_filename=f"{serving.tensor_para_size}-gpu",
-        max_batch_size=serving.max_batch_size,
-        decoupled=serving.decoupled,
-        max_queue_delay_us=serving.max_queue_delay_us,
-        shape_inputs=("input_ids",),
-        inputs=_known(serving, ENGINE_INPUTS),
-        outputs=_known(serving, ENGINE_OUTPUTS),
-        parameters=serving.parameters(),
-    )
+    return serving.engine(_known(serving, ENGINE_INPUTS), _known(serving, ENGINE_OUTPUTS))
 
 
 def preprocessing(serving: Serving) -> ModelSpec:
@@ -146,22 +143,7 @@ def ensemble(serving: Serving) -> ModelSpec:
 
 def _ensemble_steps(serving: Serving, passed_on: Iterable[TensorSpec]) -> tuple[Step, ...]:
     return (
-        Step(
-            PREPROCESSING,
-            inputs={
-                "QUERY": "INPUT_0",
-                "REQUEST_OUTPUT_LEN": "INPUT_1",
-                "BAD_WORDS_DICT": "INPUT_2",
-                "STOP_WORDS_DICT": "INPUT_3",
-            },
-            outputs={
-                "INPUT_ID": "_INPUT_ID",
-                "BAD_WORDS_IDS": "_BAD_WORDS_IDS",
-                "STOP_WORDS_IDS": "_STOP_WORDS_IDS",
-                "REQUEST_INPUT_LEN": "_REQUEST_INPUT_LEN",
-                "REQUEST_OUTPUT_LEN": "_REQUEST_OUTPUT_LEN",
-            },
-        ),
+        READING,
         Step(
             ENGINE,
             inputs={**_PREPROCESSED, **same_names(passed_on)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from export_scripts.names import ENGINE
+from export_scripts.names import ENGINE, PREPROCESSING
 from export_scripts.pbtxt import ModelSpec, Step, TensorSpec
 
 MODEL_TYPES = {"gpt": "GPT", "gptj": "GPT-J", "gptneox": "GPT-NeoX", "t5": "T5"}
@@ -54,6 +54,21 @@ class Serving:
             "enable_custom_all_reduce": str(self.enable_custom_all_reduce),
         }
 
+    def engine(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> ModelSpec:
+        """Configure ``fastertransformer``: token ids in, token ids out."""
+        return ModelSpec(
+            name=ENGINE,
+            backend=ENGINE,
+            default_model_filename=f"{self.tensor_para_size}-gpu",
+            max_batch_size=self.max_batch_size,
+            decoupled=self.decoupled,
+            max_queue_delay_us=self.max_queue_delay_us,
+            shape_inputs=("input_ids",),
+            inputs=inputs,
+            outputs=outputs,
+            parameters=self.parameters(),
+        )
+
     def vocabulary(self) -> dict[str, str]:
         """Parameters of the models that know text."""
         return {"start_id": str(self.start_id), "end_id": str(self.end_id)}
@@ -86,6 +101,25 @@ FACTUAL_NUCLEUS = (
     per_request("top_p_min", "FP32"),
     per_request("top_p_reset_ids", "UINT32"),
 )
+
+
+READING = Step(
+    PREPROCESSING,
+    inputs={
+        "QUERY": "INPUT_0",
+        "REQUEST_OUTPUT_LEN": "INPUT_1",
+        "BAD_WORDS_DICT": "INPUT_2",
+        "STOP_WORDS_DICT": "INPUT_3",
+    },
+    outputs={
+        "INPUT_ID": "_INPUT_ID",
+        "BAD_WORDS_IDS": "_BAD_WORDS_IDS",
+        "STOP_WORDS_IDS": "_STOP_WORDS_IDS",
+        "REQUEST_INPUT_LEN": "_REQUEST_INPUT_LEN",
+        "REQUEST_OUTPUT_LEN": "_REQUEST_OUTPUT_LEN",
+    },
+)
+"""An ensemble's first step."""
 
 
 def can_be_aliased(engine: ModelSpec) -> bool:

@@ -12,7 +12,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export_scripts.interfaces.serving import FACTUAL_NUCLEUS, SAMPLING, WORD_LISTS, Serving, per_request, same_names
+from export_scripts.interfaces.serving import (
+    FACTUAL_NUCLEUS,
+    READING,
+    SAMPLING,
+    WORD_LISTS,
+    Serving,
+    per_request,
+    same_names,
+)
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.pbtxt import ModelSpec, Step, TensorSpec
 
@@ -43,18 +51,7 @@ _PASSED_ON = (*SAMPLING, *_TASKS, *FACTUAL_NUCLEUS)
 
 def engine(serving: Serving) -> ModelSpec:
     """Configure ``fastertransformer``: token ids in, token ids out."""
-    return ModelSpec(
-        name=ENGINE,
-        backend=ENGINE,
-        default_model_filename=f"{serving.tensor_para_size}-gpu",
-        max_batch_size=serving.max_batch_size,
-        decoupled=serving.decoupled,
-        max_queue_delay_us=serving.max_queue_delay_us,
-        shape_inputs=("input_ids",),
-        inputs=_INPUTS,
-        outputs=_OUTPUTS,
-        parameters=serving.parameters(),
-    )
+    return serving.engine(_INPUTS, _OUTPUTS)
 
 
 def preprocessing(serving: Serving) -> ModelSpec:
@@ -108,26 +105,10 @@ def ensemble(serving: Serving) -> ModelSpec:
             *(replace(tensor, scalar=False) for tensor in _PASSED_ON),
         ),
         outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *_TEXT_OUTPUTS),
-        steps=(_READ, _GENERATE, _WRITE),
+        steps=(READING, _GENERATE, _WRITE),
     )
 
 
-_READ = Step(
-    PREPROCESSING,
-    inputs={
-        "QUERY": "INPUT_0",
-        "REQUEST_OUTPUT_LEN": "INPUT_1",
-        "BAD_WORDS_DICT": "INPUT_2",
-        "STOP_WORDS_DICT": "INPUT_3",
-    },
-    outputs={
-        "INPUT_ID": "_INPUT_ID",
-        "REQUEST_INPUT_LEN": "_REQUEST_INPUT_LEN",
-        "BAD_WORDS_IDS": "_BAD_WORDS_IDS",
-        "STOP_WORDS_IDS": "_STOP_WORDS_IDS",
-        "REQUEST_OUTPUT_LEN": "_REQUEST_OUTPUT_LEN",
-    },
-)
 _GENERATE = Step(
     ENGINE,
     inputs={

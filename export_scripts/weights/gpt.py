@@ -7,7 +7,7 @@ ParallelGptTritonModel.cc.
 from __future__ import annotations
 
 from export_scripts.weights.family import ConfigValues, Family, Sections
-from export_scripts.weights.schema import ModelDims, TargetTensor
+from export_scripts.weights.schema import ModelDims, TargetTensor, in_every_layer
 
 _HEADS = ("head_num", "size_per_head")
 
@@ -22,7 +22,7 @@ _POST_NORM = {
     "model.final_layernorm.bias": TargetTensor(("hidden_units",)),
 }
 _HEAD = {"model.lm_head.weight": TargetTensor(("vocab_size", "hidden_units"))}
-_LAYER = {
+LAYER = {
     "input_layernorm.weight": TargetTensor(("hidden_units",)),
     "input_layernorm.bias": TargetTensor(("hidden_units",)),
     "attention.query_key_value.weight": TargetTensor(("hidden_units", 3, _HEADS), split_axis=2),
@@ -40,16 +40,13 @@ _LAYER = {
 
 def schema(dims: ModelDims) -> dict[str, TargetTensor]:
     """List every tensor of a model by name, without ``.<rank>.bin``."""
-    layers = {
-        f"model.layers.{layer}.{name}": target for layer in range(dims.num_layer) for name, target in _LAYER.items()
-    }
     return {
         **_EMBEDDING,
         **(_POSITIONS if dims.has_positional_encoding else {}),
         **(_PRE_NORM if dims.has_pre_decoder_layernorm else {}),
         **(_POST_NORM if dims.has_post_decoder_layernorm else {}),
         **(_HEAD if dims.has_untied_head else {}),
-        **layers,
+        **in_every_layer(LAYER, dims.num_layer),
     }
 
 

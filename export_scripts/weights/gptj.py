@@ -5,36 +5,28 @@ Layout: FasterTransformer, GptJWeight.cc and GptJDecoderLayerWeight.cc (``loadMo
 
 from __future__ import annotations
 
+from export_scripts.weights import gpt
 from export_scripts.weights.family import ConfigValues, Family, Sections
-from export_scripts.weights.schema import ModelDims, TargetTensor
+from export_scripts.weights.schema import ModelDims, TargetTensor, in_every_layer
 
-_HEADS = ("head_num", "size_per_head")
-
-_OUTER = {
+OUTER = {
     "model.wte": TargetTensor(("vocab_size", "hidden_units")),
     "model.final_layernorm.weight": TargetTensor(("hidden_units",)),
     "model.final_layernorm.bias": TargetTensor(("hidden_units",)),
     "model.lm_head.weight": TargetTensor(("vocab_size", "hidden_units")),
-    "model.lm_head.bias": TargetTensor(("vocab_size",)),
 }
-_LAYER = {
-    "input_layernorm.weight": TargetTensor(("hidden_units",)),
-    "input_layernorm.bias": TargetTensor(("hidden_units",)),
-    "attention.query_key_value.weight": TargetTensor(("hidden_units", 3, _HEADS), split_axis=2),
-    "attention.dense.weight": TargetTensor(("hidden_units", "hidden_units"), split_axis=0),
-    "mlp.dense_h_to_4h.weight": TargetTensor(("hidden_units", "inter_size"), split_axis=1),
-    "mlp.dense_h_to_4h.bias": TargetTensor(("inter_size",), split_axis=0),
-    "mlp.dense_4h_to_h.weight": TargetTensor(("inter_size", "hidden_units"), split_axis=0),
-    "mlp.dense_4h_to_h.bias": TargetTensor(("hidden_units",)),
-}
+_HEAD_BIAS = {"model.lm_head.bias": TargetTensor(("vocab_size",))}
+# One norm stands before attention and feed-forward, and attention has no biases.
+_NOT_ITS = (
+    *("post_attention_layernorm.weight", "post_attention_layernorm.bias"),
+    *("attention.query_key_value.bias", "attention.dense.bias"),
+)
+_LAYER = {name: target for name, target in gpt.LAYER.items() if name not in _NOT_ITS}
 
 
 def schema(dims: ModelDims) -> dict[str, TargetTensor]:
     """List every tensor of a model by name, without ``.<rank>.bin``."""
-    layers = {
-        f"model.layers.{layer}.{name}": target for layer in range(dims.num_layer) for name, target in _LAYER.items()
-    }
-    return {**_OUTER, **layers}
+    return {**OUTER, **_HEAD_BIAS, **in_every_layer(_LAYER, dims.num_layer)}
 
 
 def config(values: ConfigValues) -> Sections:
@@ -42,10 +34,15 @@ def config(values: ConfigValues) -> Sections:
 
     FasterTransformer computes GPT-J's norms with an epsilon of 1e-6 and reads no other.
     """
+    return rotary_sections("gptj", values)
+
+
+def rotary_sections(name: str, values: ConfigValues, **more: object) -> Sections:
+    """List ``config.ini`` of a model with rotary positions; ``more`` stands where its converter says it."""
     dims = values.dims
     return {
-        "gptj": {
-            "model_name": "gptj",
+        name: {
+            "model_name": name,
             "head_num": dims.head_num,
             "size_per_head": dims.size_per_head,
             "inter_size": dims.inter_size,
@@ -54,6 +51,7 @@ def config(values: ConfigValues) -> Sections:
             "vocab_size": dims.vocab_size,
             "start_id": values.start_id,
             "end_id": values.end_id,
+            **more,
             "weight_data_type": values.data_type,
             "tensor_para_size": values.tensor_para_size,
             "max_pos_seq_len": dims.max_pos_seq_len,

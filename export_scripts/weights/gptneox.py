@@ -7,43 +7,23 @@ GptNeoXDecoder.cc adds it on every rank before it sums the ranks.
 
 from __future__ import annotations
 
+from export_scripts.weights import gpt, gptj
 from export_scripts.weights.family import ConfigValues, Family, Sections
-from export_scripts.weights.schema import ModelDims, TargetTensor
+from export_scripts.weights.schema import ModelDims, TargetTensor, in_every_layer
 
-_HEADS = ("head_num", "size_per_head")
-
-_OUTER = {
-    "model.wte": TargetTensor(("vocab_size", "hidden_units")),
-    "model.final_layernorm.weight": TargetTensor(("hidden_units",)),
-    "model.final_layernorm.bias": TargetTensor(("hidden_units",)),
-    "model.lm_head.weight": TargetTensor(("vocab_size", "hidden_units")),
-}
-_LAYER = {
-    "input_layernorm.weight": TargetTensor(("hidden_units",)),
-    "input_layernorm.bias": TargetTensor(("hidden_units",)),
-    "attention.query_key_value.weight": TargetTensor(("hidden_units", 3, _HEADS), split_axis=2),
-    "attention.query_key_value.bias": TargetTensor((3, _HEADS), split_axis=1),
-    "attention.dense.weight": TargetTensor(("hidden_units", "hidden_units"), split_axis=0),
-    "post_attention_layernorm.weight": TargetTensor(("hidden_units",)),
-    "post_attention_layernorm.bias": TargetTensor(("hidden_units",)),
-    "mlp.dense_h_to_4h.weight": TargetTensor(("hidden_units", "inter_size"), split_axis=1),
-    "mlp.dense_h_to_4h.bias": TargetTensor(("inter_size",), split_axis=0),
-    "mlp.dense_4h_to_h.weight": TargetTensor(("inter_size", "hidden_units"), split_axis=0),
-}
-_PARALLEL_LAYER = {"mlp.attention.bias.sum": TargetTensor(("hidden_units",), is_summed=True)}
-_SERIAL_LAYER = {
-    "attention.dense.bias": TargetTensor(("hidden_units",)),
-    "mlp.dense_4h_to_h.bias": TargetTensor(("hidden_units",)),
+_PARALLEL_LAYER = {
+    **{
+        name: target
+        for name, target in gpt.LAYER.items()
+        if name not in ("attention.dense.bias", "mlp.dense_4h_to_h.bias")
+    },
+    "mlp.attention.bias.sum": TargetTensor(("hidden_units",), is_summed=True),
 }
 
 
 def schema(dims: ModelDims) -> dict[str, TargetTensor]:
     """List every tensor of a model by name, without ``.<rank>.bin``."""
-    each = {**_LAYER, **(_PARALLEL_LAYER if dims.use_gptj_residual else _SERIAL_LAYER)}
-    layers = {
-        f"model.layers.{layer}.{name}": target for layer in range(dims.num_layer) for name, target in each.items()
-    }
-    return {**_OUTER, **layers}
+    return {**gptj.OUTER, **in_every_layer(_PARALLEL_LAYER if dims.use_gptj_residual else gpt.LAYER, dims.num_layer)}
 
 
 def config(values: ConfigValues) -> Sections:
@@ -51,25 +31,7 @@ def config(values: ConfigValues) -> Sections:
 
     FasterTransformer computes GPT-NeoX's norms with an epsilon of 1e-5 and reads no other.
     """
-    dims = values.dims
-    return {
-        "gptneox": {
-            "model_name": "gptneox",
-            "head_num": dims.head_num,
-            "size_per_head": dims.size_per_head,
-            "inter_size": dims.inter_size,
-            "num_layer": dims.num_layer,
-            "rotary_embedding": dims.rotary_embedding,
-            "vocab_size": dims.vocab_size,
-            "start_id": values.start_id,
-            "end_id": values.end_id,
-            "use_gptj_residual": int(dims.use_gptj_residual),
-            "weight_data_type": values.data_type,
-            "tensor_para_size": values.tensor_para_size,
-            "max_pos_seq_len": dims.max_pos_seq_len,
-            "layernorm_eps": dims.layernorm_eps,
-        }
-    }
+    return gptj.rotary_sections("gptneox", values, use_gptj_residual=int(values.dims.use_gptj_residual))
 
 
 FAMILY = Family("gptneox", schema, config)

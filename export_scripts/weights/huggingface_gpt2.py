@@ -5,10 +5,13 @@ Keys: transformers, ``models/gpt2/modeling_gpt2.py``. Its linear layers are [in,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from export_scripts.weights import gpt
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
 from export_scripts.weights.layouts import qkv_blocks, unchanged
-from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from export_scripts.weights.schema import ModelDims, Rule, Rules, SourceMap, Sources
 
 _LAYER = {
     "ln_1.weight": Rule("input_layernorm.weight", unchanged),
@@ -24,31 +27,42 @@ _LAYER = {
     "mlp.c_proj.weight": Rule("mlp.dense_4h_to_h.weight", unchanged),
     "mlp.c_proj.bias": Rule("mlp.dense_4h_to_h.bias", unchanged),
 }
+OUTER: Mapping[Sources, Rules] = {
+    "wte.weight": Rule("model.wte", unchanged),
+    "wpe.weight": Rule("model.wpe", unchanged),
+    "ln_f.weight": Rule("model.final_layernorm.weight", unchanged),
+    "ln_f.bias": Rule("model.final_layernorm.bias", unchanged),
+    "lm_head.weight": Rule("model.lm_head.weight", unchanged),
+}
 _TABLE = SourceMap(
     name="Hugging Face GPT-2",
-    rules={
-        "wte.weight": Rule("model.wte", unchanged),
-        "wpe.weight": Rule("model.wpe", unchanged),
-        "ln_f.weight": Rule("model.final_layernorm.weight", unchanged),
-        "ln_f.bias": Rule("model.final_layernorm.bias", unchanged),
-        "lm_head.weight": Rule("model.lm_head.weight", unchanged),
-        **in_layers("h.{layer}.", _LAYER),
-    },
+    rules={**OUTER, **in_layers("h.{layer}.", _LAYER)},
     ignored={"h.*.attn.bias": "the causal mask", "h.*.attn.masked_bias": "the value that masks"},
 )
 
 
-def _dims(settings: Settings) -> ModelDims:
+def dims_of(settings: Settings, positions: int = 1024, **more: Any) -> ModelDims:
+    """Read the dimensions, whose keys later architectures have taken over.
+
+    Args:
+        settings: ``config.json``.
+        positions: where it does not say how many.
+        more: what else is known.
+    """
     return ModelDims(
         head_num=settings.size("n_head"),
         size_per_head=settings.head_size("n_embd", "n_head"),
         inter_size=settings.size("n_inner", default=4 * settings.size("n_embd")),
         num_layer=settings.size("n_layer"),
-        max_pos_seq_len=settings.size("n_positions", default=1024),
+        max_pos_seq_len=settings.size("n_positions", default=positions),
         vocab_size=settings.size("vocab_size"),
-        layernorm_eps=settings.number("layer_norm_epsilon", 1e-5),
-        activation_type=settings.activation("activation_function", "gelu_new"),
+        layernorm_eps=float(settings.get("layer_norm_epsilon", 1e-5)),
+        **more,
     )
+
+
+def _dims(settings: Settings) -> ModelDims:
+    return dims_of(settings, activation_type=settings.activation("activation_function", "gelu_new"))
 
 
 GPT2 = Architecture(

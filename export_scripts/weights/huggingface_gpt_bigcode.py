@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from export_scripts.dtypes import Array
-from export_scripts.weights import gpt
+from export_scripts.weights import gpt, huggingface_gpt2
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
 from export_scripts.weights.layouts import qkv_by_group_to_block, qkv_by_head_to_block, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
@@ -38,14 +38,7 @@ _LAYER = {
 }
 _TABLE = SourceMap(
     name="Hugging Face GPT-BigCode",
-    rules={
-        "wte.weight": Rule("model.wte", unchanged),
-        "wpe.weight": Rule("model.wpe", unchanged),
-        "ln_f.weight": Rule("model.final_layernorm.weight", unchanged),
-        "ln_f.bias": Rule("model.final_layernorm.bias", unchanged),
-        "lm_head.weight": Rule("model.lm_head.weight", unchanged),
-        **in_layers("h.{layer}.", _LAYER | _QKV),
-    },
+    rules={**huggingface_gpt2.OUTER, **in_layers("h.{layer}.", _LAYER | _QKV)},
     ignored={"h.*.attn.bias": "the causal mask", "bias": "the causal mask"},
 )
 
@@ -59,15 +52,8 @@ def _with_heads(table: SourceMap, settings: Settings) -> SourceMap:
 
 
 def _dims(settings: Settings) -> ModelDims:
-    return ModelDims(
-        head_num=settings.size("n_head"),
-        size_per_head=settings.head_size("n_embd", "n_head"),
-        inter_size=settings.size("n_inner", default=4 * settings.size("n_embd")),
-        num_layer=settings.size("n_layer"),
-        max_pos_seq_len=settings.size("n_positions", default=1024),
-        vocab_size=settings.size("vocab_size"),
-        layernorm_eps=settings.number("layer_norm_epsilon", 1e-5),
-        activation_type=settings.activation("activation_function", "gelu_pytorch_tanh"),
+    return huggingface_gpt2.dims_of(
+        settings, activation_type=settings.activation("activation_function", "gelu_pytorch_tanh")
     )
 
 

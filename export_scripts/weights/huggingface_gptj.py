@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from export_scripts.weights import gptj
 from export_scripts.weights.architecture import Architecture, Settings, in_layers
+from export_scripts.weights.huggingface_gpt2 import dims_of
 from export_scripts.weights.layouts import qkv_one, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
 
@@ -40,17 +41,7 @@ _TABLE = SourceMap(
 
 
 def _dims(settings: Settings) -> ModelDims:
-    return ModelDims(
-        head_num=settings.size("n_head"),
-        size_per_head=settings.head_size("n_embd", "n_head"),
-        inter_size=settings.size("n_inner", default=4 * settings.size("n_embd")),
-        num_layer=settings.size("n_layer"),
-        max_pos_seq_len=settings.size("n_positions", default=2048),
-        vocab_size=settings.size("vocab_size"),
-        layernorm_eps=settings.number("layer_norm_epsilon", 1e-5),
-        rotary_embedding=settings.size("rotary_dim"),
-        use_gptj_residual=True,
-    )
+    return dims_of(settings, 2048, rotary_embedding=settings.size("rotary_dim"), use_gptj_residual=True)
 
 
 GPTJ = Architecture(

@@ -150,6 +150,11 @@ class TargetTensor:
         return tuple(sizes)
 
 
+def in_every_layer(layer: Mapping[str, TargetTensor], count: int) -> dict[str, TargetTensor]:
+    """Name the tensors of a decoder's layers."""
+    return {f"model.layers.{index}.{name}": target for index in range(count) for name, target in layer.items()}
+
+
 @dataclass(frozen=True)
 class Rule:
     """What one source tensor, or several together, become.
