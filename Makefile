@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-nemo test-kernels check format golden lock clean
+.PHONY: help demo test test-nemo test-lm-eval test-kernels check format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -18,6 +18,9 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included
 
 test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual environment of their own
 	.venv-nemo/bin/python -m pytest tests/with_nemo
+
+test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
+	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
 
 test-kernels: $(VENV)/.tests .triton/.ready ## compare the GPU's kernels with fp64 by Triton's interpreter, without a GPU
 	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/unit/test_engine_kernels.py
@@ -67,5 +70,12 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	$(PIP) --no-deps --target .triton triton==3.6.0
 	touch $@
 
+# The harness brings some forty packages that nothing else needs.
+.venv-lm-eval/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-lm-eval
+	.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check 'lm_eval==0.4.13' 'pyarrow<24' 'numpy<2' \
+	  'torch==2.13.0' 'nvidia-pytriton==0.7.0' 'tritonclient[grpc]==2.51.0' tokenizers sentencepiece pyyaml pytest pytest-timeout
+	touch $@
+
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo .triton
+	rm -rf $(VENV) .venv-nemo .venv-lm-eval .triton

@@ -129,6 +129,7 @@ class Client:
         log_probs: bool = False,
         context_log_probs: bool = False,
         prompt_log_probs: bool = False,
+        stop_words: Sequence[Sequence[Sequence[int]]] = (),
         is_encoder_decoder: bool = False,
     ) -> list[Generation]:
         """Generate from token ids; see ``prepare_ids`` for the arguments.
@@ -146,6 +147,7 @@ class Client:
             log_probs=log_probs,
             context_log_probs=context_log_probs,
             prompt_log_probs=prompt_log_probs,
+            stop_words=stop_words,
             is_encoder_decoder=is_encoder_decoder,
         )
         return read_generations(request, self.send(model, request.inputs))

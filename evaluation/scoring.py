@@ -46,6 +46,15 @@ class Scorer:
         self._client, self._model, self._batch_size = client, model, batch_size
         self._may_score = _INPUT in client.describe(model).inputs
 
+    def spare_positions(self, token: int) -> int:
+        """Ask about a token, and say how many positions more than its tokens a text takes: 1 where it goes by prefixes.
+
+        Raises:
+            ServerError: the server failed, or gives no log probabilities.
+        """
+        self.score([(token, token)], [1])
+        return 0 if self._may_score else 1
+
     def score(self, texts: Sequence[Ids], firsts: Sequence[int]) -> list[TokenScores]:
         """Score each text's tokens from its place ``first`` on; place 0 has no predecessor and no score.
 

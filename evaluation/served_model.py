@@ -29,6 +29,7 @@ class ServedModel:
         vocab_size: tokens, padding included; None if unknown.
         max_positions: input and output tokens of one sequence; None if unknown, or if there is no limit.
         weight_data_type: of the shards, as config.ini says; empty if unknown.
+        start_id, end_id: of the tokens that begin and end a text; None if unknown.
     """
 
     endpoint: Endpoint
@@ -37,6 +38,8 @@ class ServedModel:
     vocab_size: int | None = None
     max_positions: int | None = None
     weight_data_type: str = ""
+    start_id: int | None = None
+    end_id: int | None = None
 
 
 def find_endpoint(source: str | Path | None, results: Path = DEFAULT_RESULTS) -> Endpoint:
@@ -68,7 +71,8 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
     if config.get("structure", "position_embedding_type", fallback="") == "absolute" and section is not None:
         max_positions = section.getint("relative_attention_num_buckets_or_max_pos_seq_len")  # of a T5
     weight_data_type = "" if section is None else section.get("weight_data_type", "")
-    return ServedModel(endpoint, _exported_name(endpoint), directory, vocab_size, max_positions, weight_data_type)
+    ids = [None if section is None else section.getint(name) for name in ("start_id", "end_id")]
+    return ServedModel(endpoint, _exported_name(endpoint), directory, vocab_size, max_positions, weight_data_type, *ids)
 
 
 def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:

@@ -110,6 +110,7 @@ def prepare_ids(
     log_probs: bool = False,
     context_log_probs: bool = False,
     prompt_log_probs: bool = False,
+    stop_words: Sequence[Sequence[Sequence[int]]] = (),
     is_encoder_decoder: bool = False,
 ) -> IdsRequest:
     """Build the tensors of one batch.
@@ -122,6 +123,7 @@ def prepare_ids(
         log_probs: ask for the generated tokens' log probabilities.
         context_log_probs: let cum_log_prob sum over the prompt's tokens too; implies log_probs.
         prompt_log_probs: ask for the log probability of each of the prompt's tokens; the drop-in engine alone knows it.
+        stop_words: of each row, token sequences that end it; none by default.
         is_encoder_decoder: the model is a T5, whose lengths have other names.
     """
     rows = len(prompts)
@@ -139,7 +141,24 @@ def prepare_ids(
         *_sampling_tensors(sampling or Sampling(), rows),
     ]
     inputs += _answer_tensors(rows, end_id, log_probs, context_log_probs, prompt_log_probs)
+    if any(stop_words):
+        inputs.append(_tensor("stop_words_list", word_lists(stop_words)))
     return IdsRequest(tuple(map(tuple, prompts)), wanted, tuple(inputs), is_encoder_decoder)
+
+
+def word_lists(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32]:
+    """Lay words out as FasterTransformer does, int32 [rows, 2, n]: all tokens, and where each word ends; then -1.
+
+    Args:
+        rows: words of each row as token ids; an empty word is left out.
+    """
+    flat = [[token for word in words for token in word] for words in rows]
+    lists = np.zeros((len(rows), 2, max(1, *map(len, flat))), np.int32)
+    lists[:, 1] = -1
+    for row, words in enumerate(rows):
+        ends = np.cumsum([len(word) for word in words if word], dtype=np.int32)
+        lists[row, 0, : len(flat[row])], lists[row, 1, : len(ends)] = flat[row], ends
+    return lists
 
 
 def prepare_texts(
