@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from export_scripts.dtypes import Array
+from export_scripts.scattered import ScatteredArray, box_around, scattered_beneath
 from handover.digests import crc32
 from handover.errors import CheckpointError
 
@@ -87,6 +88,8 @@ class Reader:
         Raises:
             CheckpointError: the file has become shorter or cannot be read.
         """
+        if (whole := scattered_beneath(view)) is not None and view.size:
+            return self._gather(whole, view)
         record = _record(view)
         if record is None or not view.size or min(view.strides, default=0) < 0:
             return view
@@ -107,12 +110,33 @@ class Reader:
                 self._read_run(file, buffer[start : start + run_bytes], at, record)
         return np.ndarray(view.shape, view.dtype, buffer.data, strides=tuple(strides))
 
+    def _gather(self, whole: ScatteredArray, view: Array) -> Array:
+        """Read what a view shows of an array whose pieces lie in many places."""
+        box = box_around(whole, view)
+        if prod(box.shape) > _WASTE * view.size:  # its outermost rows lie far apart
+            result = np.empty_like(view, order="K", subok=False)
+            axis = max(range(view.ndim), key=lambda axis: (view.shape[axis] > 1) * view.strides[axis])
+            for index in range(view.shape[axis]):
+                place = (*(slice(None),) * axis, slice(index, index + 1))
+                result[place] = self._gather(whole, view[place])
+            return result
+        values = self._take(prod(box.shape) * view.itemsize).view(view.dtype).reshape(box.shape)
+        used_bytes = self._used_bytes
+        for place, piece in box.pieces():
+            values[place] = self.read(piece)
+            self._used_bytes = used_bytes
+        return box.shown(values)
+
     def verify(self, view: Array) -> None:
-        """Compare the checksum of the record that a view shows a part of, where it has one.
+        """Compare the checksum of the record that a view shows a part of, or of those that it is scattered over.
 
         Raises:
             CheckpointError: the record's bytes are not those that were saved.
         """
+        if (whole := scattered_beneath(view)) is not None:
+            for _, piece in whole.pieces or ():
+                self.verify(piece)
+            return
         record = _record(view)
         wanted = getattr(record, "crc32", None)
         if record is None or wanted is None or _key(record) in self._verified:

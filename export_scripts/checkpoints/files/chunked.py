@@ -16,6 +16,7 @@ import numpy as np
 
 from export_scripts.checkpoints.files.rank_files import JoinAxis
 from export_scripts.dtypes import STORAGE, Array
+from export_scripts.scattered import scattered
 from export_scripts.weights.schema import MOST_LAYERS
 from handover.errors import CheckpointError
 
@@ -67,16 +68,11 @@ class ChunkedTensor:
         return max(1, len(self._row))
 
     def parts(self) -> tuple[Array, ...]:
-        """Map the parts; what is not cut as training's ranks are is copied together."""
+        """Map the parts; what is not cut as training's ranks are is one part, scattered over its chunks."""
         if self._row:
             return tuple(chunk.read() for chunk in self._row)
-        whole, is_filled = np.empty(self.shape, STORAGE[self.data_type]), np.zeros(self.shape, bool)
-        for chunk in self.chunks:
-            place = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
-            whole[place], is_filled[place] = chunk.read(), True
-        if not is_filled.all():
-            raise self._torn()
-        return (whole,)
+        pieces = [(chunk.offsets, chunk.read()) for chunk in self.chunks]
+        return (scattered(self.shape, STORAGE[self.data_type], pieces),)
 
     @cached_property
     def _row(self) -> tuple[Chunk, ...]:
@@ -98,11 +94,16 @@ class ChunkedTensor:
         is_inside = all(end <= full for corner in corners for end, full in zip(corner, self.shape, strict=True))
         places = {chunk.offsets for chunk in self.chunks}
         total = sum(prod(chunk.sizes) for chunk in self.chunks)
-        if not is_inside or len(places) < len(self.chunks) or total != prod(self.shape):
-            raise self._torn()
+        if not is_inside or len(places) < len(self.chunks) or total != prod(self.shape) or self._overlap():
+            raise CheckpointError(
+                f"{self.key}: its chunks do not make up {list(self.shape)}", "copy the checkpoint again"
+            )
 
-    def _torn(self) -> CheckpointError:
-        return CheckpointError(f"{self.key}: its chunks do not make up {list(self.shape)}", "copy the checkpoint again")
+    def _overlap(self) -> bool:
+        """Whether two chunks have an element in common."""
+        low = np.array([chunk.offsets for chunk in self.chunks]).reshape(len(self.chunks), len(self.shape))
+        high = low + np.array([chunk.sizes for chunk in self.chunks]).reshape(low.shape)
+        return any(((low < end) & (start < high)).all(1).sum() > 1 for start, end in zip(low, high, strict=True))
 
 
 class ChunkedState:
