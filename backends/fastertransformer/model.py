@@ -29,7 +29,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
 from fastertransformer.engine.errors import EngineError  # noqa: E402
-from fastertransformer.engine.parallel import Group  # noqa: E402
+from fastertransformer.engine.group import Group  # noqa: E402
 from fastertransformer.engine.precision import choose_device  # noqa: E402
 from fastertransformer.engine.ranks import read_ranks  # noqa: E402
 from fastertransformer.engine.sequence import INVALID, Answer  # noqa: E402

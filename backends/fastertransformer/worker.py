@@ -11,7 +11,8 @@ import sys
 
 from .engine.engine import load_steps
 from .engine.errors import EngineError
-from .engine.parallel import Group, follow
+from .engine.group import Group
+from .engine.parallel import follow
 from .engine.precision import choose_device
 from .engine.ranks import VARIABLE, read_ranks
 

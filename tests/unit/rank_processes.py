@@ -111,7 +111,7 @@ def rank_environment(rank: int, world_size: int, directory: Path) -> dict[str, s
 def main(shards: str, tensor: str, pipeline: str, directory: str, model_type: str, engines: str) -> None:
     sys.path.insert(0, str(PROJECT))
     from backends.fastertransformer.engine.engine import open_engine
-    from backends.fastertransformer.engine.parallel import Group
+    from backends.fastertransformer.engine.group import Group
     from backends.fastertransformer.engine.precision import choose_device
     from backends.fastertransformer.engine.ranks import read_ranks
     from backends.fastertransformer.engine.settings import Settings

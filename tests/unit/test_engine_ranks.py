@@ -23,7 +23,8 @@ from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.parallel import Group, packed, unpacked
+from backends.fastertransformer.engine.group import Group
+from backends.fastertransformer.engine.parallel import packed, unpacked
 from backends.fastertransformer.engine.ranks import Ranks, meet, read_ranks
 from backends.fastertransformer.engine.settings import Settings
 

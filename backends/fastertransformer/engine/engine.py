@@ -17,10 +17,11 @@ from .cache import CacheShape, KvCache, free_bytes
 from .config import ModelConfig, read_config
 from .crew import Crew, needs_crew
 from .errors import EngineError, GroupLostError
+from .group import Group
 from .layouts import Share
 from .network import Network
 from .pages import Cache, PagedCache
-from .parallel import Group, Leader
+from .parallel import Leader, ProcessLinks
 from .precision import choose_device, choose_precision
 from .prefixes import read_prefixes
 from .prompts import read_prompt_tables
@@ -225,7 +226,7 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         made_up = settings.has_made_up_weights
         weights = load_weights(directory, config, tensor_para_size, precision, device, share, sharers, made_up)
         seconds = time.perf_counter() - start
-        network = Network(config, weights, group.links(config, precision.compute, device) if group else None)
+        network = Network(config, weights, ProcessLinks(group, config, precision.compute, device) if group else None)
         layers = len(weights.decoder.layers) if weights.decoder else 0
         heads = config.head_num // (1 if share.rank is None else tensor_para_size)
         shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
