@@ -25,7 +25,8 @@ from handover.errors import CheckpointError
 # Bytes are read in one go up to this many times those wanted: still quicker than many calls.
 _WASTE = 2
 _ALIGNMENT = 64
-_PASS_BYTES = 4 << 20
+# Read and summed up at a time: it is still in the cache when the second follows the first.
+_PIECE_BYTES = 1 << 20
 
 
 RecordKey = tuple[str, int, int]
@@ -157,28 +158,31 @@ class Reader:
         """Read a record once more from its start: what was wanted of it was not all of it, or not in order."""
         self._sums[_key(record)] = total = _RunningSum(record.offset)
         self.forget()
-        buffer = self._take(min(_PASS_BYTES, record.nbytes))
+        buffer = self._take(min(_PIECE_BYTES, record.nbytes))
         with _opened(record) as file:
-            for start in range(0, record.nbytes, _PASS_BYTES):
+            for start in range(0, record.nbytes, _PIECE_BYTES):
                 self._read_run(file, buffer[: record.nbytes - start], record.offset + start, record)
         del self._sums[_key(record)]
         return total
 
     def _read_run(self, file: BinaryIO, run: Array, offset: int, record: np.memmap[Any, Any]) -> None:
         """Fill a buffer from a file."""
+        total = None
+        if getattr(record, "crc32", None) is not None and _key(record) not in self._verified:
+            total = self._sums.setdefault(_key(record), _RunningSum(record.offset))
         done = 0
         while done < run.size:
             try:
-                count = os.preadv(file.fileno(), [run[done:].data], offset + done)
+                count = os.preadv(file.fileno(), [run[done : done + _PIECE_BYTES].data], offset + done)
             except OSError as error:
                 raise CheckpointError(f"cannot read {record.filename} at byte {offset + done}: {error}") from error
             if not count:
                 raise CheckpointError(
                     f"{record.filename} ends at byte {offset + done}, while it is read", "copy the checkpoint again"
                 )
+            if total:
+                total.add(run[done : done + count], offset + done)
             done += count
-        if getattr(record, "crc32", None) is not None and _key(record) not in self._verified:
-            self._sums.setdefault(_key(record), _RunningSum(record.offset)).add(run, offset)
 
     def _take(self, size_bytes: int) -> Array:
         start, end = self._used_bytes, self._used_bytes + -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

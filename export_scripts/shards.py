@@ -25,7 +25,7 @@ from handover.progress import human_bytes
 # Read at a time: a thread's whole buffer. Large, so that the columns of a transposed tensor are read in long runs.
 READ_BYTES = 32 << 20
 # Rearranged, checked, digested and written at a time: it stays in the cache from one step to the next.
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 2 << 20
 _IN_WORDS = {"head_num": "the model's {} heads", "inter_size": "the feed-forward's width {}"}
 
 

@@ -6,12 +6,14 @@ Threads would do but for the interpreter's lock: on 16 processors, eight of them
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from handover.errors import ArtefactError
@@ -50,16 +52,20 @@ def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], 
         return
     context = multiprocessing.get_context("fork")
     _Inherited.work, _Inherited.written = work, context.Value("q")
+    gc.freeze()  # nobody looks through what is inherited for garbage, which would copy its pages too
+    done: SimpleQueue[Future[Result]] = SimpleQueue()
     with ProcessPoolExecutor(min(processes, count), context, _begin, (os.getpid(),)) as pool:
-        jobs: set[Future[Result]] = {pool.submit(_run, number) for number in range(count)}
         seen = 0
         try:
-            while jobs:
-                done, jobs = wait(jobs, _POLL_S, FIRST_COMPLETED)
+            for number in range(count):
+                pool.submit(_run, number).add_done_callback(done.put)
+            while count:
+                job = _next(done)
                 written = _Inherited.written.value
                 advance(written - seen)
                 seen = written
-                for job in done:
+                if job:
+                    count -= 1
                     yield job.result()
         except BrokenProcessPool as error:
             raise ArtefactError(
@@ -67,6 +73,13 @@ def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], 
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _next(done: SimpleQueue[Future[Result]]) -> Future[Result] | None:
+    try:
+        return done.get(timeout=_POLL_S)
+    except Empty:
+        return None
 
 
 def _begin(parent: int) -> None:

@@ -6,7 +6,6 @@ stage's manifest and nothing else; a server proves the weights by it before it s
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -73,9 +72,11 @@ class Manifest:
         return sum(record.size_bytes for record in self.files)
 
     def write(self, root: Path) -> None:
-        """Write atomically to ``root/manifest.json``."""
-        content = json.dumps({"digest": self.digest, **dataclasses.asdict(self)}, indent=1) + "\n"
-        write_atomically(root / FILE_NAME, content)
+        """Write atomically to ``root/manifest.json``, a line for each file."""
+        fields = {"digest": self.digest, **vars(self)}
+        records = ",\n  ".join(json.dumps(vars(record)) for record in fields.pop("files"))
+        content = json.dumps(fields, indent=1).removesuffix("\n}")
+        write_atomically(root / FILE_NAME, f'{content},\n "files": [\n  {records}\n ]\n}}\n')
 
     @classmethod
     def read(cls, root: Path) -> Manifest:
