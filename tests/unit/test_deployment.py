@@ -1,32 +1,24 @@
-"""Ports, command line, log and leftovers of a deployment, without a server."""
+"""Ports, command line and ranks of a deployment, without a server."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deployment import leftovers, tritonserver
+from deployment import tritonserver
 from deployment.arguments import ServeArguments
-from deployment.leftovers import create_state, read_state, state_file, sweep_earlier
 from deployment.ports import Ports, choose_ports
-from deployment.processes import command_line, descendants, look_up
 from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank
 from deployment.served_models import ServedModel
-from deployment.supervise import Server, last_lines
 from deployment.tritonserver import Installation, assemble_backends, build_argv, locate
 from handover.errors import ServerError
 
 ARGUMENTS = ServeArguments(Path("/repo with space"), Path("/run/endpoint.json"), Path("/run/server.log"))
-PROJECT = Path(__file__).resolve().parents[2]
 
 
 def test_the_command_line_binds_every_service_to_the_given_address() -> None:
@@ -214,242 +206,3 @@ def test_the_backend_directory_satisfies_triton(tmp_path: Path) -> None:
 def test_an_engine_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"no model\.py"):
         assemble_backends(locate("slipway"), tmp_path, engine_source=tmp_path)
-
-
-def test_the_last_lines_leave_out_tables(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_text("first\n+----+----+\n| a  | b  |\n\n" + "x" * 1000 + "\nE1 reason\xff\n", encoding="latin-1")
-    lines = last_lines(log)
-    assert lines[0] == "first"
-    assert lines[2].startswith("E1 reason")
-    assert last_lines(tmp_path / "none") == []
-
-
-def start(program: str, tmp_path: Path) -> Server:
-    """A stand-in for the server: what it prints and how it ends is all that is watched here."""
-    argv = [sys.executable, "-uc", program]
-    return Server(argv, {}, tmp_path, tmp_path / "server.log", "slipway-0123456789ab-", {Path("/tmp/x"): Path("/repo")})
-
-
-def first_error(server: Server, timeout_s: float = 10) -> ServerError:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            server.check()
-        except ServerError as error:
-            return error
-        time.sleep(0.02)
-    raise AssertionError("nothing was noticed")
-
-
-WARNING = "[WARNING] file /tmp/x/m/1/1-gpu/model.wpe.bin cannot be opened, loading model fails!"
-
-
-def test_fasterTransformers_warning_of_random_weights_is_an_error(tmp_path: Path) -> None:  # noqa: N802
-    server = start(f"import time; print('fine'); print({WARNING!r}); time.sleep(60)", tmp_path)
-    try:
-        error = first_error(server)
-        assert "/repo/m/1/1-gpu/model.wpe.bin cannot be opened" in error.problem
-        assert "would serve random numbers" in error.problem
-    finally:
-        assert server.stop(0) == -signal.SIGTERM
-
-
-def test_a_warning_that_comes_in_pieces_is_seen_once_it_is_whole(tmp_path: Path) -> None:
-    half = len(WARNING) // 2
-    program = (
-        f"import sys, time; sys.stdout.write({WARNING[:half]!r}); sys.stdout.flush(); time.sleep(0.3); "
-        f"print({WARNING[half:]!r}); time.sleep(60)"
-    )
-    server = start(program, tmp_path)
-    try:
-        assert "model.wpe.bin" in first_error(server).problem
-    finally:
-        server.stop(0)
-
-
-def test_a_model_that_cannot_be_loaded_is_quoted_at_once(tmp_path: Path) -> None:
-    line = "E1120 1 model_lifecycle.cc:642] \"failed to load 'a' version 1: Internal: ValueError: why in /tmp/x/a\""
-    server = start(f"import time; print({line!r}); time.sleep(60)", tmp_path)
-    try:
-        assert "a model could not be loaded: ValueError: why in /repo/a" in first_error(server).problem
-    finally:
-        server.stop(0)
-
-
-def test_an_exit_is_reported_with_the_last_lines(tmp_path: Path) -> None:
-    server = start("print('bind: Address already in use'); raise SystemExit(3)", tmp_path)
-    error = first_error(server)
-    assert "tritonserver ended with exit status 3" in error.problem
-    assert "bind: Address already in use" in error.problem
-    assert server.stop(0) == 3
-
-
-def test_a_child_that_ended_while_the_server_goes_on_is_noticed(tmp_path: Path) -> None:
-    program = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid); time.sleep(60)"
-    server = start(program, tmp_path)
-    try:
-        error = first_error(server)
-        pid = (tmp_path / "server.log").read_text().strip()
-        assert f"died (pid {pid})" in error.problem
-    finally:
-        server.stop(0)
-
-
-def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    program = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(60)"
-    server = start(program, tmp_path)
-    while not (tmp_path / "server.log").read_text():
-        time.sleep(0.02)
-    started = time.monotonic()
-    assert server.stop(0) == -signal.SIGKILL
-    assert time.monotonic() - started < 6
-
-
-def test_a_server_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from deployment.supervise import Server\n"
-        "path = Path(sys.argv[1]); program = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
-        "print(Server(program, {}, path, path / 'log', 'slipway-0123456789ab-').pid, flush=True); time.sleep(60)"
-    )
-    supervisor = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
-    )
-    assert supervisor.stdout
-    server = look_up(int(supervisor.stdout.readline()))
-    assert server and server.is_running
-    supervisor.kill()
-    supervisor.wait()
-    deadline = time.monotonic() + 5
-    while server.is_running and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not server.is_running
-
-
-@pytest.fixture
-def endpoint(tmp_path: Path) -> Path:
-    return tmp_path / "endpoint.json"
-
-
-def _ended_pid() -> tuple[int, int]:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = look_up(child.pid)
-    assert process is not None
-    child.communicate()
-    return process.pid, process.started
-
-
-def _rewrite(endpoint: Path, **changes: object) -> None:
-    note = state_file(endpoint)
-    note.write_text(json.dumps({**json.loads(note.read_text()), **changes}))
-
-
-def test_a_running_deployment_with_the_same_endpoint_is_not_disturbed(endpoint: Path) -> None:
-    state = create_state(endpoint)
-    region = Path("/dev/shm") / f"{state.prefix}region"
-    region.write_bytes(b"x")
-    try:
-        with pytest.raises(ServerError, match=f"running already, pid {os.getpid()}"):
-            sweep_earlier(endpoint)
-        assert region.exists()
-    finally:
-        leftovers.sweep(state)
-    assert not region.exists() and not Path(state.directory).exists() and read_state(endpoint) is None
-
-
-def test_what_a_killed_deployment_left_is_swept(endpoint: Path) -> None:
-    state = create_state(endpoint)
-    region = Path("/dev/shm") / f"{state.prefix}region"
-    region.write_bytes(b"x")
-    endpoint.write_text("{}")
-    pid, started = _ended_pid()
-    _rewrite(endpoint, pid=pid, started=started)
-    assert sweep_earlier(endpoint)
-    left = [path for path in (region, Path(state.directory), endpoint, state_file(endpoint)) if path.exists()]
-    assert left == []
-    assert not sweep_earlier(endpoint)
-
-
-def test_a_reused_pid_is_not_taken_for_the_supervisor(endpoint: Path) -> None:
-    state = create_state(endpoint)
-    _rewrite(endpoint, started=state.started - 1)  # our own pid, but of a process that started earlier
-    assert sweep_earlier(endpoint)
-    assert not Path(state.directory).exists()
-
-
-def test_a_note_of_another_boot_or_without_sense_is_left_alone(endpoint: Path, tmp_path: Path) -> None:
-    state = create_state(endpoint)
-    _rewrite(endpoint, place="another boot")
-    assert not sweep_earlier(endpoint)
-    assert Path(state.directory).is_dir()
-    state_file(endpoint).write_text("not JSON")
-    assert not sweep_earlier(endpoint)
-    leftovers.sweep(state)
-
-
-@pytest.mark.parametrize("prefix", ["", "slipway-", "triton_", "slipway-0123456789ab-/../"])
-def test_only_names_with_our_unique_prefix_are_swept(endpoint: Path, tmp_path: Path, prefix: str) -> None:
-    state = create_state(endpoint)
-    foreign = Path("/dev/shm") / f"triton_test_{os.getpid()}"
-    foreign.write_bytes(b"x")
-    directory = tmp_path / "slipway-precious"
-    directory.mkdir()
-    pid, started = _ended_pid()
-    _rewrite(endpoint, pid=pid, started=started, prefix=prefix, directory=str(directory))
-    try:
-        assert sweep_earlier(endpoint)
-        assert foreign.exists() and directory.exists()
-    finally:
-        foreign.unlink()
-        leftovers.sweep(state)
-
-
-def _named_program(tmp_path: Path, name: str, argument: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [str(tmp_path / name), "-c", "import time; time.sleep(60)", argument], executable=sys.executable
-    )
-
-
-def test_processes_are_found_by_program_and_prefix_only(endpoint: Path, tmp_path: Path) -> None:
-    state = create_state(endpoint)
-    ours = _named_program(tmp_path, "tritonserver", f"--x={state.prefix}")
-    bystanders = [
-        _named_program(tmp_path, "less", f"--x={state.prefix}"),
-        _named_program(tmp_path, "tritonserver", "--x=other"),
-    ]
-    try:
-        deadline = time.monotonic() + 5
-        while not command_line(ours.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert leftovers.sweep(state) == []
-        assert ours.wait(5) == -signal.SIGKILL
-        assert [process.poll() for process in bystanders] == [None, None]
-    finally:
-        for process in (ours, *bystanders):
-            process.kill()
-            process.wait()
-
-
-def test_the_helper_sweeps_when_its_supervisor_is_killed(endpoint: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from deployment.leftovers import Sweeper, create_state\n"
-        "state = create_state(Path(sys.argv[1])); Path('/dev/shm', state.prefix + 'region').write_bytes(b'x')\n"
-        "sweeper = Sweeper(state); print(state.prefix, flush=True); time.sleep(60)"
-    )
-    supervisor = subprocess.Popen(
-        [sys.executable, "-c", code, str(endpoint)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
-    )
-    assert supervisor.stdout
-    prefix = supervisor.stdout.readline().strip()
-    helpers = [process for process in descendants([supervisor.pid]) if process.pid != supervisor.pid]
-    supervisor.kill()
-    supervisor.wait()
-    deadline = time.monotonic() + 10
-    while state_file(endpoint).exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not state_file(endpoint).exists()
-    assert not list(Path("/dev/shm").glob(f"{prefix}*"))
-    assert len(helpers) == 1
-    while helpers[0].is_running and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not helpers[0].is_running
