@@ -9,6 +9,8 @@ from typing import Any
 from evaluation import metrics
 
 FRACTION = "fraction"
+HOLDS, FAILS = "HOLDS", "FAILS"
+"""Verdicts of an evaluation that has limits of its own."""
 
 
 @dataclass(frozen=True)

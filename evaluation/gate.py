@@ -6,8 +6,9 @@ The file is YAML: figures (shell patterns over the names of ``evaluation.measure
       lambada.last_token_accuracy: {at_least: 0.45, max_drop: 0.005}
       load.60-20_concurrency4.e2e_p99_ms: {at_most: 800, max_rise_percent: 10}
 
-``at_least`` and ``at_most`` are absolute; the others compare with a stored report (--baseline). Prints GO, NO-GO or
-INCONCLUSIVE with every reason; the exit status is 0, 1 or 3.
+``at_least`` and ``at_most`` are absolute; the others compare with a stored report (--baseline). An evaluation that has
+a verdict of its own (parity) counts too. Prints GO, NO-GO or INCONCLUSIVE with every reason; the exit status is 0, 1
+or 3.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from evaluation.arguments import GateArguments
+from evaluation.figures import HOLDS
 from evaluation.measurements import Measurement, Report, read_report
 from evaluation.thresholds import CEILINGS, FLOORS, read_thresholds
 from handover.errors import exit_status
@@ -69,16 +71,39 @@ def main(argv: Sequence[str]) -> None:
 
 
 def decide(report: Report, thresholds: Mapping[str, Mapping[str, float]], baseline: Report | None) -> Iterable[Check]:
-    """Decide every rule on every figure that its pattern matches; a pattern that matches none is inconclusive."""
+    """Decide every rule on every figure that its pattern matches, and what the evaluations say of themselves.
+
+    What should be there and is not is inconclusive: a pattern that matches nothing, a point that failed, a figure that
+    the baseline has. So is a report over several models.
+    """
+    if len(report.digests) > 1:
+        reason = f"the figures belong to {len(report.digests)} models: {', '.join(d[:19] for d in report.digests)}"
+        yield Check("model_digest", "one model", INCONCLUSIVE, reason)
+    for task, said, reasons in report.verdicts:
+        yield Check(task, "verdict", GO if said == HOLDS else NO_GO, f"{said.lower()}: {reasons}")
     for pattern, rules in thresholds.items():
         names = [name for name in report.figures if fnmatchcase(name, pattern)]
+        lacking = dict(_lacking(pattern, report, baseline))
         for rule, number in rules.items():
             shown = f"{rule} {number:g}"
-            if not names:
+            if not names and not lacking:
                 yield Check(pattern, shown, INCONCLUSIVE, "the report has no such figure")
+            for name, reason in lacking.items():
+                yield Check(name, shown, INCONCLUSIVE, reason)
             for name in names:
                 base = baseline.figures.get(name) if baseline is not None else None
                 yield _check(report.figures[name], shown, rule, number, base)
+
+
+def _lacking(pattern: str, report: Report, baseline: Report | None) -> Iterable[tuple[str, str]]:
+    """Figures that a pattern means and that the report has not, with the reason."""
+    column = pattern.rpartition(".")[2]
+    for place, error in report.failures.items():
+        if fnmatchcase(f"{place}.{column}", pattern):
+            yield f"{place}.{column}", f"the point failed: {error}"
+    for name in baseline.figures if baseline is not None else ():
+        if fnmatchcase(name, pattern) and name not in report.figures:
+            yield name, "the baseline has it, the report has not"
 
 
 def verdict(checks: Sequence[Check]) -> str:
@@ -90,6 +115,9 @@ def verdict(checks: Sequence[Check]) -> str:
 def _check(figure: Measurement, shown: str, rule: str, number: float, base: Measurement | None) -> Check:
     if rule not in _ABSOLUTE and base is None:
         return Check(figure.name, shown, INCONCLUSIVE, "there is no baseline for this figure")
+    doubt = figure.doubt or (base.doubt if rule not in _ABSOLUTE and base is not None else "")
+    if doubt or not math.isfinite(figure.value):
+        return Check(figure.name, shown, INCONCLUSIVE, f"{figure.value:.6g}: {doubt or 'it is not a number'}")
     is_floor = rule in FLOORS
     limit = (FLOORS | CEILINGS)[rule](number, base.value if base is not None else 0.0)
     excess = (limit - figure.value) if is_floor else (figure.value - limit)

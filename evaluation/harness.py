@@ -9,9 +9,7 @@ engine, teacher-forced, token by token.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,14 +18,14 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from tqdm import tqdm
 
+from evaluation.asking import ask_all, in_batches
 from evaluation.client import Client
 from evaluation.scoring import Scorer
 from evaluation.served_model import check_identity, find_endpoint, inspect_endpoint
 from evaluation.tensors import Sampling
 from evaluation.tokenizer import load_tokenizer
-from handover.errors import ConfigError
+from handover.errors import ConfigError, ServerError
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -139,7 +137,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
                 for scores, target in zip(found, targets, strict=True)
             ]
 
-        answers = self._ask(requests, lambda request: len(request[1]) + len(request[2]), score, disable_tqdm)
+        answers = self._ask(requests, lambda request: len(request[1]) + len(request[2]), score)
         for request, answer in zip(requests, answers, strict=True):
             if request[0] is not None:
                 self.cache_hook.add_partial("loglikelihood", request[0], answer)
@@ -155,7 +153,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
                 windows.append((None, context, target))
                 owners.append(number)
         totals = [0.0] * len(requests)
-        scored = self._loglikelihood_tokens(windows, disable_tqdm)
+        scored = self._loglikelihood_tokens(windows)
         for number, (log_prob, _) in zip(owners, scored, strict=True):
             totals[number] += log_prob
         for request, total in zip(requests, totals, strict=True):
@@ -164,7 +162,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue contexts until one of their stop strings comes, which is left out."""
-        texts = self._ask(requests, lambda request: len(request.args[0]), self._generate, disable_tqdm)
+        texts = self._ask(requests, lambda request: len(request.args[0]), self._generate)
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
@@ -203,34 +201,20 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         items: Sequence[Item],
         cost: Callable[[Item], int],
         send: Callable[[Client, Sequence[Item]], Sequence[Answer]],
-        disable_tqdm: bool,
     ) -> list[Answer]:
         """Ask about all items, the long ones first, several requests in flight; answers in the order of items."""
         order = sorted(range(len(items)), key=lambda place: -cost(items[place]))
-        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        local, clients = threading.local(), list[Client]()
 
-        def connect() -> None:
-            local.client = Client(self._endpoint.grpc_url, self._timeout_s)
-            clients.append(local.client)
+        def ask(client: Client, places: Sequence[int]) -> list[tuple[Answer]]:
+            return [(answer,) for answer in send(client, [items[place] for place in places])]
 
-        def ask(places: Sequence[int]) -> Iterable[tuple[int, Answer]]:
-            return zip(places, send(local.client, [items[place] for place in places]), strict=True)
-
-        found: dict[int, Answer] = {}
-        with (
-            ThreadPoolExecutor(self._concurrency, initializer=connect) as pool,
-            tqdm(total=len(items), disable=disable_tqdm) as bar,
-        ):
-            try:
-                for answered in pool.map(ask, batches):
-                    found.update(answered)
-                    bar.update(len(found) - bar.n)
-            finally:
-                pool.shutdown(cancel_futures=True)
-                for client in clients:
-                    client.close()
-        return [found[place] for place in range(len(items))]
+        batches = in_batches(order, self.batch_size)
+        found = ask_all(self._endpoint.grpc_url, self._timeout_s, batches, self._concurrency, ask, "lm_eval")
+        answers = [found[place] for place in range(len(items))]
+        errors = [answer for answer in answers if isinstance(answer, str)]
+        if errors:
+            raise ServerError(f"{len(errors)} of {len(items)} requests failed; the first: {errors[0]}")
+        return [answer[0] for answer in answers if not isinstance(answer, str)]
 
 
 def _sampling(how: dict[str, Any]) -> Sampling:

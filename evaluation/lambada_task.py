@@ -212,6 +212,8 @@ def score_sample(sample: Sample, answers: Mapping[Span, Answer]) -> Score:
     errors = [answer for answer in found if isinstance(answer, str)]
     if errors:
         return replace(score, error=errors[0])
+    if any(isinstance(answer, Verdict) and not math.isfinite(answer.log_prob or 0.0) for answer in found):
+        return replace(score, error="the server's log probabilities are not finite numbers")
     token, word, openai = (answer if isinstance(answer, Verdict) else None for answer in found)
     grams = (token.gram_hits if token else None) or (None,) * LONGEST_GRAM
     return replace(

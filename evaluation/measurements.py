@@ -7,19 +7,19 @@ Names are ``<task>.<figure>`` for accuracy, ``<benchmark>.<input>-<output>_batch
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from evaluation.benchmark_table import FIGURES as STATIC_FIGURES
 from evaluation.benchmark_table import Row
 from evaluation.load.table import FIGURES as LOAD_FIGURES
 from evaluation.load.table import OK, LoadRow
-from evaluation.report_data import Findings, collect_findings
+from evaluation.report_data import Benchmark, Findings, collect_findings
 from handover.errors import ArtefactError
 
 LOWER, HIGHER = "lower", "higher"
 _TWO_SIDED_95 = 1.96
-_LOWER_IS_BETTER = ("_ms", "_bytes", "_s", "perplexity")
+_LOWER_IS_BETTER = ("_ms", "_bytes", "_s", "perplexity", "_difference")
 _HIGHER_IS_BETTER = ("_per_s", "_per_user", "_per_gpu", "sequence_per_s")
 _UNJUDGED = ("server_mean_batch", "server_requests", "server_failures", "gpu_utilisation_mean_percent")
 
@@ -34,6 +34,7 @@ class Measurement:
         noise: half of its 95% confidence interval; None where it is not known.
         better: ``lower``, ``higher``, or empty where neither is.
         source: what was measured: the data's digest for accuracy, empty for a benchmark.
+        doubt: why the value is not to be relied on; empty if it is.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Measurement:
     noise: float | None
     better: str
     source: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Report:
         digests: of the models that they belong to.
         machines: that measured.
         remarks: what its report says first: missing, unfinished, failed.
+        failures: points that could not be measured, with the reason.
+        verdicts: name, verdict and reasons of each evaluation that has limits of its own.
     """
 
     name: str
@@ -60,6 +64,8 @@ class Report:
     digests: tuple[str, ...]
     machines: tuple[str, ...]
     remarks: tuple[str, ...]
+    failures: Mapping[str, str] = field(default_factory=dict)
+    verdicts: tuple[tuple[str, str, str], ...] = ()
 
 
 def read_report(results: Path) -> Report:
@@ -80,7 +86,13 @@ def read_report(results: Path) -> Report:
     digests |= {row.model_digest for row in rows}
     machines = {", ".join(part for part in (row.cpu, f"{row.cores} cores", row.gpu) if part) for row in rows}
     return Report(
-        results.name, figures, tuple(sorted(filter(None, digests))), tuple(sorted(machines)), findings.remarks
+        name=results.name,
+        figures=figures,
+        digests=tuple(sorted(filter(None, digests))),
+        machines=tuple(sorted(machines)),
+        remarks=findings.remarks,
+        failures=dict(_failures(findings)),
+        verdicts=tuple((e.task, e.verdict, "; ".join(e.reasons)) for e in findings.evaluations if e.verdict),
     )
 
 
@@ -100,19 +112,31 @@ def _all(findings: Findings) -> Iterable[Measurement]:
                 noise = None if metric.stderr is None else _TWO_SIDED_95 * metric.stderr
                 name = f"{evaluation.task}.{metric.name}"
                 source = str(evaluation.data.get("sha256", "")) if not evaluation.failed else ""
-                yield Measurement(name, metric.value, noise, direction(name), source)
+                yield Measurement(name, metric.value, noise, direction(name), source, evaluation.doubt)
     for benchmark in findings.benchmarks:
         for row in benchmark.measured:
-            place = f"{benchmark.name}.{row.input_length}-{row.output_length}_batch{row.batch_size}"
             values = {name: getattr(row, name) for name in STATIC_FIGURES}
-            yield from _figures(place, values)
+            yield from _figures(_place(benchmark, row), values)
     for load in findings.loads:
         for point in load.rows:
             if point.state == OK:
-                yield from _figures(f"{load.name}.{point.directory}", {n: point.figures.get(n) for n in LOAD_FIGURES})
+                doubt = f"{point.failed_requests} requests failed" if point.failed_requests else ""
+                values = {name: point.figures.get(name) for name in LOAD_FIGURES}
+                yield from _figures(f"{load.name}.{point.directory}", values, doubt)
 
 
-def _figures(place: str, values: Mapping[str, float | None]) -> Iterable[Measurement]:
+def _place(benchmark: Benchmark, row: Row) -> str:
+    return f"{benchmark.name}.{row.input_length}-{row.output_length}_batch{row.batch_size}"
+
+
+def _failures(findings: Findings) -> Iterable[tuple[str, str]]:
+    for benchmark in findings.benchmarks:
+        yield from ((_place(benchmark, row), row.error) for row in benchmark.failed)
+    for load in findings.loads:
+        yield from ((f"{load.name}.{point.directory}", point.error) for point in load.failed)
+
+
+def _figures(place: str, values: Mapping[str, float | None], doubt: str = "") -> Iterable[Measurement]:
     for name, value in values.items():
         if value is not None and not name.startswith("ci95_"):
-            yield Measurement(f"{place}.{name}", value, values.get(f"ci95_{name}"), direction(name))
+            yield Measurement(f"{place}.{name}", value, values.get(f"ci95_{name}"), direction(name), doubt=doubt)

@@ -1,13 +1,15 @@
 """The figures that are reported, each as one pure function with its unit and its formula.
 
-A figure that cannot be computed is None, never 0.
+A figure that cannot be computed is None, never 0: of no values, or where one of them is no finite number.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
+_LARGEST_EXPONENT = math.log(sys.float_info.max)
 NANOSECONDS_PER_MS = 1_000_000
 NANOSECONDS_PER_S = 1_000_000_000
 _STUDENT_T = (
@@ -20,7 +22,7 @@ _STUDENT_T = (
 
 def mean(values: Sequence[float]) -> float | None:
     """Arithmetic mean, in the unit of the values: sum(x) / n; None for no values."""
-    return math.fsum(values) / len(values) if values else None
+    return math.fsum(values) / len(values) if values and _are_finite(values) else None
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -58,10 +60,11 @@ def accuracy_standard_error(hits: Sequence[bool]) -> float | None:
 def perplexity(log_probs: Sequence[float]) -> float | None:
     """Perplexity per document: exp(-sum(log p) / n), with one summed natural log probability a document.
 
-    For LAMBADA a document's target is one word, so this is per word (lm-eval's ``perplexity``).
+    For LAMBADA a document's target is one word, so this is per word (lm-eval's ``perplexity``). None where it is larger
+    than a float can be.
     """
     centre = mean(log_probs)
-    return None if centre is None else math.exp(-centre)
+    return None if centre is None or centre < -_LARGEST_EXPONENT else math.exp(-centre)
 
 
 def perplexity_standard_error(log_probs: Sequence[float]) -> float | None:
@@ -86,7 +89,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     """
     if not 0 <= percent <= 100:
         raise ValueError(f"a percentile lies between 0 and 100, not at {percent}")
-    if not values:
+    if not values or not _are_finite(values):
         return None
     ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100
@@ -104,3 +107,7 @@ def throughput(count_per_request: int, latencies_ns: Sequence[int]) -> float | N
     """
     total_ns = sum(latencies_ns)
     return count_per_request * len(latencies_ns) * NANOSECONDS_PER_S / total_ns if total_ns else None
+
+
+def _are_finite(values: Sequence[float]) -> bool:
+    return all(map(math.isfinite, values))

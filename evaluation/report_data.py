@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows
-from evaluation.figures import Metric
+from evaluation.figures import FAILS, Metric
 from evaluation.load.findings import Load, read_loads
 from evaluation.load.table import FILE_NAME as LOAD_FILE_NAME
 from handover.errors import ArtefactError
@@ -60,6 +60,10 @@ class Evaluation:
         model: Triton's name, engine, digest and settings of the deployment.
         commit, timestamp: of the measurement.
         finished: False for what a failed or killed stage left.
+        verdict: HOLDS or FAILS where the evaluation has limits of its own; empty otherwise.
+        reasons: of the verdict.
+        against: what it was compared with.
+        first_difference: place of the first difference in words; empty without one.
     """
 
     task: str
@@ -72,6 +76,19 @@ class Evaluation:
     commit: str
     timestamp: str
     finished: bool
+    verdict: str = ""
+    reasons: tuple[str, ...] = ()
+    against: str = ""
+    first_difference: str = ""
+
+    @property
+    def doubt(self) -> str:
+        """Why its figures are not to be relied on; empty if they are."""
+        if not self.finished and not self.verdict:
+            return "the evaluation did not finish"
+        if self.model.get(RANDOM_WEIGHTS):
+            return "the weights are random"
+        return f"{self.failed} of {self.samples} samples have no score" if self.failed else ""
 
 
 @dataclass(frozen=True)
@@ -172,7 +189,9 @@ def _read_evaluations(root: Path, remarks: list[str]) -> Iterable[Evaluation]:
         except (ValueError, KeyError, TypeError) as error:
             remarks.append(f"The figures of {task} are damaged and left out ({error}).")
             continue
-        if not finished:
+        if evaluation.verdict == FAILS:
+            remarks.append(f"The evaluation {task} fails: {'; '.join(evaluation.reasons)}.")
+        elif not finished:
             remarks.append(f"The evaluation {task} did not finish: its figures are not final.")
         if evaluation.model.get(RANDOM_WEIGHTS):
             remarks.append(
@@ -188,6 +207,7 @@ def _read_evaluations(root: Path, remarks: list[str]) -> Iterable[Evaluation]:
 
 
 def _evaluation(content: Mapping[str, Any], finished: bool) -> Evaluation:
+    first = content.get("first_difference")
     return Evaluation(
         task=content["task"],
         metrics=tuple(Metric(**metric) for metric in content["metrics"]),
@@ -199,6 +219,10 @@ def _evaluation(content: Mapping[str, Any], finished: bool) -> Evaluation:
         commit=content.get("commit", ""),
         timestamp=content.get("timestamp", ""),
         finished=finished,
+        verdict=content.get("verdict", ""),
+        reasons=tuple(content.get("reasons", ())),
+        against=content.get("source", {}).get("computed_by", ""),
+        first_difference=f"prompt {first['prompt']}, generated token {first['token']}" if first else "",
     )
 
 

@@ -31,6 +31,7 @@ from evaluation.report_text import (
     relative_path,
     stage_cells,
     summarise_findings,
+    verdict_sentence,
 )
 
 _TOP = 5
@@ -91,6 +92,7 @@ def _failed_stage(outcome: StageOutcome, results: Path) -> str:
 def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> str:
     # The definitions stand below the names: as a column they would leave a phone no room for the figures.
     rows = []
+    said = verdict_sentence(evaluation)
     has_baseline = judgement is not None and judgement.baseline is not None
     for metric in evaluation.metrics:
         name, *figures, definition = accuracy_cells(metric)
@@ -100,7 +102,8 @@ def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> str:
             cells += f'<td class="number">{escape(before)}</td>'
             cells += f'<td class="number {style_of(verdict)}">{escape(change)}</td>'
         rows.append(f"<tr><td>{escape(name)}<small>{escape(definition)}</small></td>{cells}</tr>")
-    return frame((*ACCURACY_COLUMNS[:4], *(BASELINE_COLUMNS if has_baseline else ())), rows, _NUMERIC)
+    paragraph = f"<p>{escape(said)}</p>" if said else ""
+    return paragraph + frame((*ACCURACY_COLUMNS[:4], *(BASELINE_COLUMNS if has_baseline else ())), rows, _NUMERIC)
 
 
 def _benchmark(benchmark: Benchmark, name: str) -> str:

@@ -25,6 +25,7 @@ from evaluation.report_text import (
     relative_path,
     stage_cells,
     summarise_findings,
+    verdict_sentence,
 )
 
 
@@ -42,6 +43,7 @@ def render_markdown(findings: Findings, results: Path, judgement: Judgement | No
     parts += _gate(judgement)
     for evaluation in findings.evaluations:
         parts.append(f"## Accuracy: {escape_markdown(evaluation.task)}")
+        parts += [escape_markdown(said)] if (said := verdict_sentence(evaluation)) else []
         parts.append(_accuracy(evaluation, judgement))
     for benchmark in findings.benchmarks:
         parts.append(f"## Latency and throughput: {escape_markdown(benchmark.name)}")

@@ -11,7 +11,7 @@ from evaluation.judgement import Judgement
 from evaluation.load.table import LoadRow
 from evaluation.load.text import load_sentence
 from evaluation.number_text import show_figure
-from evaluation.report_data import Findings, StageOutcome
+from evaluation.report_data import Evaluation, Findings, StageOutcome
 from handover.progress import human_bytes, human_time
 
 ACCURACY_COLUMNS = ("Figure", "Value", "Std. error", "Samples", "Definition")
@@ -37,6 +37,9 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
     if judgement is not None and judgement.verdict:
         sentences.append(f"The gate says {judgement.verdict}.")
     for evaluation in findings.evaluations:
+        if evaluation.verdict:
+            sentences.append(verdict_sentence(evaluation))
+            continue
         scores = [f"{cells[0]} {cells[1]}" for cells in map(accuracy_cells, evaluation.metrics) if cells[1]]
         if scores:
             sentences.append(f"On {evaluation.task}: {', '.join(scores)}.")
@@ -46,6 +49,16 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
     if bad:
         sentences.append(" ".join(f"Stage {outcome.stage}: {outcome.state}." for outcome in bad))
     return " ".join(sentences)
+
+
+def verdict_sentence(evaluation: Evaluation) -> str:
+    """Say what an evaluation with limits of its own found; empty for another."""
+    if not evaluation.verdict:
+        return ""
+    against = f" against {evaluation.against}" if evaluation.against else ""
+    first = f" The first difference: {evaluation.first_difference}." if evaluation.first_difference else ""
+    name = evaluation.task.capitalize()
+    return f"{name} {evaluation.verdict.lower()}{against}: {'; '.join(evaluation.reasons)}.{first}"
 
 
 def accuracy_cells(metric: Metric) -> tuple[str, ...]:

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evaluation import metrics
-from evaluation.figures import Metric
+from evaluation.figures import FAILS, HOLDS, Metric
 
-HOLDS, FAILS = "HOLDS", "FAILS"
 PROMPT, GENERATED = "prompt", "generated"
 
 

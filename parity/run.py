@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from evaluation.client import Client, ModelInterface
+from evaluation.figures import FAILS
 from evaluation.scoring import Scorer
 from evaluation.served_model import (
     ServedModel,
@@ -25,7 +26,7 @@ from evaluation.tokenizer import load_tokenizer
 from handover.errors import ConfigError, ServerError
 from handover.progress import Progress
 from parity.arguments import ParityArguments, check_arguments, served_precision
-from parity.comparison import FAILS, Outcome, Position, Served, compare, decide
+from parity.comparison import Outcome, Position, Served, compare, decide
 from parity.prompts import Ids, encode_prompts, read_prompts
 from parity.references import Reference, open_reference
 from parity.results import write_results

@@ -148,7 +148,10 @@ def _over_load(rows: Sequence[LoadRow], name: str, title: str, column: str, span
     def draw(figure: Figure, axes: Axes) -> None:
         ends, tops = [], []
         for colour, (workload, points) in zip(cycle(SERIES), group_by_workload(rows).items(), strict=False):
-            values = [(row.level, row.figures.get(column) or 0.0) for row in sorted(points, key=lambda r: r.level)]
+            found = [(row.level, row.figures.get(column)) for row in sorted(points, key=lambda r: r.level)]
+            values = [(level, value) for level, value in found if value is not None]
+            if not values:
+                continue
             axes.plot(*zip(*values, strict=True), color=colour, marker="o", markersize=5, linewidth=2)
             for row in points:
                 bar = span(row)
@@ -160,7 +163,7 @@ def _over_load(rows: Sequence[LoadRow], name: str, title: str, column: str, span
         unit = "Requests in flight" if rows[0].mode == CLOSED else "Requests per second"
         levels_axis(axes, [row.level for row in rows], unit)
         if from_zero:
-            axes.set_ylim(0, 1.12 * max(tops))
+            axes.set_ylim(0, 1.12 * max(tops, default=1.0))
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         else:

@@ -23,7 +23,16 @@ from learnt_gpt2 import POSITIONS, SUBSET, LearntModel, expected_figures, short_
 
 from evaluation import lambada
 from evaluation.lambada_data import FULL_FILE_SHA256, SUBSET_SHA256, check_data, read_texts
-from evaluation.lambada_task import Span, judge_scored, prepare_sample, split_last_word, split_openai
+from evaluation.lambada_task import (
+    Span,
+    Verdict,
+    judge_scored,
+    prepare_sample,
+    score_sample,
+    split_last_word,
+    split_openai,
+    summarise,
+)
 from evaluation.tokenizer import load_tokenizer
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
@@ -258,6 +267,20 @@ def test_a_failed_request_fails_the_sample_and_the_run_but_is_no_miss(
         row = list(csv.DictReader(stream))[1]
     assert (row["openai_hit"], row["openai_log_prob"]) == ("", "")
     assert "out of memory" in row["error"]
+
+
+@pytest.mark.parametrize("said", [math.nan, -math.inf])
+def test_a_log_probability_that_is_no_number_fails_its_sample(model: LearntModel, said: float) -> None:
+    texts, tokenizer = short_texts()[:2], load_tokenizer(model.directory)
+    samples = [prepare_sample(index, text, tokenizer, None) for index, text in enumerate(texts)]
+    scores = []
+    for sample, log_prob in zip(samples, (said, -2.0), strict=True):
+        answers = {span: Verdict(True, log_prob) for span in sample.spans}
+        scores.append(score_sample(sample, answers))
+    assert "not finite" in scores[0].error and not scores[1].error
+    figures = {figure.name: figure for figure in summarise(scores)}
+    assert figures["lambada_openai_perplexity"].value == pytest.approx(math.exp(2))
+    assert figures["lambada_openai_perplexity"].failed == figures["last_token_accuracy"].failed == 1
 
 
 def test_a_server_that_dies_ends_the_evaluation(model: LearntModel, tmp_path: Path) -> None:

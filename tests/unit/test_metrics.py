@@ -73,3 +73,15 @@ def test_what_cannot_be_computed_is_none_not_zero() -> None:
     assert metrics.perplexity_standard_error([-1.0]) is None
     assert metrics.percentile([], 50) is None
     assert metrics.throughput(1, []) is None
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_leaves_no_figure(broken: float) -> None:
+    values = [1.0, broken, 2.0]
+    assert metrics.mean(values) is metrics.standard_error(values) is metrics.half_width(values) is None
+    assert metrics.percentile(values, 50) is metrics.perplexity(values) is None
+
+
+def test_a_perplexity_that_no_float_holds_is_none() -> None:
+    assert metrics.perplexity([-800.0, -900.0]) is None  # exp(850)
+    assert metrics.perplexity([-700.0]) == pytest.approx(math.exp(700))
