@@ -74,8 +74,8 @@ def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -
     out = poisoned[:rows]
     if has_residual:
         out.copy_(residual)
-    tiling = None if choose(rows, outputs, inputs, weight.dtype) else Tiling(64, 64, 4)
-    found = multiply(x, weight, bias, scales, norm, activation, out if has_residual else None, out, tiling)
+    tiling = None if choose(rows, outputs, inputs, weight.dtype) else Tiling(64, 64, 4, 1, 2)
+    found = multiply(x, weight, bias, scales, norm, activation, out if has_residual else None, out, None, tiling)
     assert found is out
     assert relative_error(found, expected) < LIMITS[dtype]
     assert poisoned[rows:].isnan().all()

@@ -71,6 +71,7 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self._bias = bias
         self._scales: Tensor | None = None
+        self._folded: dict[Tensor, Any] = {}  # by a norm's weight, see kernels.product.fold
         self._is_packed = weight.device.type == "cpu" and _can_pack(weight)
         self._weight: Tensor
         if self._is_packed:
@@ -121,11 +122,17 @@ class Linear:
     ) -> Tensor:
         y = torch.empty(*x.shape[:-1], len(self._weight), dtype=dtype or x.dtype, device=x.device)
         out = (y if residual is None else residual).view(-1, len(self._weight))
-        flat = x.reshape(-1, x.shape[-1])
-        kernels.multiply(
-            flat, self._weight, self._bias, self._scales, norm, activation, None if residual is None else out, out
-        )
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        folded = self._fold(kernels, norm) if norm and len(flat) == 1 else None
+        added = None if residual is None else out
+        kernels.multiply(flat, self._weight, self._bias, self._scales, norm, activation, added, out, folded)
         return y if residual is None else residual
+
+    def _fold(self, kernels: Any, norm: Norming) -> Any:
+        """Compute once what does not depend on x; the engine's warm-up asks for it first."""
+        if norm.weight not in self._folded:
+            self._folded[norm.weight] = kernels.fold(self._weight, self._bias, self._scales, norm)
+        return self._folded[norm.weight]
 
     def _product(self, x: Tensor) -> Tensor:
         if not self._is_packed:
@@ -158,7 +165,7 @@ class Int8Linear(Linear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
-        self._bias = bias
+        self._bias, self._folded = bias, {}
         scales = weight.abs().amax(dim=1).float().clamp(min=1e-12) / 127  # [out]
         rounded = (weight.float() / scales[:, None]).round().to(torch.int8)
         self._weight = rounded.contiguous()

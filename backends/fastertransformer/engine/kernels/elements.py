@@ -1,26 +1,7 @@
-"""What the kernels of products share: what happens to numbers, and asking for memory ahead."""
+"""What the kernels of products share."""
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-
-@triton.jit
-def wait_for_input():
-    """Let the kernel behind this one begin, and wait until the one before has ended: its results can be read now.
-
-    The matrices do not change, so they can be asked for before.
-    """
-    gdc_launch_dependents()
-    gdc_wait()
-
-
-@triton.jit
-def ask(places):
-    """Have the lines of memory at these places brought into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit

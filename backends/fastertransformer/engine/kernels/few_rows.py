@@ -6,16 +6,17 @@ adds up. It adds in the programs' order, so a result does not change from run to
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .elements import activated, ask, wait_for_input, widened
+from .elements import activated, widened
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def few_rows(  # noqa: C901 (one kernel)
     y, x, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs,
     has_scales: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr, has_residual: tl.constexpr,
     is_native: tl.constexpr, is_chained: tl.constexpr, padded: tl.constexpr, splits: tl.constexpr,
-    block_n: tl.constexpr, block_k: tl.constexpr, ahead: tl.constexpr, stages: tl.constexpr,
+    block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Compute y [rows, outputs] = residual + activation(scales * (x @ weight.T) + bias).
 
@@ -27,13 +28,8 @@ def few_rows(  # noqa: C901 (one kernel)
     places = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs
     steps = tl.cdiv(inputs, block_k * splits)
     first = tl.program_id(1) * steps * block_k
-    if ahead > 0:
-        line: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
-        for part in tl.static_range(ahead):
-            far = first + part * block_k + tl.arange(0, max(1, block_k // line)) * line
-            ask(places + tl.minimum(far, inputs - 1)[None, :])
     if is_chained:
-        wait_for_input()
+        gdc_wait()
     sums = tl.zeros([block_n, padded], tl.float32)
     for step in tl.range(0, steps, num_stages=stages):
         k = first + step * block_k + tl.arange(0, block_k)
@@ -41,6 +37,8 @@ def few_rows(  # noqa: C901 (one kernel)
         tile = tl.load(places + k[None, :], is_k[None, :], 0, eviction_policy="evict_first")
         v = tl.load(x + m[None, :] * inputs + k[:, None], (m < rows)[None, :] & is_k[:, None], 0)
         sums = tl.dot(widened(tile, v.dtype, is_native), v, sums, input_precision="ieee")
+    if is_chained:  # not earlier: its programs would crowd where this one's have ended first
+        gdc_launch_dependents()
     total = tl.trans(sums)  # [padded, block_n]
     cells = m[:, None] * outputs + n[None, :]
     is_there = (n < outputs)[None, :] & (m < rows)[:, None]

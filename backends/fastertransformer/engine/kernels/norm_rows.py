@@ -2,8 +2,9 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .elements import moments, wait_for_input
+from .elements import moments
 
 
 @triton.jit
@@ -13,7 +14,8 @@ def norm_rows(
 ):  # fmt: skip
     """Compute y [rows, inputs] = norm(x [rows, inputs]) along inputs: a program a row."""
     if is_chained:
-        wait_for_input()
+        gdc_wait()
+        gdc_launch_dependents()
     x += tl.program_id(0) * inputs
     y += tl.program_id(0) * inputs
     mean, scale = moments(x, inputs, eps, is_rms, block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from .few_rows import few_rows
 from .norm_rows import norm_rows
 from .one_row import one_row
 
+_MOST_ROWS, _MOST_ROWS_INT8 = 16, 64
 _PARTS_BYTES = 64 << 20
 _MOST_TILES = 1 << 16
 _MOST_NORM_BLOCK = 8192
@@ -25,21 +26,42 @@ class Tiling:
     """How a matrix is cut.
 
     Attributes:
-        block_n, block_k: rows and columns of a tile.
+        block_n: rows of a tile.
+        block_k: columns.
         warps: that work on one.
-        ahead: tiles of each program that are asked for before its input is there.
         stages: tiles on their way at a time.
-        unroll: tiles that a turn of the loop works on, for one row.
-        splits: programs that share a row's columns, on the tensor cores.
+        splits: programs that share a row's columns, on the tensor cores; 0: plain multiplication, of one row.
+        registers: of a thread at most; 0: as many as it likes.
     """
 
     block_n: int
     block_k: int
     warps: int
-    ahead: int = 0
     stages: int = 1
-    unroll: int = 1
-    splits: int = 1
+    splits: int = 0
+    registers: int = 0
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What a product of a normed row has that does not depend on the row; see one_row.
+
+    Attributes:
+        gain_sums: weight @ the norm's weight, fp32 [out].
+        bias: bias + scales * (weight @ the norm's bias), fp32 [out], or None.
+    """
+
+    gain_sums: Tensor
+    bias: Tensor | None
+
+
+def fold(weight: Tensor, bias: Tensor | None, scales: Tensor | None, norm: Norming) -> Folded:
+    """Compute it."""
+    gain_sums, folded = torch.empty(2, 1, len(weight), dtype=torch.float32, device=weight.device).unbind()
+    multiply(norm.weight[None], weight, out=gain_sums)
+    if norm.bias is not None:
+        return Folded(gain_sums, multiply(norm.bias[None], weight, bias, scales, out=folded))
+    return Folded(gain_sums, bias)
 
 
 def multiply(
@@ -51,6 +73,7 @@ def multiply(
     activation: str = "",
     residual: Tensor | None = None,
     out: Tensor | None = None,
+    folded: Folded | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
     """Give residual + activation(scales * (norm(x) @ weight.T) + bias), summed in fp32 and rounded once.
@@ -67,6 +90,7 @@ def multiply(
         activation: gelu (by tanh), relu, silu or nothing.
         residual: [rows, out], contiguous; may be ``out``.
         out: [rows, out] to write to; None: a new one like x.
+        folded: see fold; None: it is computed where it is needed.
         tiling: None: by shape.
     """
     rows, (outputs, inputs) = x.shape[0], weight.shape
@@ -76,28 +100,31 @@ def multiply(
     is_native, is_chained = _abilities(x.device)
     flags: dict[str, Any] = {
         "has_scales": scales is not None,
-        "has_bias": bias is not None,
         "activation": activation,
         "has_residual": residual is not None,
         "is_native": is_native,
         "is_chained": is_chained,
         "block_n": tiling.block_n,
         "block_k": tiling.block_k,
-        "ahead": tiling.ahead if is_native else 0,
         "stages": tiling.stages,
         "num_warps": tiling.warps,
         "launch_pdl": is_chained,
     }
+    if tiling.registers:
+        flags["maxnreg"] = tiling.registers
     tiles = triton.cdiv(outputs, tiling.block_n)
-    if rows == 1:
-        gain, shift, eps = (norm.weight, norm.bias, norm.eps) if norm else (None, None, 0.0)
-        flags["norm"] = ("rms" if norm.is_rms else "layer") if norm else ""
-        flags |= {"has_shift": shift is not None, "unroll": tiling.unroll, "block_norm": _norm_block(inputs)}
-        one_row[(tiles,)](y, x, weight, scales, bias, gain, shift, residual, outputs, inputs, eps, **flags)
+    if not tiling.splits:
+        gain = gain_sums = None
+        if norm:
+            folded = folded or fold(weight, bias, scales, norm)
+            gain, gain_sums, bias = norm.weight, folded.gain_sums, folded.bias
+        flags |= {"has_bias": bias is not None, "norm": ("rms" if norm.is_rms else "layer") if norm else ""}
+        eps = norm.eps if norm else 0.0
+        one_row[(tiles,)](y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps, **flags)
         return y
     x = _normed(x, norm) if norm else x
     parts, arrivals = _scratch(x.device)
-    flags |= {"padded": max(8, triton.next_power_of_2(rows)), "splits": tiling.splits}
+    flags |= {"has_bias": bias is not None, "padded": max(8, triton.next_power_of_2(rows)), "splits": tiling.splits}
     assert tiling.splits * flags["padded"] * outputs <= parts.numel() and tiles <= _MOST_TILES, "too large to be split"
     few_rows[(tiles, tiling.splits)](
         y, x, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs, **flags
@@ -117,13 +144,25 @@ def _normed(x: Tensor, norm: Norming) -> Tensor:
     return y
 
 
+@cache
 def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling | None:
-    """Choose the tiles of a product with a matrix [outputs, inputs]; None: torch's own product is faster."""
-    if rows == 1:
-        return Tiling(8, 1024, 4)
-    if rows > (64 if dtype == torch.int8 else 16):
+    """Choose the tiles of a product with a matrix [outputs, inputs]; None: torch's own product is faster.
+
+    By what was fastest on an H200 for the matrices of GPTs of 1.3B, 5B and 20B, at 1 and 8 rows, of some 30 tilings;
+    benchmarks/gpu_kernels.py measures them.
+    """
+    is_int8 = dtype == torch.int8
+    if rows > (_MOST_ROWS_INT8 if is_int8 else _MOST_ROWS):
         return None
-    return Tiling(64, 128, 4, stages=4, splits=4)
+    if rows > 1:
+        share = (512 if is_int8 else 256) // triton.cdiv(outputs, 64)  # programs that keep the GPU busy
+        splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
+        return Tiling(64, 128, 4, 4 if is_int8 else 6, splits)
+    if outputs >= 6144:
+        return Tiling(8, 512, 2, 3 if is_int8 else 1, registers=128)
+    if outputs >= 4096:
+        return Tiling(8, 1024, 4, 3 if is_int8 else 1, registers=128)
+    return Tiling(4, 2048, 4, 3 if inputs >= 8192 else 1, registers=128)
 
 
 def _norm_block(width: int) -> int:
