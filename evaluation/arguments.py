@@ -47,6 +47,25 @@ class LambadaArguments(TaskArguments):
 
 
 @dataclass(frozen=True)
+class SquadArguments(TaskArguments):
+    """Score a running deployment on SQuAD."""
+
+    prompt: Path | None = field(default=None, metadata={"help": "YAML file with prompt_template, examples, ..."})
+    taskname: str | None = field(
+        default=None, metadata={"help": "p-tuned task of the served checkpoint, whose template is taken for the prompt"}
+    )
+    use_request_prompt_embedding: bool = field(
+        default=False, metadata={"help": "requests bring the task's table instead of naming it"}
+    )
+    tokens_to_generate: int = field(default=32, metadata={"help": "tokens of an answer at most"})
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads, beside the model."""
+        return (self.data_path,) if self.prompt is None else (self.data_path, self.prompt)
+
+
+@dataclass(frozen=True)
 class BenchmarkArguments(ScriptArguments):
     """Measure latency and throughput of a running deployment, point by point."""
 

@@ -18,7 +18,15 @@ from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from evaluation.streaming import Turn, stream
-from evaluation.tensors import Generation, Sampling, prepare_ids, prepare_texts, read_completions, read_generations
+from evaluation.tensors import (
+    Generation,
+    LearntPrompt,
+    Sampling,
+    prepare_ids,
+    prepare_texts,
+    read_completions,
+    read_generations,
+)
 from handover.errors import ServerError
 
 _FIRST_PAUSE_S = 0.2
@@ -131,6 +139,7 @@ class Client:
         prompt_log_probs: bool = False,
         stop_words: Sequence[Sequence[Sequence[int]]] = (),
         is_encoder_decoder: bool = False,
+        learnt: LearntPrompt | None = None,
     ) -> list[Generation]:
         """Generate from token ids; see ``prepare_ids`` for the arguments.
 
@@ -149,6 +158,7 @@ class Client:
             prompt_log_probs=prompt_log_probs,
             stop_words=stop_words,
             is_encoder_decoder=is_encoder_decoder,
+            learnt=learnt,
         )
         return read_generations(request, self.send(model, request.inputs))
 

@@ -30,7 +30,7 @@ from handover.progress import human_bytes
 
 CSV_NAME, MARKDOWN_NAME, HTML_NAME = "compare.csv", "compare.md", "compare.html"
 _USUAL = (
-    *("*_accuracy*", "*perplexity", "*.em", "*.f1", "*bleu*", "*rouge*", "*.exact_match*"),
+    *("*_accuracy*", "*perplexity", "*.exact", "*.f1", "*bleu*", "*rouge*", "*.exact_match*"),
     *("*.latency_mean_ms", "*.latency_p99_ms", "*.throughput_tokens_per_s"),
     *("*.requests_per_s", "*.output_tokens_per_s", "*.goodput_requests_per_s", "*.ttft_p50_ms", "*.ttft_p99_ms"),
     *("*.tpot_p50_ms", "*.itl_p99_ms", "*.e2e_p50_ms", "*.e2e_p99_ms", "*.server_memory_peak_bytes"),

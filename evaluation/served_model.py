@@ -62,7 +62,7 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
         parameters: of the served model's config.pbtxt, for a server that is not ours.
     """
     directory = _model_directory(endpoint, parameters or {})
-    config = configparser.ConfigParser()
+    config = configparser.ConfigParser(interpolation=None)
     if directory is not None:
         config.read(directory / "config.ini")
     section = next((config[name] for name in config.sections() if "vocab_size" in config[name]), None)
@@ -71,7 +71,11 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
     if config.get("structure", "position_embedding_type", fallback="") == "absolute" and section is not None:
         max_positions = section.getint("relative_attention_num_buckets_or_max_pos_seq_len")  # of a T5
     weight_data_type = "" if section is None else section.get("weight_data_type", "")
-    ids = [None if section is None else section.getint(name) for name in ("start_id", "end_id")]
+    found = [config[name] for name in config.sections()]
+    ids = [
+        next((int(each[key]) for key in keys for each in found if key in each), None)
+        for keys in (("start_id", "decoder_start_token_id"), ("end_id", "eos_token_id"))
+    ]
     return ServedModel(endpoint, _exported_name(endpoint), directory, vocab_size, max_positions, weight_data_type, *ids)
 
 

@@ -19,6 +19,8 @@ NEVER_END_ID = 2**31 - 1
 
 _GPT_LENGTHS = ("input_lengths", "request_output_len")
 _T5_LENGTHS = ("sequence_length", "max_output_len")
+_P_TUNING = 3
+"""FasterTransformer's ``request_prompt_type`` of p-tuning and prompt tuning."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,21 @@ With top_k 1 FasterTransformer reports a token's probability among the top 1, so
 (``topk_stage2_sampling``). Its top-p kernels report log softmax over the vocabulary, and the most probable of
 fewer than a million tokens alone always fills a nucleus of 1e-6.
 """
+
+
+@dataclass(frozen=True)
+class LearntPrompt:
+    """What a p-tuned task learnt: rows of a table, for which ids beyond the vocabulary stand. Answers leave them out.
+
+    Attributes:
+        task: number of the task, whose table the checkpoint has.
+        first_id: the id that stands for the first row.
+        table: float16 [rows, hidden], where the request brings it itself.
+    """
+
+    task: int
+    first_id: int
+    table: npt.NDArray[np.float16] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +129,7 @@ def prepare_ids(
     prompt_log_probs: bool = False,
     stop_words: Sequence[Sequence[Sequence[int]]] = (),
     is_encoder_decoder: bool = False,
+    learnt: LearntPrompt | None = None,
 ) -> IdsRequest:
     """Build the tensors of one batch.
 
@@ -125,6 +143,7 @@ def prepare_ids(
         prompt_log_probs: ask for the log probability of each of the prompt's tokens; the drop-in engine alone knows it.
         stop_words: of each row, token sequences that end it; none by default.
         is_encoder_decoder: the model is a T5, whose lengths have other names.
+        learnt: what ids beyond the vocabulary stand for.
     """
     rows = len(prompts)
     wanted = (output_lengths,) * rows if isinstance(output_lengths, int) else tuple(output_lengths)
@@ -143,6 +162,9 @@ def prepare_ids(
     inputs += _answer_tensors(rows, end_id, log_probs, context_log_probs, prompt_log_probs)
     if any(stop_words):
         inputs.append(_tensor("stop_words_list", word_lists(stop_words)))
+    if learnt is not None:
+        inputs += _learnt_tensors(learnt, rows, is_encoder_decoder)
+        prompts = [[token for token in prompt if token < learnt.first_id] for prompt in prompts]  # all that is shown
     return IdsRequest(tuple(map(tuple, prompts)), wanted, tuple(inputs), is_encoder_decoder)
 
 
@@ -288,6 +310,18 @@ def _answer_tensors(
     }
     tensors = [_tensor(name, np.ones((rows, 1), np.bool_)) for name, is_asked in asked.items() if is_asked]
     return tensors if end_id is None else [_tensor("end_id", np.full((rows, 1), end_id, np.uint32)), *tensors]
+
+
+def _learnt_tensors(learnt: LearntPrompt, rows: int, is_encoder_decoder: bool) -> list[triton.InferInput]:
+    """Name the task, or bring its table; T5 has no tensor for the kind of prompt."""
+    if learnt.table is None:
+        return [_tensor("prompt_learning_task_name_ids", np.full((rows, 1), learnt.task, np.uint32))]
+    tensors = [
+        _tensor("request_prompt_embedding", np.repeat(learnt.table[None], rows, axis=0)),
+        _tensor("request_prompt_lengths", np.full((rows, 1), len(learnt.table), np.uint32)),
+    ]
+    kind = [] if is_encoder_decoder else [_tensor("request_prompt_type", np.full((rows, 1), _P_TUNING, np.uint32))]
+    return tensors + kind
 
 
 def _sampling_tensors(sampling: Sampling, rows: int) -> list[triton.InferInput]:

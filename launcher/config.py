@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from launcher.evaluation_config import LambadaConfig, ParityConfig, TaskConfig
+from launcher.evaluation_config import LambadaConfig, ParityConfig, SquadConfig, TaskConfig
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 
@@ -198,6 +198,7 @@ class EvaluationConfig:
     run: StageRunConfig = field(default_factory=StageRunConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     lambada: LambadaConfig | None = None
+    squad: SquadConfig | None = None
     parity: ParityConfig | None = None
 
     @property

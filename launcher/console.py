@@ -5,8 +5,9 @@ Standard library only at import time.
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,11 @@ def worded_errors() -> Iterator[None]:
         message, status = str(error), 1
     except (HydraException, OmegaConfBaseException) as error:
         message, status = str(explain(error)), 1
+    except AssertionError as error:
+        section = _section_not_chosen(sys.argv[1:])
+        if section is None or "root" not in str(error):  # OmegaConf's, of a key below null
+            raise
+        message, status = str(section), 1
     except KeyboardInterrupt:
         message, status = "interrupted; run the same command again to continue", 130
     else:
@@ -82,6 +88,15 @@ def explain(error: BaseException) -> SlipwayError:
         return ConfigError(f"{key}: there is no '{value}'", _renamed(value) or nearest(value, legal))
     where = key or str(error).splitlines()[0].removeprefix("Error merging override ")
     return ConfigError(text if where in text else f"{where}: {text}")
+
+
+def _section_not_chosen(overrides: Sequence[str]) -> ConfigError | None:
+    """Find the key of an evaluation that its group does not name; such a section is null."""
+    for override in overrides:
+        if match := re.match(r"evaluation\.(\w+)\.", override):
+            name = match.group(1)
+            return ConfigError(f"{override}: {name} is no evaluation of this run", f"choose it: evaluation=[{name}]")
+    return None
 
 
 def _renamed(value: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from evaluation.arguments import LambadaArguments, TaskArguments
+from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments
 from handover.errors import ConfigError
 from launcher.config import Config, Stage
 from launcher.evaluation_config import DataTaskConfig
@@ -48,6 +48,10 @@ def _read(arguments: TaskArguments | ParityArguments, paths: RunPaths, stages: C
 
         check_data(arguments.data_path, arguments.data_sha256)
         read_texts(arguments.data_path, arguments.samples)
+    elif isinstance(arguments, SquadArguments):
+        from evaluation.squad_check import check_squad
+
+        check_squad(arguments)
 
 
 def _check_parity(arguments: ParityArguments, paths: RunPaths, stages: Collection[Stage]) -> None:

@@ -32,6 +32,16 @@ class LambadaConfig(DataTaskConfig):
 
 
 @dataclass
+class SquadConfig(DataTaskConfig):
+    """conf/evaluation/squad.yaml: questions about a passage."""
+
+    prompt: str | None = None  # YAML file, see evaluation/prompts; None: the template of the p-tuned task
+    taskname: str | None = None  # p-tuned task of the checkpoint
+    use_request_prompt_embedding: bool = False  # requests bring the task's table instead of naming it
+    tokens_to_generate: int = 32
+
+
+@dataclass
 class ParityLimits:
     """How far a served model may be from its source."""
 

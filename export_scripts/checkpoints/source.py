@@ -27,6 +27,7 @@ class Source:
         remarks: what is expressed only nearly, one line each.
         extra_targets: tensors beyond the family's schema, by name.
         extra_config: sections and keys of ``config.ini`` beyond the family's.
+        extra_files: what is written beside the shards, by name.
     """
 
     archive: Archive
@@ -40,6 +41,7 @@ class Source:
     remarks: tuple[str, ...] = ()
     extra_targets: Mapping[str, TargetTensor] = field(default_factory=dict)
     extra_config: Sections = field(default_factory=dict)
+    extra_files: Mapping[str, bytes] = field(default_factory=dict)
 
     def schema(self) -> Mapping[str, TargetTensor]:
         """List every tensor to write by name, without ``.<rank>.bin``."""

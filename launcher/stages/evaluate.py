@@ -7,15 +7,18 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from evaluation.arguments import LambadaArguments, TaskArguments
+from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments
 from launcher.config import Config, Stage
-from launcher.evaluation_config import DataTaskConfig, LambadaConfig, ParityConfig, TaskConfig
+from launcher.evaluation_config import DataTaskConfig, LambadaConfig, ParityConfig, SquadConfig, TaskConfig
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan, partial, python_module
 from launcher.stages.settings import environment, expected_repository, resources
 from parity.arguments import ParityArguments
 
-_ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {LambadaConfig: LambadaArguments}
+_ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {
+    LambadaConfig: LambadaArguments,
+    SquadConfig: SquadArguments,
+}
 _PATHS = (Path, Path | None)
 
 

@@ -22,6 +22,10 @@ CASES = {
         *("stages=[deploy,benchmark]", "benchmark=load", "benchmark.load.lengths=[60/20,uniform:20:400/normal:50:9]"),
         *("benchmark.load.request_rates=[2,4.5]", "benchmark.slos.ttft_ms=200"),
     ],
+    "evaluations": [
+        *("stages=[deploy,evaluate]", "evaluation=[lambada,squad]", "evaluation.lambada.samples=20"),
+        *("evaluation.squad.taskname=squad", "evaluation.squad.prompt=null"),
+    ],
     "parity": [FIVE, "evaluation=parity", "evaluation.parity.data_path=/data/prompts.jsonl"],
     "attached": ["stages=[evaluate,benchmark]", "deployment.endpoint=server:8001"],
 }

@@ -79,6 +79,11 @@ def test_hydras_own_flags_work() -> None:
         ("export.run.model_train_name=ensemble", ["ensemble"]),
         ("deployment.endpoint=nowhere", ["nowhere", "host:port"]),
         ("evaluation.lambada.data_path=/nowhere.jsonl", ["/nowhere.jsonl"]),
+        ("evaluation.lambada.samples=0", ["evaluation.lambada.samples is 0", "at least 1"]),
+        ("evaluation.squad.samples=3", ["squad is no evaluation of this run", "evaluation=[squad]"]),
+        ("evaluation.lambada.sample=3", ["below evaluation.lambada", "did you mean 'samples'?"]),
+        ("evaluation=[lambada,squad]", ["evaluation.squad", "dev-v1.1.json cannot be read"]),
+        ("evaluation=[lambada,squat]", ["did you mean 'squad'?"]),
         ("container=nvcr.io/image", ["starts no container"]),
     ],
 )

@@ -22,6 +22,7 @@ from export_scripts.check import inspect_checkpoint
 from export_scripts.convert import convert
 from handover.errors import CheckpointError
 from handover.manifest import Manifest
+from handover.templates import read_templates
 
 SAMPLE = NEMO / "ptuning_mlp.nemo"
 
@@ -87,6 +88,18 @@ def test_config_ini_has_what_fastertransformers_loaders_read(beside: Path, tmp_p
         assert dict(ini[section]) == {"task_name": "squad", "prompt_length": "9"}
     config = read_config(root)
     assert config.prompt_tasks == (("squad", 9),) and config.prompt_learning_start_id == 1000
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_templates_of_the_tasks_go_along(beside: Path, ranks: int, tmp_path: Path) -> None:
+    """And on to another FT checkpoint, cut from the first."""
+    with tarfile.open(SAMPLE) as tar:
+        config = yaml.safe_load(tar.extractfile("./model_config.yaml").read())  # type: ignore[union-attr]
+    root = run(beside, tmp_path / "out")
+    (template,) = read_templates(root)
+    assert template == config["task_templates"][0] and template["virtual_token_splits"] == [9]
+    assert read_templates(run(root, tmp_path / "cut", ranks)) == [template]
+    assert read_templates(run(NEMO / "gpt122_tp1_pp1.nemo", tmp_path / "alone")) == []
 
 
 def test_the_other_shards_are_those_of_the_model_alone(beside: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from handover.digests import file_digest
 from handover.errors import CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import Manifest
+from handover.templates import TEMPLATES_FILE
 
 NAME = "FT checkpoint (a <T>-gpu directory with config.ini)"
 _FILE = re.compile(r"(?P<name>.+?)(?:\.(?P<rank>\d+))?\.bin")
@@ -73,6 +74,7 @@ def open_source(archive: Archive) -> Source:
         },
         tokenizer=TokenizerFiles({name: name for name in _TOKENIZER if name in archive}, "as it is"),
         ids=SpecialIds(start_id, end_id),
+        extra_files={name: archive.read_bytes(name) for name in (TEMPLATES_FILE,) if name in archive},
     )
 
 

@@ -7,7 +7,7 @@ Format: NeMo, ``megatron_gpt_prompt_learning_model.py`` and ``prompt_encoder.py`
 FasterTransformer, ``nemo_ckpt_convert.py`` (``prompt_convert``); its loaders look for ``[task_<i>]`` or, in
 ``ParallelGptTritonModel::createGptModel``, ``[gpt_task_<i>]``, so both are written. The first id that stands for a row
 of a table is the size of the tokenizer's own vocabulary, where NeMo adds its pseudo tokens; FasterTransformer's
-converter writes GPT-2's 50257 for every model.
+converter writes GPT-2's 50257 for every model. The templates of the tasks' prompts go beside the shards.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from export_scripts.checkpoints.tokenizers.nemo import vocabulary_size
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import Rule, Rules, Sources, TargetTensor
 from handover.errors import CheckpointError
+from handover.templates import TEMPLATES_FILE, templates_file
 
 CONFIG_FILE = "model_config.yaml"
 KIND = "prompt_learning"
@@ -49,11 +50,13 @@ class Task:
         name: of the task.
         length: rows of the table: virtual tokens.
         table: [length, hidden_units].
+        template: how the task's prompts are written, in NeMo's words.
     """
 
     name: str
     length: int
     table: JoinedTensor
+    template: Mapping[str, Any]
 
     @property
     def target(self) -> str:
@@ -114,6 +117,7 @@ def with_prompts(source: Source, section: str, width: str = "hidden_units", firs
         tensors={**source.tensors, **{task.target: task.table for task in tasks}},
         extra_targets={task.target: TargetTensor((task.length, width)) for task in tasks},
         extra_config={**source.extra_config, **sections},
+        extra_files={**source.extra_files, TEMPLATES_FILE: templates_file([task.template for task in tasks])},
     )
 
 
@@ -139,19 +143,19 @@ def _tasks(archive: Archive, config_file: str) -> Iterator[Task]:
         raise CheckpointError(f"{where} has no {_WEIGHTS[0]}", "copy it again")
     file = open_torch_file(archive, weights, lambda content, _: flat(content) if isinstance(content, dict) else {})
     templates = read_yaml(archive, config_file).get("task_templates") or ()
-    names = [str(template.get("taskname")) for template in templates if isinstance(template, Mapping)]
-    for name in names:
-        yield _task(where, name, file.state.get(_TABLE.format(name)), file)
-    known = {_TABLE.format(name) for name in names}
+    by_name = {str(template.get("taskname")): template for template in templates if isinstance(template, Mapping)}
+    for name, template in by_name.items():
+        yield _task(where, name, file.state.get(_TABLE.format(name)), file, template)
+    known = {_TABLE.format(name) for name in by_name}
     if foreign := sorted(key for key in file.state if key not in known and not key.startswith(_ENCODER)):
         raise CheckpointError(f"{where} holds what no task template names: {', '.join(foreign)}")
 
 
-def _task(where: str, name: str, table: Any, file: Any) -> Task:
+def _task(where: str, name: str, table: Any, file: Any, template: Mapping[str, Any]) -> Task:
     if not _TASK_NAME.fullmatch(name):
         raise CheckpointError(f"{where}: the task's name {name!r} cannot be part of a file's name")
     if not isinstance(table, StoredTensor) or len(table.shape) != 2:
         raise CheckpointError(
             f"{where} has no table for the task {name}", "NeMo saves it at the end of the training; remove the template"
         )
-    return Task(name, table.shape[0], JoinedTensor(((file, table),), None))
+    return Task(name, table.shape[0], JoinedTensor(((file, table),), None), template)

@@ -1,0 +1,111 @@
+"""Evaluate a deployment on SQuAD: ``python3 -m evaluation.squad --endpoint=... --output=... --data-path=...``.
+
+Writes what ``evaluation.outcome`` lists, and ``predictions.json`` as the official scripts read it, into the output
+directory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from evaluation.arguments import SquadArguments
+from evaluation.asking import find_target, find_tokenizer
+from evaluation.outcome import Outcome
+from evaluation.prompt_learning import read_task
+from evaluation.prompt_template import Template
+from evaluation.prompting import Answer, Completer, Prompt, Prompter
+from evaluation.squad_check import FIELDS, check_squad
+from evaluation.squad_data import Question
+from evaluation.squad_score import Score, exact_match, f1_score, summarise
+from evaluation.tokenizer import Tokenizer
+from handover.digests import file_digest
+from handover.errors import exit_status
+from handover.manifest import write_atomically
+
+TASK = "squad"
+PREDICTIONS_NAME = "predictions.json"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Evaluate, write the results, and fail if any question has no score."""
+    arguments = SquadArguments.from_argv(argv, description=__doc__)
+    dataset, template = check_squad(arguments)
+    learnt = None
+    target = find_target(TASK, arguments)
+    tokenizer = find_tokenizer(target, arguments.tokenizer)
+    if arguments.taskname is not None:
+        brings_table = arguments.use_request_prompt_embedding
+        template, learnt = read_task(target.served.directory, arguments.taskname, FIELDS, brings_table)
+    assert template is not None
+    length = arguments.tokens_to_generate
+    prompter = Prompter(template, tokenizer, target, length, learnt)
+    prompts = [prompter.write(_sample(question, arguments.taskname)) for question in dataset.questions]
+    if cut := sum(1 for prompt in prompts if prompt.cut_tokens):
+        limit = target.served.max_positions
+        print(f"{cut} of {len(prompts)} passages are cut at their end to the model's {limit} positions")
+    answers = Completer(target, arguments, tokenizer, length, learnt).complete(prompts)
+    scores = [
+        score_question(index, question, prompt, answer, template, tokenizer, dataset.version)
+        for index, (question, prompt, answer) in enumerate(zip(dataset.questions, prompts, answers, strict=True))
+    ]
+    digest = file_digest(arguments.data_path).removeprefix("sha256:")
+    outcome = Outcome(
+        task=TASK,
+        metrics=summarise(scores, dataset.version),
+        samples=scores,
+        cut_contexts=cut,
+        data={"file": arguments.data_path.name, "sha256": digest, "known_as": f"SQuAD v{dataset.version}"},
+        settings={
+            "prompt": template.prompt_template,
+            "shots": len(template.examples),
+            "taskname": arguments.taskname or "",
+            "use_request_prompt_embedding": arguments.use_request_prompt_embedding,
+            "tokens_to_generate": length,
+        },
+    )
+    predictions = {score.id: score.prediction for score in scores if not score.error}
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    write_atomically(arguments.output / PREDICTIONS_NAME, json.dumps(predictions, indent=1, ensure_ascii=False) + "\n")
+    outcome.write(arguments.output, arguments.model, target.served)
+    outcome.show()
+
+
+def score_question(
+    index: int,
+    question: Question,
+    prompt: Prompt,
+    answer: Answer | str,
+    template: Template,
+    tokenizer: Tokenizer,
+    version: str,
+) -> Score:
+    """Score one question from what the model wrote; a str is the reason that it wrote nothing."""
+    has_answer = bool(question.answers)
+    if isinstance(answer, str):
+        return Score(index, question.id, has_answer, len(prompt.ids), prompt.cut_tokens, error=answer)
+    prediction = template.read_answer(answer.text)
+    identity = None
+    if has_answer:
+        label = tuple(tokenizer.encode(template.label(question.answers[0])))
+        identity = answer.tokens[: len(label)] == label
+    return Score(
+        index=index,
+        id=question.id,
+        has_answer=has_answer,
+        prompt_tokens=len(prompt.ids),
+        cut_tokens=prompt.cut_tokens,
+        prediction=prediction,
+        exact=exact_match(prediction, question.answers, version),
+        f1=f1_score(prediction, question.answers, version),
+        token_identity=identity,
+    )
+
+
+def _sample(question: Question, taskname: str | None) -> dict[str, str]:
+    texts = {"context": question.context, "question": question.question, "title": question.title}
+    return {**texts, "taskname": taskname or ""}
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "evaluate"))

@@ -1,0 +1,100 @@
+"""SQuAD's files as questions. The login side imports this: no numpy, no client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handover.errors import ConfigError
+
+V1, V2 = "1.1", "2.0"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        id: of the question.
+        title: of the article.
+        context: the passage.
+        question: the text.
+        answers: gold answers; empty where the passage has none (v2.0).
+    """
+
+    id: str
+    title: str
+    context: str
+    question: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The questions of a file, and whose rules score them.
+
+    Attributes:
+        version: V1 or V2, as the file says; V2 where it does not say and a question has no answer.
+        questions: in the file's order.
+    """
+
+    version: str
+    questions: tuple[Question, ...]
+
+
+def read_dataset(path: Path, samples: int | None) -> Dataset:
+    """Read a file of SQuAD v1.1 or v2.0, or NeMo's JSON lines of ``context``, ``question`` and ``answer``.
+
+    Args:
+        path: the file.
+        samples: take the first so many questions; None for all.
+
+    Raises:
+        ConfigError: the file is missing, damaged, or shorter than the samples asked for.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the SQuAD file {path} cannot be read: {error}") from error
+    try:
+        version, found = _lines(text) if path.suffix == ".jsonl" else _articles(json.loads(text))
+        questions = list(found)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(
+            f"{path} is not SQuAD: {reason}",
+            "it is SQuAD's JSON, v1.1 or v2.0, or JSON lines (.jsonl) with context, question and answer each",
+        ) from error
+    ids = [question.id for question in questions]
+    if len(set(ids)) < len(ids):
+        twice = next(id_ for id_ in ids if ids.count(id_) > 1)
+        raise ConfigError(f"{path} has two questions with the id {twice}")
+    if not questions or (samples is not None and len(questions) < samples):
+        raise ConfigError(f"{path} has {len(questions)} questions, but {samples or 'at least 1'} are asked for")
+    is_v2 = version.startswith(("v2", "2")) or any(not question.answers for question in questions)
+    return Dataset(V2 if is_v2 else V1, tuple(questions[:samples]))
+
+
+def _articles(content: Mapping[str, Any]) -> tuple[str, Iterator[Question]]:
+    def walk() -> Iterator[Question]:
+        for article in content["data"]:
+            for paragraph in article["paragraphs"]:
+                for entry in paragraph["qas"]:
+                    answers = () if entry.get("is_impossible") else tuple(str(a["text"]) for a in entry["answers"])
+                    title, passage = str(article.get("title", "")), str(paragraph["context"])
+                    yield Question(str(entry["id"]), title, passage, str(entry["question"]), answers)
+
+    return str(content.get("version", "")), walk()
+
+
+def _lines(text: str) -> tuple[str, Iterator[Question]]:
+    def walk() -> Iterator[Question]:
+        for number, line in enumerate((line for line in text.split("\n") if line), 1):
+            entry = json.loads(line)
+            answer = str(entry["answer"])
+            yield Question(str(number), "", str(entry["context"]), str(entry["question"]), (answer,) if answer else ())
+
+    return "", walk()
