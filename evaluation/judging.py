@@ -15,6 +15,7 @@ from evaluation.arguments import TaskArguments
 from evaluation.asking import Target, ask_all, in_batches
 from evaluation.client import Client, RequestError
 from evaluation.lambada_task import Answer, Ids, Span, Verdict, judge_scored
+from evaluation.scoring import prompt_log_prob
 from evaluation.tensors import (
     GREEDY_UNDER_THE_MODEL,
     NEVER_END_ID,
@@ -175,12 +176,5 @@ def _generated(span: Span, answers: Sequence[Generation | str | None]) -> Answer
     known = [answer for answer in answers if isinstance(answer, Generation)]
     log_prob = None
     if len(known) > 1:
-        log_prob = _prompt_log_prob(known[1]) - _prompt_log_prob(known[0])
+        log_prob = prompt_log_prob(known[1]) - prompt_log_prob(known[0])
     return Verdict(known[0].tokens == span.target, log_prob)
-
-
-def _prompt_log_prob(generation: Generation) -> float:
-    # What is left of the sum without the generated tokens is the prompt's own log probability.
-    if generation.cum_log_prob is None or generation.log_probs is None:
-        raise ServerError("the answer carries no log probabilities")
-    return generation.cum_log_prob - sum(generation.log_probs)
