@@ -2,11 +2,13 @@
 
     python3 -m benchmarks.convert                                             # 2.6 GB, 1.3 B parameters
     python3 -m benchmarks.convert --shapes='[[12,1536],[24,2048],[34,3072]]'  # 0.8, 2.6 and 8.0 GB: the curve
+    python3 -m benchmarks.convert --sources='["gzip","zarr","zarr_grid","torch_dist"]'    # other forms of it
     python3 -m benchmarks.convert --fastertransformer=/path/to/FasterTransformer
 
-The checkpoint is made up: random weights of a GPT in NeMo's legacy form. All sides start with a warm page cache and
-an idle disk, and end with their bytes in the page cache. What a run has written is emptied, not deleted, before the
-next: ext4 searches long for inodes that were not deleted a moment ago, and no real conversion meets that.
+The checkpoint is made up: random weights of a GPT, in NeMo's legacy form unless others are named. All sides start with
+a warm page cache and an idle disk, and end with their bytes in the page cache. What a run has written is emptied, not
+deleted, before the next: ext4 searches long for inodes that were not deleted a moment ago, and no real conversion
+meets that.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ import shlex
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
@@ -39,6 +41,9 @@ class BenchmarkArguments(ScriptArguments):
     shapes: tuple[tuple[int, int], ...] = field(
         default=((24, 2048),), metadata={"help": "[layers, width] of each checkpoint; heads are 64 wide"}
     )
+    sources: tuple[str, ...] = field(
+        default=("nemo",), metadata={"help": "forms of the checkpoint: nemo, gzip, zarr, zarr_grid, torch_dist"}
+    )
     vocab: int = field(default=50304, metadata={"help": "rows of the embedding"})
     source_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the checkpoint"})
     weight_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the shards"})
@@ -47,50 +52,6 @@ class BenchmarkArguments(ScriptArguments):
     repeats: int = field(default=3, metadata={"help": "measurements of each side"})
     directory: Path | None = field(default=None, metadata={"help": "where to work; default: the temporary directory"})
     fastertransformer: Path | None = field(default=None, metadata={"help": "a checkout, whose converter is timed too"})
-
-
-def write_checkpoint(arguments: BenchmarkArguments, path: Path) -> None:
-    """Write a NeMo archive of random weights, of the first shape."""
-    import torch
-
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[arguments.source_data_type]
-    ((layers, hidden),) = arguments.shapes
-
-    def random(*shape: int) -> torch.Tensor:
-        return (torch.rand(shape) - 0.5).to(dtype)
-
-    model = "model.language_model."
-    state = {
-        f"{model}embedding.word_embeddings.weight": random(arguments.vocab, hidden),
-        f"{model}embedding.position_embeddings.weight": random(2048, hidden),
-        f"{model}encoder.final_layernorm.weight": random(hidden),
-        f"{model}encoder.final_layernorm.bias": random(hidden),
-    }
-    for layer in range(layers):
-        for name, rows, columns in (
-            ("self_attention.query_key_value", 3 * hidden, hidden),
-            ("self_attention.dense", hidden, hidden),
-            ("mlp.dense_h_to_4h", 4 * hidden, hidden),
-            ("mlp.dense_4h_to_h", hidden, 4 * hidden),
-        ):
-            state[f"{model}encoder.layers.{layer}.{name}.weight"] = random(rows, columns)
-            state[f"{model}encoder.layers.{layer}.{name}.bias"] = random(rows)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            state[f"{model}encoder.layers.{layer}.{name}.weight"] = random(hidden)
-            state[f"{model}encoder.layers.{layer}.{name}.bias"] = random(hidden)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        root = Path(folder)
-        torch.save(state, root / "model_weights.ckpt")
-        (root / "vocab.json").write_text('{"<|endoftext|>": 0}')
-        (root / "merges.txt").write_text("#version: 0.2\n")
-        (root / "model_config.yaml").write_text(
-            f"num_layers: {layers}\nhidden_size: {hidden}\nffn_hidden_size: {4 * hidden}\n"
-            f"num_attention_heads: {hidden // 64}\nmax_position_embeddings: 2048\n"
-            "tokenizer: {library: megatron, type: GPT2BPETokenizer, vocab_file: 'nemo:vocab.json', "
-            "merge_file: 'nemo:merges.txt'}\n"
-        )
-        with tarfile.open(path, "w") as tar:
-            tar.add(root, arcname=".")
 
 
 class MemorySampler:
@@ -210,7 +171,7 @@ def contenders(arguments: BenchmarkArguments, archive: Path) -> list[Contender]:
     settings = [f"--tensor-para-size={arguments.tensor_para_size}", f"--processes={arguments.processes}"]
     settings += [f"--weight-data-type={arguments.weight_data_type}"]
     ours = (sys.executable, "-m", "export_scripts.convert", f"--checkpoint={archive}", "--output={output}", *settings)
-    sides = [Contender("cp", ("cp", str(archive), "{output}")), Contender("convert", ours)]
+    sides = [Contender("cp", ("cp", "-r", str(archive), "{output}")), Contender("convert", ours)]
     if arguments.fastertransformer:
         script = arguments.fastertransformer / "examples/pytorch/gpt/utils/nemo_ckpt_convert.py"
         theirs = [sys.executable, str(script), "--in-file", str(archive), "--saved-dir", "{output}"]
@@ -220,12 +181,14 @@ def contenders(arguments: BenchmarkArguments, archive: Path) -> list[Contender]:
     return sides
 
 
-def compare(arguments: BenchmarkArguments, shape: tuple[int, int], folder: Path) -> None:
+def compare(arguments: BenchmarkArguments, source: str, shape: tuple[int, int], folder: Path) -> None:
     """Alternate the sides, print each measurement, then medians, ratios to ``cp`` and peaks."""
     archive = folder / "gpt.nemo"
-    making = replace(arguments, shapes=(shape,)).to_argv()
+    making = replace(arguments, shapes=(shape,), sources=(source,)).to_argv()
     subprocess.run([sys.executable, "-m", "benchmarks.convert", "--write-only", str(archive), *making], check=True)
-    _out(f"\n{shape[0]} layers, width {shape[1]}: {human_bytes(archive.stat().st_size)} {arguments.source_data_type}")
+    size_bytes = sum(path.stat().st_size for path in (archive, *archive.rglob("*")) if path.is_file())
+    kind = f"{human_bytes(size_bytes)} {arguments.source_data_type}"
+    _out(f"\n{source}, {shape[0]} layers, width {shape[1]}: {kind}")
     sides = contenders(arguments, archive)
     runs: dict[str, list[Measurement]] = {side.name: [] for side in sides}
     for number in range(arguments.repeats):
@@ -267,14 +230,17 @@ def _out(line: str) -> None:
 def main(argv: Sequence[str]) -> None:
     """Make each checkpoint in a process of its own, so that its memory is gone, and measure."""
     if argv and argv[0] == "--write-only":
-        write_checkpoint(BenchmarkArguments.from_argv(argv[2:]), Path(argv[1]))
+        from benchmarks.convert_sources import Model, write_checkpoint
+
+        making = BenchmarkArguments.from_argv(argv[2:])
+        model = Model(*making.shapes[0], making.vocab, making.source_data_type)
+        write_checkpoint(making.sources[0], model, Path(argv[1]))
         return
     arguments = BenchmarkArguments.from_argv(argv, description=__doc__)
-    for shape in arguments.shapes:
+    _out(_machine(arguments.directory or Path(tempfile.gettempdir())))
+    for source, shape in product(arguments.sources, arguments.shapes):
         with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="slipway-convert-") as folder:
-            if shape == arguments.shapes[0]:
-                _out(_machine(Path(folder)))
-            compare(arguments, shape, Path(folder))
+            compare(arguments, source, shape, Path(folder))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -41,60 +40,37 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ChunkedTensor:
-    """A tensor in chunks.
+    """A tensor in chunks. They make up the whole whichever ranks wrote them, so that it is in one part.
 
     Attributes:
         key: for errors.
         shape: of the whole.
         data_type: fp32, fp16, bf16, or another name.
         chunks: that make it up.
-        cut_axis: where training's tensor parallelism cut it; None: it did not.
+        axis: always None.
+        part_count: always 1.
     """
 
     key: str
     shape: tuple[int, ...]
     data_type: str
     chunks: tuple[Chunk, ...]
-    cut_axis: int | None = None
-
-    @property
-    def axis(self) -> int | None:
-        """Axis along which the parts follow one another; None: there is one part."""
-        return self.cut_axis if len(self._row) > 1 else None
-
-    @property
-    def part_count(self) -> int:
-        """Parts that it is joined from."""
-        return max(1, len(self._row))
+    axis: int | None = None
+    part_count: int = 1
 
     def parts(self) -> tuple[Array, ...]:
-        """Map the parts; what is not cut as training's ranks are is one part, scattered over its chunks."""
-        if self._row:
-            return tuple(chunk.read() for chunk in self._row)
+        """Map the chunks and describe the whole by them."""
+        if len(self.chunks) == 1:
+            return (self.chunks[0].read(),)
         pieces = [(chunk.offsets, chunk.read()) for chunk in self.chunks]
         return (scattered(self.shape, STORAGE[self.data_type], pieces),)
 
-    @cached_property
-    def _row(self) -> tuple[Chunk, ...]:
-        """The chunks in order if they are training ranks' parts, or one that is all; otherwise none."""
-        self._check_cover()
-        if len(self.chunks) == 1:
-            return self.chunks
-        axis = self.cut_axis
-        if axis is None or len({chunk.sizes for chunk in self.chunks}) > 1 or axis >= len(self.shape):
-            return ()
-        size = self.chunks[0].sizes
-        by_place = {chunk.offsets: chunk for chunk in self.chunks}
-        places = [tuple(n * size[axis] if i == axis else 0 for i in range(len(size))) for n in range(len(by_place))]
-        return tuple(by_place[place] for place in places) if by_place.keys() == set(places) else ()
-
-    def _check_cover(self) -> None:
-        """Refuse chunks that leave a hole, overlap or reach beyond the array."""
+    def check(self) -> None:
+        """Refuse chunks that leave a hole, overlap or reach beyond the whole; CheckpointError."""
         corners = {tuple(offset + size for offset, size in zip(c.offsets, c.sizes, strict=True)) for c in self.chunks}
         is_inside = all(end <= full for corner in corners for end, full in zip(corner, self.shape, strict=True))
-        places = {chunk.offsets for chunk in self.chunks}
         total = sum(prod(chunk.sizes) for chunk in self.chunks)
-        if not is_inside or len(places) < len(self.chunks) or total != prod(self.shape) or self._overlap():
+        if not is_inside or total != prod(self.shape) or self._overlap():
             raise CheckpointError(
                 f"{self.key}: its chunks do not make up {list(self.shape)}", "copy the checkpoint again"
             )
@@ -135,11 +111,15 @@ class ChunkedState:
         return self._other_keys
 
     def tensors(self, join_axis: JoinAxis) -> Mapping[str, ChunkedTensor]:
-        """Tensors by key, not read yet."""
-        return {
-            key: ChunkedTensor(t.key, t.shape, t.data_type, t.chunks, join_axis(key))
-            for key, t in self._tensors.items()
-        }
+        """Tensors by key, not read yet; where training cut them, their chunks say.
+
+        Raises:
+            CheckpointError: a tensor's chunks do not make it up.
+        """
+        for key, tensor in self._tensors.items():
+            if not key.startswith(_TRAINING_STATE):
+                tensor.check()
+        return self._tensors
 
 
 def _layers(key: str, stacked: ChunkedTensor) -> dict[str, ChunkedTensor]:
