@@ -6,7 +6,8 @@
 The weights are random and made on the GPU. A case is one request of that many rows of equal length, greedy, which ends
 at no token; latency is a client's, from the request's tensors to the answer's, median of several. floor_ms is the time
 to read the matrices once an output token at the measured bandwidth, compute_ms the time of the matrix products at the
-measured rate; ratio is ours to floor_ms. first_ms is the engine's very first answer of that case.
+measured rate. ratio is ours to floor_ms, peer_ratio transformers' to ours. first_ms is the engine's very first answer
+to that case.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ class DecodeArguments(ScriptArguments):
     data_type: str = field(default="fp16", metadata={"help": "fp16 or bf16, on both sides"})
     int8_mode: int = field(default=0, metadata={"help": "of the engine"})
     peer: str = field(default="dynamic", metadata={"help": "transformers' cache: dynamic, static (compiled), or none"})
+    peer_output: int = field(
+        default=200, metadata={"help": "longest output that transformers is timed with; it is slow"}
+    )
     repeats: int = field(default=5, metadata={"help": "measurements of each case and side; the median counts"})
     tensor_para_size: int = field(default=1, metadata={"help": "GPUs that share each layer, of the engine"})
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
@@ -93,7 +97,7 @@ def time_peer(arguments: DecodeArguments, name: str, cases: Sequence[Case]) -> d
     size, found = find_size(name), {}
     options = {"cache_implementation": "static"} if arguments.peer == "static" else {}
     with peer_of(size, arguments.data_type) as model:
-        for case in cases:
+        for case in (each for each in cases if each[2] <= arguments.peer_output):
             run = partial(generate_by_transformers, model, asks_of(case, size.vocab), **options)
             found[case] = latency_ms(run, arguments.repeats)[1]
     return found
@@ -122,7 +126,7 @@ def measure(arguments: DecodeArguments, name: str, rates: Rates, table: Table) -
                 first_ms=first_ms,
                 ours_ms=ours_ms,
                 ratio=ours_ms / (token_ms * case[2]),
-                peer_ratio=theirs[case] / ours_ms if theirs else None,
+                peer_ratio=theirs[case] / ours_ms if case in theirs else None,
             )
             table.add(row)
 

@@ -104,6 +104,8 @@ def load_weights(
         )
     read_on = partial(Reader, config, tensor_para_size, precision, device, is_cpu, share.rank)
     if is_staged:
+        # All of it once: torch keeps it and cuts it up, where the driver takes its time for each tensor's memory.
+        torch.empty(need_bytes, dtype=torch.uint8, device=device)
         with StagedFiles(directory, order, source_type, device) as shards:
             return read_model(read_on(shards), config, share, has_head)
     shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
