@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from pathlib import Path
 
 from deployment.served_models import ServedModel
+from export_scripts.weights import gpt
+from export_scripts.weights.schema import ModelDims, TargetTensor, in_every_layer
 from handover.digests import file_digest
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
@@ -31,8 +34,8 @@ def expected_shards(
 ) -> dict[str, int]:
     """Compute which files FasterTransformer's GPT opens, and their sizes.
 
-    Source of names and shapes: FasterTransformer's ParallelGptWeight.cc, ParallelGptDecoderLayerWeight.cc
-    and ParallelGptTritonModel.cc (defaults of the optional keys).
+    Source of names and shapes: ``export_scripts/weights/gpt.py``; of adapters, prompts and the defaults of optional
+    keys: FasterTransformer's ParallelGptDecoderLayerWeight.cc, ParallelGptWeight.cc and ParallelGptTritonModel.cc.
 
     Args:
         config: section [gpt] of config.ini, keys in lower case.
@@ -46,62 +49,56 @@ def expected_shards(
     Raises:
         ArtefactError: a key is missing or no number, or tensor_para_size does not divide the model.
     """
-    number = partial(_number, config)
-    hidden, inter, layers = number("head_num") * number("size_per_head"), number("inter_size"), number("num_layer")
-    if number("head_num") % tensor_para_size or inter % tensor_para_size:
+    number, flag = partial(_number, config), partial(_flag, config)
+    has_table = flag("has_positional_encoding", True)
+    dims = ModelDims(
+        head_num=number("head_num"),
+        size_per_head=number("size_per_head"),
+        inter_size=number("inter_size"),
+        num_layer=number("num_layer"),
+        max_pos_seq_len=number("max_pos_seq_len") if has_table else 0,
+        vocab_size=number("vocab_size"),
+        layernorm_eps=0.0,
+        has_untied_head=untied,
+        has_positional_encoding=has_table,
+        has_pre_decoder_layernorm=flag("has_pre_decoder_layernorm", False),
+        has_post_decoder_layernorm=flag("has_post_decoder_layernorm", True),
+    )
+    if dims.head_num % tensor_para_size or dims.inter_size % tensor_para_size:
         raise ArtefactError(
-            f"tensor_para_size {tensor_para_size} does not divide head_num {number('head_num')} and inter_size {inter}"
+            f"tensor_para_size {tensor_para_size} does not divide head_num {dims.head_num} and inter_size"
+            f" {dims.inter_size}"
         )
-    items = {"model.wte.bin": number("vocab_size") * hidden}
-    if _flag(config, "has_positional_encoding", True):
-        items["model.wpe.bin"] = number("max_pos_seq_len") * hidden
-    if untied:
-        items[_HEAD] = number("vocab_size") * hidden
-    for name, default in (("pre_decoder_layernorm", False), ("post_decoder_layernorm", True)):
-        if _flag(config, f"has_{name}", default):
-            stem = "model.final_layernorm" if name == "post_decoder_layernorm" else f"model.{name}"
-            items |= {f"{stem}.{part}.bin": hidden for part in ("weight", "bias")}
-    adapter = number("adapter_inter_size", inter) if _flag(config, "has_adapters", False) else 0
-    for layer in range(layers):
-        items |= _layer_items(f"model.layers.{layer}", hidden, inter, adapter, tensor_para_size)
-    items |= _prompt_items(number("prompt_learning_type", 0), tasks or {}, hidden, layers, tensor_para_size)
-    return {name: count * _item_bytes(config) for name, count in items.items()}
-
-
-def _layer_items(stem: str, hidden: int, inter: int, adapter: int, tensor_para_size: int) -> dict[str, int]:
-    """Elements of each file of one layer; layers of PyTorch's Linear are stored [in, out]."""
-    whole = ["input_layernorm.weight", "input_layernorm.bias", "post_attention_layernorm.weight"]
-    whole += ["post_attention_layernorm.bias", "attention.dense.bias", "mlp.dense_4h_to_h.bias"]
-    split = {
-        "attention.query_key_value.weight": hidden * 3 * hidden,
-        "attention.query_key_value.bias": 3 * hidden,
-        "attention.dense.weight": hidden * hidden,
-        "mlp.dense_h_to_4h.weight": hidden * inter,
-        "mlp.dense_h_to_4h.bias": inter,
-        "mlp.dense_4h_to_h.weight": inter * hidden,
+    targets = gpt.schema(dims) | _prompts(number("prompt_learning_type", 0), tasks or {})
+    if flag("has_adapters", False):
+        adapters = _adapters(number("adapter_inter_size", dims.inter_size))
+        targets |= in_every_layer(adapters, dims.num_layer)
+    return {
+        f"{name}{rank}.bin": prod(target.shard_shape(dims, tensor_para_size)) * _item_bytes(config)
+        for name, target in targets.items()
+        for rank in ([""] if target.split_axis is None else [f".{rank}" for rank in range(tensor_para_size)])
     }
-    for name in ("after_attention_adapter", "after_ffn_adapter") if adapter else ():
-        whole.append(f"{name}.dense_4h_to_h.bias")
-        split[f"{name}.dense_h_to_4h.weight"] = split[f"{name}.dense_4h_to_h.weight"] = hidden * adapter
-        split[f"{name}.dense_h_to_4h.bias"] = adapter
-    items = {f"{stem}.{name}.bin": hidden for name in whole}
-    for rank in range(tensor_para_size):
-        items |= {f"{stem}.{name}.{rank}.bin": count // tensor_para_size for name, count in split.items()}
-    return items
 
 
-def _prompt_items(
-    kind: int, tasks: Mapping[str, int], hidden: int, layers: int, tensor_para_size: int
-) -> dict[str, int]:
+def _adapters(inter_size: int) -> dict[str, TargetTensor]:
+    """List one layer's adapters, which no converter of ours writes."""
+    each = {
+        "dense_h_to_4h.weight": TargetTensor(("hidden_units", inter_size), split_axis=1),
+        "dense_h_to_4h.bias": TargetTensor((inter_size,), split_axis=0),
+        "dense_4h_to_h.weight": TargetTensor((inter_size, "hidden_units"), split_axis=0),
+        "dense_4h_to_h.bias": TargetTensor(("hidden_units",)),
+    }
+    places = ("after_attention_adapter", "after_ffn_adapter")
+    return {f"{place}.{name}": target for place in places for name, target in each.items()}
+
+
+def _prompts(kind: int, tasks: Mapping[str, int]) -> dict[str, TargetTensor]:
     lengths = {task: length for task, length in tasks.items() if length > 0}
     if kind == _P_PROMPT_TUNING:
-        return {f"model.prompt_table.{task}.weight.bin": length * hidden for task, length in lengths.items()}
+        return {f"model.prompt_table.{task}.weight": TargetTensor((n, "hidden_units")) for task, n in lengths.items()}
     if kind == _PREFIX_PROMPT:
-        return {
-            f"model.prefix_prompt.{task}.weight.{rank}.bin": length * 2 * layers * hidden // tensor_para_size
-            for task, length in lengths.items()
-            for rank in range(tensor_para_size)
-        }
+        shapes = {task: ("num_layer", 2, "head_num", length, "size_per_head") for task, length in lengths.items()}
+        return {f"model.prefix_prompt.{task}.weight": TargetTensor(shape, 2) for task, shape in shapes.items()}
     return {}
 
 
