@@ -22,11 +22,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
+from benchmarks.convert_peer import converter, environment
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
 from handover.progress import human_bytes
@@ -122,13 +123,15 @@ class Measurement:
         return f"{self.elapsed_s:6.2f} s ({self.cpu_s:5.2f} s of processor)"
 
 
-def _measure(argv: Sequence[str], cwd: Path | None = None) -> Measurement:
-    """Run a command with nothing left to write back from before."""
+def _measure(argv: Sequence[str], variables: Mapping[str, str]) -> Measurement:
+    """Run a command with nothing left to write back from before; Python keeps its bytecode, as it does by default."""
+    environment = {**os.environ, **variables}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     os.sync()
     cpu_s = _children_cpu_s()
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(argv, cwd=cwd, stdout=said, stderr=said)
+        process = subprocess.Popen(argv, env=environment, stdout=said, stderr=said)
         with MemorySampler(process.pid) as memory:
             status = process.wait()
         elapsed_s = time.monotonic() - started
@@ -150,16 +153,16 @@ class Contender:
     Attributes:
         name: for people.
         argv: of one run; ``{output}`` stands for the path to write.
-        cwd: where it runs.
+        variables: of its environment.
     """
 
     name: str
     argv: tuple[str, ...]
-    cwd: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, output: Path) -> Measurement:
         """Run once, then empty what it wrote."""
-        measured = _measure([part.format(output=output) for part in self.argv], self.cwd)
+        measured = _measure([part.format(output=output) for part in self.argv], self.variables)
         for path in (output, *output.rglob("*")):
             if path.is_file():
                 os.truncate(path, 0)
@@ -173,11 +176,11 @@ def contenders(arguments: BenchmarkArguments, archive: Path) -> list[Contender]:
     ours = (sys.executable, "-m", "export_scripts.convert", f"--checkpoint={archive}", "--output={output}", *settings)
     sides = [Contender("cp", ("cp", "-r", str(archive), "{output}")), Contender("convert", ours)]
     if arguments.fastertransformer:
-        script = arguments.fastertransformer / "examples/pytorch/gpt/utils/nemo_ckpt_convert.py"
-        theirs = [sys.executable, str(script), "--in-file", str(archive), "--saved-dir", "{output}"]
-        theirs += ["--infer-gpu-num", str(arguments.tensor_para_size), "--processes", str(arguments.processes)]
-        theirs += ["--weight-data-type", arguments.weight_data_type, "--load-checkpoints-to-cpu", "1"]
-        sides.append(Contender("FasterTransformer", tuple(theirs), script.parent))
+        checkout = arguments.fastertransformer
+        theirs = [sys.executable, str(converter(checkout)), f"--in-file={archive}", "--saved-dir={output}"]
+        theirs += [f"--infer-gpu-num={arguments.tensor_para_size}", f"--processes={arguments.processes}"]
+        theirs += [f"--weight-data-type={arguments.weight_data_type}", "--load-checkpoints-to-cpu=1"]
+        sides.append(Contender("FasterTransformer", tuple(theirs), environment(checkout, archive.parent)))
     return sides
 
 

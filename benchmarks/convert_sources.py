@@ -105,7 +105,7 @@ def _write_configuration(model: Model, root: Path) -> None:
     (root / "model_config.yaml").write_text(
         f"num_layers: {model.layers}\nhidden_size: {model.hidden}\nffn_hidden_size: {4 * model.hidden}\n"
         f"num_attention_heads: {model.hidden // 64}\nmax_position_embeddings: 2048\n"
-        "tokenizer: {library: megatron, type: GPT2BPETokenizer, vocab_file: 'nemo:vocab.json', "
+        "tokenizer: {library: megatron, type: GPT2BPETokenizer, model: null, vocab_file: 'nemo:vocab.json', "
         "merge_file: 'nemo:merges.txt'}\n"
     )
 
