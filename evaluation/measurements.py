@@ -52,7 +52,7 @@ class Report:
     Attributes:
         name: of its directory.
         figures: by name.
-        digests: of the models that they belong to.
+        digests: of the models that they belong to, and of the repository that lies beside them.
         machines: that measured.
         remarks: what its report says first: missing, unfinished, failed.
         failures: points that could not be measured, with the reason.
@@ -84,6 +84,7 @@ def read_report(results: Path) -> Report:
     rows: list[Row | LoadRow] = [row for benchmark in findings.benchmarks for row in benchmark.rows]
     rows += [row for load in findings.loads for row in load.rows]
     digests |= {row.model_digest for row in rows}
+    digests |= {findings.repository.digest} if findings.repository is not None else set()
     machines = {", ".join(part for part in (row.cpu, f"{row.cores} cores", row.gpu) if part) for row in rows}
     return Report(
         name=results.name,

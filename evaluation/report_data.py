@@ -182,7 +182,7 @@ def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
 
 
 def _read_evaluations(root: Path, remarks: list[str]) -> Iterable[Evaluation]:
-    for path, finished in _newest_results(root, "metrics.json"):
+    for path, finished in _newest_results(root, "metrics.json", is_written_last=True):
         task = path.parent.name.removesuffix(PARTIAL)
         try:
             evaluation = _evaluation(json.loads(path.read_text()), finished)
@@ -243,13 +243,21 @@ def _read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
         yield benchmark
 
 
-def _newest_results(root: Path, file_name: str) -> list[tuple[Path, bool]]:
-    """Result files with whether they are published; unpublished ones only where no other is."""
-    found = sorted(root.glob(f"*/{file_name}"))
-    published = [path for path in found if not path.parent.name.endswith(PARTIAL)]
-    names = {path.parent.name for path in published}
-    left = [path for path in found if path not in published and path.parent.name.removesuffix(PARTIAL) not in names]
-    return [(path, True) for path in published] + [(path, False) for path in left]
+def _newest_results(root: Path, file_name: str, is_written_last: bool = False) -> list[tuple[Path, bool]]:
+    """Result files with whether they are published; unpublished ones where no other is.
+
+    Args:
+        root: of all results of a kind.
+        file_name: of one.
+        is_written_last: an unpublished one that is newer than its published namesake takes its place: a later run got
+            to its end, and failed by what it found.
+    """
+    chosen: dict[str, Path] = {}
+    for path in sorted(root.glob(f"*/{file_name}"), key=lambda path: path.parent.name.endswith(PARTIAL)):
+        other = chosen.setdefault(path.parent.name.removesuffix(PARTIAL), path)
+        if is_written_last and path.stat().st_mtime_ns > other.stat().st_mtime_ns:
+            chosen[path.parent.name.removesuffix(PARTIAL)] = path
+    return [(path, not path.parent.name.endswith(PARTIAL)) for _, path in sorted(chosen.items())]
 
 
 def _read_repository(root: Path, remarks: list[str]) -> Manifest | None:

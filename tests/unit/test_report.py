@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -211,11 +212,23 @@ def test_missing_samples_are_said(run: Run) -> None:
     assert "7 (1 failed)" in markdown
 
 
-def test_unpublished_results_do_not_hide_published_ones(run: Run) -> None:
+@pytest.mark.parametrize("is_later", [True, False])
+def test_an_evaluation_that_failed_later_hides_what_was_published_before(run: Run, is_later: bool) -> None:
     run.evaluate()
     run.evaluate("lambada.partial", failed=True)
+    file = run.results / "evaluation" / "lambada.partial" / "metrics.json"
+    os.utime(file, ns=(0, (run.results / "evaluation" / "lambada" / "metrics.json").stat().st_mtime_ns + is_later))
     markdown, _ = run.report()
-    assert "have no score" not in markdown
+    assert ("have no score" in markdown) == is_later
+
+
+def test_a_benchmark_that_is_under_way_does_not_hide_a_published_one(run: Run) -> None:
+    run.benchmark(make_row(1), make_row(8))
+    table = run.results / "benchmark" / "static" / "benchmark.csv"
+    (table.parent.parent / "static.partial").mkdir()
+    write_rows(table.parent.parent / "static.partial" / "benchmark.csv", [make_row(1)])
+    markdown, _ = run.report()
+    assert "did not finish" not in markdown and "| 8 |" in markdown
 
 
 def test_figures_of_different_models_are_told_apart(run: Run) -> None:
