@@ -1,0 +1,45 @@
+"""What the GPU benchmarks count on: the models' sizes, the requests that others were measured with, the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from benchmarks.gpu_load import mixed_asks
+from benchmarks.gpu_models import SIZES, Size
+from benchmarks.gpu_report import main
+
+DECODED = """model,data_type,gpus,batch,input_length,output_length,floor_ms,compute_ms,peer_ms,first_ms,ours_ms,ratio,peer_ratio,gpu,torch,commit
+5B,fp16,1,1,60,20,45.4,1.0,,60.0,53.0,1.17,,H200,2.11,abc
+5B,fp16,1,8,60,20,45.4,8.0,,70.0,61.0,1.34,,H200,2.11,abc
+5B,fp16,2,1,60,20,22.7,0.5,,40.0,31.0,1.37,,H200,2.11,abc
+"""  # noqa: E501 (a CSV)
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("1.3B", 2.63), ("5B", 10.09), ("20B", 40.50), ("43B", 81.51)])
+def test_a_model_has_as_many_bytes_as_the_floors_were_published_for(name: str, gigabytes: float) -> None:
+    assert SIZES[name].weight_bytes(2) / 1e9 == pytest.approx(gigabytes, rel=2e-3)  # theirs has the vectors too
+
+
+def test_weights_are_those_of_transformers_gpt2() -> None:
+    size = Size(3, 64, 4, 500)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=500, n_positions=16, n_embd=64, n_layer=3, n_head=4))
+    names = ("c_attn.weight", "c_proj.weight", "c_fc.weight", "wte.weight")
+    matrices = sum(tensor.numel() for name, tensor in model.named_parameters() if name.endswith(names))
+    assert size.weight_bytes(2) == 2 * matrices
+
+
+def test_the_mixed_load_is_the_one_that_other_servers_were_measured_with() -> None:
+    asks = mixed_asks(1000)
+    assert (len(asks), sum(len(ask.prompt) for ask in asks), sum(ask.count for ask in asks)) == (256, 54_263, 28_703)
+
+
+def test_the_page_has_the_use_cases_at_one_row_by_gpus(tmp_path: Path) -> None:
+    (tmp_path / "decode.csv").write_text(DECODED)
+    main([f"--directory={tmp_path}"])
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    cases = [line for line in lines if "Question answering" in line]
+    assert [line.split(" | ")[4:8] for line in cases] == [["53.0", "1", "1", "1"], ["31.0", "2", "1", "2"]]
+    assert (tmp_path / "latency.png").stat().st_size > 1000
