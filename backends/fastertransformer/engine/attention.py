@@ -9,7 +9,7 @@ The token at position p of a row is kept in cell p % window of the row's slot (c
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -90,7 +90,7 @@ class NewRows:
         self._lengths, self._cells, self._scale, self._mask = lengths, cells, scale, None
         if bias:
             steps = torch.arange(length, device=like.device)
-            self._mask = _biased(steps <= steps[:, None], bias(steps[None], steps[None]), like)
+            self._mask = biased(steps <= steps[:, None], bias(steps[None], steps[None]), like)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
         """Keep k and v, [B, H, T, D] each, in a layer's memory, and attend to them."""
@@ -133,7 +133,7 @@ class ContinuedRows:
         keys = torch.cat((held, positions), 1)  # [B, S + T]
         too_old = (positions - windows[:, None])[:, :, None]  # [B, T, 1]
         is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= positions[:, :, None])
-        self._mask = _biased(is_seen[:, None], bias(positions, keys) if bias else None, like)  # [B, 1 or H, T, S + T]
+        self._mask = biased(is_seen[:, None], bias(positions, keys) if bias else None, like)  # [B, 1 or H, T, S + T]
         # Padding writes what the last real token writes, to the same place.
         self._sources = torch.minimum(steps, lengths[:, None] - 1)  # [B, T]
         self._targets = (starts[:, None] + self._sources) % windows[:, None]  # [B, T]
@@ -176,7 +176,7 @@ class NextTokens:
         self._mask = None
         if bias:
             held = cell_positions(positions, windows, longest)  # [B, S]
-            self._mask = _biased((held >= 0)[:, None, None], bias(positions[:, None], held), like)
+            self._mask = biased((held >= 0)[:, None, None], bias(positions[:, None], held), like)
         elif len(positions) > 1:  # a row that is alone fills all cells in use
             in_use = torch.arange(longest, device=positions.device) < torch.minimum(positions + 1, windows)[:, None]
             self._mask = in_use[:, None, None]  # [B, 1, 1, S]
@@ -212,7 +212,7 @@ class WholeInput:
         self._scale, self._kept = scale, kept
         steps = torch.arange(length, device=lengths.device)
         is_real = (steps < lengths[:, None])[:, None, None]  # [B, 1, 1, S]
-        self._mask = _biased(is_real, bias(steps[None], steps[None]) if bias else None, like)
+        self._mask = biased(is_real, bias(steps[None], steps[None]) if bias else None, like)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend from q, [B, H, T, D], to k and v, [B, H, S, D] -> [B, H, T, D]."""
@@ -248,7 +248,7 @@ def cell_positions(last: Tensor, windows: Tensor, cells: int) -> Tensor:
     return held.masked_fill(index >= window, -1)
 
 
-def _biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
+def biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
     """Give the mask that attention adds: the bias where a key is seen, minus infinity elsewhere."""
     if bias is None:
         return is_seen
@@ -299,21 +299,34 @@ def bucket(distance: Tensor, buckets: int, is_both_ways: bool) -> Tensor:
     return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
 
 
+class Rotary(NamedTuple):
+    """How positions turn queries and keys.
+
+    Attributes:
+        width: numbers of each head that are turned.
+        is_by_pairs: whether neighbours are turned with each other (GPT-J), else the two halves (GPT-NeoX).
+        base: of the wave lengths.
+    """
+
+    width: int
+    is_by_pairs: bool
+    base: float = 10000.0
+
+
 class Rotation:
     """Rotary positions: turns the first numbers of each head's query and key by angles that grow with the position.
 
     Args:
         positions: [B or 1, T].
-        width: numbers of each head that are turned.
-        is_by_pairs: whether neighbours are turned with each other (GPT-J), else the two halves (GPT-NeoX).
+        rotary: how.
         dtype: of queries and keys.
     """
 
-    def __init__(self, positions: Tensor, width: int, is_by_pairs: bool, dtype: torch.dtype) -> None:
-        self._width, self._is_by_pairs = width, is_by_pairs
-        powers = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
-        angles = positions[..., None].float() * (10000.0**-powers)  # [B or 1, T, width / 2]
-        spread = angles.repeat_interleave(2, -1) if is_by_pairs else torch.cat((angles, angles), -1)
+    def __init__(self, positions: Tensor, rotary: Rotary, dtype: torch.dtype) -> None:
+        self._width, self._is_by_pairs, base = rotary
+        powers = torch.arange(0, self._width, 2, device=positions.device, dtype=torch.float32) / self._width
+        angles = positions[..., None].float() * (base**-powers)  # [B or 1, T, width / 2]
+        spread = angles.repeat_interleave(2, -1) if self._is_by_pairs else torch.cat((angles, angles), -1)
         self._cos, self._sin = spread.cos().to(dtype)[:, None], spread.sin().to(dtype)[:, None]  # [B or 1, 1, T, width]
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -28,6 +28,9 @@ def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None
     """
     if steps.config.encoder and not _encode(steps, new, first):
         return None
+    if are_packed(steps, new):
+        last = _begin(steps, new, first)
+        return _give_beams(steps, new, first, last, max(len(sequence.context.ids) for sequence in new))
     ids, lengths, embeddings = _side_by_side([sequence.context for sequence in new])
     starts = np.array([sequence.start for sequence in new])
     if new[0].start and new[0].window and lengths[0] > new[0].window:  # one token more than a pass may have
@@ -41,12 +44,42 @@ def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None
         _note_context(steps, sequence, hidden[row, : lengths[row]])
     rows = torch.arange(len(new), device=hidden.device)
     last = hidden[rows, upload(lengths - 1, hidden.device)]
+    return _give_beams(steps, new, first, last, longest)
+
+
+def are_packed(steps: Steps, new: list[Sequence]) -> bool:
+    """Say whether contexts are run one behind the other; else they are padded to the longest."""
+    has_past = any(sequence.start or sequence.context.embeddings is not None for sequence in new)
+    return steps.packs and not has_past
+
+
+def _begin(steps: Steps, new: list[Sequence], first: int) -> Tensor:
+    """Run contexts one behind the other; give the last hidden state of each, [B, hidden]."""
+    contexts = [sequence.context.ids for sequence in new]
+    lengths = np.array([len(ids) for ids in contexts])
+    ends = np.cumsum(lengths)
+    hidden = steps.begin(np.concatenate(contexts), lengths, first)  # [T, hidden]
+    for sequence, length, end in zip(new, lengths.tolist(), ends.tolist(), strict=True):
+        _note_context(steps, sequence, hidden[end - length : end])
+    return hidden[upload(ends - 1, hidden.device)]
+
+
+def _give_beams(steps: Steps, new: list[Sequence], first: int, last: Tensor, longest: int) -> Tensor:
+    """Let all beams of a sequence begin as its first one does; see run_contexts.
+
+    Args:
+        steps: see run_contexts.
+        new: likewise.
+        first: likewise.
+        last: hidden states of the first beams, [B, hidden].
+        longest: the most entries that one has.
+    """
     pairs = sorted((slot, sequence.slots[0]) for sequence in new for slot in sequence.slots[1:])
     if not pairs:
         return last
     others, sources = np.array(pairs).T.copy()
     steps.copy(others, sources, longest)
-    return torch.cat((last, last[upload(sources - first, hidden.device)]))
+    return torch.cat((last, last[upload(sources - first, last.device)]))
 
 
 def _encode(steps: Steps, new: list[Sequence], first: int) -> bool:

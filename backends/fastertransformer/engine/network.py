@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .attention import Alibi, Bias, ContinuedRows, NewRows, Relative, Rotation, Slots, WholeInput
+from .attention import Alibi, Bias, ContinuedRows, NewRows, Relative, Rotary, Rotation, Slots, WholeInput
 from .config import ModelConfig, Stack
 from .layouts import CrossWeights, LayerWeights, ModelWeights, Norm, StackWeights
 from .linear import Linear, Norming
-from .pages import Cache, next_tokens
+from .pages import Cache, PackedRows, PagedCache, PageTokens, can_pack, next_tokens
 
 
 class Links:
@@ -152,7 +152,32 @@ class Network:
         else:
             attend = ContinuedRows(starts, lengths, length, cache.cells(slots), cache.windows[slots], longest, *kind)
         x = self._links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))  # [B, T, hidden]
-        return self._links.leave(self._decoder(x, positions, attend, slots, cache, source))
+        rotate = self._rotation(positions)
+        return self._links.leave(self._decoder(x, attend, rotate, slots, cache, source))
+
+    def begin(self, tokens: Tensor, ends: Tensor, lengths: list[int] | None, cache: PagedCache) -> Tensor:
+        """Run new rows, one behind the other.
+
+        Args:
+            tokens: [3, T]: id, position in its row, and slot of each.
+            ends: int32 [B + 1]: 0, then where each row ends.
+            lengths: of the rows; None: only the device knows them, see pages.PackedRows.
+            cache: where keys and values go.
+
+        Returns:
+            [T, hidden], before the final norm.
+        """
+        kind = (self._bias, self.config.attention_scale, self._like)
+        ids, positions, rows = tokens.unbind()
+        attend = PackedRows(cache.tables, rows, positions, ends, lengths, *kind)
+        where = positions[None]
+        x = self._links.enter(lambda: self._embed(ids[None], where, None), (1, len(ids)))  # [1, T, hidden]
+        return self._links.leave(self._decoder(x, attend, self._rotation(where), slice(0, 0), cache, None))[0]
+
+    def can_begin(self) -> bool:
+        """Say whether begin can do without lengths."""
+        heads = self._like.new_empty(0, self.config.size_per_head)
+        return self._bias is None and can_pack(heads)
 
     def decode(
         self,
@@ -178,9 +203,13 @@ class Network:
         """
         kind = (self._bias, self.config.attention_scale, self._like)
         attend = next_tokens(positions, cache.cells(slots), cache.windows[slots], longest, *kind)
-        where = positions[:, None]
-        x = self._links.enter(lambda: self._embed(ids[:, None], where, None), (len(ids), 1))  # [B, 1, hidden]
-        return self._links.leave(self._decoder(x, where, attend, slots, cache, source))[:, 0]
+        rotate = None
+        if isinstance(attend, PageTokens):
+            attend.rotary = self._rotary
+        else:
+            rotate = self._rotation(positions[:, None])
+        x = self._links.enter(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
+        return self._links.leave(self._decoder(x, attend, rotate, slots, cache, source))[:, 0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""
@@ -243,16 +272,15 @@ class Network:
     def _decoder(
         self,
         x: Tensor,
-        positions: Tensor,
         attend: Callable[..., Tensor],
+        rotate: Rotation | None,
         slots: Slots,
         cache: Cache,
         source: Source | None,
     ) -> Tensor:
-        """Run this process's layers of the decoder: x [B, T, hidden] at positions [1 or B, T]."""
+        """Run this process's layers of the decoder on x [B, T, hidden]."""
         config, weights = self.config, self.weights.decoder
         assert weights, "there is no decoder"
-        rotate = Rotation(positions, config.rotary_dim, config.rotates_pairs, x.dtype) if config.rotary_dim else None
         call = _Call(attend, rotate)
         if source:
             attend_source = WholeInput(source.lengths, source.longest, None, config.attention_scale, x)
@@ -261,6 +289,24 @@ class Network:
         for layer, memory in zip(weights.layers, memories, strict=True):
             x = self._layer(config, layer, x, call, memory)
         return x
+
+    @property
+    def _rotary(self) -> Rotary | None:
+        config = self.config
+        return Rotary(config.rotary_dim, config.rotates_pairs) if config.rotary_dim else None
+
+    def _rotation(self, positions: Tensor) -> Rotation | None:
+        """Say how queries and keys at positions, [1 or B, T], are turned."""
+        return Rotation(positions, self._rotary, self._like.dtype) if self._rotary else None
+
+    def _embed_next(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """[B] each -> [B, 1, hidden]; see _embed."""
+        weights = self.weights
+        if ids.is_cuda and weights.token_embedding.dtype == self._like.dtype and not weights.embedding_norm:
+            from .kernels.embedding import embed
+
+            return embed(ids, positions, weights.token_embedding, weights.position_embedding)[:, None]
+        return self._embed(ids[:, None], positions[:, None], None)
 
     def _embed(self, ids: Tensor, positions: Tensor, embeddings: Tensor | None) -> Tensor:
         x = F.embedding(ids, self.weights.token_embedding).to(self._like.dtype)

@@ -9,7 +9,7 @@ Page 0 belongs to nobody: what padding writes goes there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .attention import Bias, Cells, NextTokens, Slots
+from .attention import Bias, Cells, NextTokens, Rotary, Slots, biased
 from .cache import MOST_SLOTS, CacheShape, KvCache, Need, upload
 from .errors import EngineError
 from .request import Array
@@ -74,7 +74,8 @@ class PagedCache:
     Attributes:
         memory: a layer each: [2 (k, v), pages, H, PAGE, D].
         cross_memory: none.
-        tables: int32 [MOST_SLOTS, width], on the device: the pages of each slot; 0 behind its last.
+        tables: int32 [MOST_SLOTS + 1, width], on the device: the pages of each slot; 0 behind its last. Nobody has the
+            last slot.
         windows: int64 [MOST_SLOTS], on the device; of a slot that nobody has, 1.
         sources: int64 [MOST_SLOTS, 2], on the device, unused.
     """
@@ -90,7 +91,7 @@ class PagedCache:
         self.cross_memory: list[Tensor] = []
         self._free = list(range(pages, 0, -1))
         self._owned: list[list[int]] = []  # by slot
-        self._tables = np.zeros((MOST_SLOTS, _pages(longest)), np.int32)
+        self._tables = np.zeros((MOST_SLOTS + 1, _pages(longest)), np.int32)
         self.tables = torch.zeros(self._tables.shape, dtype=torch.int32, device=device)
         self.windows = torch.ones(MOST_SLOTS, dtype=torch.long, device=device)
         self.sources = torch.zeros(MOST_SLOTS, 2, dtype=torch.long, device=device)
@@ -202,25 +203,86 @@ Cache = KvCache | PagedCache
 
 
 def next_tokens(
-    positions: Tensor,
-    cells: Cells,
-    windows: Tensor,
-    longest: int,
-    bias: Bias | None,
-    scale: float,
-    like: Tensor,
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Say how one token of every row attends to its past: on a GPU by a kernel that reads pages where they are.
+    positions: Tensor, cells: Cells, windows: Tensor, longest: int, bias: Bias | None, scale: float, like: Tensor
+) -> NextTokens | PageTokens:
+    """Say how one token of every row attends to its past: on a GPU by a kernel that reads pages where they are."""
+    if isinstance(cells, PageCells) and positions.is_cuda:
+        return PageTokens(positions, cells.tables, windows, bias, scale)
+    return NextTokens(positions, cells, windows, longest, bias, scale, like)
 
-    Args and the result's: see attention.NextTokens.
+
+class PageTokens:
+    """One token of every row, on a GPU; see attention.NextTokens.
+
+    Attributes:
+        rotary: how it turns queries and keys itself; None: they are given as they are to be.
     """
-    if not (isinstance(cells, PageCells) and positions.is_cuda):
-        return NextTokens(positions, cells, windows, longest, bias, scale, like)
-    from .kernels.attention import attend  # needs Triton, which torch for GPUs brings along
 
-    tables, by_distance = cells.tables, bias.by_distance if bias else None
+    def __init__(self, positions: Tensor, tables: Tensor, windows: Tensor, bias: Bias | None, scale: float) -> None:
+        self._rows = tables, positions, windows, scale, bias.by_distance if bias else None
+        self.rotary: Rotary | None = None
 
-    def attend_pages(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-        return attend(q, k, v, memory, tables, positions, windows, scale, by_distance)
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        """See attention.NewRows."""
+        from .kernels.attention import attend  # needs Triton, which torch for GPUs brings along
 
-    return attend_pages
+        return attend(q, k, v, memory, *self._rows, self.rotary)
+
+
+class PackedRows:
+    """Rows that begin, one behind the other in one row of tokens, so nothing is padded; see attention.NewRows.
+
+    Args:
+        tables: int32 [slots, width], pages of all slots.
+        rows: int64 [T], slot of each token.
+        positions: int64 [T].
+        ends: int32 [B + 1], on the device: 0, then where each row ends.
+        lengths: of the rows, where the host knows them; None: ``ends`` has to do.
+        bias: by positions; None: none.
+        scale: of q k.
+        like: a tensor on the device, in the format of keys.
+    """
+
+    def __init__(
+        self,
+        tables: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        ends: Tensor,
+        lengths: list[int] | None,
+        bias: Bias | None,
+        scale: float,
+        like: Tensor,
+    ) -> None:
+        self._pages, self._offsets = tables[rows, positions // PAGE], positions % PAGE
+        self._ends, self._lengths, self._scale = ends, lengths, scale
+        self._longest = max(lengths) if lengths else len(rows)
+        self._masks: list[Tensor | None] = [None] * len(lengths or ())
+        if bias and lengths:
+            steps = torch.arange(self._longest, device=rows.device)
+            mask = biased(steps <= steps[:, None], bias(steps[None], steps[None]), like)
+            self._masks = [mask[..., :length, :length] for length in lengths]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        """Keep k and v, [1, H, T, D] each, in a layer's memory, and attend to them."""
+        memory[0, self._pages, :, self._offsets] = k[0].transpose(0, 1)  # indexed axes come first: [T, H, D]
+        memory[1, self._pages, :, self._offsets] = v[0].transpose(0, 1)
+        if can_pack(q) and not (self._masks and self._masks[0] is not None):
+            parts = [x[0].transpose(0, 1) for x in (q, k, v)]
+            ends, longest = self._ends, self._longest
+            out = torch.ops.aten._flash_attention_forward(
+                *parts, ends, ends, longest, longest, 0.0, True, False, scale=self._scale
+            )[0]
+            return out.transpose(0, 1)[None]  # type: ignore[no-any-return]
+        assert self._lengths, "only the kernel of rows side by side takes lengths from the device"
+        out, end = torch.empty_like(q), 0
+        for length, mask in zip(self._lengths, self._masks, strict=True):
+            own, end = slice(end, end + length), end + length
+            row = q[:, :, own], k[:, :, own], v[:, :, own]
+            out[:, :, own] = F.scaled_dot_product_attention(*row, mask, is_causal=mask is None, scale=self._scale)
+        return out
+
+
+def can_pack(like: Tensor) -> bool:
+    """Say whether torch has a kernel for heads, [..., D], of this format that takes rows side by side."""
+    return like.is_cuda and like.dtype != torch.float32 and like.shape[-1] % 8 == 0 and like.shape[-1] <= 256

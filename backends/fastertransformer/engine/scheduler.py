@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .cache import MOST_SLOTS, UNBOUNDED, Need
 from .choice import Choice, Flight, Owners
-from .contexts import run_contexts
+from .contexts import are_packed, run_contexts
 from .errors import GroupLostError, RequestError
 from .sampling import LOST
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
@@ -150,11 +150,11 @@ class Scheduler:
         has_slots = len(everyone) <= self._max_rows and sum(each.width for each in everyone) <= MOST_SLOTS
         return has_slots and cache.bytes_of(map(_need, everyone)) + self.sessions.idle_bytes <= cache.budget_bytes
 
-    @staticmethod
-    def _is_one_pass(new: list[Sequence]) -> bool:
+    def _is_one_pass(self, new: list[Sequence]) -> bool:
         if len(new) == 1:
             return True
-        tokens = len(new) * max(max(len(each.context.ids), each.source_length) for each in new)
+        lengths = [max(len(each.context.ids), each.source_length) for each in new]
+        tokens = sum(lengths) if are_packed(self._steps, new) else len(new) * max(lengths)
         return tokens <= _PREFILL_TOKENS and not any(each.runs_alone or each.line for each in new)
 
     def _prefill(self, new: list[Sequence]) -> Tensor | None:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from .cache import MOST_SLOTS, upload
-from .graphs import Chosen, Graphs
+from .graphs import Chosen, StepGraphs
 from .network import Network, Source
-from .pages import Cache
+from .pages import Cache, PagedCache
 from .prefixes import Prefix
 from .request import Array
 from .sampling import likeliest
@@ -61,7 +61,7 @@ class Steps:
         self.device = network.weights.like.device
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
         self._saved: dict[int, Any] = {}
-        self._graphs: Graphs | None = None
+        self._graphs: StepGraphs | None = None
         self._said: set[str] = set()
         self._has_tasks = False  # whether a row ever had an IA3 task
 
@@ -174,6 +174,28 @@ class Steps:
         return self.network.extend(tokens, past, counts, slots, self.cache, longest, given, source)
 
     @_step
+    def begin(self, ids: Array, lengths: Array, first: int) -> Tensor:
+        """Run the contexts of the new rows in the slots from ``first`` on, one behind the other: nothing is padded.
+
+        Args:
+            ids: int64 [T].
+            lengths: int64 [B] of the rows, T together.
+            first: slot of the first row.
+
+        Returns:
+            [T, hidden], before the final norm; good until the next step.
+        """
+        rows = np.repeat(np.arange(first, first + len(lengths)), lengths)
+        ends = np.concatenate(([0], np.cumsum(lengths)))
+        tokens = np.stack((ids, np.arange(len(ids)) - np.repeat(ends[:-1], lengths), rows))  # [3, T]
+        if self._graphs and (size := self._graphs.room_for(len(ids), len(lengths))):
+            return self._graphs.begin(size, tokens, ends)[: len(ids)]
+        cache = self.cache
+        assert isinstance(cache, PagedCache), "a cache of slots has its rows padded"
+        known, behind = upload(tokens, self.device), upload(ends.astype(np.int32), self.device)
+        return self.network.begin(known, behind, lengths.tolist(), cache)
+
+    @_step
     def decode(self, count: int, longest: int, longest_source: int = 0) -> Chosen:
         """Run one token of each of the first rows, and go on to their next positions.
 
@@ -187,33 +209,45 @@ class Steps:
             step goes on from, unless ids is written to.
         """
         if self._graphs:
-            if chosen := self._graphs.run(count):
+            if chosen := self._graphs.decode(count):
                 return chosen
             self._say_once("%d rows are more than any captured step has: such steps are taken kernel by kernel", count)
         return self._decode(count, longest, longest_source)
 
-    def _decode(self, count: int, longest: int, longest_source: int) -> Chosen:
+    def _decode(self, count: int, longest: int = 1, longest_source: int = 0) -> Chosen:
         rows = slice(0, count)
         ids, positions = self.network.share(self.ids[rows]), self.positions[rows]
         hidden = self.network.decode(ids, positions, rows, self.cache, longest, self._source(rows, longest_source))
-        positions += 1
         if not self.network.weights.head:
+            positions += 1
             return hidden, ids
-        chosen = self.choose(hidden)
-        ids.copy_(chosen[1].clamp(min=0))
-        return chosen
+        logits = self.network.logits(hidden)
+        if logits.is_cuda:
+            from .kernels.likeliest import take_likeliest
+
+            return logits, take_likeliest(logits, ids, positions)
+        tokens = likeliest(logits)
+        ids.copy_(tokens.clamp(min=0))
+        positions += 1
+        return logits, tokens
 
     def choose(self, hidden: Tensor) -> Chosen:
         """Say what follows hidden states, [N, hidden]."""
         logits = self.network.logits(hidden)
         return logits, likeliest(logits)
 
+    @property
+    def packs(self) -> bool:
+        """Whether begin is how rows without a past begin; else extend is."""
+        return isinstance(self.cache, PagedCache)
+
     @_step
-    def capture(self, size: int) -> None:
-        """Have a graph of the steps of so many rows; none may be in use."""
+    def capture(self, rows: int, tokens: int) -> None:
+        """Have a graph of the steps of so many rows, or of contexts of so many tokens; no slot may be in use."""
         if self._graphs is None:
-            self._graphs = Graphs(lambda count: self._decode(count, 1, 0), self.device)
-        self._graphs.capture(size)
+            assert isinstance(self.cache, PagedCache), "only pages stay where they are"
+            self._graphs = StepGraphs(self.network, self.cache, self._decode)
+        self._graphs.capture(rows, tokens)
         self.positions.zero_()
 
     @_step

@@ -8,33 +8,49 @@ The same launch keeps the new token's key and value.
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..attention import Rotary
 
 _MOST_PIECES = 32
-_NUMBERS = 8192  # of keys, and of values, that a program holds at a time
+_LEAST_CELLS = 128  # of a piece: putting two together takes longer
+_BYTES = 32768  # of keys, and of values, that a program holds at a time
 _PROGRAMS_PER_PROCESSOR = 2
 _LOG2_E = 1.4426950408889634
 NO_BIAS, SLOPES, BY_DISTANCE = 0, 1, 2  # kinds
 
-_VARYING = ("row_stride", "head_stride", "table_stride", "pieces", "distances")
+_VARYING = ("row_stride", "head_stride", "table_stride", "pieces", "distances", "rotary_size")
+
+
+@triton.jit
+def wait_for_input():
+    """Let the kernel behind this one begin, and wait until the one before has ended (programmatic dependent launch)."""
+    gdc_launch_dependents()
+    gdc_wait()
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(  # noqa: C901 (one kernel)
     q, k, v, memory, tables, positions, windows, out, bias, partial, finished,
-    row_stride, head_stride, table_stride, page_stride, values_at, scale, pieces, distances,
+    row_stride, head_stride, table_stride, page_stride, values_at, scale, pieces, distances, rotary_size, log2_base,
     page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, kind: tl.constexpr,
-    is_cut: tl.constexpr, is_new: tl.constexpr,
+    is_cut: tl.constexpr, is_new: tl.constexpr, least: tl.constexpr, rotation: tl.constexpr, is_chained: tl.constexpr,
 ):  # fmt: skip
     row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
+    if is_chained:
+        wait_for_input()
     position, window = tl.load(positions + row), tl.load(windows + row)
     length = tl.minimum(position + 1, window).to(tl.int32)
     newest = tl.where(is_new, position % window, -1).to(tl.int32)  # cell of the token itself
-    share = tl.cdiv(tl.cdiv(length, pieces), block) * block
+    share = tl.maximum(tl.cdiv(tl.cdiv(length, pieces), block) * block, least)
     start = piece * share
     if start >= length:
         return
@@ -42,13 +58,31 @@ def _attend(  # noqa: C901 (one kernel)
     dims = tl.arange(0, width)
     is_dim = dims < size
     at = row.to(tl.int64) * row_stride + head * head_stride + dims
-    query = tl.load(q + at, is_dim, 0.0).to(tl.float32) * scale  # scale has log2(e) in it
+    query = tl.load(q + at, is_dim, 0.0).to(tl.float32)
+    if rotation != 0:
+        # What each number is turned with stands beside it (by pairs), or half of the turned numbers further.
+        half = rotary_size // 2
+        if rotation == 1:
+            other, angle = tl.where(dims % 2 == 0, dims + 1, dims - 1), dims // 2
+            sign = tl.where(dims % 2 == 0, -1.0, 1.0)
+        else:
+            other, angle = tl.where(dims < half, dims + half, dims - half), dims % half
+            sign = tl.where(dims < half, -1.0, 1.0)
+        is_turned = is_dim & (dims < rotary_size)
+        turn = position.to(tl.float32) * tl.exp2(angle.to(tl.float32) * (-2.0 * log2_base / rotary_size))
+        cos, sin = tl.where(is_turned, tl.cos(turn), 1.0), tl.where(is_turned, tl.sin(turn), 0.0) * sign
+        beside = row.to(tl.int64) * row_stride + head * head_stride + other
+        query = query * cos + tl.load(q + beside, is_turned, 0.0).to(tl.float32) * sin
+    query *= scale  # has log2(e) in it
     most = -float("inf")
     total = 0.0
     sums = tl.zeros((width,), tl.float32)
     base = memory + head * page_tokens * size + dims[None, :]
     if (newest >= start) & (newest < end):
         key, value = tl.load(k + at, is_dim, 0.0), tl.load(v + at, is_dim, 0.0)
+        if rotation != 0:
+            turned = key.to(tl.float32) * cos + tl.load(k + beside, is_turned, 0.0).to(tl.float32) * sin
+            key = turned.to(key.dtype)
         page = tl.load(tables + row * table_stride + newest // page_tokens).to(tl.int64)
         cell = memory + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
         tl.store(cell, key, is_dim)
@@ -137,7 +171,16 @@ class Scratch:
         return self._partial, self._finished
 
 
-_scratch: dict[torch.device, Scratch] = {}
+@lru_cache
+def scratch_of(device: torch.device) -> Scratch:
+    """Give the memory of a device."""
+    return Scratch(device)
+
+
+@lru_cache
+def abilities(device: torch.device) -> bool:
+    """Say whether a kernel may begin before the one before it has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def attend(
@@ -150,6 +193,7 @@ def attend(
     windows: Tensor,
     scale: float,
     bias: Tensor | None = None,
+    rotary: Rotary | None = None,
 ) -> Tensor:
     """Attend from the newest token of each row to those before it, and keep its key and value.
 
@@ -163,6 +207,7 @@ def attend(
         windows: int64 [B]; see cache.py.
         scale: of q k.
         bias: by distance, see attention.Bias; None: none.
+        rotary: how queries and keys are turned; None: they are not, or have been.
 
     Returns:
         [B, H, 1, D], of which [B, 1, H * D] is a view.
@@ -170,11 +215,12 @@ def attend(
     batch, heads, _, size = q.shape
     if k is not None and v is not None and not q.stride() == k.stride() == v.stride():
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    scratch = _scratch.get(q.device) or _new_scratch(q.device)
+    scratch, is_chained = scratch_of(q.device), abilities(q.device)
     wanted = -(-_PROGRAMS_PER_PROCESSOR * scratch.processors // (batch * heads))
     pieces = min(_MOST_PIECES, wanted)
     width = triton.next_power_of_2(size)
     partial, finished = scratch.get(batch * heads, batch * heads * pieces * (width + 2) if pieces > 1 else 0)
+    block = max(16, min(128, _BYTES // (width * q.dtype.itemsize)))
     out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
     _attend[(batch, heads, pieces)](
@@ -182,11 +228,10 @@ def attend(
         q if bias is None else bias, partial, finished,
         q.stride(0), q.stride(1), tables.stride(0), memory.stride(1), memory.stride(0), scale * _LOG2_E, pieces,
         bias.shape[1] if bias is not None and bias.dim() == 2 else 0,
-        page_tokens=memory.shape[3], size=size, width=width, block=max(16, min(128, _NUMBERS // width)), kind=kind,
-        is_cut=pieces > 1, is_new=k is not None, num_warps=4,
+        rotary.width if rotary else 0, math.log2(rotary.base) if rotary else 0.0,
+        page_tokens=memory.shape[3], size=size, width=width, block=block, kind=kind,
+        is_cut=pieces > 1, is_new=k is not None, least=_LEAST_CELLS,
+        rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
+        is_chained=is_chained, num_warps=8 if q.dtype.itemsize == 2 else 4, launch_pdl=is_chained,
     )  # fmt: skip
     return out.transpose(1, 2)
-
-
-def _new_scratch(device: torch.device) -> Scratch:
-    return _scratch.setdefault(device, Scratch(device))
