@@ -86,18 +86,20 @@ class Choice:
         """Learn whose row is in each slot."""
         self._state.arrange([sequence.traits for sequence, _ in owners if sequence.traits])
 
-    def launch(self, owners: Owners, parts: Several[Chosen]) -> Flight:
+    def launch(self, owners: Owners, before: int, parts: Several[Chosen]) -> Flight:
         """Choose, and have the next step go on from there.
 
         Args:
             owners: of all slots.
-            parts: what follows, of neighbouring slots each: first of those that the last step has gone on with.
+            before: slots whose rows have just had a decode step, which has put its likeliest tokens in its place.
+            parts: what follows: of those slots, and of the others; where there are any.
         """
         tokens = parts[0][1] if len(parts) == 1 else torch.cat([each[1] for each in parts])
         wanting = self._state.wanting_log_probs
         log_probs = None
         if self._state.is_plain and not any(sequence.needs_host for sequence, _ in owners):
-            self._steps.ids[: len(tokens)] = tokens.clamp(min=0)
+            if before < len(tokens):
+                self._steps.ids[before : len(tokens)] = tokens[before:].clamp(min=0)
         else:
             logits = parts[0][0] if len(parts) == 1 else torch.cat([each[0] for each in parts])
             chosen, log_probs = self._choose(owners, logits)

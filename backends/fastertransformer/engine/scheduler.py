@@ -213,7 +213,7 @@ class Scheduler:
             parts.append(self._steps.choose(hidden))
         for sequence in self._batch:
             sequence.launched += 1
-        self._flights.append(self._choice.launch(list(self._owners), parts))
+        self._flights.append(self._choice.launch(list(self._owners), before, parts))
 
     def _land(self, flight: Flight) -> list[Sequence]:
         """Hand out tokens that have come to the host; give the sequences that have some."""

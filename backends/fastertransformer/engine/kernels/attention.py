@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..attention import Rotary
+from .elements import wait_for_input
 
 _MOST_PIECES = 32
 _LEAST_CELLS = 128  # of a piece: putting two together takes longer
@@ -27,13 +27,6 @@ _LOG2_E = 1.4426950408889634
 NO_BIAS, SLOPES, BY_DISTANCE = 0, 1, 2  # kinds
 
 _VARYING = ("row_stride", "head_stride", "table_stride", "pieces", "distances", "rotary_size")
-
-
-@triton.jit
-def wait_for_input():
-    """Let the kernel behind this one begin, and wait until the one before has ended (programmatic dependent launch)."""
-    gdc_launch_dependents()
-    gdc_wait()
 
 
 @triton.jit(do_not_specialize=_VARYING)

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import abilities, wait_for_input
+from .attention import abilities
+from .elements import wait_for_input
 
 _BLOCK = 1024
 

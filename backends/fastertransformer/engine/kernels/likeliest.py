@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..sampling import LOST
-from .attention import abilities, scratch_of, wait_for_input
+from .attention import abilities, scratch_of
+from .elements import wait_for_input
 
 _PARTS = 32  # programs of a row
 

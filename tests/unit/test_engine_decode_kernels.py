@@ -1,0 +1,113 @@
+"""The kernels of a decode step against torch: on a GPU, or by Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from backends.fastertransformer.engine.attention import Rotary, Rotation
+from backends.fastertransformer.engine.pages import PAGE
+from backends.fastertransformer.engine.sampling import LOST, likeliest
+
+HAS_GPU = torch.cuda.is_available()
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+pytestmark = pytest.mark.skipif(not HAS_GPU and not INTERPRETS, reason="no GPU")
+
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+LIMITS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+DTYPES = [*LIMITS] if HAS_GPU else [torch.float32]
+SHAPES = [(64, 2, 3, 12), (80, 1, 2, 8), (128, 3, 1, 20), (32, 2, 5, 6), (256, 1, 2, 5)]  # D, H, B, pages of each row
+UNBOUNDED = 1 << 31
+
+
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, memory: Tensor, tables: Tensor, rows: list[tuple[int, int]], bias: Tensor | None
+) -> Tensor:
+    """In fp64, a row and a cell at a time."""
+    out = []
+    for row, (position, window) in enumerate(rows):
+        cells = torch.arange(min(position + 1, window), device=q.device)
+        pages = tables[row, cells // PAGE].long()
+        keys, values = (each[pages, :, cells % PAGE].double() for each in memory)  # [n, H, D]
+        keys[position % window], values[position % window] = k[row, :, 0].double(), v[row, :, 0].double()
+        scores = torch.einsum("hd,nhd->hn", q[row, :, 0].double(), keys) * 0.3
+        if bias is not None:
+            distance = (position - cells) % window
+            is_slope = bias.dim() == 1
+            scores += -bias[:, None] * distance if is_slope else bias[:, distance.clamp(max=bias.shape[1] - 1)]
+        out.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), values))
+    return torch.stack(out)[:, :, None]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["plain", "slopes", "by distance"])
+@pytest.mark.parametrize(("size", "heads", "batch", "width"), SHAPES)
+def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
+    size: int, heads: int, batch: int, width: int, kind: str, dtype: torch.dtype
+) -> None:
+    from backends.fastertransformer.engine.kernels.attention import attend
+
+    torch.manual_seed(0)
+    memory = torch.randn(2, batch * width + 1, heads, PAGE, size).to(DEVICE, dtype)
+    tables = (torch.randperm(batch * width) + 1).view(batch, width).to(DEVICE, torch.int32)
+    q, k, v = torch.randn(batch, 1, 3, heads, size).to(DEVICE, dtype).permute(2, 0, 3, 1, 4).unbind()
+    rows = [(int(torch.randint(width * PAGE, ())), UNBOUNDED) for _ in range(batch)]
+    rows[0], rows[-1] = (0, UNBOUNDED), (77, 50)
+    bias = {"slopes": torch.rand(heads), "by distance": torch.randn(heads, 33)}.get(kind)
+    bias = None if bias is None else bias.to(DEVICE)
+    positions, windows = torch.tensor(rows, device=DEVICE).T.contiguous()
+    expected, kept = attended(q, k, v, memory, tables, rows, bias), memory.clone()
+    for row, (position, window) in enumerate(rows):
+        page, cell = int(tables[row, position % window // PAGE]), position % window % PAGE
+        kept[0, page, :, cell], kept[1, page, :, cell] = k[row, :, 0], v[row, :, 0]
+    for _ in range(2):  # what the first one leaves must not matter
+        found = attend(q, k, v, memory, tables, positions, windows, 0.3, bias)
+        assert float((found.double() - expected).norm() / expected.norm()) < LIMITS[dtype]
+        assert torch.equal(memory, kept)
+
+
+@pytest.mark.parametrize("rotary", [Rotary(16, True), Rotary(64, False), Rotary(20, False), Rotary(8, True)])
+def test_queries_and_keys_are_turned_on_the_way(rotary: Rotary) -> None:
+    from backends.fastertransformer.engine.kernels.attention import attend
+
+    torch.manual_seed(0)
+    memory = torch.randn(2, 25, 2, PAGE, 64, device=DEVICE)
+    tables = (torch.randperm(24) + 1).view(3, 8).to(DEVICE, torch.int32)
+    q, k, v = torch.randn(3, 1, 3, 2, 64, device=DEVICE).permute(2, 0, 3, 1, 4).unbind()
+    positions, windows = torch.tensor([3, 200, 255], device=DEVICE), torch.full((3,), UNBOUNDED, device=DEVICE)
+    turn, other = Rotation(positions[:, None], rotary, torch.float32), memory.clone()
+    found = attend(q, k, v, memory, tables, positions, windows, 0.3, None, rotary)
+    expected = attend(
+        turn(q).contiguous(), turn(k).contiguous(), v.contiguous(), other, tables, positions, windows, 0.3
+    )
+    assert (found - expected).abs().max() < 1e-4 and (memory - other).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 51200), (3, 97), (5, 4001)])
+def test_the_likeliest_token_goes_where_the_next_step_begins(rows: int, columns: int) -> None:
+    from backends.fastertransformer.engine.kernels.likeliest import take_likeliest
+
+    logits = torch.randn(rows, columns, device=DEVICE)
+    logits[0, 7] = logits[0, 90] = 9.0
+    if rows > 1:
+        logits[1] = float("nan")
+    for _ in range(2):  # what the first one leaves must not matter
+        ids, positions = torch.full((rows,), -5, device=DEVICE), torch.arange(rows, device=DEVICE)
+        tokens = take_likeliest(logits, ids, positions)
+        assert torch.equal(tokens, likeliest(logits)) and tokens[0] == 7
+        assert ((ids == tokens) | (tokens == LOST)).all() and ((ids >= 0) & (ids < columns)).all()
+        assert positions.tolist() == list(range(1, rows + 1))
+
+
+@pytest.mark.parametrize("width", [64, 1536, 2048])
+def test_tokens_and_positions_are_looked_up_and_added(width: int) -> None:
+    from backends.fastertransformer.engine.kernels.embedding import embed
+
+    tokens, places = torch.randn(50, width, device=DEVICE), torch.randn(20, width, device=DEVICE)
+    ids, positions = torch.tensor([3, 49, 0], device=DEVICE), torch.tensor([0, 19, 44], device=DEVICE)
+    assert torch.equal(embed(ids, positions, tokens, places), tokens[ids] + places[positions.clamp(max=19)])
+    assert torch.equal(embed(ids, positions, tokens, None), tokens[ids])
