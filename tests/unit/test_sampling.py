@@ -117,9 +117,8 @@ def test_draw_never_takes_a_masked_token() -> None:
 
 
 def test_what_clients_leave_at_zero_means_what_fastertransformer_says() -> None:
-    top_k, top_p = resolve_top_k_top_p(torch.tensor([0, 4, 0, 4]), torch.tensor([0.0, 0.0, 0.5, 0.5]))
-    assert top_k.tolist() == [1, 4, 0, 4]
-    assert top_p.tolist() == [1.0, 1.0, 0.5, 0.5]
+    meant = {(0, 0.0): (1, 1.0), (4, 0.0): (4, 1.0), (0, 0.5): (0, 0.5), (4, 0.5): (4, 0.5)}
+    assert {sent: resolve_top_k_top_p(*sent) for sent in meant} == meant
 
 
 def split_mix(seed: int, count: int) -> list[float]:

@@ -197,7 +197,8 @@ def open_engine(
         # its thread.
         with ThreadPoolExecutor(1, "loading", _begin_thread, (threads, device)) as loading:
             steps, description = loading.submit(load_steps, settings, device, group).result()
-        if note := warm_up(steps):
+            note = loading.submit(warm_up, steps).result()
+        if note:
             description += f"; {note}"
             _log.info(note)
         prompts = read_prompt_tables(settings.checkpoint, steps.config)

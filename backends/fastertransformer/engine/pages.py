@@ -265,8 +265,12 @@ class PackedRows:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
         """Keep k and v, [1, H, T, D] each, in a layer's memory, and attend to them."""
-        memory[0, self._pages, :, self._offsets] = k[0].transpose(0, 1)  # indexed axes come first: [T, H, D]
-        memory[1, self._pages, :, self._offsets] = v[0].transpose(0, 1)
+        if k.is_cuda:
+            from .kernels.keep import keep
+
+            keep(k[0], v[0], memory, self._pages, self._offsets)
+        else:
+            _put(memory, self._pages[None], self._offsets[None], k, v)
         if can_pack(q) and not (self._masks and self._masks[0] is not None):
             parts = [x[0].transpose(0, 1) for x in (q, k, v)]
             ends, longest = self._ends, self._longest

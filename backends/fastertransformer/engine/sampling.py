@@ -22,14 +22,12 @@ def likeliest(logits: Tensor) -> Tensor:
     return torch.where(logits[:, 0].isfinite(), logits.argmax(dim=-1), LOST)
 
 
-def resolve_top_k_top_p(top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Translate what clients send into what is meant ([B] each), as FasterTransformer does.
+def resolve_top_k_top_p(top_k: int, top_p: float) -> tuple[int, float]:
+    """Translate what clients send into what is meant, as FasterTransformer does.
 
     top_k 0 and top_p 0: greedy (top_k 1). top_p 0 with top_k: no nucleus (top_p 1). top_k 0 with top_p: nucleus only.
     """
-    top_k = torch.where((top_k == 0) & (top_p == 0), torch.ones_like(top_k), top_k)
-    top_p = torch.where((top_k > 0) & (top_p == 0), torch.ones_like(top_p), top_p)
-    return top_k, top_p
+    return (top_k, top_p) if top_p else (max(1, top_k), 1.0)
 
 
 def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ class Scheduler:
         self._chosen: deque[Sequence] = deque()  # of the next batch, where batches are static
         self._batch: list[Sequence] = []
         self._owners: Owners = []
+        self._is_rearranged = False  # since the last choice
         self._flights: deque[Flight] = deque()  # of tokens that have been asked for
         self._choice = Choice(steps)
         self._runs_ahead = steps.device.type == "cuda" if runs_ahead is None else runs_ahead
@@ -167,7 +168,9 @@ class Scheduler:
         self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         try:
             self._prepare_slots(first)
-            return run_contexts(self._steps, new, first)
+            hidden = run_contexts(self._steps, new, first)
+            self._choice.begin(first, self._owners[first:])  # while a GPU is busy with the contexts
+            return hidden
         except GroupLostError:
             raise
         except Exception as error:
@@ -192,7 +195,6 @@ class Scheduler:
             np.array([self.sessions.take(sequence) for sequence, _ in new]),
             np.array([-1 if beam else sequence.context.prefix for sequence, beam in new]),
         )
-        self._choice.begin(first, new)
         self._settle()
 
     # Going on.
@@ -213,6 +215,9 @@ class Scheduler:
             parts.append(self._steps.choose(hidden))
         for sequence in self._batch:
             sequence.launched += 1
+        if self._is_rearranged:
+            self._choice.arrange(self._owners)
+            self._is_rearranged = False
         self._flights.append(self._choice.launch(list(self._owners), before, parts))
 
     def _land(self, flight: Flight) -> list[Sequence]:
@@ -332,7 +337,7 @@ class Scheduler:
             sequence.slots = [0] * sequence.width
         for slot, (sequence, place) in enumerate(self._owners):
             sequence.slots[place] = slot
-        self._choice.arrange(self._owners)
+        self._is_rearranged = True
 
 
 def _need(sequence: Sequence) -> Need:

@@ -72,6 +72,7 @@ class SlotState:
         self._vocab_size, self._device = vocab_size, device
         self._floats = torch.zeros(MOST_SLOTS, len(_FLOATS), device=device)
         self._integers = torch.zeros(MOST_SLOTS, len(_INTEGERS), dtype=torch.long, device=device)
+        self._nobody = torch.zeros(0, dtype=torch.long, device=device)
         self._occurred: Tensor | None = None  # bool [slots, V], as soon as a row has a penalty
         self.arrange([])
 
@@ -118,7 +119,7 @@ class SlotState:
         self._largest_wanting = max((rows[slot].top_k for slot in self.wanting_log_probs), default=0)
 
     def _index(self, slots: list[int]) -> Tensor:
-        return upload(np.array(slots, np.int64), self._device)
+        return upload(np.array(slots, np.int64), self._device) if slots else self._nobody
 
     def penalise(self, logits: Tensor) -> Tensor:
         """Apply what does not depend on the way of choosing: [N, V] -> [N, V]."""
@@ -167,10 +168,8 @@ class SlotState:
 def _numbers(request: Request, row: int) -> dict[str, Any]:
     """Give what the device is told of a row, by the names in _FLOATS and _INTEGERS."""
     values = {name: array[row].item() for name, array in request.scalars.items()}
-    top_k, top_p = resolve_top_k_top_p(
-        torch.tensor([int(values["runtime_top_k"])]), torch.tensor([float(values["runtime_top_p"])])
-    )
-    values |= {"top_k": int(top_k), "top_p": float(top_p), "initial": float(top_p), "count": 0}
+    top_k, top_p = resolve_top_k_top_p(values["runtime_top_k"], values["runtime_top_p"])
+    values |= {"top_k": top_k, "top_p": top_p, "initial": top_p, "count": 0}
     values["top_p_decay"], values["top_p_min"] = legal_decay(values["top_p_decay"], values["top_p_min"])
     values["random_seed"] = np.uint64(values["random_seed"]).astype(np.int64)  # its bits
     return values

@@ -15,12 +15,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..attention import Rotary
-from .elements import wait_for_input
 
 _MOST_PIECES = 32
-_LEAST_CELLS = 128  # of a piece: putting two together takes longer
+_MANY = 3  # programs for each processor
+_LEAST_CELLS = 128  # of a piece; twice as many are one piece, for putting two together takes longer
 _BYTES = 32768  # of keys, and of values, that a program holds at a time
 _PROGRAMS_PER_PROCESSOR = 2
 _LOG2_E = 1.4426950408889634
@@ -39,17 +40,31 @@ def _attend(  # noqa: C901 (one kernel)
     row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
     if is_chained:
-        wait_for_input()
-    position, window = tl.load(positions + row), tl.load(windows + row)
+        gdc_launch_dependents()
+    # What the steps before have left is there already: it is asked for before the kernel before this one has ended.
+    # See embedding.py; not through the L1 cache, which may have what was there a step ago.
+    position = tl.load(positions + row, cache_modifier=".cg")
+    window = tl.load(windows + row, cache_modifier=".cg")
     length = tl.minimum(position + 1, window).to(tl.int32)
     newest = tl.where(is_new, position % window, -1).to(tl.int32)  # cell of the token itself
     share = tl.maximum(tl.cdiv(tl.cdiv(length, pieces), block) * block, least)
+    share = tl.where(length <= 2 * least, 2 * least, share)
     start = piece * share
     if start >= length:
         return
     end = tl.minimum(start + share, length)
     dims = tl.arange(0, width)
     is_dim = dims < size
+    base = memory + head * page_tokens * size + dims[None, :]
+    cells = start + tl.arange(0, block)
+    is_seen = (cells < end) & (cells != newest)
+    pages = tl.load(tables + row * table_stride + cells // page_tokens, is_seen, 0, cache_modifier=".cg")
+    place = (pages.to(tl.int64) * page_stride + (cells % page_tokens) * size)[:, None]
+    is_read = is_seen[:, None] & is_dim[None, :]
+    keys = tl.load(base + place, is_read, 0.0, cache_modifier=".cg")
+    values = tl.load(base + values_at + place, is_read, 0.0, cache_modifier=".cg")
+    if is_chained:
+        gdc_wait()
     at = row.to(tl.int64) * row_stride + head * head_stride + dims
     query = tl.load(q + at, is_dim, 0.0).to(tl.float32)
     if rotation != 0:
@@ -70,7 +85,6 @@ def _attend(  # noqa: C901 (one kernel)
     most = -float("inf")
     total = 0.0
     sums = tl.zeros((width,), tl.float32)
-    base = memory + head * page_tokens * size + dims[None, :]
     if (newest >= start) & (newest < end):
         key, value = tl.load(k + at, is_dim, 0.0), tl.load(v + at, is_dim, 0.0)
         if rotation != 0:
@@ -85,15 +99,8 @@ def _attend(  # noqa: C901 (one kernel)
             most += tl.load(bias + head * distances) * 1.4426950408889634
         total = 1.0
         sums = value.to(tl.float32)
-    for first in range(start, end, block):
-        cells = first + tl.arange(0, block)
-        is_seen = (cells < end) & (cells != newest)
-        pages = tl.load(tables + row * table_stride + cells // page_tokens, is_seen, 0).to(tl.int64)
-        place = (pages * page_stride + (cells % page_tokens) * size)[:, None]
-        is_read = is_seen[:, None] & is_dim[None, :]
-        keys = tl.load(base + place, is_read, 0.0).to(tl.float32)
-        values = tl.load(base + values_at + place, is_read, 0.0).to(tl.float32)
-        scores = tl.sum(query[None, :] * keys, 1)
+    for _ in range(start, end, block):
+        scores = tl.sum(query[None, :] * keys.to(tl.float32), 1)
         if kind != 0:
             distance = ((position - cells) % window).to(tl.int32)
             if kind == 1:
@@ -102,11 +109,18 @@ def _attend(  # noqa: C901 (one kernel)
                 nearest = tl.minimum(distance, distances - 1)
                 scores += tl.load(bias + head * distances + nearest, is_seen, 0.0) * 1.4426950408889634
         scores = tl.where(is_seen, scores, -float("inf"))
+        cells += block
+        is_seen = (cells < end) & (cells != newest)
+        pages = tl.load(tables + row * table_stride + cells // page_tokens, is_seen, 0)
+        place = (pages.to(tl.int64) * page_stride + (cells % page_tokens) * size)[:, None]
+        is_read = is_seen[:, None] & is_dim[None, :]
+        keys = tl.load(base + place, is_read, 0.0)
         higher = tl.maximum(most, tl.max(scores, 0))
         weights = tl.exp2(scores - higher)
         fade = tl.exp2(most - higher)
         total = total * fade + tl.sum(weights, 0)
-        sums = sums * fade + tl.sum(weights[:, None] * values, 0)
+        sums = sums * fade + tl.sum(weights[:, None] * values.to(tl.float32), 0)
+        values = tl.load(base + values_at + place, is_read, 0.0)
         most = higher
     target = out + (row * heads + head).to(tl.int64) * size + dims
     if not is_cut:
@@ -213,7 +227,8 @@ def attend(
     pieces = min(_MOST_PIECES, wanted)
     width = triton.next_power_of_2(size)
     partial, finished = scratch.get(batch * heads, batch * heads * pieces * (width + 2) if pieces > 1 else 0)
-    block = max(16, min(128, _BYTES // (width * q.dtype.itemsize)))
+    is_crowded = batch * heads > _MANY * scratch.processors  # then each has fewer threads
+    block = max(16, min(128, _BYTES // (width * q.dtype.itemsize))) // (2 if is_crowded else 1)
     out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
     _attend[(batch, heads, pieces)](
@@ -225,6 +240,6 @@ def attend(
         page_tokens=memory.shape[3], size=size, width=width, block=block, kind=kind,
         is_cut=pieces > 1, is_new=k is not None, least=_LEAST_CELLS,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
-        is_chained=is_chained, num_warps=8 if q.dtype.itemsize == 2 else 4, launch_pdl=is_chained,
+        is_chained=is_chained, num_warps=4 if is_crowded else 8, launch_pdl=is_chained,
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attention import abilities
-from .elements import wait_for_input
 
 _BLOCK = 1024
 
@@ -20,7 +20,9 @@ def _embed(
 ):  # fmt: skip
     row, at = tl.program_id(0), tl.program_id(1) * block + tl.arange(0, block)
     if is_chained:
-        wait_for_input()
+        # In this order: the kernels behind this one may read what the step before has left without waiting for it.
+        gdc_wait()
+        gdc_launch_dependents()
     is_in = at < width
     numbers = tl.load(tokens + tl.load(ids + row) * width + at, is_in)
     if has_places:
