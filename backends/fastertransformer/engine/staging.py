@@ -102,7 +102,8 @@ class StagedFiles:
                 found = os.preadv(source.fileno(), [piece.numpy().data], start)
             if found != len(target):
                 raise WeightsError(f"{path}: has become shorter while it was read")
-            with torch.cuda.stream(self._stream) if self._is_gpu else nullcontext():
+            # What is loaded in this mode may be written to in no other, and it is each thread's own.
+            with torch.inference_mode(), torch.cuda.stream(self._stream) if self._is_gpu else nullcontext():
                 if self._is_gpu:
                     self._stream.wait_event(free)
                 target.copy_(piece, non_blocking=True)

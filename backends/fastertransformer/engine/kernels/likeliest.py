@@ -9,10 +9,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..sampling import LOST
 from .attention import abilities, scratch_of
-from .elements import wait_for_input
 
 _PARTS = 32  # programs of a row
 
@@ -24,7 +24,8 @@ def _take(
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if is_chained:
-        wait_for_input()
+        gdc_launch_dependents()
+        gdc_wait()
     share = tl.cdiv(tl.cdiv(columns, parts), block) * block
     most, best = -float("inf"), columns
     for first in range(part * share, tl.minimum((part + 1) * share, columns), block):
