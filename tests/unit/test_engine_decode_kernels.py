@@ -108,6 +108,6 @@ def test_tokens_and_positions_are_looked_up_and_added(width: int) -> None:
     from backends.fastertransformer.engine.kernels.embedding import embed
 
     tokens, places = torch.randn(50, width, device=DEVICE), torch.randn(20, width, device=DEVICE)
-    ids, positions = torch.tensor([3, 49, 0], device=DEVICE), torch.tensor([0, 19, 44], device=DEVICE)
+    ids, positions = torch.tensor([[3, 0], [49, 19], [0, 44]], device=DEVICE).T  # with gaps
     assert torch.equal(embed(ids, positions, tokens, places), tokens[ids] + places[positions.clamp(max=19)])
     assert torch.equal(embed(ids, positions, tokens, None), tokens[ids])

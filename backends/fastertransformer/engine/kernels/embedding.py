@@ -44,6 +44,7 @@ def embed(ids: Tensor, positions: Tensor, tokens: Tensor, places: Tensor | None)
         [B, width].
     """
     width = tokens.shape[1]
+    ids, positions = ids.contiguous(), positions.contiguous()
     out = torch.empty(len(ids), width, dtype=tokens.dtype, device=tokens.device)
     is_chained = abilities(tokens.device)
     _embed[(len(ids), triton.cdiv(width, _BLOCK))](
