@@ -15,12 +15,7 @@ from .config import FILE_NAME, MODEL_TYPES
 from .errors import EngineError
 from .keys import COUNT, INDEX, Keys, fraction, one_of
 
-THREADS_PARAMETER = "cpu_threads"
-BYTES_PARAMETER = "kv_cache_bytes"
-FRACTION_PARAMETER = "kv_cache_fraction"
-BATCHING_PARAMETER = "inflight_batching"
-PROCESSES_PARAMETER = "process_per_rank"
-THREADS_VARIABLE = "SLIPWAY_CPU_THREADS"
+_THREADS_VARIABLE = "SLIPWAY_CPU_THREADS"
 _FLAG = one_of({"0": False, "1": True})
 
 
@@ -97,21 +92,19 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     pbtxt.get("enable_custom_all_reduce", _FLAG, False)
     tensor_para_size = pbtxt.get("tensor_para_size", COUNT, 1)
     path = pbtxt.get("model_checkpoint_path", str, "")
-    threads = Keys("the environment's", os.environ, EngineError).get(THREADS_VARIABLE, INDEX, 0)
+    threads = Keys("the environment's", os.environ, EngineError).get(_THREADS_VARIABLE, INDEX, 0)
     settings = Settings(
         checkpoint=find_checkpoint(path, model_directory, version, tensor_para_size),
         tensor_para_size=tensor_para_size,
         pipeline_para_size=pbtxt.get("pipeline_para_size", COUNT, 1),
         data_type=pbtxt.get("data_type", str),
-        cpu_threads=pbtxt.get(THREADS_PARAMETER, INDEX, threads),
+        cpu_threads=pbtxt.get("cpu_threads", INDEX, threads),
         model_type=pbtxt.get("model_type", one_of({name: name for name in MODEL_TYPES}), "GPT"),
         int8_mode=int8_mode,
-        has_inflight_batching=pbtxt.get(BATCHING_PARAMETER, _FLAG, True),
-        kv_cache_fraction=pbtxt.get(FRACTION_PARAMETER, fraction(is_one_legal=True), 0.0),
-        kv_cache_bytes=pbtxt.get(BYTES_PARAMETER, INDEX, 0),
-        has_process_per_rank=pbtxt.get(PROCESSES_PARAMETER, _FLAG, False)
-        if PROCESSES_PARAMETER in parameters
-        else None,
+        has_inflight_batching=pbtxt.get("inflight_batching", _FLAG, True),
+        kv_cache_fraction=pbtxt.get("kv_cache_fraction", fraction(is_one_legal=True), 0.0),
+        kv_cache_bytes=pbtxt.get("kv_cache_bytes", INDEX, 0),
+        has_process_per_rank=pbtxt.get("process_per_rank", _FLAG, False) if "process_per_rank" in parameters else None,
     )
     pbtxt.warn_of_near_misses()
     return settings

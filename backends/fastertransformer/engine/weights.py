@@ -8,7 +8,6 @@ where a file is missing or short and serves uninitialised memory; here that is a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,32 +22,6 @@ from .linear import Int8Linear, Linear
 from .precision import TORCH_TYPES, Precision
 from .shards import Shards, checked, made_up, mapped, planned
 from .staging import AHEAD_BYTES, StagedFiles
-
-
-@dataclass(frozen=True)
-class ShardedTensor:
-    """One tensor of the checkpoint.
-
-    Attributes:
-        name: file name up to ``.{rank}.bin`` or ``.bin``.
-        shape: of the full tensor.
-        split_axis: axis along which the ranks cut it; None where it is written once.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    split_axis: int | None = None
-
-    def local_shape(self, tensor_para_size: int) -> tuple[int, ...]:
-        """Shape of one rank's shard."""
-        parts = [tensor_para_size if axis == self.split_axis else 1 for axis in range(len(self.shape))]
-        return tuple(size // count for size, count in zip(self.shape, parts, strict=True))
-
-    def files(self, tensor_para_size: int) -> tuple[str, ...]:
-        """File names, by rank."""
-        if self.split_axis is None:
-            return (f"{self.name}.bin",)
-        return tuple(f"{self.name}.{rank}.bin" for rank in range(tensor_para_size))
 
 
 def load_weights(
@@ -145,23 +118,20 @@ class Reader:
         shards: Shards,
     ) -> None:
         self._shards, self._tensor_para_size, self._rank = shards, tensor_para_size, rank
+        self._ranks = range(tensor_para_size) if rank is None else range(rank, rank + 1)
         self._precision, self._device, self._is_cpu = precision, device, is_cpu
         self._has_biases = config.has_biases
         self.head_type = torch.float32 if is_cpu else precision.compute
         self.size_bytes = self.saved_bytes = self.largest_bytes = 0
         self._buffers: dict[torch.dtype, Tensor] = {}
 
-    def _copy(self, tensor: ShardedTensor, target: Tensor) -> None:
-        """Copy this rank's shard of a tensor, or all ranks' side by side, into one of their shape together."""
-        shape = tensor.local_shape(self._tensor_para_size)
-        files = tensor.files(self._tensor_para_size)
-        if self._rank is not None and tensor.split_axis is not None:
-            files = files[self._rank : self._rank + 1]
-        places = target.chunk(len(files), dim=tensor.split_axis or 0)
-        for file, place in zip(files, places, strict=True):
-            shard = self._shards(file, shape)
+    def _copy(self, name: str, split_axis: int | None, target: Tensor) -> None:
+        """Copy a tensor's file, or the ranks' side by side, into what has their shape together."""
+        files = [f"{name}.bin"] if split_axis is None else [f"{name}.{rank}.bin" for rank in self._ranks]
+        for file, place in zip(files, target.chunk(len(files), split_axis or 0), strict=True):
+            shard = self._shards(file, tuple(place.shape))
             if self._precision.rounded not in (shard.dtype, place.dtype):
-                shard = self._scratch(shape, self._precision.rounded).copy_(shard)
+                shard = self._scratch(tuple(place.shape), self._precision.rounded).copy_(shard)
             place.copy_(shard)
 
     def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -175,9 +145,10 @@ class Reader:
             self._buffers[dtype] = torch.empty(size, dtype=dtype, device=self._device)
         return self._buffers[dtype][:size].view(shape)
 
-    def _shape(self, tensor: ShardedTensor) -> tuple[int, ...]:
-        """Shape of what is read of a tensor here."""
-        return tensor.shape if self._rank is None else tensor.local_shape(self._tensor_para_size)
+    def _here(self, shape: tuple[int, ...], split_axis: int | None) -> tuple[int, ...]:
+        """Shape of what is read here of a tensor that the ranks cut along an axis."""
+        part = len(self._ranks)
+        return tuple(n * part // self._tensor_para_size if axis == split_axis else n for axis, n in enumerate(shape))
 
     def _count(self, size_bytes: int) -> None:
         self.size_bytes += size_bytes
@@ -186,10 +157,16 @@ class Reader:
     def tensor(
         self, name: str, shape: tuple[int, ...], split_axis: int | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Read a tensor as it is: a copy of our own, for the file may change under a running server."""
-        tensor = ShardedTensor(name, shape, split_axis)
-        target = self.empty(self._shape(tensor), dtype)
-        self._copy(tensor, target)
+        """Read a tensor as it is: a copy of our own, for the file may change under a running server.
+
+        Args:
+            name: file name up to ``.{rank}.bin`` or ``.bin``.
+            shape: of the full tensor.
+            split_axis: axis along which the ranks cut it; None where it is written once.
+            dtype: None for the one that is multiplied.
+        """
+        target = self.empty(self._here(shape, split_axis), dtype)
+        self._copy(name, split_axis, target)
         self._count(target.nbytes)
         return target
 
@@ -208,10 +185,10 @@ class Reader:
 
     def fan_out(self, width: int, outputs: tuple[int, ...], *names: str, has_bias: bool = True) -> Linear:
         """Read matrices of which each rank has some outputs, [width, *outputs]; those of several follow each other."""
-        axis = len(outputs)
-        biases = [ShardedTensor(f"{name}.bias", outputs, axis - 1) for name in names]
-        bias = self._side_by_side(biases) if has_bias and self._has_biases else None
-        return self._linear([ShardedTensor(f"{name}.weight", (width, *outputs), axis) for name in names], bias)
+        bias, axis = None, len(outputs)
+        if has_bias and self._has_biases:
+            bias = self._side_by_side([f"{name}.bias" for name in names], outputs, axis - 1)
+        return self._linear([f"{name}.weight" for name in names], (width, *outputs), axis, bias)
 
     def fan_in(self, inputs: int, width: int, name: str, has_bias: bool = True, bias_sum: str = "") -> Linear:
         """Read a matrix of which each rank has some inputs, [inputs, width].
@@ -220,14 +197,16 @@ class Reader:
         """
         bias = None
         if has_bias and self._has_biases and (bias_sum or self._rank in (None, 0)):
-            bias = self._side_by_side([ShardedTensor(bias_sum or f"{name}.bias", (width,))])
+            bias = self._side_by_side([bias_sum or f"{name}.bias"], (width,), None)
             if bias_sum and self._rank is None:
                 bias *= self._tensor_para_size
-        return self._linear([ShardedTensor(f"{name}.weight", (inputs, width), 0)], bias)
+        return self._linear([f"{name}.weight"], (inputs, width), 0, bias)
 
-    def _linear(self, weights: Sequence[ShardedTensor], bias: Tensor | None) -> Linear:
+    def _linear(
+        self, names: Sequence[str], shape: tuple[int, ...], split_axis: int | None, bias: Tensor | None
+    ) -> Linear:
         """Read matrices side by side, [in, out] or [in, 3, out] -> [out, in]."""
-        matrix = self._side_by_side(weights, axis=1)  # [in, out]
+        matrix = self._side_by_side(names, shape, split_axis, first=1)  # [in, out]
         kind = Int8Linear if self._precision.is_int8 else Linear
         linear, full_bytes = kind(matrix.T, bias, is_lent=True), matrix.nbytes
         self._count(linear.size_bytes)
@@ -235,16 +214,18 @@ class Reader:
         self.largest_bytes = max(self.largest_bytes, full_bytes)
         return linear
 
-    def _side_by_side(self, tensors: Sequence[ShardedTensor], axis: int = 0) -> Tensor:
-        """Read tensors of one shape: their axes from this one on become one, in which they follow each other.
+    def _side_by_side(
+        self, names: Sequence[str], shape: tuple[int, ...], split_axis: int | None, first: int = 0
+    ) -> Tensor:
+        """Read tensors of one shape: their axes from the first on become one, in which they follow each other.
 
-        A matrix (axis 1) is lent until the next one is read.
+        A matrix (first 1) is lent until the next one is read.
         """
-        shape = self._shape(tensors[0])
-        target_shape = (*shape[:axis], len(tensors) * torch.Size(shape[axis:]).numel())
-        target = self._scratch(target_shape, self._precision.compute) if axis else self.empty(target_shape)
-        for tensor, part in zip(tensors, target.chunk(len(tensors), axis), strict=True):
-            self._copy(tensor, part.view(shape))
+        here = self._here(shape, split_axis)
+        target_shape = (*here[:first], len(names) * torch.Size(here[first:]).numel())
+        target = self._scratch(target_shape, self._precision.compute) if first else self.empty(target_shape)
+        for name, part in zip(names, target.chunk(len(names), first), strict=True):
+            self._copy(name, split_axis, part.view(here))
         return target
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
