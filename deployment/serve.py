@@ -34,7 +34,7 @@ from deployment.supervise import ModelVersion, Server
 from deployment.tritonserver import SLIPWAY, assemble_backends, build_argv, link_repository, locate
 from deployment.weights import prove_weights
 from deployment.workers import take_part
-from handover.endpoint import RUN_VARIABLE, Endpoint
+from handover.endpoint import RUN_VARIABLE, WEIGHTS_DIGEST, Endpoint
 from handover.errors import ServerError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import RANDOM_WEIGHTS, Manifest
@@ -43,7 +43,7 @@ _POLL_S = 0.2
 _QUESTION_TIMEOUT_S = 5.0
 _ANY_ADDRESS = ("0.0.0.0", "::")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is what srun passes on in good order
-_PUBLISHED_SETTINGS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode")
+_PUBLISHED_SETTINGS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode", WEIGHTS_DIGEST)
 
 
 class StopRequest:

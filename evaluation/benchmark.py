@@ -160,7 +160,8 @@ def _measure_points(
                 requests = make_requests(arguments, point, vocab_size, is_encoder_decoder)
                 with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
                     row = measure_point(client, arguments.model, row, requests)
-                check_unchanged(arguments.endpoint, endpoint)  # and throw the point away where it was
+                if row.state == OK:  # else there is nothing that could be another model's
+                    check_unchanged(arguments.endpoint, endpoint, arguments.model)
                 rows[point] = replace(row.with_costs(costs.figures), timestamp=timestamp())
             write_rows(table, [rows[planned] for planned in points if planned in rows])
             progress.advance()

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from handover.endpoint import FILE_NAME, Endpoint
+from evaluation.client import Client
+from handover.endpoint import FILE_NAME, WEIGHTS_DIGEST, Endpoint
 from handover.errors import ArtefactError, ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import RANDOM_WEIGHTS, Manifest
@@ -59,8 +60,12 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
 
     Args:
         endpoint: where the deployment listens.
-        parameters: of the served model's config.pbtxt, for a server that is not ours.
+        parameters: of the served model's config.pbtxt, as the server says them.
+
+    Raises:
+        ServerError: another server than the endpoint's answers; see check_server.
     """
+    check_server(endpoint, parameters or {})
     directory = _model_directory(endpoint, parameters or {})
     config = configparser.ConfigParser(interpolation=None)
     if directory is not None:
@@ -107,18 +112,41 @@ def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
         )
 
 
-def check_unchanged(source: str | Path | None, began: Endpoint, model_digest: str | None = None) -> None:
+def check_server(endpoint: Endpoint, parameters: Mapping[str, str]) -> None:
+    """Refuse a server whose model has other weights than the endpoint says.
+
+    The file may be an old one: its server is gone, and another has taken its port.
+
+    Args:
+        endpoint: what is said to be there.
+        parameters: of the served model's config.pbtxt, as the server says them.
+
+    Raises:
+        ServerError: both say which weights they are, and not the same.
+    """
+    said, found = endpoint.settings.get(WEIGHTS_DIGEST), parameters.get(WEIGHTS_DIGEST)
+    if said and found and said != found:
+        raise ServerError(
+            f"the server at {endpoint.grpc_url} serves weights {found}, but the endpoint file says {said}",
+            "that deployment is gone, and another has its port: start it again, or give the other one's endpoint file",
+        )
+
+
+def check_unchanged(source: str | Path | None, began: Endpoint, model: str, model_digest: str | None = None) -> None:
     """Refuse to go on where the deployment was replaced by one of another model since a measurement began.
 
     Args:
         source: as ``find_endpoint`` was given it.
         began: the endpoint at that time.
+        model: Triton's name of the model that is asked.
         model_digest: that must be served; None for that of the beginning.
 
     Raises:
         ServerError: it is another model, or the deployment is gone.
     """
     check_identity(find_endpoint(source), model_digest or began.model_digest or None)
+    with Client(began.grpc_url) as client:
+        check_server(began, client.describe(model).parameters)
 
 
 def expected_digest(model_digest: str | None, model_repository: Path | None) -> str | None:

@@ -26,6 +26,7 @@ from export_scripts.interfaces.serving import Serving, alias, can_be_aliased
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.pbtxt import ModelSpec, to_text
 from handover.digests import file_digest
+from handover.endpoint import WEIGHTS_DIGEST
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
@@ -58,7 +59,9 @@ def build_repository(arguments: ExportArguments) -> Manifest:
     serving = _serving(arguments)
     shards = f"1/{arguments.tensor_para_size}-gpu"
     interface = t5 if serving.family == "t5" else gpt
+    identity = {WEIGHTS_DIGEST: checkpoint.digest}
     engine = interface.engine(serving)
+    engine = replace(engine, parameters={**engine.parameters, **identity})
     has_alias = arguments.model_name != ENGINE and can_be_aliased(engine)
     engines = [ENGINE, arguments.model_name] if has_alias else [ENGINE]
     with Progress("export", len(engines) * len(checkpoint.files), "files", len(engines) * checkpoint.size_bytes) as bar:
@@ -66,10 +69,11 @@ def build_repository(arguments: ExportArguments) -> Manifest:
             repository.link_checkpoint(f"{name}/{shards}", bar)
     repository.add_config(_form(engine, arguments))
     if has_alias:
-        repository.add_ensemble(_form(alias(engine, arguments.model_name), arguments))
+        named = replace(alias(engine, arguments.model_name), parameters=identity)
+        repository.add_ensemble(_form(named, arguments))
     repository.add_tokenizer_model(_form(interface.preprocessing(serving), arguments), _SOURCES / "preprocessing.py")
     repository.add_tokenizer_model(_form(interface.postprocessing(serving), arguments), _SOURCES / "postprocessing.py")
-    repository.add_ensemble(_form(interface.ensemble(serving), arguments))
+    repository.add_ensemble(_form(replace(interface.ensemble(serving), parameters=identity), arguments))
     return repository.seal(arguments)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from handover.errors import ServerError
 from handover.manifest import write_atomically
 
+WEIGHTS_DIGEST = "weights_digest"
+"""Parameter of a served model's config.pbtxt, and key of ``settings``: the digest of the FT checkpoint's manifest."""
 FILE_NAME = "endpoint.json"
 RUN_VARIABLE = "SLIPWAY_RUN"
 """Environment variable with a token that the server copies into its endpoint file."""

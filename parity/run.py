@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
     served, interface = _inspect(arguments)
     encoded = _encode(arguments, prompts, served)
     answers = ask(arguments, served.endpoint.grpc_url, interface, encoded)
-    check_unchanged(arguments.endpoint, served.endpoint)
+    check_unchanged(arguments.endpoint, served.endpoint, arguments.model)
     arguments.output.mkdir(parents=True, exist_ok=True)
     reference, notes = open_reference(arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH)
     precision = _precision(served, interface)

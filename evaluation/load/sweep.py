@@ -138,9 +138,10 @@ def _measure_points(sweep: _Sweep, points: Sequence[LoadRow], expected: str | No
     with Progress("load", len(points), "points") as progress:
         for point in points:
             if point.point not in rows:
-                check_unchanged(arguments.endpoint, sweep.target.endpoint, expected)
+                check_unchanged(arguments.endpoint, sweep.target.endpoint, arguments.model, expected)
                 measured = measure_point(arguments, sweep.target, point)
-                check_unchanged(arguments.endpoint, sweep.target.endpoint, expected)
+                if measured.row.state != FAILED:
+                    check_unchanged(arguments.endpoint, sweep.target.endpoint, arguments.model, expected)
                 write_point(arguments.output / point.directory, measured, dict(arguments.slos))
                 rows[point.point] = measured.row
             write_rows(table, [rows[planned.point] for planned in points if planned.point in rows])

@@ -174,6 +174,27 @@ def test_a_deployment_that_is_replaced_during_the_sweep_ends_it_without_its_poin
     assert [row.point for row in read_rows(tmp_path / "out" / "benchmark.csv")] == [(1, 3, 2)]
 
 
+@pytest.mark.parametrize("answers", [0, 3])
+def test_another_server_on_the_endpoints_port_is_refused(answers: int, tmp_path: Path) -> None:
+    """The endpoint's file is left from a server that is gone; or it is replaced during the sweep."""
+    with FakeTriton(count_up, parameters={"weights_digest": "sha256:a"}) as fake:
+        endpoint = Endpoint("127.0.0.1", grpc_port=fake.port, settings={"weights_digest": "sha256:a"})
+        endpoint.write(tmp_path / "e.json")
+
+        def take_over(tensors: Tensors) -> Tensors:
+            if len(fake.requests) == answers:
+                fake.parameters["weights_digest"] = "sha256:b"
+            return count_up(tensors)
+
+        fake.answer = take_over
+        if not answers:
+            fake.parameters["weights_digest"] = "sha256:b"
+        with pytest.raises(ServerError, match="serves weights sha256:b, but the endpoint file says sha256:a"):
+            run(arguments(tmp_path / "out", tmp_path / "e.json", lengths=((3, 2),), batch_sizes=(1,)))
+        assert bool(fake.requests) == bool(answers)
+    assert not (tmp_path / "out" / "benchmark.csv").exists()
+
+
 @pytest.mark.parametrize("changes", [{"repeats": 4}, {"seed": 5}])
 def test_other_settings_start_anew(tmp_path: Path, changes: dict[str, object]) -> None:
     with FakeTriton(count_up) as fake:

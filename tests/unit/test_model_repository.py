@@ -88,7 +88,9 @@ def test_the_engine_has_every_parameter_of_the_guide(arguments: ExportArguments)
     arguments = replace(arguments, data_type="bf16", int8_mode=1, pipeline_para_size=2)
     build_repository(arguments)
     config = read_config(arguments.output, "fastertransformer")
-    assert {key: value.string_value for key, value in config.parameters.items()} == {
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    assert parameters.pop("weights_digest") == Manifest.read(arguments.ft_checkpoint).digest
+    assert parameters == {
         "tensor_para_size": "1",
         "pipeline_para_size": "2",
         "data_type": "bf16",
@@ -97,7 +99,7 @@ def test_the_engine_has_every_parameter_of_the_guide(arguments: ExportArguments)
         "int8_mode": "1",
         "enable_custom_all_reduce": "0",
     }
-    assert config.parameters.keys() == PUBLISHED["fastertransformer"]["parameters"].keys()
+    assert parameters.keys() == PUBLISHED["fastertransformer"]["parameters"].keys()
     assert config.backend == "fastertransformer"
     assert config.default_model_filename == "1-gpu"
     assert config.HasField("model_transaction_policy") and not config.model_transaction_policy.decoupled
