@@ -96,6 +96,8 @@ SCALARS = {
     "prompt_learning_task_name_ids": Scalar(_UINT, 0),
     "request_prompt_lengths": Scalar(_UINT, 0),
     "request_prompt_type": Scalar(_UINT, 0),
+    "ia3_tasks": Scalar((np.int32,), -1),
+    "is_return_attentions": Scalar(_BOOL, False),
     "start_id": Scalar(_UINT, None),
     "end_id": Scalar(_UINT, None),
 }
@@ -110,45 +112,32 @@ class Vocabulary:
     Attributes:
         lengths: of the inputs.
         output: most tokens to generate; empty where nothing is generated.
-        scalars: all of one value a row, defaults for the others included.
-        others: further inputs beside input_ids.
-        absent: scalars that cannot be sent.
+        absent: what cannot be sent; such scalars have their defaults.
     """
 
     lengths: str
     output: str
-    scalars: Mapping[str, Scalar]
-    others: tuple[str, ...] = (*_LISTS, *_CONTROLS)
-    absent: frozenset[str] = frozenset()
+    absent: frozenset[str]
+
+    @property
+    def scalars(self) -> dict[str, Scalar]:
+        """All of one value a row."""
+        return {**dict.fromkeys(filter(None, (self.lengths, self.output)), _REQUIRED), **SCALARS}
 
     @property
     def names(self) -> frozenset[str]:
         """Of all inputs."""
-        return frozenset(("input_ids", *self.scalars, *self.others)) - self.absent
+        return frozenset(("input_ids", *self.scalars, *_LISTS, *_CONTROLS)) - self.absent
 
 
-_TASK = Scalar((np.int32,), -1)
-_GPT_ONLY = (
-    *(f"is_return_context_{what}" for what in ("cum_log_probs", "log_probs", "embeddings")),
-    *("session_len", "memory_len", *_CONTROLS),
+_T5_ONLY = frozenset(("ia3_tasks", "is_return_attentions"))  # the latter of an encoder alone
+_GPT_ONLY = frozenset(
+    (
+        *(f"is_return_context_{what}" for what in ("cum_log_probs", "log_probs", "embeddings")),
+        *("session_len", "memory_len", *_CONTROLS),
+    )
 )
-_GPT = Vocabulary(
-    "input_lengths",
-    "request_output_len",
-    {"input_lengths": _REQUIRED, "request_output_len": _REQUIRED, **SCALARS, "ia3_tasks": _TASK},
-    absent=frozenset(("ia3_tasks",)),
-)
-_T5 = Vocabulary(
-    "sequence_length",
-    "max_output_len",
-    {"sequence_length": _REQUIRED, "max_output_len": _REQUIRED, **SCALARS, "ia3_tasks": _TASK},
-    absent=frozenset(_GPT_ONLY),
-)
-_ENCODER = Vocabulary(
-    "sequence_length",
-    "",
-    {"sequence_length": _REQUIRED, **SCALARS, "ia3_tasks": _TASK, "is_return_attentions": Scalar(_BOOL, False)},
-    others=(),
-    absent=frozenset(SCALARS),
-)
+_GPT = Vocabulary("input_lengths", "request_output_len", absent=_T5_ONLY)
+_T5 = Vocabulary("sequence_length", "max_output_len", absent=_GPT_ONLY | {"is_return_attentions"})
+_ENCODER = Vocabulary("sequence_length", "", absent=frozenset((*SCALARS, *_LISTS, *_CONTROLS)) - _T5_ONLY)
 VOCABULARIES = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "t5": _T5, "t5-encoder": _ENCODER}
