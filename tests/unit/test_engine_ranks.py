@@ -121,9 +121,12 @@ def test_an_engine_starts_the_other_ranks_itself(tensor: int, pipeline: int, tmp
     assert f"rank 1 of {tensor * pipeline}" in running[-1].text
 
 
-def test_a_process_opens_one_engine_of_several_processes_after_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_process_opens_one_engine_of_several_processes_after_another(device: str, tmp_path: Path) -> None:
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("no GPU for each rank")
     shards = write_shards(random_gpt2(), tmp_path, 2)
-    ranks = start(shards, tmp_path, 2, 1, REQUESTS, starts_others=True, engines=3)
+    ranks = start(shards, tmp_path, 2, 1, REQUESTS, starts_others=True, engines=3, on_gpu=device == "cuda")
     assert ranks.wait(100) == [0], ranks.text
     first, answers = ranks.answers[: len(REQUESTS)], ranks.answers
     assert len(answers) == 3 * len(REQUESTS)
