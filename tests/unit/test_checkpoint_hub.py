@@ -1,4 +1,4 @@
-"""Names of huggingface.co: the real client library against a small hub on this machine."""
+"""Names of huggingface.co: the real client library against a stand-in for the hub here; the hub itself is not asked."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Hub:
 
     def __init__(self, folder: Path) -> None:
         self.asked: list[str] = []
+        self.damaged: tuple[str, ...] = ()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -69,9 +70,17 @@ class Hub:
             if "/tree/" in path:
                 tree = [{"type": "file", "path": name, "size": size, "oid": COMMIT} for name, size in files.items()]
                 return 200, json.dumps(tree).encode()
-            siblings = [{"rfilename": name} for name in files]
+            siblings = [{"rfilename": name, "size": files[name], **self.pointer(folder / name)} for name in files]
             return 200, json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings}).encode()
-        return 200, (folder / path.partition(f"/{COMMIT}/")[2]).read_bytes()
+        content = (folder / path.partition(f"/{COMMIT}/")[2]).read_bytes()
+        return 200, content[:-1] + bytes([content[-1] ^ 1]) if path.endswith(self.damaged) else content
+
+    def pointer(self, file: Path) -> dict[str, object]:
+        """What the hub says of a large file: it keeps it by its digest."""
+        if file.suffix != ".safetensors":
+            return {}
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        return {"lfs": {"sha256": digest, "size": file.stat().st_size, "pointerSize": 130}}
 
 
 @pytest.fixture
@@ -115,6 +124,18 @@ def test_a_name_is_fetched_once_and_converted(hub: Hub, folder: Path, tmp_path: 
     count = len(hub.asked)
     assert convert("org/tiny", tmp_path, "http://127.0.0.1:9").returncode == 0, "the network is not needed again"
     assert len(hub.asked) == count
+
+
+def test_weights_that_are_not_the_hubs_are_refused(hub: Hub, tmp_path: Path) -> None:
+    """A proxy or a disk changed a bit: the file's size tells nothing, its digest does."""
+    hub.damaged = (".safetensors",)
+    done = convert("org/tiny", tmp_path, hub.address)
+    assert done.returncode == 1
+    assert "model.safetensors is not what the hub has" in done.stderr
+    assert not is_fetched("org/tiny", tmp_path / "fetched")
+    (tmp_path / "fetched/model.safetensors").unlink()
+    hub.damaged = ()
+    assert convert("org/tiny", tmp_path, hub.address).returncode == 0
 
 
 def test_an_unknown_name_is_one_clear_error(hub: Hub, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import struct
 import zipfile
 from dataclasses import dataclass
 from math import prod
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,11 @@ _LOCAL_HEADER_BYTES = 30
 # jax's bfloat16 is saved as two bytes of no kind.
 _DATA_TYPES = {"<f4": "fp32", "<f2": "fp16", "|V2": "bf16", "<V2": "bf16"}
 _npy: Any = np.lib.format
-_DAMAGE = (zipfile.BadZipFile, struct.error, OSError, EOFError, ValueError, KeyError, RuntimeError)
+# What zipfile and numpy, which reads a header as Python's syntax, raise on damaged input.
+_DAMAGE = (
+    *(zipfile.BadZipFile, struct.error, OSError, EOFError, ValueError, KeyError, RuntimeError),
+    *(SyntaxError, TokenError),
+)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from handover.digests import SHA256, file_digest
 from handover.errors import CheckpointError, ConfigError
 
 PREFIX = "hf:"
@@ -90,10 +91,11 @@ def fetch(name: str, directory: Path, say: Callable[[str], None]) -> None:
         ) from error
     repository, _, revision = name.partition("@")
     try:
-        info = hub.HfApi().model_info(repository, revision=revision or None)
+        info = hub.HfApi().model_info(repository, revision=revision or None, files_metadata=True)
         files = _wanted([each.rfilename for each in info.siblings], name)
         say(f"fetching {len(files)} files of {name}, commit {info.sha}, into {directory}")
         hub.snapshot_download(repository, revision=info.sha, local_dir=directory, allow_patterns=files)
+        _check_digests(directory, {each.rfilename: each.lfs.sha256 for each in info.siblings if each.lfs})
     except CheckpointError:
         raise
     except Exception as error:  # the library raises its own errors, those of two HTTP libraries, and OSError
@@ -103,6 +105,19 @@ def fetch(name: str, directory: Path, say: Callable[[str], None]) -> None:
             "directory",
         ) from error
     (directory / _FETCHED).write_text(json.dumps({"name": name, "commit": info.sha, "files": files}))
+
+
+def _check_digests(directory: Path, digests: Mapping[str, str]) -> None:
+    """Compare what was fetched with the digests that the hub gives: the library compares sizes, weights have none."""
+    damaged = [
+        name
+        for name, digest in digests.items()
+        if (directory / name).is_file() and file_digest(directory / name, SHA256) != f"{SHA256}:{digest}"
+    ]
+    if damaged:
+        raise CheckpointError(
+            f"{directory}: {', '.join(damaged)} is not what the hub has", "remove it; the next run fetches it again"
+        )
 
 
 def _wanted(given: Sequence[str], name: str) -> list[str]:
