@@ -112,6 +112,7 @@ class Leader(Steps):
         """Send the other processes home."""
         self._group.watch.end()
         self._group.announce(packed(_CLOSE, ()))
+        super().close()
         self._group.leave()
 
 
@@ -125,6 +126,7 @@ def follow(steps: Steps, group: Group) -> None:
         while True:
             kind, arguments = unpacked(group.hear())
             if kind == _CLOSE:
+                steps.close()
                 group.leave()
                 return
             getattr(steps, STEP_NAMES[kind])(*arguments)

@@ -6,6 +6,7 @@ take the same steps. So a step's arguments are numbers and numpy arrays, and its
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -282,3 +283,6 @@ class Steps:
 
     def close(self) -> None:
         """Take leave: no step follows."""
+        if self._graphs:
+            self._graphs = None
+            gc.collect()  # at once: NCCL does not part from a process while a graph still uses it
