@@ -66,6 +66,29 @@ class SquadArguments(TaskArguments):
 
 
 @dataclass(frozen=True)
+class TextPairArguments(TaskArguments):
+    """Have texts translated or summarised, and compare with references."""
+
+    prompt: Path = field(default=Path(), metadata={"help": "YAML file with prompt_template, examples, ..."})
+    reference_path: Path | None = field(
+        default=None, metadata={"help": "a reference a line; without it data-path is JSON lines"}
+    )
+    recover_bpe: bool = field(default=False, metadata={"help": "lines hold SentencePiece's pieces"})
+    max_output_len: int = field(default=128, metadata={"help": "tokens of an answer at most"})
+    beam_width: int = field(default=1, metadata={"help": "beams; 1 is greedy"})
+
+    @property
+    def data_files(self) -> tuple[Path, ...]:
+        """Sources and references."""
+        return (self.data_path,) if self.reference_path is None else (self.data_path, self.reference_path)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads, beside the model."""
+        return (*self.data_files, self.prompt)
+
+
+@dataclass(frozen=True)
 class BenchmarkArguments(ScriptArguments):
     """Measure latency and throughput of a running deployment, point by point."""
 

@@ -1,4 +1,4 @@
-"""Ask a deployment many questions: in batches, several requests in flight; a refused batch is answered by its error."""
+"""Ask a deployment many questions: in batches, several requests in flight; what is refused is answered by its error."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def ask_all(
     send: Callable[[Client, Sequence[Question]], Sequence[Answer]],
     label: str = "evaluate",
 ) -> dict[Question, Answer | str]:
-    """Send every batch once; a batch that is refused or fails is answered by its error, a str, in every row.
+    """Send every batch; of one that is refused or fails each row is sent alone, and answered by its own error, a str.
 
     Args:
         url: of gRPC.
@@ -122,7 +122,9 @@ def ask_all(
         try:
             return send(local.client, batch)
         except RequestError as error:
-            return [str(error)] * len(batch)
+            if len(batch) == 1:
+                return [str(error)]
+        return [answer for question in batch for answer in ask([question])]  # whose fault was it?
 
     answers: dict[Question, Answer | str] = {}
     with (

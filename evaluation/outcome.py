@@ -42,7 +42,7 @@ class Outcome:
         samples: one row each, in the data's order; dataclasses of one type.
         cut_contexts: samples whose context was cut to the model's positions.
         data: file, sha256 and known_as.
-        settings: of the task, such as its prompt; part of what the figures were made from.
+        settings: of the task, such as its prompt, and what else its figures rest on.
     """
 
     task: str

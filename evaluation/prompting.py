@@ -9,7 +9,7 @@ from evaluation.arguments import TaskArguments
 from evaluation.asking import Target, ask_all, in_batches
 from evaluation.client import Client
 from evaluation.prompt_template import Template, split_virtual
-from evaluation.tensors import LearntPrompt, prepare_texts, read_completions
+from evaluation.tensors import LearntPrompt, Sampling, prepare_texts, read_completions
 from evaluation.tokenizer import Tokenizer
 from handover.errors import ConfigError
 
@@ -115,7 +115,7 @@ class Prompter:
 
 
 class Completer:
-    """Has a model write after prompts, greedily, up to the token that ends a text.
+    """Has a model write after prompts, up to the token that ends a text.
 
     Args:
         target: the model.
@@ -123,6 +123,7 @@ class Completer:
         tokenizer: the served model's.
         output_length: tokens at most.
         learnt: what ids beyond the vocabulary stand for.
+        sampling: how tokens are chosen; greedily by default.
     """
 
     def __init__(
@@ -132,9 +133,10 @@ class Completer:
         tokenizer: Tokenizer,
         output_length: int,
         learnt: LearntPrompt | None = None,
+        sampling: Sampling | None = None,
     ) -> None:
         self._target, self._arguments, self._tokenizer = target, arguments, tokenizer
-        self._output_length, self._learnt = output_length, learnt
+        self._output_length, self._learnt, self._sampling = output_length, learnt, sampling
 
     def complete(self, prompts: Sequence[Prompt]) -> list[Answer | str]:
         """Ask for all; a str is the error of a request, or why it was not sent.
@@ -158,7 +160,8 @@ class Completer:
         interface, model = self._target.interface, self._arguments.model
         if not interface.takes_ids:
             texts = [prompt.text for prompt in prompts]
-            completions = read_completions(len(texts), client.send(model, prepare_texts(texts, self._output_length)))
+            request = prepare_texts(texts, self._output_length, self._sampling)
+            completions = read_completions(len(texts), client.send(model, request))
             given = [0 if interface.is_encoder_decoder else len(prompt.ids) for prompt in prompts]
             return [
                 self._of_text(prompt.text if count else "", count, completion.text, completion.length)
@@ -168,6 +171,7 @@ class Completer:
             [prompt.ids for prompt in prompts],
             self._output_length,
             model=model,
+            sampling=self._sampling,
             is_encoder_decoder=interface.is_encoder_decoder,
             learnt=self._learnt,
         )

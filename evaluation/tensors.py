@@ -33,6 +33,7 @@ class Sampling:
         temperature: divisor of the logits.
         repetition_penalty: 1 for none.
         random_seed: row i of a batch samples with ``random_seed + i``.
+        beam_width: beams; 1 for none. The first is read.
     """
 
     top_k: int = 1
@@ -40,6 +41,7 @@ class Sampling:
     temperature: float = 1.0
     repetition_penalty: float = 1.0
     random_seed: int = 0
+    beam_width: int = 1
 
 
 GREEDY_UNDER_THE_MODEL = Sampling(top_k=0, top_p=1e-6)
@@ -328,6 +330,7 @@ def _sampling_tensors(sampling: Sampling, rows: int) -> list[triton.InferInput]:
     def full(name: str, value: float, dtype: npt.DTypeLike) -> triton.InferInput:
         return _tensor(name, np.full((rows, 1), value, dtype))
 
+    beams = [full("beam_width", sampling.beam_width, np.uint32)] if sampling.beam_width > 1 else []
     seeds = sampling.random_seed + np.arange(rows, dtype=np.uint64).reshape(rows, 1)
     return [
         full("runtime_top_k", sampling.top_k, np.uint32),
@@ -335,6 +338,7 @@ def _sampling_tensors(sampling: Sampling, rows: int) -> list[triton.InferInput]:
         full("temperature", sampling.temperature, np.float32),
         full("repetition_penalty", sampling.repetition_penalty, np.float32),
         _tensor("random_seed", seeds.astype(np.uint64)),
+        *beams,
     ]
 
 

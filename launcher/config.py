@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from launcher.evaluation_config import LambadaConfig, ParityConfig, SquadConfig, TaskConfig
+from launcher.evaluation_config import LambadaConfig, ParityConfig, SquadConfig, TaskConfig, TextPairConfig
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 
@@ -199,6 +199,8 @@ class EvaluationConfig:
     gate: GateConfig = field(default_factory=GateConfig)
     lambada: LambadaConfig | None = None
     squad: SquadConfig | None = None
+    translation: TextPairConfig | None = None
+    summarization: TextPairConfig | None = None
     parity: ParityConfig | None = None
 
     @property

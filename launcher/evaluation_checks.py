@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments
+from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments, TextPairArguments
 from handover.errors import ConfigError
 from launcher.config import Config, Stage
 from launcher.evaluation_config import DataTaskConfig
@@ -52,6 +52,10 @@ def _read(arguments: TaskArguments | ParityArguments, paths: RunPaths, stages: C
         from evaluation.squad_check import check_squad
 
         check_squad(arguments)
+    elif isinstance(arguments, TextPairArguments):
+        from evaluation.text_pairs import check_pairs
+
+        check_pairs(arguments)
 
 
 def _check_parity(arguments: ParityArguments, paths: RunPaths, stages: Collection[Stage]) -> None:

@@ -42,6 +42,17 @@ class SquadConfig(DataTaskConfig):
 
 
 @dataclass
+class TextPairConfig(DataTaskConfig):
+    """conf/evaluation/translation.yaml and summarization.yaml: texts made of texts."""
+
+    reference_path: str | None = None  # a reference a line; None: data_path is JSON lines
+    recover_bpe: bool = False  # lines hold SentencePiece's pieces
+    prompt: str = MISSING  # YAML file, see evaluation/prompts
+    max_output_len: int = 128
+    beam_width: int = 1
+
+
+@dataclass
 class ParityLimits:
     """How far a served model may be from its source."""
 

@@ -7,9 +7,16 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments
+from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments, TextPairArguments
 from launcher.config import Config, Stage
-from launcher.evaluation_config import DataTaskConfig, LambadaConfig, ParityConfig, SquadConfig, TaskConfig
+from launcher.evaluation_config import (
+    DataTaskConfig,
+    LambadaConfig,
+    ParityConfig,
+    SquadConfig,
+    TaskConfig,
+    TextPairConfig,
+)
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan, partial, python_module
 from launcher.stages.settings import environment, expected_repository, resources
@@ -18,6 +25,7 @@ from parity.arguments import ParityArguments
 _ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {
     LambadaConfig: LambadaArguments,
     SquadConfig: SquadArguments,
+    TextPairConfig: TextPairArguments,
 }
 _PATHS = (Path, Path | None)
 

@@ -26,6 +26,11 @@ CASES = {
         *("stages=[deploy,evaluate]", "evaluation=[lambada,squad]", "evaluation.lambada.samples=20"),
         *("evaluation.squad.taskname=squad", "evaluation.squad.prompt=null"),
     ],
+    "translation": [
+        *("stages=[evaluate]", "evaluation=[translation,summarization]", "deployment.endpoint=server:8001"),
+        *("evaluation.translation.data_path=/data/test.en", "evaluation.translation.reference_path=/data/test.de"),
+        *("evaluation.translation.beam_width=4", "evaluation.summarization.data_path=/data/news.jsonl"),
+    ],
     "parity": [FIVE, "evaluation=parity", "evaluation.parity.data_path=/data/prompts.jsonl"],
     "attached": ["stages=[evaluate,benchmark]", "deployment.endpoint=server:8001"],
 }

@@ -83,6 +83,7 @@ def test_hydras_own_flags_work() -> None:
         ("evaluation.squad.samples=3", ["squad is no evaluation of this run", "evaluation=[squad]"]),
         ("evaluation.lambada.sample=3", ["below evaluation.lambada", "did you mean 'samples'?"]),
         ("evaluation=[lambada,squad]", ["evaluation.squad", "dev-v1.1.json cannot be read"]),
+        ("evaluation=translation", ["evaluation.translation.data_path is not set"]),
         ("evaluation=[lambada,squat]", ["did you mean 'squad'?"]),
         ("container=nvcr.io/image", ["starts no container"]),
     ],

@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from nemo_archive import write_nemo
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from served import PROJECT, Deployment
+from t5_models import huggingface_t5
 
 from evaluation.squad_data import read_dataset
 
@@ -39,7 +42,7 @@ class Run:
         self.root, self.checkpoint, self.overrides = root, checkpoint, overrides
         made = self.main("[convert,export]")
         assert made.returncode == 0, made.stdout + made.stderr
-        self.results = root / "tiny" / "export_tp1_pp1_fp32_fp32"
+        self.results = next(root.glob("tiny/*/model_repo")).parent
         self.deployment = Deployment(self.results / "model_repo", root / "server")
         self.endpoint = self.deployment.wait_until_published()
 
@@ -124,3 +127,54 @@ def test_a_p_tuned_task_answers_with_its_table_however_it_is_asked(tuned: Run, m
         ids = tokenizer(f" {question.context} {question.question}")["input_ids"]
         expected = tokenizer.decode(greedy(model, torch.cat((TABLE, wte[ids]))))
         assert named[question.id] == expected.strip()
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Any, SentencePieceProcessor]]:
+    root = tmp_path_factory.mktemp("t5")
+    (root / "source").mkdir()
+    pieces = root / "source" / "spiece"
+    lines = (PROJECT / "examples" / "data" / "lambada_subset.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["text"].replace("\n", " ") for line in lines]
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=str(pieces), vocab_size=400, pad_id=0, eos_id=1, unk_id=2,
+        bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    tokenizer = SentencePieceProcessor(model_file=f"{pieces}.model")
+    model = huggingface_t5(vocab_size=tokenizer.get_piece_size(), pad_token_id=0, eos_token_id=1)
+    model.save_pretrained(root / "source")
+    run = Run(root, root / "source", "export=t5/export_t5", "export.run.results_dir=${base_results_dir}/tiny/results")
+    yield run, model, tokenizer
+    run.deployment.stop()
+
+
+@pytest.mark.parametrize(("beams", "name"), [(1, "ensemble"), (1, "fastertransformer"), (2, "fastertransformer")])
+def test_a_t5_translates_and_summarises_as_transformers_does(
+    t5: tuple[Run, Any, SentencePieceProcessor], beams: int, name: str
+) -> None:
+    """Oracle: transformers' generation from the same prompts, scored as FasterTransformer's script scores."""
+    run, model, tokenizer = t5
+    sources = ["The Normans gave their name.", "In the 10th century", "a region in France"]
+    references = ["The Normans gave", "10th century people", "in a region"]
+    (run.root / "s.txt").write_text("\n".join(sources) + "\n")
+    (run.root / "r.txt").write_text("\n".join(references) + "\n")
+    tasks = {"translation": "translate English to German: ", "summarization": "summarize: "}
+    given = [f"evaluation.{task}.{key}" for task in tasks for key in (
+        f"data_path={run.root / 's.txt'}", f"reference_path={run.root / 'r.txt'}", f"max_output_len={OUTPUT_LEN}",
+        f"beam_width={beams}", f"model={name}",
+    )]  # fmt: skip
+    found = run.evaluate("[translation,summarization]", *given)
+    for task, prefix in tasks.items():
+        expected = []
+        for source in sources:
+            ids = torch.tensor([[*tokenizer.encode(prefix + source), 1]])
+            searches = {"num_beams": beams, "length_penalty": 0.0, "early_stopping": True} if beams > 1 else {}
+            how = {"max_new_tokens": OUTPUT_LEN, "do_sample": False, "use_cache": False}  # see test_families
+            output = model.generate(ids, **how, **searches)[0, 1:].tolist()
+            expected.append(" ".join(tokenizer.decode([token for token in output if token != 1]).split()))
+        assert (run.results / "evaluation" / task / "predictions.txt").read_text().splitlines() == expected
+        figures = {metric["name"]: metric["value"] for metric in found[task]["metrics"]}
+        assert figures["tokens_per_s"] > 0
+        if task == "translation":
+            bleu = sacrebleu.corpus_bleu(expected, [references], force=True).score
+            assert figures["bleu"] == pytest.approx(bleu)
