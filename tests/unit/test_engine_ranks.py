@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,6 +268,19 @@ def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_
     words = r"world_size \(4\) should equal to tensor_para_size_ \* pipeline_para_size_ \(2 \* 1 here\)"
     with pytest.raises(EngineError, match=words):
         Group(place(tmp_path), CPU, Settings(tmp_path, 2, 1, "fp32"))
+
+
+def test_a_rank_finds_rank_0_that_comes_after_one_that_is_gone(tmp_path: Path) -> None:
+    """The same run again, as after a requeue: the port in the file is closed until rank 0 has come."""
+    (tmp_path / "rendezvous").write_text('{"host": "127.0.0.1", "port": 1, "run": "now"}')
+    found: list[Any] = []
+    seeker = threading.Thread(target=lambda: found.append(meet(place(tmp_path, rank=1, timeout_s=60))))
+    seeker.start()
+    time.sleep(1)
+    store = meet(place(tmp_path, timeout_s=60))
+    store.set("key", "value")
+    seeker.join(50)
+    assert found and found[0].get("key") == b"value"
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"host": "127.0.0.1", "port": 1, "run": "before"}'])

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ from .errors import EngineError
 VARIABLE = "SLIPWAY_RANKS"
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
+_CONNECT_S = 3.0
 _BEAT_S = 1.0
 _LAST_WORDS_S = 1.0  # for the answers to requests that have failed
 
@@ -95,9 +97,13 @@ def _open_store(ranks: Ranks) -> TCPStore:
 def _find_store(ranks: Ranks) -> TCPStore:
     deadline = time.monotonic() + ranks.timeout_s
     while time.monotonic() < deadline:
-        address = _read_address(ranks)
-        if address and _listens(*address):
-            return connect(*address, ranks.timeout_s)
+        # No file, an unfinished one, or one of an earlier start, with a port that nobody listens at any more.
+        with suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):
+            address = json.loads(Path(ranks.rendezvous).read_text())
+            if address["run"] == ranks.run:
+                store = connect(address["host"], address["port"], _CONNECT_S)
+                store.set_timeout(timedelta(seconds=ranks.timeout_s))
+                return store
         time.sleep(_POLL_S)
     raise EngineError(f"rank {ranks.rank}: rank 0 has not come within {ranks.timeout_s:g} s ({ranks.rendezvous})")
 
@@ -105,22 +111,6 @@ def _find_store(ranks: Ranks) -> TCPStore:
 def connect(host: str, port: int, timeout_s: float) -> TCPStore:
     """Connect to a store."""
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
-
-
-def _read_address(ranks: Ranks) -> tuple[str, int] | None:
-    try:
-        content = json.loads(Path(ranks.rendezvous).read_text())
-        return (str(content["host"]), int(content["port"])) if content["run"] == ranks.run else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=2).close()
-    except OSError:
-        return False
-    return True
 
 
 class Watch:
