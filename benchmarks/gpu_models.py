@@ -120,7 +120,7 @@ def config_ini(size: Size) -> str:
 @contextmanager
 def engine_of(size: Size, data_type: str, int8_mode: int = 0, **settings: Any) -> Iterator[Engine]:
     """Open the engine, as it is served, around random weights; settings: others of Settings."""
-    _tidy()
+    tidy()
     with tempfile.TemporaryDirectory(prefix="slipway-gpu-") as directory:
         Path(directory, "config.ini").write_text(config_ini(size))
         ranks = {"tensor_para_size": 1, "pipeline_para_size": 1} | settings
@@ -141,7 +141,7 @@ def peer_of(size: Size, data_type: str) -> Iterator[Any]:
     config = GPT2Config(
         vocab_size=size.vocab, n_positions=_POSITIONS, n_embd=size.hidden, n_layer=size.layers, n_head=size.heads
     )
-    _tidy()
+    tidy()
     usual = torch.get_default_dtype()
     torch.set_default_dtype(TORCH_TYPES[data_type])
     try:
@@ -152,7 +152,7 @@ def peer_of(size: Size, data_type: str) -> Iterator[Any]:
     yield model
 
 
-def _tidy() -> None:
+def tidy() -> None:
     """Free what the model before has left."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -179,7 +179,7 @@ class Table:
         self._rows.append({**{name: _shown(value) for name, value in fields.items()}, **self._where})
         if self._path:
             with self._path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(self._rows[0]))
+                writer = csv.DictWriter(file, list(self._rows[0]), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(self._rows)
 

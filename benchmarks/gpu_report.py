@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.gpu_models import SIZES
 from evaluation.markdown import markdown_table
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
@@ -42,10 +43,19 @@ def read(directory: Path, kind: str) -> dict[str, Lines]:
 
 
 def use_cases(decoded: dict[str, Lines]) -> Lines:
-    """Pick the published cases of one row a request, by model, number of GPUs and format."""
+    """Pick the published cases of one row a request, by model, case, number of GPUs and format."""
     lines = [line for lines in decoded.values() for line in lines]
     chosen = [line for line in lines if line["batch"] == "1" and _lengths(line) in _USE_CASES]
-    return sorted(chosen, key=lambda line: (float(line["floor_ms"]) * int(line["gpus"]), int(line["gpus"])))
+    models, cases = list(SIZES), list(_USE_CASES)
+    return sorted(
+        chosen,
+        key=lambda line: (
+            models.index(line["model"]),
+            cases.index(_lengths(line)),
+            int(line["gpus"]),
+            line["data_type"],
+        ),
+    )
 
 
 def _lengths(line: dict[str, str]) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from backends.fastertransformer.engine.layouts import Share, read_model
 from backends.fastertransformer.engine.precision import TORCH_TYPES, choose_precision
 from backends.fastertransformer.engine.shards import planned
 from backends.fastertransformer.engine.weights import Reader, load_weights
-from benchmarks.gpu_models import Table, config_ini, find_size, median_seconds, need_gpu
+from benchmarks.gpu_models import Table, config_ini, find_size, median_seconds, need_gpu, tidy
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
 
@@ -105,6 +105,7 @@ def main(argv: Sequence[str]) -> None:
         size_bytes = write_shards(arguments)
         config = read_config(arguments.directory)
         for _ in range(arguments.repeats):
+            tidy()
             start = time.perf_counter()
             load_weights(arguments.directory, config, 1, precision, device)
             torch.cuda.synchronize()

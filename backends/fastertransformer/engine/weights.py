@@ -8,6 +8,7 @@ where a file is missing or short and serves uninitialised memory; here that is a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def load_weights(
     read_on = partial(Reader, config, tensor_para_size, precision, device, is_cpu, share.rank)
     if is_staged:
         # All of it once: torch keeps it and cuts it up, where the driver takes its time for each tensor's memory.
-        torch.empty(need_bytes, dtype=torch.uint8, device=device)
+        with suppress(torch.OutOfMemoryError):  # in one piece
+            torch.empty(need_bytes, dtype=torch.uint8, device=device)
         with StagedFiles(directory, order, source_type, device) as shards:
             return read_model(read_on(shards), config, share, has_head)
     shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
