@@ -7,7 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
 from gpt2_checkpoint import random_gpt2, write_shards
+
+from backends.fastertransformer.engine.engine import load_steps
+from backends.fastertransformer.engine.settings import Settings
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -61,9 +67,25 @@ def test_only_the_engines_thread_has_workers(tmp_path: Path) -> None:
 
 
 def test_the_backend_has_openmp_wait_briefly_before_torch_is_loaded() -> None:
-    assert "GOMP_SPINCOUNT = '1000'" in run(IMPORT_BACKEND, OMP_DISPLAY_ENV="VERBOSE").stderr
+    assert "GOMP_SPINCOUNT = '2000'" in run(IMPORT_BACKEND, OMP_DISPLAY_ENV="VERBOSE").stderr
 
 
 def test_who_sets_how_openmp_waits_is_obeyed() -> None:
     told = run(IMPORT_BACKEND, OMP_DISPLAY_ENV="VERBOSE", GOMP_SPINCOUNT="70").stderr
     assert "GOMP_SPINCOUNT = '70'" in told
+
+
+@pytest.mark.parametrize(("hidden", "rows", "threads"), [(64, 1, 1), (64, 4096, 3), (768, 1, 3)])
+def test_small_products_are_made_by_one_thread(
+    hidden: int, rows: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = write_shards(random_gpt2(n_embd=hidden, n_layer=1), tmp_path)
+    before = torch.get_num_threads()
+    try:
+        steps, _ = load_steps(Settings(shards, 1, 1, "fp32", cpu_threads=3), torch.device("cpu"))
+        seen = []
+        monkeypatch.setattr(steps.network, "extend", lambda *_: seen.append(torch.get_num_threads()))
+        steps.extend(np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64), np.ones(rows, np.int64), 0, 1)
+        assert seen == [threads]
+    finally:
+        torch.set_num_threads(before)

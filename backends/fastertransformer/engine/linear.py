@@ -2,8 +2,9 @@
 
 On a CPU the weight is packed once into oneDNN's blocked layout, as TorchInductor does when it freezes a model (the same
 two operators). Measured on 2 cores of an AMD EPYC, torch 2.13, fp32, against ``F.linear``: 1.2 to 2.8 times faster for
-768 x 3072 and 1.9 to 3.2 times for the 768 x 50257 head at 1 to 64 rows; bf16 1.5 to 2 times. Fewer than 4 rows are
-padded: a GPT-2 of 124M decodes one row in 36 ms so, on 1 core, and in 42 ms without.
+768 x 3072 and 1.9 to 3.2 times for the 768 x 50257 head at 1 to 64 rows; bf16 1.5 to 2 times. Two and three rows are
+padded to four: a step of a GPT-2 of 124M takes 15.9 ms so, and 18.2 without. One row is not: 11.8 ms, 15 with padding.
+(Timed by itself, one matrix again and again, one row is the slower of the two: the matrix then comes from a cache.)
 
 int8: each output channel has a scale, its largest weight / 127, and its weights are rounded to multiples of it. On a
 CPU that saves memory, not time: torch's own int8 product is 3 to 30 times slower there in fp32 than to widen and
@@ -30,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-_LEAST_ROWS = 4  # of a product of packed weights
+_LEAST_ROWS = 4  # of a product of packed weights with more than one
 
 
 @dataclass(frozen=True)
@@ -189,13 +190,15 @@ def _find_kernels() -> Any:
 
 
 def padded_rows(rows: int) -> int:
-    """Rows that a product of packed weights is made with: 4 to 16, then 8 sizes for each doubling.
+    """Rows that a product of packed weights is made with: 1, 4 to 16, then 8 sizes for each doubling.
 
     oneDNN compiles code for every number of rows and form of the weight, about 0.4 MB each, and keeps 1024 of them. The
-    number of rows is another at nearly every step, and that was hundreds of MB; so there are 77 sizes up to 4096 rows.
+    number of rows is another at nearly every step, and that was hundreds of MB; so there are 78 sizes up to 4096 rows.
     """
-    step = 1 << max(0, (rows - 1).bit_length() - 4) if rows else 1
-    return max(_LEAST_ROWS, -(-rows // step) * step) if rows else 0
+    if rows < 2:
+        return rows
+    step = 1 << max(0, (rows - 1).bit_length() - 4)
+    return max(_LEAST_ROWS, -(-rows // step) * step)
 
 
 def _can_pack(weight: Tensor) -> bool:

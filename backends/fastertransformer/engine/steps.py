@@ -24,6 +24,7 @@ from .pages import Cache, PagedCache
 from .prefixes import Prefix
 from .request import Array
 from .sampling import likeliest
+from .threads import Threads
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -59,6 +60,7 @@ class Steps:
     def __init__(self, network: Network, cache: Cache, prefixes: Sequence[Prefix] = ()) -> None:
         self.network, self.cache, self._prefixes = network, cache, prefixes
         self.config = network.config
+        self._threads = Threads(network)
         self.device = network.weights.like.device
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
         self._saved: dict[int, Any] = {}
@@ -123,6 +125,7 @@ class Steps:
         Returns:
             [B, S, hidden], and the latter by layer, fp32 [B, H, S, S]; empty where nobody asks.
         """
+        self._threads.fit(ids.size)
         given = None if embeddings is None else upload(embeddings, self.device)
         tokens, sources = upload(ids, self.device), np.stack((lengths, tasks), axis=1)
         slots = slice(first, first + len(ids))
@@ -168,6 +171,7 @@ class Steps:
         Returns:
             [B, T, hidden], before the final norm.
         """
+        self._threads.fit(ids.size)
         given = None if embeddings is None else upload(embeddings, self.device)
         tokens, begins, counts = (upload(array, self.device) for array in (ids, starts, lengths))
         slots = slice(first, first + len(ids))
@@ -216,6 +220,7 @@ class Steps:
         return self._decode(count, longest, longest_source)
 
     def _decode(self, count: int, longest: int = 1, longest_source: int = 0) -> Chosen:
+        self._threads.fit(count)
         rows = slice(0, count)
         ids, positions = self.network.share(self.ids[rows]), self.positions[rows]
         hidden = self.network.decode(ids, positions, rows, self.cache, longest, self._source(rows, longest_source))
