@@ -200,9 +200,7 @@ def _read_evaluations(root: Path, remarks: list[str]) -> Iterable[Evaluation]:
         if evaluation.failed:
             remarks.append(f"{evaluation.failed} of {evaluation.samples} samples of {task} have no score.")
         if evaluation.cut_contexts:
-            remarks.append(
-                f"{evaluation.cut_contexts} contexts of {task} were cut on the left to the model's positions."
-            )
+            remarks.append(f"{evaluation.cut_contexts} contexts of {task} were cut to the model's positions.")
         yield evaluation
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,9 +94,13 @@ def status(results: Path) -> list[str]:
         jobs = read_jobs(logs)
         states = slurm_states([job.job_id for job in jobs])
         job_of = {stage: job for job in jobs for stage in job.stages}
-        for entry in json.loads((logs / STAGES_FILE).read_text()):
+        entries = json.loads((logs / STAGES_FILE).read_text())
+        counts = Counter(entry["stage"] for entry in entries)
+        for entry in entries:
             job = job_of.get(entry["stage"])
             slurm = states.get(job.job_id, SlurmState("unknown")) if job else None
+            if counts[entry["stage"]] > 1:  # evaluations, which their logs are named after
+                entry["stage"] = Path(entry["log"]).stem
             lines.append(_status_line(entry, job, slurm))
     return lines
 

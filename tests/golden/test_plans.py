@@ -51,6 +51,12 @@ def test_a_server_and_its_clients_are_one_job() -> None:
     ]
 
 
+def test_evaluations_share_one_job() -> None:
+    jobs = group(plans_of(compose(CASES["translation"])))
+    assert [[plan.stage for plan in job] for job in jobs] == [["evaluate", "evaluate", "report"]]
+    assert len({(plan.name, plan.log, plan.output) for plan in jobs[0]}) == 3
+
+
 def test_attached_clients_need_no_server() -> None:
     plans = plans_of(compose(CASES["attached"]))
     assert [(plan.stage, plan.needs_server) for plan in plans] == [
