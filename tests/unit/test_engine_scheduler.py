@@ -265,16 +265,60 @@ def test_a_client_that_fails_to_take_its_answer_disturbs_nobody(engine: Engine, 
     assert good.tokens == generated(engine.generate([engine.parse(tensors)])[0])
 
 
-def test_a_step_that_fails_answers_all_in_it_and_the_next_request_is_served(
-    engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_inflight", [True, False])
+def test_a_step_that_fails_because_of_one_request_fails_that_request_alone(
+    engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch, is_inflight: bool
 ) -> None:
+    tensors = [ask(prompts(4 + each, 3), 9, end_id=NEVER) for each in range(4)]
+    alone = engine.generate([engine.parse(each) for each in tensors])
+    decode, sizes = steps.network.decode, []
+
+    def explode(ids: Any, *rest: Any) -> Any:
+        if any(sequence.job is bad.job and sequence.count == 5 for sequence in scheduler._batch):
+            sizes.append(len(ids))
+            raise RuntimeError("out of memory")
+        return decode(ids, *rest)
+
+    monkeypatch.setattr(steps.network, "decode", explode)
+    scheduler = Scheduler(steps, 8, is_inflight)
+    clients = [Client(scheduler, steps, each, is_streaming=place == 2) for place, each in enumerate(tensors)]
+    bad = clients[1]
+    run(scheduler)
+    assert sizes == [8, 1]
+    assert "out of memory" in str(bad.answers[0].problem) and bad.answers[0].code == "INTERNAL"
+    for place in (0, 2, 3):
+        found = clients[place].answers[-1].tensors
+        assert found, clients[place].answers[-1].problem
+        np.testing.assert_array_equal(found["output_ids"], alone[place]["output_ids"])
+    counts = [int(each.tensors["sequence_length"].sum()) for each in clients[2].answers if each.tensors]
+    assert counts == sorted(set(counts)) and counts[:5] == [11, 13, 15, 17, 19]  # no token is streamed twice
+
+
+def test_a_step_that_fails_once_is_taken_again(engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler(steps, 8)
-    tensors = ask(prompts(4), 9)
-    clients = [Client(scheduler, steps, tensors) for _ in range(2)]
+    tensors = [ask([[8, 9], [1, 2, 3]], 9), ask(prompts(4), 6, runtime_top_k=5, random_seed=3)]
+    clients = [Client(scheduler, steps, each) for each in tensors]
     scheduler.step()
     with monkeypatch.context() as patch:
         patch.setattr(steps.network, "decode", lambda *_: 1 / 0)
         scheduler.step()
+    late = Client(scheduler, steps, ask(prompts(5), 3))
+    run(scheduler)
+    for client, each in zip((*clients, late), (*tensors, ask(prompts(5), 3)), strict=True):
+        found = client.answers[-1].tensors
+        assert found, client.answers[-1].problem
+        np.testing.assert_array_equal(found["output_ids"], engine.generate([engine.parse(each)])[0]["output_ids"])
+
+
+def test_a_step_that_always_fails_answers_all_in_it_and_the_next_request_is_served(
+    engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(steps, 8)
+    tensors = ask(prompts(4), 9)
+    clients = [Client(scheduler, steps, tensors) for _ in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(steps.network, "decode", lambda *_: 1 / 0)
+        run(scheduler)
     assert all("division" in str(client.answers[0].problem) for client in clients) and scheduler.is_idle
     after = Client(scheduler, steps, tensors)
     run(scheduler)

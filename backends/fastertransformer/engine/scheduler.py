@@ -110,10 +110,20 @@ class Scheduler:
             raise
         except Exception as error:
             _log.exception("a step of %d sequences failed", len(self._batch))
-            jobs = self._jobs(self._batch)
-            self._leave(self._batch)
-            for job in jobs:
-                self._drop(job, Answer(None, f"generation failed: {error}", code=FAILED))
+            self._isolate(f"generation failed: {error}")
+
+    def _isolate(self, problem: str) -> None:
+        """Begin anew with the sequences of a step that failed, one after the other, to see whose fault it was.
+
+        One that was alone fails. So does one of a conversation: what it began with is gone.
+        """
+        failed = self._batch
+        self._leave(failed)
+        hopeless = self._jobs([each for each in failed if len(failed) == 1 or each.line])
+        for job in hopeless:
+            self._drop(job, Answer(None, problem, code=FAILED))
+        again = [each.begin_anew() for each in failed if each.job not in hopeless]
+        (self._waiting if self._is_inflight else self._chosen).extendleft(reversed(again))
 
     @torch.inference_mode()  # the cache was made in it, and may be written to
     def give_up(self, problem: str) -> None:
@@ -147,6 +157,8 @@ class Scheduler:
 
     def _fits(self, new: list[Sequence]) -> bool:
         everyone = [*self._batch, *new]
+        if len(everyone) > 1 and any(each.is_suspect for each in everyone):
+            return False
         cache = self._steps.cache
         has_slots = len(everyone) <= self._max_rows and sum(each.width for each in everyone) <= MOST_SLOTS
         return has_slots and cache.bytes_of(map(_need, everyone)) + self.sessions.idle_bytes <= cache.budget_bytes
@@ -262,7 +274,7 @@ class Scheduler:
         self._save([sequence for sequence in self._batch if sequence.is_done])
         self._leave([sequence for sequence in self._batch if sequence.is_done])
         for job in jobs:
-            if job.is_done or job.is_streaming:
+            if job.is_done or (job.is_streaming and not job.is_known):
                 try:
                     answer = Answer(output_tensors(job), is_final=job.is_done)
                 except Exception as error:

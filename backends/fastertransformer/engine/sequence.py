@@ -64,6 +64,11 @@ class Job:
         """Whether no sequence is still generated."""
         return all(sequence.is_done for sequence in self.sequences)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a row that was begun anew has nothing yet that was not answered before."""
+        return any(each.count <= each.answered for each in self.sequences if each.answered)
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -81,7 +86,9 @@ class Sequence:
         count: tokens of each beam that the host knows.
         launched: tokens of each beam that have been asked for.
         is_done: nothing more is generated.
-        runs_alone: whether it failed together with others and is tried on its own.
+        runs_alone: whether its context failed together with others' and is run on its own.
+        is_suspect: whether a step failed that it took with others; it takes no more with any.
+        answered: tokens that were answered before it was begun anew.
         traits: what it needs of a step, as soon as it has a slot.
         encoded: [S, hidden], where the answer is what the encoder makes.
         attentions: fp32 [layers, heads, S, S], where they are wanted beside it.
@@ -105,6 +112,8 @@ class Sequence:
     launched: int = 0
     is_done: bool = False
     runs_alone: bool = False
+    is_suspect: bool = False
+    answered: int = 0
     traits: Traits | None = None
     encoded: Array | None = None
     attentions: Array | None = None
@@ -128,6 +137,12 @@ class Sequence:
         self.log_probs = [[] for _ in range(self.width)]
         self.scores = [0.0] + [DEAD] * (self.width - 1)
         self.has_ended = [False] * self.width
+
+    def begin_anew(self) -> Sequence:
+        """Put a suspect that has nothing yet in its place, and give it."""
+        fresh = Sequence(self.job, self.row, is_suspect=True, answered=max(self.answered, self.count))
+        self.job.sequences[self.row] = fresh
+        return fresh
 
     @property
     def need(self) -> int:

@@ -3,7 +3,7 @@
 At the end of a product its threads wait for each other, which takes 10 to 60 us: awake on cores that are free, asleep
 on cores that others want too. Products that take no longer than that are made by one thread. Measured on an AMD EPYC
 with layers of 256 numbers (0.2 to 0.3 million a matrix): 27 us by one thread and 24 by two for a row, 89 and 55 for 32;
-and where something else kept one core busy, an answer of 20 tokens took 57 ms with one thread and 93 with two.
+and on two cores of a Xeon of which something else kept one busy, 20 tokens took 57 ms with one thread, 93 with two.
 """
 
 from __future__ import annotations
