@@ -1,9 +1,10 @@
 """What computes the source's log probabilities: Hugging Face's code, or the drop-in engine in fp32.
 
 Both read the training checkpoint itself, never the served shards. Hugging Face's forward pass is an independent
-computation of an independent reading. The engine's is not: it reads the checkpoint with this project's reader, so it
-shows what happened to the weights since (a swapped or damaged shard, a wrong layout on disk, a quantisation that went
-wrong, ranks that do not fit), and not an error of the reader. The report says which of the two it was.
+computation: of its own checkpoints as its own reader reads them, of a GPT of NeMo's as ``nemo_gpt2`` does. The engine's
+is not: it reads the checkpoint with this project's reader, so it shows what happened to the weights since (a swapped or
+damaged shard, a wrong layout on disk, a quantisation that went wrong, ranks that do not fit), and not an error of the
+reader. The report says which of the two it was.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from export_scripts.convert import convert, workers_of
 from export_scripts.interfaces.serving import MODEL_TYPES
 from handover.errors import ConfigError
 from parity.arguments import ENGINE, HUGGING_FACE
+from parity.nemo_gpt2 import UnfitError, as_gpt2
 
 LogProbs = npt.NDArray[np.float32]
 _T5 = "t5"
@@ -64,45 +66,60 @@ def open_reference(checkpoint: Path, wanted: str, scratch: Path) -> tuple[Refere
         CheckpointError: the checkpoint cannot be read.
         ConfigError: Hugging Face is wanted, and cannot compute it.
     """
-    source = open_source(find_archive(checkpoint))
-    obstacle = _obstacle(source)
-    if wanted == HUGGING_FACE and obstacle:
-        raise ConfigError(f"parity: reference=huggingface: {obstacle}", "take reference=auto")
-    if wanted == ENGINE or obstacle:
-        return EngineReference(source, scratch), (obstacle,) if wanted != ENGINE else ()
-    return HuggingFaceReference(source), ()
+    source, notes = open_source(find_archive(checkpoint)), tuple[str, ...]()
+    if wanted != ENGINE:
+        try:
+            return _hugging_face(source), _about_nemo(source)
+        except UnfitError as error:
+            if wanted == HUGGING_FACE:
+                raise ConfigError(f"parity: reference=huggingface: {error}", "take reference=auto") from error
+            notes = (f"{source.source_map.name}: Hugging Face cannot compute it: {error}", *_about_nemo(source))
+    return EngineReference(source, scratch), notes
 
 
-def _obstacle(source: Source) -> str:
-    """Why no code but the engine's can compute this checkpoint; empty: Hugging Face's can."""
-    name = source.source_map.name
-    if name.startswith("Hugging Face"):
-        return "" if find_spec("transformers") else "transformers is not installed (pip install transformers)"
-    if "NeMo" in name and find_spec("nemo"):
-        has_models = _has_module("nemo.collections.nlp")
-        lack = "needs apex and a trainer to build it" if has_models else "has no nlp collection, so no GPT and no T5"
-        return f"{name}: the installed NeMo {lack}"
-    return f"{name}: nothing installed computes this format" + (" (NeMo is not installed)" if "NeMo" in name else "")
+def _hugging_face(source: Source) -> HuggingFaceReference:
+    """Open a checkpoint with Hugging Face's code.
+
+    Raises:
+        UnfitError: it cannot be, for the reason that is said.
+    """
+    if find_spec("transformers") is None:
+        raise UnfitError("transformers is not installed (pip install transformers)")
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    name, is_t5 = f"Hugging Face transformers {transformers.__version__}, fp32", source.family.name == _T5
+    if source.source_map.name.startswith("Hugging Face"):
+        kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
+        model = kind.from_pretrained(source.archive.path, local_files_only=True, dtype=torch.float32).eval()
+        return HuggingFaceReference(name, model, is_t5)
+    return HuggingFaceReference(f"{name}: GPT-2 with the checkpoint's tensors", as_gpt2(source))
 
 
-def _has_module(name: str) -> bool:
+def _about_nemo(source: Source) -> tuple[str, ...]:
+    """Why it is not NeMo itself that computes a checkpoint of NeMo's."""
+    if "NeMo" not in source.source_map.name:
+        return ()
+    if find_spec("nemo") is None:
+        return ("NeMo is not installed",)
     try:
-        return find_spec(name) is not None
+        has_models = find_spec("nemo.collections.nlp") is not None
     except ModuleNotFoundError:
-        return False
+        has_models = False
+    return (f"the installed NeMo {'takes apex and a trainer to build it' if has_models else 'has no GPT and no T5'}",)
 
 
 class HuggingFaceReference:
-    """Hugging Face's model of the checkpoint, in fp32 on the CPU."""
+    """Hugging Face's model of the checkpoint, in fp32 on the CPU.
 
-    def __init__(self, source: Source) -> None:
-        import transformers
+    Args:
+        name: for the report.
+        model: of transformers.
+        is_t5: it is an encoder-decoder.
+    """
 
-        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self._is_t5 = source.family.name == _T5
-        self.name = f"Hugging Face transformers {transformers.__version__}, fp32"
-        kind = transformers.AutoModelForSeq2SeqLM if self._is_t5 else transformers.AutoModelForCausalLM
-        self._model: Any = kind.from_pretrained(source.archive.path, local_files_only=True, dtype=torch.float32).eval()
+    def __init__(self, name: str, model: Any, is_t5: bool = False) -> None:
+        self.name, self._model, self._is_t5 = name, model, is_t5
 
     @torch.inference_mode()
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:

@@ -28,7 +28,10 @@ ALLOWED = {
         *("handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
         *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval"),
     },
-    "parity": {"handover", "evaluation", "export_scripts", "backends", "parity", "numpy", "torch", "transformers"},
+    "parity": {
+        *("handover", "evaluation", "export_scripts", "backends", "parity"),
+        *("numpy", "torch", "transformers", "yaml"),
+    },
     "backends/fastertransformer": {"numpy", "torch", "triton", "fastertransformer", "triton_python_backend_utils"},
 }
 LAUNCHER_STDLIB_ONLY = ["plan", "runner", "results", "artefact", "process", "place", "containers", "console"]

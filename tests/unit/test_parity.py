@@ -6,6 +6,7 @@ Served by the real engine behind a fake Triton; the source is a checkpoint that 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from fake_triton import FakeTriton, Tensors
 from huggingface_models import HEADS, HIDDEN, LAYERS, save
 from t5_models import ENCODER_IDS, huggingface_t5
@@ -22,10 +24,12 @@ from t5_models import ENCODER_IDS, huggingface_t5
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.convert import convert
 from handover.errors import ConfigError, ServerError
 from parity.arguments import LIMITS, PRECISIONS, ParityArguments, served_precision
 from parity.comparison import FAILS, HOLDS, Served, compare, decide, summarise
+from parity.nemo_gpt2 import UnfitError, as_gpt2
 from parity.run import main
 
 GPT_INPUTS = ("input_ids", "is_return_context_log_probs")
@@ -156,6 +160,59 @@ def test_an_int8_model_holds_by_its_own_limits_and_not_when_it_has_drifted(gpt2:
     with serve(shards, int8_mode=1) as fake:
         summary = run(fake, gpt2 / "source", tmp_path, limits=tuple(own.items()))
     assert summary["verdict"] == FAILS
+
+
+NEMO = Path(__file__).resolve().parents[1] / "data" / "nemo"
+
+
+@pytest.mark.parametrize(
+    ("sample", "tolerance"),
+    [
+        *((name, 5e-4) for name in ("gpt122_tp1_pp1", "gpt_tp2_pp1", "gpt_tp1_pp2", "gpt_untied", "gpt_spm")),
+        ("gpt_O2_bf16", 0.1),  # NeMo computed it in bf16
+    ],
+)
+def test_a_nemo_gpt_is_computed_as_nemo_computes_it(sample: str, tolerance: float) -> None:
+    """The oracle is what NeMo 1.23 itself said of the sample."""
+    model = as_gpt2(open_source(find_archive(NEMO / f"{sample}.nemo")))
+    ids, logits = (np.load(NEMO / f"{sample}.{what}.npy") for what in ("input_ids", "logits"))
+    with torch.no_grad():
+        found = model(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
+    np.testing.assert_allclose(found, logits, atol=tolerance)
+
+
+def test_a_served_nemo_gpt_is_compared_by_a_second_account_of_its_tensors(tmp_path: Path) -> None:
+    source = NEMO / "gpt_tp2_pp1.nemo"
+    shards = shards_of(source, tmp_path / "shards")
+    with serve(shards) as fake:
+        summary = run(fake, source, tmp_path)
+    assert summary["verdict"] == HOLDS and "GPT-2 with the checkpoint's tensors" in summary["source"]["computed_by"]
+    assert any("NeMo" in note for note in summary["source"]["notes"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"megatron_legacy": True}, "megatron_legacy"),
+        ({"position_embedding_type": "rope"}, "rope"),
+        (None, "no uncompressed checkpoint with"),
+    ],
+)
+def test_what_gpt2_cannot_express_is_said(changes: dict[str, Any] | None, words: str) -> None:
+    source = open_source(find_archive(NEMO / "gpt122_tp1_pp1.nemo"))
+    config = yaml.safe_load(source.archive.read_bytes("model_config.yaml"))
+
+    class Files:
+        is_compressed = False
+
+        def __contains__(self, name: str) -> bool:
+            return changes is not None
+
+        def read_bytes(self, name: str) -> bytes:
+            return yaml.safe_dump(config | (changes or {})).encode()
+
+    with pytest.raises(UnfitError, match=words):
+        as_gpt2(dataclasses.replace(source, archive=Files()))  # type: ignore[arg-type]
 
 
 def test_an_encoder_decoder_is_compared_by_what_it_generates(tmp_path: Path) -> None:
