@@ -23,6 +23,7 @@ from backends.fastertransformer.engine.sampling import (
     draw_uniform,
     keep_top_k,
     keep_top_p,
+    narrow_to_top_k,
     resolve_top_k_top_p,
     token_log_probs,
 )
@@ -193,3 +194,14 @@ def test_log_probs_are_fastertransformers_two_kinds(logits: torch.Tensor) -> Non
             within = np.sort(probabilities[row])[-top_k:].sum()
             assert reported[row] == pytest.approx(np.log(chosen / within), abs=1e-5)
     assert reported[1] == 0.0
+
+
+def test_a_draw_among_the_k_largest_is_the_draw_among_all() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(400, 300, generator=generator).mul(2).round()  # with ties
+    top_k, top_p = torch.randint(1, 40, (400,), generator=generator), torch.rand(400, generator=generator) * 1.2
+    uniform = torch.rand(400, generator=generator, dtype=torch.float64)
+    expected = draw(keep_top_p(keep_top_k(logits, top_k, 39), top_p), uniform)
+    values, ids = narrow_to_top_k(logits, top_k, 39)
+    found = ids.gather(1, draw(keep_top_p(values, top_p), uniform)[:, None])[:, 0]
+    assert torch.equal(found, expected) and len(set(found.tolist())) > 100

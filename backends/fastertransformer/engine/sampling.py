@@ -82,6 +82,22 @@ def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
     return torch.where((top_k == 0)[:, None], logits, kept)
 
 
+def narrow_to_top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """Give the k largest logits of each row, by token: [B, V], [B] -> [B, largest] and their tokens.
+
+    What is drawn among them is what is drawn among all after keep_top_k, without sorting a whole vocabulary.
+
+    Args:
+        logits: [B, V].
+        top_k: [B]; none is 0.
+        largest: of top_k, known on the host.
+    """
+    values, ids = logits.topk(min(largest, logits.shape[-1]), dim=-1)  # descending
+    beyond = torch.arange(values.shape[1], device=logits.device) >= top_k[:, None]
+    ids, order = ids.sort(dim=-1)
+    return values.masked_fill(beyond, MASKED).gather(1, order), ids
+
+
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     """Keep the nucleus: the fewest largest probabilities that sum to top_p: [B, V], [B] -> [B, V].
 

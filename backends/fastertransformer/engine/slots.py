@@ -23,6 +23,7 @@ from .sampling import (
     draw_uniform,
     keep_top_k,
     keep_top_p,
+    narrow_to_top_k,
     resolve_top_k_top_p,
     token_log_probs,
 )
@@ -116,6 +117,7 @@ class SlotState:
         self.wanting_log_probs = [slot for slot, row in enumerate(rows) if row.wants_log_probs]
         self._sampled, self._wanting = self._index(sampled), self._index(self.wanting_log_probs)
         self._largest = max((rows[slot].top_k for slot in sampled), default=0)
+        self._has_top_p_alone = any(not rows[slot].top_k for slot in sampled)
         self._largest_wanting = max((rows[slot].top_k for slot in self.wanting_log_probs), default=0)
 
     def _index(self, slots: list[int]) -> Tensor:
@@ -141,7 +143,11 @@ class SlotState:
             index = self._sampled
             top_k, top_p = self.column("top_k")[index], self.column("top_p")[index]
             uniform = draw_uniform(self.column("random_seed")[index], self.column("count")[index])
-            tokens[index] = draw(keep_top_p(keep_top_k(logits[index], top_k, self._largest), top_p), uniform)
+            if self._has_top_p_alone:
+                tokens[index] = draw(keep_top_p(keep_top_k(logits[index], top_k, self._largest), top_p), uniform)
+            else:
+                values, ids = narrow_to_top_k(logits[index], top_k, self._largest)
+                tokens[index] = ids.gather(1, draw(keep_top_p(values, top_p), uniform)[:, None])[:, 0]
         return tokens
 
     def log_probs(self, logits: Tensor, tokens: Tensor) -> Tensor:

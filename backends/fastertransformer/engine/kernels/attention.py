@@ -22,7 +22,7 @@ from ..attention import Rotary
 _MOST_PIECES = 32
 _MANY = 3  # programs for each processor
 _LEAST_CELLS = 128  # of a piece; twice as many are one piece, for putting two together takes longer
-_BYTES = 32768  # of keys, and of values, that a program holds at a time
+_FEW, _CROWDED = (128, 8), (32, 4)  # cells of 256 bytes that a program holds at a time, and its warps
 _PROGRAMS_PER_PROCESSOR = 2
 _LOG2_E = 1.4426950408889634
 NO_BIAS, SLOPES, BY_DISTANCE = 0, 1, 2  # kinds
@@ -82,9 +82,10 @@ def _attend(  # noqa: C901 (one kernel)
         beside = row.to(tl.int64) * row_stride + head * head_stride + other
         query = query * cos + tl.load(q + beside, is_turned, 0.0).to(tl.float32) * sin
     query *= scale  # has log2(e) in it
-    most = -float("inf")
-    total = 0.0
-    sums = tl.zeros((width,), tl.float32)
+    # Each of the block's lanes sums up the cells that it meets; the lanes are put together once, at the end.
+    most = tl.full((block,), -1e30, tl.float32)
+    total = tl.zeros((block,), tl.float32)
+    sums = tl.zeros((block, width), tl.float32)
     if (newest >= start) & (newest < end):
         key, value = tl.load(k + at, is_dim, 0.0), tl.load(v + at, is_dim, 0.0)
         if rotation != 0:
@@ -94,11 +95,13 @@ def _attend(  # noqa: C901 (one kernel)
         cell = memory + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
         tl.store(cell, key, is_dim)
         tl.store(cell + values_at, value, is_dim)
-        most = tl.sum(query * key.to(tl.float32), 0)
+        own = tl.sum(query * key.to(tl.float32), 0)
         if kind == 2:
-            most += tl.load(bias + head * distances) * 1.4426950408889634
-        total = 1.0
-        sums = value.to(tl.float32)
+            own += tl.load(bias + head * distances) * 1.4426950408889634
+        is_first = tl.arange(0, block) == 0
+        most = tl.where(is_first, own, most)
+        total = tl.where(is_first, 1.0, 0.0)
+        sums = tl.where(is_first[:, None], value.to(tl.float32)[None, :], 0.0)
     for _ in range(start, end, block):
         scores = tl.sum(query[None, :] * keys.to(tl.float32), 1)
         if kind != 0:
@@ -115,13 +118,17 @@ def _attend(  # noqa: C901 (one kernel)
         place = (pages.to(tl.int64) * page_stride + (cells % page_tokens) * size)[:, None]
         is_read = is_seen[:, None] & is_dim[None, :]
         keys = tl.load(base + place, is_read, 0.0)
-        higher = tl.maximum(most, tl.max(scores, 0))
-        weights = tl.exp2(scores - higher)
-        fade = tl.exp2(most - higher)
-        total = total * fade + tl.sum(weights, 0)
-        sums = sums * fade + tl.sum(weights[:, None] * values.to(tl.float32), 0)
+        higher = tl.maximum(most, scores)
+        weights, fade = tl.exp2(scores - higher), tl.exp2(most - higher)
+        total = total * fade + weights
+        sums = sums * fade[:, None] + weights[:, None] * values.to(tl.float32)
         values = tl.load(base + values_at + place, is_read, 0.0)
         most = higher
+    highest = tl.max(most, 0)
+    fade = tl.exp2(most - highest)
+    total = tl.sum(total * fade, 0)
+    sums = tl.sum(sums * fade[:, None], 0)
+    most = highest
     target = out + (row * heads + head).to(tl.int64) * size + dims
     if not is_cut:
         tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)
@@ -227,8 +234,8 @@ def attend(
     pieces = min(_MOST_PIECES, wanted)
     width = triton.next_power_of_2(size)
     partial, finished = scratch.get(batch * heads, batch * heads * pieces * (width + 2) if pieces > 1 else 0)
-    is_crowded = batch * heads > _MANY * scratch.processors  # then each has fewer threads
-    block = max(16, min(128, _BYTES // (width * q.dtype.itemsize))) // (2 if is_crowded else 1)
+    block, warps = _CROWDED if batch * heads > _MANY * scratch.processors else _FEW
+    block = max(16, min(128, block * 256 // (width * q.dtype.itemsize)))
     out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
     _attend[(batch, heads, pieces)](
@@ -240,6 +247,6 @@ def attend(
         page_tokens=memory.shape[3], size=size, width=width, block=block, kind=kind,
         is_cut=pieces > 1, is_new=k is not None, least=_LEAST_CELLS,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
-        is_chained=is_chained, num_warps=4 if is_crowded else 8, launch_pdl=is_chained,
+        is_chained=is_chained, num_warps=warps, launch_pdl=is_chained,
     )  # fmt: skip
     return out.transpose(1, 2)
