@@ -18,6 +18,7 @@ from .config import ModelConfig, read_config
 from .crew import Crew, needs_crew
 from .errors import EngineError, GroupLostError
 from .group import Group
+from .kernels import can_run_on
 from .layouts import Share
 from .network import Network
 from .pages import Cache, PagedCache
@@ -263,7 +264,7 @@ def _open_cache(
     if group:
         shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
         budget = group.agree(budget // shape_bytes) * shape_bytes
-    if device.type == "cpu" or shape.has_cross:
+    if shape.has_cross or not can_run_on(device):
         return KvCache(shape, device, budget)
     longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
     return PagedCache(shape, device, budget, longest)

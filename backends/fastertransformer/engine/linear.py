@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
+
+from .kernels import can_run_on
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
@@ -108,7 +109,7 @@ class Linear:
         """Give the module kernels.product where it is the fastest for x; else None."""
         if not x.is_cuda or x.dtype == torch.float32:
             return None
-        kernels = _find_kernels()
+        kernels = _find_kernels(x.device)
         rows = x.numel() // x.shape[-1]
         return kernels if kernels and kernels.choose(rows, *self._weight.shape, self._weight.dtype) else None
 
@@ -180,9 +181,9 @@ class Int8Linear(Linear):
 
 
 @lru_cache
-def _find_kernels() -> Any:
+def _find_kernels(device: torch.device) -> Any:
     """Import the kernels where they can be compiled: torch for NVIDIA's GPUs brings triton along."""
-    if find_spec("triton") is None or torch.cuda.get_device_capability() < (8, 0):
+    if not can_run_on(device):
         return None
     from .kernels import product
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .attention import Alibi, Bias, ContinuedRows, NewRows, Relative, Rotary, Rotation, Slots, WholeInput
 from .config import ModelConfig, Stack
+from .kernels import can_run_on
 from .layouts import CrossWeights, LayerWeights, ModelWeights, Norm, StackWeights
 from .linear import Linear, Norming
 from .pages import Cache, PackedRows, PagedCache, PageTokens, can_pack, next_tokens
@@ -302,7 +303,7 @@ class Network:
     def _embed_next(self, ids: Tensor, positions: Tensor) -> Tensor:
         """[B] each -> [B, 1, hidden]; see _embed."""
         weights = self.weights
-        if ids.is_cuda and weights.token_embedding.dtype == self._like.dtype and not weights.embedding_norm:
+        if can_run_on(ids.device) and weights.token_embedding.dtype == self._like.dtype and not weights.embedding_norm:
             from .kernels.embedding import embed
 
             return embed(ids, positions, weights.token_embedding, weights.position_embedding)[:, None]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .cache import MOST_SLOTS, upload
 from .graphs import Chosen, StepGraphs
+from .kernels import can_run_on
 from .network import Network, Source
 from .pages import Cache, PagedCache
 from .prefixes import Prefix
@@ -228,7 +229,7 @@ class Steps:
             positions += 1
             return hidden, ids
         logits = self.network.logits(hidden)
-        if logits.is_cuda:
+        if can_run_on(logits.device):
             from .kernels.likeliest import take_likeliest
 
             return logits, take_likeliest(logits, ids, positions)
