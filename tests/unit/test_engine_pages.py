@@ -94,6 +94,7 @@ def test_given_entries_are_put_in_front_and_a_wiped_slot_is_as_a_new_one() -> No
     given = [torch.randn(2, 3, 37, 4) for _ in range(2)]
     before = held(cache, 0, 70)
     cache.restore(1, given)
+    cache.restore(0, [torch.empty(2, 3, 0, 4) for _ in range(2)])
     assert torch.equal(held(cache, 1, 37), torch.stack(given)) and torch.equal(held(cache, 0, 70), before)
     for block in cache.memory:
         block.fill_(float("nan"))

@@ -178,6 +178,8 @@ class PagedCache:
     def restore(self, slot: int, content: Sequence[Tensor]) -> None:
         """Begin a slot with entries, [2, H, length, D] a layer."""
         count = _pages(content[0].shape[2]) if content else 0
+        if not count:  # a task may have a prefix of no tokens
+            return
         pages = upload(np.array(self._owned[slot][:count]), self._device)
         for block, entries in zip(self.memory, content, strict=True):
             room = count * PAGE - entries.shape[2]
