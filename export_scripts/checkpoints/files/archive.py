@@ -7,7 +7,6 @@ directory, or that is not a plain file, condemns the whole archive.
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from export_scripts.checkpoints.files.bounded import DESCRIPTION_BYTES, BoundedReader
+from export_scripts.checkpoints.files.gzip_file import GzipReader, Mark
 from handover.errors import CheckpointError
 
 _BLOCK_BYTES = 512
@@ -99,16 +99,22 @@ class Window(io.RawIOBase):
 class Archive:
     """The files of one checkpoint, by name relative to its root, with forward slashes.
 
+    Args:
+        path: the archive or directory.
+        extents: where each file lies.
+        marks: of the gzipped file that holds them; None: it is not compressed.
+
     Attributes:
         path: the archive or directory.
         sizes: bytes of each file.
         is_compressed: members cannot be mapped; ``unpack`` first.
     """
 
-    def __init__(self, path: Path, extents: Mapping[str, Extent], is_compressed: bool = False) -> None:
+    def __init__(self, path: Path, extents: Mapping[str, Extent], marks: list[Mark] | None = None) -> None:
         self.path = path
-        self.is_compressed = is_compressed
+        self.is_compressed = marks is not None
         self._extents = dict(extents)
+        self._marks = marks
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -138,7 +144,7 @@ class Archive:
         """Open one file for seeking and for reading what describes its content."""
         if name not in self._extents:
             raise CheckpointError(f"{self.path} has no {name}")
-        window = _window(self._extents[name], self.is_compressed)
+        window = _window(self._extents[name], self._marks)
         with BoundedReader(window, f"{self.path}: {name}") as stream:
             yield stream
 
@@ -157,7 +163,7 @@ class Archive:
 
     def unpack(self, directory: Path) -> Archive:
         """Write every file below a directory, in one pass over a compressed archive, and return that as an archive."""
-        with io.BufferedReader(_window(Extent(self.path, 0, sys.maxsize), is_compressed=True)) as plain:
+        with io.BufferedReader(_window(Extent(self.path, 0, sys.maxsize), self._marks)) as plain:
             for name, extent in sorted(self._extents.items(), key=lambda entry: entry[1].offset):
                 target = directory / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +186,8 @@ def open_archive(path: Path) -> Archive:
         raise CheckpointError(f"{path} is neither a file nor a directory")
     with _window(Extent(path, 0, len(_GZIP_MAGIC))) as start:
         is_gzip = start.read() == _GZIP_MAGIC
-    window = _window(Extent(path, 0, sys.maxsize), is_gzip)
+    marks: list[Mark] | None = [] if is_gzip else None
+    window = _window(Extent(path, 0, sys.maxsize), marks)
     with BoundedReader(window, str(path), _HEADER_BYTES) as stream:
         extents, end = _members(path, stream, is_gzip)
         stream.seek(end)
@@ -189,7 +196,7 @@ def open_archive(path: Path) -> Archive:
         raise CheckpointError(f"{path} holds more after its last member", "this archive is not from NeMo")
     if rest[:_BLOCK_BYTES] != bytes(_BLOCK_BYTES):
         raise CheckpointError(f"{path} is truncated: the tar has no end marker", "copy the checkpoint again")
-    return Archive(path, extents, is_gzip)
+    return Archive(path, extents, marks)
 
 
 def _members(path: Path, stream: IO[bytes], is_gzip: bool) -> tuple[dict[str, Extent], int]:
@@ -223,9 +230,9 @@ def _open_directory(path: Path) -> Archive:
     return Archive(path, extents)
 
 
-def _window(extent: Extent, is_compressed: bool = False) -> Window:
+def _window(extent: Extent, marks: list[Mark] | None = None) -> Window:
     try:
-        return Window(extent, gzip.open(extent.path) if is_compressed else None)
+        return Window(extent, None if marks is None else GzipReader(extent.path, marks))
     except OSError as error:
         raise CheckpointError(f"cannot read {extent.path}: {error.strerror}") from error
 

@@ -92,7 +92,7 @@ def _architecture(settings: Settings) -> Architecture:
     for each in ARCHITECTURES:
         if each.model_type == name:
             return each
-    known = ", ".join(each.model_type for each in ARCHITECTURES) + "; and t5, mt5, umt5"
+    known = ", ".join(each.model_type for each in ARCHITECTURES) + "; and t5, mt5"
     reasons = _reasons(settings)
     raise CheckpointError(
         f"model_type {name!r} is no architecture that FasterTransformer can express"
