@@ -53,7 +53,8 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         max_length: positions of the model; config.ini's by default.
         prefix_token_id: what a text without context starts from; config.ini's start_id by default.
         end_id: the token that ends a generation; config.ini's by default.
-        batch_size: rows a request, at most what the model takes.
+        rows: of a request, at most what the model takes.
+        batch_size: the harness's own word for that; its default of 1 says nothing, and leaves it to ``rows``.
         concurrency: requests in flight.
         max_gen_toks: tokens to generate where a task does not say.
         timeout_s: limit of one request.
@@ -68,7 +69,8 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         max_length: int | None = None,
         prefix_token_id: int | None = None,
         end_id: int | None = None,
-        batch_size: int | str = 16,
+        rows: int = 16,
+        batch_size: int | str = 1,
         concurrency: int = 2,
         max_gen_toks: int = 256,
         timeout_s: float = 600.0,
@@ -94,7 +96,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
             served.start_id if prefix_token_id is None else prefix_token_id, "prefix_token_id"
         )
         self._end_id: int = _known(served.end_id if end_id is None else end_id, "end_id")
-        wanted = 16 if batch_size == "auto" else int(batch_size)
+        wanted = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else rows  # it may be "auto:4"
         self.batch_size, self._concurrency = max(1, min(wanted, interface.max_batch_size)), max(1, concurrency)
         self.max_gen_toks = max_gen_toks
         with Client(endpoint.grpc_url, timeout_s) as client:

@@ -163,6 +163,19 @@ def test_sampling_is_asked_for_where_a_task_samples(tokenizer: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "rows"), [({}, 4), ({"rows": 2}, 2), ({"batch_size": 3}, 3), ({"batch_size": "auto:4", "rows": 2}, 2)]
+)
+def test_rows_of_a_request_are_those_asked_for_up_to_the_models(
+    given: dict[str, Any], rows: int, tokenizer: Path
+) -> None:
+    with served(bigram) as fake:
+        model = open_model(fake, tokenizer, **given)
+        fake.requests.clear()
+        model.loglikelihood(requests("loglikelihood", *(("ab", letter) for letter in LETTERS)), disable_tqdm=True)
+    assert max(len(tensors["input_ids"]) for tensors in fake.requests) == rows
+
+
 def test_what_cannot_be_scored_is_refused(tokenizer: Path) -> None:
     with served(bigram) as fake, pytest.raises(ConfigError, match="prefix_token_id is not known"):
         ServedLM(fake.url, tokenizer=str(tokenizer), max_length=POSITIONS)
