@@ -66,6 +66,7 @@ def convert(arguments: ConvertArguments) -> Manifest:
         _check_space(conversion, arguments.output, journal)
         source, nemos_remark = with_nemos_ids(conversion.source)
         conversion = replace(conversion, source=source)
+        print(f"convert: {source.source_map.name}, for FasterTransformer's {source.family.name}", file=sys.stderr)
         for remark in (*source.remarks, *filter(None, (nemos_remark,))):
             print(f"convert: note: {remark}", file=sys.stderr)
         with _mappable(conversion, arguments.output) as mapped:
