@@ -29,6 +29,7 @@ from handover.errors import ConfigError, ServerError
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+_T5_POSITIONS = 512
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
@@ -44,13 +45,13 @@ class _Plan:
 
 @register_model("slipway")
 class ServedLM(TemplateLM):  # type: ignore[misc]
-    """A decoder that Triton serves with FasterTransformer's tensors.
+    """A model that Triton serves with FasterTransformer's tensors; of a T5, ``generate_until`` alone.
 
     Args:
         url: endpoint.json, its directory, or host:port of gRPC.
         model: Triton's name of the model; it must take token ids.
         tokenizer: directory of tokenizer files, if they are not beside the shards.
-        max_length: positions of the model; config.ini's by default.
+        max_length: positions of the model; config.ini's by default, 512 of a T5 that has no limit.
         prefix_token_id: what a text without context starts from; config.ini's start_id by default.
         end_id: the token that ends a generation; config.ini's by default.
         rows: of a request, at most what the model takes.
@@ -83,15 +84,17 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         check_identity(endpoint, model_digest)
         with Client(endpoint.grpc_url) as client:
             interface = client.describe(model)
-        if not interface.takes_ids or interface.is_encoder_decoder:
+        if not interface.takes_ids:
             raise ConfigError(
-                f"model '{model}' at {endpoint.grpc_url} does not continue token ids, which log probabilities need",
-                "take model=fastertransformer of a GPT, GPT-J or GPT-NeoX",
+                f"model '{model}' at {endpoint.grpc_url} takes no token ids, which log probabilities need",
+                "take model=fastertransformer",
             )
+        self._is_t5 = interface.is_encoder_decoder
         served = inspect_endpoint(endpoint, interface.parameters)
         self._endpoint, self._model, self._timeout_s = endpoint, model, timeout_s
         self._tokenizer = load_tokenizer(Path(_known(tokenizer or served.directory, "tokenizer", "its directory")))
-        self.max_length: int = _known(max_length or served.max_positions, "max_length", "the model's positions")
+        positions = max_length or served.max_positions or (_T5_POSITIONS if self._is_t5 else None)
+        self.max_length: int = _known(positions, "max_length", "the model's positions")
         self._prefix_id: int = _known(
             served.start_id if prefix_token_id is None else prefix_token_id, "prefix_token_id"
         )
@@ -100,7 +103,8 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         self.batch_size, self._concurrency = max(1, min(wanted, interface.max_batch_size)), max(1, concurrency)
         self.max_gen_toks = max_gen_toks
         with Client(endpoint.grpc_url, timeout_s) as client:
-            self._text_length = self.max_length - Scorer(client, model, 1).spare_positions(self._prefix_id)
+            spare = 0 if self._is_t5 else Scorer(client, model, 1).spare_positions(self._prefix_id)
+        self._text_length = self.max_length - spare
 
     @property
     def eot_token_id(self) -> int:
@@ -129,6 +133,12 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
+        if self._is_t5:
+            raise ConfigError(
+                f"model '{self._model}' is an encoder-decoder, and no served T5 scores given tokens",
+                "take tasks that generate (output_type: generate_until)",
+            )
+
         def score(client: Client, batch: Sequence[tuple[Any, list[int], list[int]]]) -> list[tuple[float, bool]]:
             texts = [(context + target)[-self._text_length :] for _, context, target in batch]
             targets = [target[-(self._text_length - 1) :] for _, _, target in batch]
@@ -181,6 +191,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
                 sampling=sampling,
                 end_id=self._end_id,
                 stop_words=[[self.tok_encode(text) for text in plans[row].until] for row in rows],
+                is_encoder_decoder=self._is_t5,
             )
             for row, generation in zip(rows, made, strict=True):
                 texts[row] = self._text(plans[row], generation.tokens)
@@ -189,13 +200,15 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
     def _plan(self, context: str, settings: dict[str, Any]) -> _Plan:
         how = normalize_gen_kwargs(settings, self.max_gen_toks)
         count = min(int(how["max_gen_toks"]), self.max_length - 1)
-        ids = (self.tok_encode(context) or [self.prefix_token_id])[-(self.max_length - count) :]
+        ids = self.tok_encode(context) or [self.prefix_token_id]
+        end = [self._end_id] if self._is_t5 else []  # an encoder's input has one
+        ids = ids[-(self.max_length - (len(end) or count)) :] + end
         return _Plan(ids, count, tuple(text for text in how["until"] if text), _sampling(how))
 
     def _text(self, plan: _Plan, tokens: Sequence[int]) -> str:
         ended = tokens[:-1] if tokens and tokens[-1] == self._end_id else tokens
-        # Decoded together: a tokenizer may hide the space before a first token.
-        text = self._tokenizer.decode([*plan.ids, *ended])[len(self._tokenizer.decode(plan.ids)) :]
+        given = [] if self._is_t5 else plan.ids  # decoded together: a tokenizer may hide the space before a first token
+        text = self._tokenizer.decode([*given, *ended])[len(self._tokenizer.decode(given)) :]
         return text[: min((text.find(stop) for stop in plan.until if stop in text), default=len(text))]
 
     def _ask(

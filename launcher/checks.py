@@ -124,11 +124,6 @@ def _check_cluster(config: Config, stages: Collection[Stage]) -> None:
             "deployment.gemm_autotune=true: the drop-in engine does not read gemm_config.ini",
             "take gemm_autotune=false, or deployment.engine=fastertransformer in its container",
         )
-    if Stage.deploy in stages and engine is Engine.slipway and config.export.triton_deployment.int8_mode:
-        raise ConfigError(
-            "export.triton_deployment.int8_mode=true: the drop-in engine does not quantise yet",
-            "take int8_mode=false, or deployment.engine=fastertransformer in its container",
-        )
 
 
 def _check_mounts(config: Config, paths: RunPaths) -> None:

@@ -73,6 +73,8 @@ def as_gpt2(source: Source) -> Any:
             n_inner=config["ffn_hidden_size"],
             activation_function="gelu_new" if is_fused else "gelu",  # NeMo's fused kernel is the tanh form
             layer_norm_epsilon=config.get("layernorm_epsilon", 1e-5),
+            bos_token_id=None,
+            eos_token_id=None,
             tie_word_embeddings="lm_head.weight" not in state,
         )
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_triton import FakeTriton, Tensors
+from fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
@@ -179,11 +179,21 @@ def test_rows_of_a_request_are_those_asked_for_up_to_the_models(
 def test_what_cannot_be_scored_is_refused(tokenizer: Path) -> None:
     with served(bigram) as fake, pytest.raises(ConfigError, match="prefix_token_id is not known"):
         ServedLM(fake.url, tokenizer=str(tokenizer), max_length=POSITIONS)
-    t5 = ("input_ids", "sequence_length", "max_output_len")
-    with FakeTriton(bigram, t5) as fake, pytest.raises(ConfigError, match="does not continue token ids"):
+    with FakeTriton(bigram, ("INPUT_0",)) as fake, pytest.raises(ConfigError, match="takes no token ids"):
         open_model(fake, tokenizer)
     with served(bigram) as fake, pytest.raises(ServerError, match="not sha256:wanted"):
         open_model(fake, tokenizer, model_digest="sha256:wanted")
+
+
+def test_an_encoder_decoder_generates_and_scores_nothing(tokenizer: Path) -> None:
+    """The fake T5 counts up from its input's last token, which is the end token."""
+    with FakeTriton(count_up_t5, T5_INPUTS) as fake:
+        model = open_model(fake, tokenizer, end_id=1)
+        (text,) = model.generate_until(requests("generate_until", ("gh", {"max_gen_toks": 3, "until": []})), True)
+        assert fake.requests[0]["input_ids"].tolist() == [[LETTERS.index("g"), LETTERS.index("h"), 1]]
+        assert text == LETTERS[2:5]
+        with pytest.raises(ConfigError, match="encoder-decoder"):
+            model.loglikelihood(requests("loglikelihood", ("a", "b")), disable_tqdm=True)
 
 
 @pytest.fixture(scope="module")
