@@ -86,14 +86,13 @@ def _stub_environment(stub: Path, environment: Mapping[str, str]) -> dict[str, s
     """Variables under which the stub loads: the venv's Python first on PATH, libpython where it is."""
     own_bin = str(Path(sys.executable).parent)  # not resolved: the venv's, whose packages the stub shall see
     wanted = {"PATH": os.pathsep.join((own_bin, environment.get("PATH", os.defpath)))}
-    missing = _missing_libraries(stub, {**environment, **wanted})
-    for directory in (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"):
-        if missing and directory:
-            paths = [str(directory), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
-            candidate = {**wanted, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
-            if not _missing_libraries(stub, {**environment, **candidate}):
-                return candidate
-    if missing:
+    # The interpreter's own libpython goes first, if it has one: with another one of the same version, a distribution's
+    # 3.11.2 beside a 3.11.7, the stub starts and then cannot import ssl.
+    name = str(sysconfig.get_config_var("INSTSONAME"))
+    directories = (str(sysconfig.get_config_var("LIBDIR")), f"{sys.base_prefix}/lib")
+    if own := [each for each in directories if (Path(each) / name).is_file()]:
+        wanted["LD_LIBRARY_PATH"] = os.pathsep.join((own[0], *filter(None, [environment.get("LD_LIBRARY_PATH")])))
+    if missing := _missing_libraries(stub, {**environment, **wanted}):
         name = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
         raise ServerError(
             f"Triton's Python stub cannot start: {missing}",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,6 +187,18 @@ def test_a_stub_that_cannot_load_is_found_before_the_start(tmp_path: Path) -> No
         tritonserver._stub_environment(broken, {**os.environ, "LD_LIBRARY_PATH": str(_shipped_libraries(stub))})
     assert "libnopyth3" in refused.value.problem
     assert "apt-get install libpython3" in refused.value.hint
+
+
+def test_the_stub_runs_with_the_libpython_of_the_interpreter_whose_packages_it_sees() -> None:
+    """Oracle: the loader lists what the stub gets; this interpreter's own library, where it was built with one."""
+    installation = locate("slipway")
+    assert installation.stub is not None
+    listed = subprocess.run(
+        ["ldd", installation.stub], env={**os.environ, **installation.environment}, capture_output=True, text=True
+    ).stdout
+    found = Path(next(line.split(" => ")[1].split(" ")[0] for line in listed.splitlines() if "libpython3." in line))
+    own = Path(str(sysconfig.get_config_var("LIBDIR"))) / str(sysconfig.get_config_var("INSTSONAME"))
+    assert found.samefile(own) if own.is_file() else found.is_file()
 
 
 def _shipped_libraries(stub: Path) -> Path:
