@@ -64,3 +64,29 @@ def test_a_t5_that_was_exported_before_is_not_scored_either(tmp_path: Path) -> N
     config = compose([*given, "stages=[evaluate]"])
     with pytest.raises(ConfigError, match="model_repo is an encoder-decoder"):
         checks.check(config, RunPaths.of(config), config.stages)
+
+
+def described(directory: Path) -> Path:
+    import yaml
+
+    shape = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "ffn_hidden_size": 160, "vocab_size": 384}
+    path = directory / "model_config.yaml"
+    path.write_text(yaml.safe_dump({**shape, "max_position_embeddings": 48, "encoder_seq_length": 48}))
+    return path
+
+
+def test_random_weights_are_made_of_a_description_alone(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    made_up = "export.model.random_weights=true"
+    error = refusal(tmp_path / "root", GPT, FIVE, made_up)
+    assert "gpt122_tp1_pp1.nemo is none" in error.problem and "model_config.yaml with vocab_size" in error.hint
+    error = refusal(tmp_path / "root", described(tmp_path), FIVE)
+    assert "is the description of a checkpoint" in error.problem and made_up in error.hint
+    error = refusal(tmp_path / "root", described(tmp_path), T5_CONFIG, "stages=[convert]", made_up)
+    assert "its family is gpt" in error.problem
+    stages = "stages=[convert,export,deploy,benchmark]"
+    config = compose(
+        [stages, f"export.model.checkpoint_path={described(tmp_path)}", made_up, "cluster_type=interactive"]
+    )
+    paths = RunPaths.of(config)
+    checks.check(config, paths, ordered_stages(config, paths))
