@@ -22,8 +22,8 @@ test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual
 test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
 	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
 
-test-kernels: $(VENV)/.tests .triton/.ready ## compare the GPU's kernels with fp64 by Triton's interpreter, without a GPU
-	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/unit/test_engine_kernels.py
+test-kernels: $(VENV)/.tests .triton/.ready ## run the GPU's kernels in Triton's interpreter, without a GPU
+	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/unit/test_engine_kernels.py tests/unit/test_engine_decode_kernels.py
 
 check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .

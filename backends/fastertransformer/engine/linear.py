@@ -122,13 +122,14 @@ class Linear:
         residual: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        y = torch.empty(*x.shape[:-1], len(self._weight), dtype=dtype or x.dtype, device=x.device)
-        out = (y if residual is None else residual).view(-1, len(self._weight))
-        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        y = residual
+        if y is None:
+            y = torch.empty(*x.shape[:-1], len(self._weight), dtype=dtype or x.dtype, device=x.device)
+        flat, out = x.reshape(-1, x.shape[-1]).contiguous(), y.view(-1, len(self._weight))
         folded = self._fold(kernels, norm) if norm and len(flat) == 1 else None
         added = None if residual is None else out
         kernels.multiply(flat, self._weight, self._bias, self._scales, norm, activation, added, out, folded)
-        return y if residual is None else residual
+        return y
 
     def _fold(self, kernels: Any, norm: Norming) -> Any:
         """Compute once what does not depend on x; the engine's warm-up asks for it first."""

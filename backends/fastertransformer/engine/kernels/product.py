@@ -152,7 +152,7 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
     benchmarks/gpu_kernels.py measures them.
     """
     is_int8 = dtype == torch.int8
-    if rows > (_MOST_ROWS_INT8 if is_int8 else _MOST_ROWS):
+    if not 1 <= rows <= (_MOST_ROWS_INT8 if is_int8 else _MOST_ROWS):
         return None
     if rows > 1:
         share = (512 if is_int8 else 256) // triton.cdiv(outputs, 64)  # programs that keep the GPU busy
