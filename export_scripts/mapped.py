@@ -124,8 +124,10 @@ class Reader:
         values = self._take(prod(box.shape) * view.itemsize).view(view.dtype).reshape(box.shape)
         used_bytes = self._used_bytes
         for place, piece in box.pieces():
-            values[place] = self.read(piece)
-            self._used_bytes = used_bytes
+            rows = max(1, _PIECE_BYTES * len(piece) // piece.nbytes)
+            for row in range(0, len(piece), rows):  # a little at a time: it lies in the buffer beside the box
+                values[place][row : row + rows] = self.read(piece[row : row + rows])
+                self._used_bytes = used_bytes
         return box.shown(values)
 
     def verify(self, view: Array) -> None:
