@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -129,7 +130,8 @@ class Scheduler:
     def give_up(self, problem: str) -> None:
         """Answer everything that waits or is in the batch with a problem."""
         jobs = self._jobs([*self._batch, *self._waiting, *self._chosen])
-        self._leave(self._batch)  # all at once leaves no gaps: no step is taken, there may be nobody to take it with
+        with suppress(GroupLostError):  # nobody is left to take the step with
+            self._leave(self._batch)
         for job in jobs:
             self._drop(job, Answer(None, problem, code=FAILED))
 
