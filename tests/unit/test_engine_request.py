@@ -54,6 +54,11 @@ def test_reshaped_scalars_are_the_same_as_columns() -> None:
     assert request.scalars["temperature"].tolist() == [0.5, 0.5] and request.input_lengths.tolist() == [4, 2]
 
 
+def test_a_seed_may_have_the_type_that_fastertransformers_first_stores_declare() -> None:
+    for seed, dtype in ((7, np.int32), (7, np.uint64)):
+        assert parse_request(tensors(random_seed=column(seed, dtype)), CONFIG).scalars["random_seed"].tolist() == [7, 7]
+
+
 def test_the_neutral_values_that_fastertransformers_clients_send_are_accepted() -> None:
     neutral = {
         "beam_width": column(1, np.uint32),

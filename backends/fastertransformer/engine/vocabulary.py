@@ -86,7 +86,7 @@ SCALARS = {
     "len_penalty": Scalar(_FLOAT, 0.0),
     "beam_search_diversity_rate": Scalar(_FLOAT, 0.0),
     "min_length": Scalar((np.int32, np.uint32), 0),
-    "random_seed": Scalar((np.uint64,), 0),
+    "random_seed": Scalar((np.uint64, np.int32), 0),  # int32: stores and clients of FasterTransformer 1.x
     "is_return_log_probs": Scalar(_BOOL, False),
     "is_return_context_cum_log_probs": Scalar(_BOOL, False),
     "is_return_context_log_probs": Scalar(_BOOL, False),
