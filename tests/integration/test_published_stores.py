@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_engine_prefixes as prefixes
 import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
@@ -75,7 +76,10 @@ def endpoint(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
     for family, model in models.items():
         ranks = int(STORES[family]["fastertransformer"]["parameters"]["tensor_para_size"]["string_value"])
         write = write_shards if family in ("gpt", INTERACTIVE) else write_family
-        add_store(root / "model_repo", family, write(model, root / family, ranks))
+        shards = write(model, root / family, ranks)
+        if family == "gptj":
+            prefixes.add_prefixes(shards, family, ranks)
+        add_store(root / "model_repo", family, shards)
     deployment = Deployment(root / "model_repo", root / "run")
     yield deployment.wait_until_published(120)
     assert deployment.stop() == 0, deployment.text
@@ -134,6 +138,18 @@ def test_a_published_store_gives_transformers_tokens(
         assert answer.as_numpy("cum_log_probs")[row, 0] == pytest.approx(total, abs=2e-3)
 
 
+def test_the_published_gptj_store_begins_with_its_tasks_prefixes(endpoint: Endpoint, models: dict[str, Any]) -> None:
+    model, tasks, column = models["gptj"].half().float(), [0, 2, 1], np.ones((3, 1), np.uint32)
+    tensors = request_of(PROMPTS) | {"end_id": prefixes.NEVER * column}
+    tensors["prompt_learning_task_name_ids"] = np.array(tasks, np.uint32)[:, None]
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        answer = infer(client, triton_grpc, "gptj", tensors)
+    rows = answer.as_numpy("output_ids")[:, 0]
+    for row, prompt, task in zip(rows, PROMPTS, tasks, strict=True):
+        prefix = prefixes.PREFIXES[task].astype(np.float16).astype(np.float32)
+        assert row[len(prompt) :][:COUNT].tolist() == prefixes.greedy(model, prompt, prefix, COUNT)
+
+
 def test_what_a_store_does_not_declare_is_refused_by_triton(endpoint: Endpoint) -> None:
     tensors = request_of(PROMPTS) | {"presence_penalty": np.zeros((3, 1), np.float32)}
     with (
@@ -183,12 +199,16 @@ def test_the_published_t5_store_gives_transformers_tokens(endpoint: Endpoint, mo
 
 def test_the_published_encoder_store_gives_transformers_states(endpoint: Endpoint, models: dict[str, Any]) -> None:
     rounded, given = models["t5-encoder"].half().float(), request_of(PROMPTS)
+    rounded.set_attn_implementation("eager")
+    tensors = {"input_ids": given["input_ids"], "sequence_length": given["input_lengths"]}
+    tensors["is_return_attentions"] = np.ones((3, 1), bool)
     with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
-        answer = infer(
-            client, triton_grpc, "t5-encoder",
-            {"input_ids": given["input_ids"], "sequence_length": given["input_lengths"]},
-        )  # fmt: skip
+        answer = infer(client, triton_grpc, "t5-encoder", tensors)
+    states, attentions = answer.as_numpy("output_hidden_state"), answer.as_numpy("output_attentions")
     for row, prompt in enumerate(PROMPTS):
+        length = len(prompt)
         with torch.inference_mode():
-            expected = rounded(torch.tensor([prompt])).last_hidden_state[0].numpy()
-        np.testing.assert_allclose(answer.as_numpy("output_hidden_state")[row, : len(prompt)], expected, atol=1e-3)
+            expected = rounded(torch.tensor([prompt]), output_attentions=True)
+        np.testing.assert_allclose(states[row, :length], expected.last_hidden_state[0], atol=1e-3)
+        theirs = torch.cat(expected.attentions)  # [layers, heads, S, S]
+        np.testing.assert_allclose(attentions[row, :, :, :length, :length], theirs, atol=1e-3)
