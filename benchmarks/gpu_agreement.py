@@ -3,10 +3,10 @@
     python3 -m benchmarks.gpu_agreement --layers=8 --hidden=1024
 
 Shards of every family are made up and written as FasterTransformer has them; the unit tests show that the network on
-the CPU gives Hugging Face's logits. Rows of different length are prefilled, extended and decoded. A line for each
-family and format: relative error of the logits, ||gpu - cpu|| / ||cpu||, the largest difference of the chosen tokens'
-log-probabilities, and how many of the likeliest tokens agree. Rounding explains about 1e-6 (fp32), 2e-3 (fp16) and
-1e-2 (bf16, int8); exit status 1 where it is ten times that.
+the CPU gives Hugging Face's logits. Rows of different length are prefilled, extended and decoded, by the steps that the
+engine takes on the device. A line for each family and format: relative error of the logits, ||gpu - cpu|| / ||cpu||,
+the largest difference of the chosen tokens' log-probabilities, and how many of the likeliest tokens agree. Rounding
+explains about 1e-6 (fp32), 2e-3 (fp16) and 1e-2 (bf16, int8); exit status 1 where it is ten times that.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.cache import UNBOUNDED, CacheShape, KvCache
 from backends.fastertransformer.engine.config import ModelConfig, read_config
+from backends.fastertransformer.engine.kernels import can_run_on
 from backends.fastertransformer.engine.layouts import Share, read_model
-from backends.fastertransformer.engine.network import Network, Source
-from backends.fastertransformer.engine.pages import Cache, PagedCache
+from backends.fastertransformer.engine.network import Network
+from backends.fastertransformer.engine.pages import PagedCache
 from backends.fastertransformer.engine.precision import choose_precision
+from backends.fastertransformer.engine.steps import Steps
 from backends.fastertransformer.engine.weights import Reader, load_weights
 from handover.arguments import ScriptArguments
 from handover.errors import SlipwayError, exit_status
@@ -95,45 +97,58 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
     return config
 
 
-@torch.inference_mode()
-def run(directory: Path, config: ModelConfig, data_type: str, int8_mode: int, device: torch.device) -> Tensor:
-    """Prefill, extend and decode three rows -> fp32 logits [rows, tokens, V] on the CPU."""
+def open_steps(directory: Path, config: ModelConfig, data_type: str, int8_mode: int, device: torch.device) -> Steps:
+    """Load a network, with the cache and the captured steps that the engine has on the device."""
     precision = choose_precision(data_type, device, int8_mode)
     network = Network(config, load_weights(directory, config, 1, precision, device))
     has_cross = config.encoder is not None
     shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, precision.compute, has_cross)
-    cache: Cache = KvCache(shape, device, 1 << 30)
-    if device.type == "cuda" and not has_cross:
-        cache = PagedCache(shape, device, 1 << 30, 96)
-    cache.place(0, np.full(3, 96), np.full(3, UNBOUNDED), np.full(3, 96), {})
+    if has_cross or not can_run_on(device):
+        return Steps(network, KvCache(shape, device, 1 << 30))
+    steps = Steps(network, PagedCache(shape, device, 1 << 30, 96))
+    for rows, tokens in ((4, 0), (0, 128)):
+        steps.capture(rows, tokens)
+    return steps
+
+
+@torch.inference_mode()
+def run(steps: Steps) -> Tensor:
+    """Prefill, extend and decode three rows -> fp32 logits [rows, tokens, V] on the CPU."""
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(0, config.vocab_size, (3, 64), generator=generator).to(device)
-    lengths, slots, source = torch.tensor([40, 9, 23], device=device), slice(0, 3), None
-    if has_cross:
-        source = Source(lengths, 40)
-        network.remember(network.encode(ids[:, :40], lengths), slots, cache)
-    hidden = [network.extend(ids[:, :40], None, lengths, slots, cache, 40, source=source)[:, :9]]
-    more = torch.full_like(lengths, 8)
-    hidden.append(network.extend(ids[:, 40:48], lengths, more, slots, cache, 48, source=source))
+    ids = torch.randint(0, steps.config.vocab_size, (3, 64), generator=generator).numpy()
+    lengths, nothing, source = np.array([40, 9, 23]), np.full(3, -1), 0
+    steps.place(0, np.full(3, 96), lengths + 8, np.full(3, UNBOUNDED), np.full(3, 96), nothing, nothing)
+    if steps.config.encoder is not None:
+        source = 40
+        steps.encode(ids[:, :40].copy(), lengths, nothing, 0)
+    if steps.packs:
+        contexts = [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
+        packed = steps.begin(np.concatenate(contexts), lengths, 0)
+        begins = np.cumsum(lengths) - lengths
+        hidden = [torch.stack([packed[begin : begin + 9] for begin in begins.tolist()])]
+    else:
+        hidden = [steps.extend(ids[:, :40].copy(), np.zeros_like(lengths), lengths, 0, 40, source)[:, :9]]
+    hidden.append(steps.extend(ids[:, 40:48].copy(), lengths, np.full(3, 8), 0, 48, source))
+    logits = [steps.logits(torch.cat(hidden, 1)).cpu()]
     for step in range(8, 24):
-        column = ids[:, 40 + step]
-        hidden.append(network.decode(column, lengths + step, slots, cache, 41 + step, source)[:, None])
-    return network.logits(torch.cat(hidden, 1)).cpu()
+        steps.ids[:3] = torch.from_numpy(ids[:, 40 + step])
+        logits.append(steps.decode(3, 41 + step, source)[0][:, None].cpu())
+    return torch.cat(logits, 1)
 
 
 def compare(arguments: AgreementArguments) -> bool:
     """Print the table; say whether all agree."""
-    agrees = True
+    agrees, device = True, torch.device(arguments.device)
     sys.stdout.write(f"{'family':8} {'format':10} {'error':>9} {'log-probability':>16} {'tokens that agree':>18}\n")
     with tempfile.TemporaryDirectory(prefix="slipway-agreement-") as temporary:
         for name in _FAMILIES:
             directory = Path(temporary) / name
             config = write_checkpoint(arguments, name, directory)
-            expected = run(directory, config, "fp32", 0, torch.device("cpu"))
+            expected = run(open_steps(directory, config, "fp32", 0, torch.device("cpu")))
             best = expected.argmax(-1, keepdim=True)
             for kind, limit in _LIMITS.items():
                 data_type, _, is_int8 = kind.partition(" ")
-                found = run(directory, config, data_type, int(bool(is_int8)), torch.device(arguments.device))
+                found = run(open_steps(directory, config, data_type, int(bool(is_int8)), device))
                 error = float((found - expected).norm() / expected.norm())
                 shift = (found.log_softmax(-1) - expected.log_softmax(-1)).gather(-1, best).abs().max()
                 same = (found.argmax(-1, keepdim=True) == best).double().mean()
