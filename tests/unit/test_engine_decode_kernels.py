@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.fastertransformer.engine.attention import Rotary, Rotation
 from backends.fastertransformer.engine.pages import PAGE
+from backends.fastertransformer.engine.positions import Rotary, Rotation
 from backends.fastertransformer.engine.sampling import LOST, likeliest
 
 HAS_GPU = torch.cuda.is_available()

@@ -9,32 +9,15 @@ The token at position p of a row is kept in cell p % window of the row's slot (c
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from .positions import Bias
+
 Slots = Tensor | slice  # which slot each row has: [B], or neighbours in order, whose memory is read where it is
-
-
-class Bias(Protocol):
-    """What attention adds to its scores.
-
-    Attributes:
-        by_distance: of a key before its query: fp32 [H], what each token of distance costs (ALiBi's slopes), or [H, n],
-            of each distance, the last of all that are further.
-    """
-
-    @property
-    def by_distance(self) -> Tensor:
-        """See above."""
-
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Positions [B, T] and [B, S] -> [B, H, T, S]."""
-
-
-_MAX_DISTANCE = 128  # of T5's buckets; FasterTransformer and Hugging Face agree on it
 
 
 class Cells(Protocol):
@@ -253,88 +236,3 @@ def biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
     if bias is None:
         return is_seen
     return bias.masked_fill(~is_seen, -math.inf).to(like.dtype)
-
-
-class Alibi:
-    """Penalises distance by each head's slope, fp32 [H]; a Bias."""
-
-    def __init__(self, slopes: Tensor) -> None:
-        self.by_distance = slopes
-
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """See Bias."""
-        return self.by_distance[:, None, None] * (keys[:, None] - queries[:, :, None])[:, None]
-
-
-class Relative:
-    """Looks the bias up by bucketed distance, as T5 does; a Bias.
-
-    Args:
-        table: [H, buckets].
-        is_both_ways: whether keys may come after queries: half of the buckets is theirs.
-    """
-
-    def __init__(self, table: Tensor, is_both_ways: bool) -> None:
-        self._table, self._is_both_ways = table, is_both_ways
-        behind = -torch.arange(_MAX_DISTANCE + 1, device=table.device)
-        self.by_distance = table[:, bucket(behind, table.shape[1], is_both_ways)].float().contiguous()
-
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """See Bias."""
-        distance = keys[:, None] - queries[:, :, None]  # [B, T, S]
-        return self._table[:, bucket(distance, self._table.shape[1], self._is_both_ways)].movedim(0, 1)
-
-
-def bucket(distance: Tensor, buckets: int, is_both_ways: bool) -> Tensor:
-    """Number distances: one bucket each for small ones, then by their logarithm up to 128 (T5, appendix; any shape)."""
-    offset = torch.zeros_like(distance)
-    if is_both_ways:
-        buckets //= 2
-        offset = (distance > 0) * buckets
-        distance = distance.abs()
-    else:
-        distance = (-distance).clamp(min=0)
-    exact = buckets // 2
-    far = exact + ((distance.clamp(min=1) / exact).log() / math.log(_MAX_DISTANCE / exact) * (buckets - exact)).long()
-    return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
-
-
-class Rotary(NamedTuple):
-    """How positions turn queries and keys.
-
-    Attributes:
-        width: numbers of each head that are turned.
-        is_by_pairs: whether neighbours are turned with each other (GPT-J), else the two halves (GPT-NeoX).
-        base: of the wave lengths.
-    """
-
-    width: int
-    is_by_pairs: bool
-    base: float = 10000.0
-
-
-class Rotation:
-    """Rotary positions: turns the first numbers of each head's query and key by angles that grow with the position.
-
-    Args:
-        positions: [B or 1, T].
-        rotary: how.
-        dtype: of queries and keys.
-    """
-
-    def __init__(self, positions: Tensor, rotary: Rotary, dtype: torch.dtype) -> None:
-        self._width, self._is_by_pairs, base = rotary
-        powers = torch.arange(0, self._width, 2, device=positions.device, dtype=torch.float32) / self._width
-        angles = positions[..., None].float() * (base**-powers)  # [B or 1, T, width / 2]
-        spread = angles.repeat_interleave(2, -1) if self._is_by_pairs else torch.cat((angles, angles), -1)
-        self._cos, self._sin = spread.cos().to(dtype)[:, None], spread.sin().to(dtype)[:, None]  # [B or 1, 1, T, width]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[B, H, T, D] -> the same, turned."""
-        turned, rest = x[..., : self._width], x[..., self._width :]
-        if self._is_by_pairs:
-            other = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
-        else:
-            first, second = turned.chunk(2, -1)
-            other = torch.cat((-second, first), -1)
-        return torch.cat((turned * self._cos + other * self._sin, rest), -1)

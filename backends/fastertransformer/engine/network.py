@@ -11,53 +11,20 @@ the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .attention import Alibi, Bias, ContinuedRows, NewRows, Relative, Rotary, Rotation, Slots, WholeInput
+from .attention import ContinuedRows, NewRows, Slots, WholeInput
 from .config import ModelConfig, Stack
 from .kernels import can_run_on
-from .layouts import CrossWeights, LayerWeights, ModelWeights, Norm, StackWeights
-from .linear import Linear, Norming
+from .layers import Call, Links, adapted, norming, run_layer, split
+from .layouts import ModelWeights, StackWeights
 from .pages import Cache, PackedRows, PagedCache, PageTokens, can_pack, next_tokens
-
-
-class Links:
-    """Where the network goes on in other processes; this is the case that it does not. See parallel.ProcessLinks.
-
-    Attributes:
-        is_alone: whether every sum is whole in this process.
-    """
-
-    is_alone = True
-
-    def share(self, ids: Tensor) -> Tensor:
-        """Give every process rank 0's numbers."""
-        return ids
-
-    def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Give what the first layer here works on, [*shape, hidden]: the embedding, or an earlier process's result."""
-        return embed()
-
-    def reduce(self, part: Tensor) -> Tensor:
-        """Sum the parts of a matrix product, each of which a process has computed with its rows of the matrix."""
-        return part
-
-    def leave(self, x: Tensor) -> Tensor:
-        """Pass on what the last layer here has made; gives the last layer of all's where this process predicts."""
-        return x
-
-    def spread(self, x: Tensor) -> Tensor:
-        """Give every process what the last layer of all has made."""
-        return x
-
-    def gather(self, parts: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
-        """Give what every layer of the encoder attends to, [B, H, S, S] each, of [B, S] and what the layers here do."""
-        return parts
+from .positions import Alibi, Bias, Relative, Rotary, Rotation
 
 
 @dataclass(frozen=True)
@@ -73,25 +40,6 @@ class Source:
     lengths: Tensor
     longest: int
     tasks: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What all layers of a stack share in one call.
-
-    Attributes:
-        attend: q, k, v (and the layer's part of the cache) -> attended, [B, H, T, D] each.
-        rotate: turns queries and keys; None: not.
-        tasks: [B], see Source.
-        attend_source: to the keys and values of the encoder's output.
-        source: where those are in a layer's cross memory: slots, and how many entries.
-    """
-
-    attend: Callable[..., Tensor]
-    rotate: Rotation | None = None
-    tasks: Tensor | None = None
-    attend_source: WholeInput | None = None
-    source: tuple[Slots, int] = (slice(0, 0), 0)
 
 
 class Network:
@@ -215,7 +163,7 @@ class Network:
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""
         assert self.weights.head and self.weights.decoder, "this process does not predict"
-        norm = _norming(self.config, self.weights.decoder.final_norm)
+        norm = norming(self.config, self.weights.decoder.final_norm)
         if self.config.scales_head:
             hidden, norm = (norm(hidden) if norm else hidden) * self.config.hidden_units**-0.5, None
         return self.weights.head.in_fp32(hidden, norm)
@@ -246,14 +194,14 @@ class Network:
         positions = torch.arange(length, device=ids.device)[None]
         kept: list[Tensor] | None = None if attentions is None else []
         attend = WholeInput(lengths, length, self._encoder_bias, stack.attention_scale, self._like, kept)
-        call = _Call(attend, tasks=tasks)
+        call = Call(attend, tasks=tasks)
         x = self._links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))
         for layer in weights.layers:
-            x = self._layer(stack, layer, x, call)
+            x = run_layer(stack, layer, x, call, self._links)
         x = self._links.spread(self._links.leave(x))
         if attentions is not None and kept is not None:
             attentions += self._links.gather(kept, (batch, length))
-        norm = _norming(stack, weights.final_norm)
+        norm = norming(stack, weights.final_norm)
         return norm(x) if norm else x
 
     def remember(self, encoded: Tensor, slots: Slots, cache: Cache, tasks: Tensor | None = None) -> None:
@@ -261,8 +209,8 @@ class Network:
         assert self.weights.decoder, "there is no decoder"
         for layer, memory in zip(self.weights.decoder.layers, cache.cross_memory, strict=True):
             assert layer.cross
-            k, v = self._split(self.config, layer.cross.key_value(encoded), 2)  # [B, H, S, D]
-            k, v = _adapted(k, layer.cross.ia3, 0, tasks), _adapted(v, layer.cross.ia3, 1, tasks)
+            k, v = split(self.config, layer.cross.key_value(encoded), 2)  # [B, H, S, D]
+            k, v = adapted(k, layer.cross.ia3, 0, tasks), adapted(v, layer.cross.ia3, 1, tasks)
             memory[0, slots, :, : k.shape[2]], memory[1, slots, :, : k.shape[2]] = k, v
 
     @property
@@ -282,13 +230,13 @@ class Network:
         """Run this process's layers of the decoder on x [B, T, hidden]."""
         config, weights = self.config, self.weights.decoder
         assert weights, "there is no decoder"
-        call = _Call(attend, rotate)
+        call = Call(attend, rotate)
         if source:
             attend_source = WholeInput(source.lengths, source.longest, None, config.attention_scale, x)
-            call = _Call(attend, rotate, source.tasks, attend_source, (slots, source.longest))
+            call = Call(attend, rotate, source.tasks, attend_source, (slots, source.longest))
         memories = zip(cache.memory, cache.cross_memory, strict=True) if source else zip(cache.memory, strict=True)
         for layer, memory in zip(weights.layers, memories, strict=True):
-            x = self._layer(config, layer, x, call, memory)
+            x = run_layer(config, layer, x, call, self._links, memory)
         return x
 
     @property
@@ -316,64 +264,8 @@ class Network:
         if self.weights.position_embedding is not None:
             table = self.weights.position_embedding
             x = x + F.embedding(positions.clamp(max=len(table) - 1), table)  # padding may stand behind the last one
-        norm = _norming(self.config, self.weights.embedding_norm)
+        norm = norming(self.config, self.weights.embedding_norm)
         return norm(x) if norm else x
-
-    def _layer(
-        self, stack: Stack, layer: LayerWeights, x: Tensor, call: _Call, memory: Sequence[Tensor] = ()
-    ) -> Tensor:
-        """Run a layer on x [B, T, hidden], which is overwritten; memory: its own and its cross part of the cache."""
-        first, second = _norming(stack, layer.input_norm), _norming(stack, layer.post_norm)
-        if stack.is_parallel:
-            if not second:  # both work on the same numbers
-                assert first
-                normed, first = first(x), None
-            else:
-                normed = x
-            attended = self._attend(stack, layer, normed, first, call, memory[:1])
-            inner = _mlp(stack, layer, normed, second, call.tasks)
-            return self._add(self._add(x, layer.attention_out, attended), layer.mlp_out, inner)
-        before, behind = ((first, second), (None, None)) if stack.is_pre_norm else ((None, None), (first, second))
-        x = self._add(x, layer.attention_out, self._attend(stack, layer, x, before[0], call, memory[:1]))
-        x = behind[0](x) if behind[0] else x
-        if layer.cross:
-            x = self._add(x, layer.cross.out, self._attend_source(stack, layer.cross, x, call, memory[1]))
-        x = self._add(x, layer.mlp_out, _mlp(stack, layer, x, before[1], call.tasks))
-        return behind[1](x) if behind[1] else x
-
-    def _add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
-        """Add a product to x in place: this process's alone, or the sum of all processes' parts."""
-        if self._links.is_alone:
-            return linear.fused(inner, residual=x)
-        x += self._links.reduce(linear(inner))
-        return x
-
-    def _attend(
-        self,
-        stack: Stack,
-        layer: LayerWeights,
-        x: Tensor,
-        norm: Norming | None,
-        call: _Call,
-        memory: Sequence[Tensor],
-    ) -> Tensor:
-        """Give what the heads of this process attend to, [B, T, H * D]."""
-        q, k, v = self._split(stack, layer.qkv.fused(x, norm), 3)  # [B, H, T, D] each
-        k, v = _adapted(k, layer.ia3, 0, call.tasks), _adapted(v, layer.ia3, 1, call.tasks)
-        if call.rotate:
-            q, k = call.rotate(q), call.rotate(k)
-        return _joined(call.attend(q, k, v, *memory))
-
-    def _attend_source(self, stack: Stack, cross: CrossWeights, x: Tensor, call: _Call, memory: Tensor) -> Tensor:
-        assert call.attend_source
-        slots, longest = call.source
-        (q,) = self._split(stack, cross.query.fused(x, _norming(stack, cross.norm)), 1)
-        keys, values = memory[0, slots, :, :longest], memory[1, slots, :, :longest]  # [B, H, S, D]
-        return _joined(call.attend_source(q, keys, values))
-
-    def _split(self, stack: Stack, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """[B, T, parts * H * D] -> [B, H, T, D] each."""
-        return x.view(*x.shape[:2], parts, -1, stack.size_per_head).permute(2, 0, 3, 1, 4).unbind()
 
 
 def _position_bias(stack: Stack | None, weights: StackWeights | None, is_both_ways: bool) -> Bias | None:
@@ -382,31 +274,3 @@ def _position_bias(stack: Stack | None, weights: StackWeights | None, is_both_wa
     if stack.positions == "alibi":
         return Alibi(weights.position_bias)
     return Relative(weights.position_bias, is_both_ways)
-
-
-def _norming(stack: Stack, norm: Norm | None) -> Norming | None:
-    return Norming(norm.weight, norm.bias, stack.layernorm_eps, stack.is_rms) if norm else None
-
-
-def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norming | None, tasks: Tensor | None) -> Tensor:
-    """Give the inner layer of norm(x): [B, T, hidden] -> this process's part of [B, T, inter]."""
-    if layer.mlp_gate and norm:
-        x, norm = norm(x), None
-    inner = layer.mlp_in.fused(x, norm, stack.activation)
-    if layer.mlp_gate:
-        inner *= layer.mlp_gate(x)
-    if layer.ia3 and tasks is not None:
-        inner *= layer.ia3[2][tasks][:, None]
-    return inner
-
-
-def _adapted(x: Tensor, ia3: tuple[Tensor, ...] | None, index: int, tasks: Tensor | None) -> Tensor:
-    """Scale keys or values, [B, H, T, D], by their rows' tasks."""
-    if ia3 is None or tasks is None:
-        return x
-    return x * ia3[index][tasks].view(len(tasks), -1, 1, x.shape[-1])
-
-
-def _joined(x: Tensor) -> Tensor:
-    """[B, H, T, D] -> [B, T, H * D]."""
-    return x.transpose(1, 2).flatten(2)

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .attention import Bias, Cells, NextTokens, Rotary, Slots, biased
+from .attention import Cells, NextTokens, Slots, biased
 from .cache import MOST_SLOTS, CacheShape, KvCache, Need, upload
 from .errors import EngineError
+from .positions import Bias, Rotary
 from .request import Array
 
 PAGE = 32  # tokens

@@ -23,7 +23,8 @@ from torch import Tensor
 from .config import ModelConfig
 from .errors import GroupLostError
 from .group import Group
-from .network import Links, Network
+from .layers import Links
+from .network import Network
 from .pages import Cache
 from .prefixes import Prefix
 from .ranks import first_line

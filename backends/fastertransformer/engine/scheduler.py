@@ -1,8 +1,7 @@
 """Decide which sequences are in the next step, and take it.
 
 A step is one token for every sequence in the batch. Those that have just come join it with their context's last hidden
-state, so they have their first token at the same time as the others their next. Slots of the cache are filled from the
-first on: where a sequence leaves, the last one moves in.
+state, so they have their first token at the same time as the others their next.
 
 A GPU is kept busy by running ahead: a step is asked for before the tokens of the last one are looked at (they go from
 step to step on the device). A sequence that turns out to have ended has then had a step too many, of which nothing is
@@ -15,12 +14,12 @@ import logging
 from collections import deque
 from contextlib import suppress
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .cache import MOST_SLOTS, UNBOUNDED, Need
-from .choice import Choice, Flight, Owners
+from .batch import Batch
+from .cache import MOST_SLOTS, Need
+from .choice import Flight
 from .contexts import are_packed, run_contexts
 from .errors import GroupLostError, RequestError
 from .sampling import LOST
@@ -59,11 +58,8 @@ class Scheduler:
         self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
         self._waiting: deque[Sequence] = deque()
         self._chosen: deque[Sequence] = deque()  # of the next batch, where batches are static
-        self._batch: list[Sequence] = []
-        self._owners: Owners = []
-        self._is_rearranged = False  # since the last choice
+        self._batch = Batch(steps)
         self._flights: deque[Flight] = deque()  # of tokens that have been asked for
-        self._choice = Choice(steps)
         self._runs_ahead = steps.device.type == "cuda" if runs_ahead is None else runs_ahead
         self.sessions = Sessions(steps, steps.config, session_idle_s)
 
@@ -96,17 +92,17 @@ class Scheduler:
     def step(self) -> None:
         """Have every sequence in the batch given its next token."""
         self._drop_cancelled()
-        before = len(self._owners)
+        before = len(self._batch.owners)
         hidden = self._prefill(self._admit())
         try:
             depth = 0
             if any(sequence.launched < sequence.steps for sequence in self._batch):
-                self._launch(before, hidden)
+                self._flights.append(self._batch.launch(before, hidden))
                 depth = int(self._runs_ahead and not any(sequence.needs_host for sequence in self._batch))
             while len(self._flights) > depth:
                 self._deliver(self._land(self._flights.popleft()))
             if any(sequence.is_done for sequence in self._batch):  # by an encoder alone
-                self._deliver(self._batch)
+                self._deliver(list(self._batch))
         except GroupLostError:
             raise
         except Exception as error:
@@ -118,7 +114,7 @@ class Scheduler:
 
         One that was alone fails. So does one of a conversation: what it began with is gone.
         """
-        failed = self._batch
+        failed = list(self._batch)
         self._leave(failed)
         hopeless = self._jobs([each for each in failed if len(failed) == 1 or each.line])
         for job in hopeless:
@@ -131,7 +127,7 @@ class Scheduler:
         """Answer everything that waits or is in the batch with a problem."""
         jobs = self._jobs([*self._batch, *self._waiting, *self._chosen])
         with suppress(GroupLostError):  # nobody is left to take the step with
-            self._leave(self._batch)
+            self._leave(list(self._batch))
         for job in jobs:
             self._drop(job, Answer(None, problem, code=FAILED))
 
@@ -176,14 +172,10 @@ class Scheduler:
         """Run the contexts of new sequences; give the last hidden state of each of their slots, [n, hidden]."""
         if not new:
             return None
-        first = len(self._owners)
-        self._batch += new
-        self._owners += [(sequence, 0) for sequence in new]  # first beams side by side: they are one pass
-        self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         try:
-            self._prepare_slots(first)
+            first = self._batch.join(new, self.sessions.take)
             hidden = run_contexts(self._steps, new, first)
-            self._choice.begin(first, self._owners[first:])  # while a GPU is busy with the contexts
+            self._batch.begin(first)
             return hidden
         except GroupLostError:
             raise
@@ -197,42 +189,7 @@ class Scheduler:
                 (self._waiting if self._is_inflight else self._chosen).appendleft(sequence)
             return None
 
-    def _prepare_slots(self, first: int) -> None:
-        """Have room for the owners from ``first`` on, who are new."""
-        new = self._owners[first:]
-        self._steps.place(
-            first,
-            np.array([sequence.need for sequence, _ in new]),
-            np.array([sequence.cached for sequence, _ in new]),
-            np.array([sequence.window or UNBOUNDED for sequence, _ in new]),
-            np.array([sequence.source_length for sequence, _ in new]),
-            np.array([self.sessions.take(sequence) for sequence, _ in new]),
-            np.array([-1 if beam else sequence.context.prefix for sequence, beam in new]),
-        )
-        self._settle()
-
     # Going on.
-
-    def _launch(self, before: int, hidden: Tensor | None) -> None:
-        """Ask for the next token of every slot.
-
-        Args:
-            before: slots whose rows go on from their last token.
-            hidden: last hidden state of the others, [n, hidden]; None: there are none.
-        """
-        parts = []
-        if before:
-            going_on = dict.fromkeys(sequence for sequence, _ in self._owners[:before])
-            longest = max(min(each.cached + 1, each.window or UNBOUNDED) for each in going_on)
-            parts.append(self._steps.decode(before, longest, max(each.source_length for each in going_on)))
-        if hidden is not None:
-            parts.append(self._steps.choose(hidden))
-        for sequence in self._batch:
-            sequence.launched += 1
-        if self._is_rearranged:
-            self._choice.arrange(self._owners)
-            self._is_rearranged = False
-        self._flights.append(self._choice.launch(list(self._owners), before, parts))
 
     def _land(self, flight: Flight) -> list[Sequence]:
         """Hand out tokens that have come to the host; give the sequences that have some."""
@@ -260,7 +217,7 @@ class Scheduler:
     def _drop_lost(self, lost: list[Sequence]) -> None:
         """Fail the requests whose numbers are infinite or NaN: they would spoil whoever has their slots next."""
         if lost:
-            self._steps.wipe(np.array([slot for sequence in lost for slot in sequence.slots]))
+            self._batch.wipe(lost)
         for sequence in lost:
             problem = f"generation failed: the network's numbers overflow in row {sequence.row}"
             hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
@@ -325,33 +282,10 @@ class Scheduler:
                 self.sessions.save(sequence)
 
     def _leave(self, sequences: list[Sequence]) -> None:
-        """Free slots, and fill the gaps with the last ones."""
-        if not sequences:
-            return
-        gone = set(sequences)
-        self._batch = [sequence for sequence in self._batch if sequence not in gone]
+        """Free slots."""
+        self._batch.leave(sequences)
         if not self._batch:
             self._flights.clear()
-        stays = np.array([sequence not in gone for sequence, _ in self._owners])
-        kept = int(stays.sum())
-        gaps = np.flatnonzero(~stays[:kept])
-        sources = kept + np.flatnonzero(stays[kept:])
-        length = max((self._owners[source][0].cached for source in sources.tolist()), default=0)
-        self._steps.leave(len(self._owners), kept, gaps, sources, length)
-        if len(gaps):
-            self._choice.move(gaps, sources)
-        for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):
-            self._owners[gap] = self._owners[source]
-        del self._owners[kept:]
-        self._settle()
-
-    def _settle(self) -> None:
-        """Note who sits where."""
-        for sequence in self._batch:
-            sequence.slots = [0] * sequence.width
-        for slot, (sequence, place) in enumerate(self._owners):
-            sequence.slots[place] = slot
-        self._is_rearranged = True
 
 
 def _need(sequence: Sequence) -> Need:

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..attention import Rotary
+from ..positions import Rotary
 
 _MOST_PIECES = 32
 _LEAST_CELLS = 128  # of a piece; twice as many are one piece, for putting two together takes longer
