@@ -57,6 +57,7 @@ def request(seed: int, lengths: tuple[int, ...], outputs: tuple[int, ...]) -> Te
         "runtime_top_p": np.full((rows, 1), 1e-7, np.float32),  # greedy, with the model's own probabilities
         "is_return_log_probs": np.ones((rows, 1), bool),
         "is_return_context_cum_log_probs": np.ones((rows, 1), bool),
+        "is_return_context_log_probs": np.ones((rows, 1), bool),
     }
 
 
@@ -100,7 +101,7 @@ def assert_layout_gives_what_one_process_gives(
     for ours, theirs in zip(ranks.answers, expected, strict=True):
         for name in ("output_ids", "sequence_length"):
             np.testing.assert_array_equal(ours[name], theirs[name])
-        for name in ("cum_log_probs", "output_log_probs"):
+        for name in ("cum_log_probs", "output_log_probs", "context_log_probs"):
             np.testing.assert_allclose(ours[name], theirs[name], atol=1e-4)
 
 
