@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from evaluation.arguments import TaskArguments
 from evaluation.asking import Target, ask_all, in_batches
 from evaluation.client import Client, RequestError
-from evaluation.lambada_task import Answer, Ids, Span, Verdict, judge_scored
-from evaluation.scoring import prompt_log_prob
+from evaluation.lambada_score import Answer, Verdict, judge_scored
+from evaluation.lambada_task import Ids, Span
+from evaluation.scoring import SCORES_INPUT, prompt_log_prob
 from evaluation.tensors import (
     GREEDY_UNDER_THE_MODEL,
     NEVER_END_ID,
@@ -25,8 +26,6 @@ from evaluation.tensors import (
 )
 from evaluation.tokenizer import Tokenizer
 from handover.errors import ServerError
-
-_SCORES_INPUT = "is_return_context_log_probs"
 
 
 @dataclass(frozen=True, order=True)
@@ -71,7 +70,7 @@ class Judge:
 
     def _scores_in_one_pass(self, span: Span) -> bool:
         """Ask about one span: FasterTransformer takes the input of our configuration too, and ignores it."""
-        if _SCORES_INPUT not in self._target.interface.inputs:
+        if SCORES_INPUT not in self._target.interface.inputs:
             return False
         with Client(self._target.url, self._arguments.timeout_s) as client:
             try:

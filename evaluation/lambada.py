@@ -11,7 +11,8 @@ from evaluation.arguments import LambadaArguments
 from evaluation.asking import Target, find_target, find_tokenizer
 from evaluation.judging import Judge
 from evaluation.lambada_data import KNOWN_FILES, check_data, read_texts
-from evaluation.lambada_task import Sample, Span, prepare_sample, score_sample, summarise
+from evaluation.lambada_score import score_sample, summarise
+from evaluation.lambada_task import Sample, Span, prepare_sample
 from evaluation.outcome import Outcome
 from evaluation.tokenizer import Tokenizer
 from handover.errors import exit_status

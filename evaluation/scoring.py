@@ -15,7 +15,7 @@ from evaluation.client import Client
 from evaluation.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, Generation
 from handover.errors import ServerError
 
-_INPUT = "is_return_context_log_probs"
+SCORES_INPUT = "is_return_context_log_probs"
 
 Ids = Sequence[int]
 
@@ -44,7 +44,7 @@ class Scorer:
 
     def __init__(self, client: Client, model: str, batch_size: int) -> None:
         self._client, self._model, self._batch_size = client, model, batch_size
-        self._may_score = _INPUT in client.describe(model).inputs
+        self._may_score = SCORES_INPUT in client.describe(model).inputs
 
     def spare_positions(self, token: int) -> int:
         """Ask about a token, and say how many positions more than its tokens a text takes: 1 where it goes by prefixes.

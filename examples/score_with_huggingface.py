@@ -22,6 +22,8 @@ from transformers import GPT2LMHeadModel, GPT2TokenizerFast
 Ids = tuple[int, ...]
 Case = tuple[Ids, Ids]  # context, target
 RECORDED_SAMPLES = 20
+LONGEST_GRAM = 4
+_ASCII = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
 
 
 def split_cases(text: str, tokenizer: GPT2TokenizerFast) -> dict[str, Case]:
@@ -35,10 +37,13 @@ def split_cases(text: str, tokenizer: GPT2TokenizerFast) -> dict[str, Case]:
     context, _, last = text.rpartition(" ")  # lm-eval: split at the last space, encoded jointly
     continuation = context[len(context.rstrip()) :] + " " + last
     context_ids = encode(context.rstrip())
+    plain = "\n" + context.translate(_ASCII).strip()  # NeMo-Megatron-Launcher's harness
+    plain_ids = encode(plain)
     return {
         "last_token": (whole[:-1], whole[-1:]),
         "last_word": (encode(text.rstrip()[: -len(word)].strip()), encode(f" {word}")),
         "openai": (context_ids, encode(context.rstrip() + continuation)[len(context_ids) :]),
+        "nemo": (plain_ids, encode(f"{plain} {last.translate(_ASCII)}")[len(plain_ids) :]),
     }
 
 
@@ -61,13 +66,27 @@ def score_targets(model: GPT2LMHeadModel, cases: set[Case], batch: int = 16) -> 
     return scores
 
 
+@torch.no_grad()
+def count_grams(model: GPT2LMHeadModel, texts: list[Ids]) -> dict[str, float]:
+    """Share of all runs of 1 to 4 tokens that greedy generation gives after what precedes them."""
+    hits, places = [0] * LONGEST_GRAM, [0] * LONGEST_GRAM
+    for ids in texts:
+        best = model(torch.tensor([ids])).logits[0, :-1].argmax(dim=-1)
+        right = (best == torch.tensor(ids[1:])).tolist()
+        for length in range(1, LONGEST_GRAM + 1):
+            runs = [all(right[start : start + length]) for start in range(len(right) - length + 1)]
+            hits[length - 1] += sum(runs)
+            places[length - 1] += len(runs)
+    return {f"{n}-gram_accuracy": hit / place for n, (hit, place) in enumerate(zip(hits, places, strict=True), 1)}
+
+
 def score_texts(model: GPT2LMHeadModel, tokenizer: GPT2TokenizerFast, texts: list[str]) -> list[dict[str, Any]]:
-    """Score texts by every metric: last_token_hit, last_word_hit, openai_hit, openai_log_prob for each."""
+    """Score texts by every metric: whether each one's target is hit, and two targets' log probabilities."""
     splits = [split_cases(text, tokenizer) for text in texts]
     scores = score_targets(model, {case for split in splits for case in split.values()})
     return [
         {f"{name}_hit": scores[case][0] for name, case in split.items()}
-        | {"openai_log_prob": scores[split["openai"]][1]}
+        | {f"{name}_log_prob": scores[split[name]][1] for name in ("openai", "nemo")}
         for split in splits
     ]
 
@@ -81,6 +100,8 @@ def summarise(samples: list[dict[str, Any]]) -> dict[str, float | int]:
         "last_word_accuracy_greedy": sum(sample["last_word_hit"] for sample in samples) / count,
         "lambada_openai_accuracy": sum(sample["openai_hit"] for sample in samples) / count,
         "lambada_openai_perplexity": math.exp(-sum(sample["openai_log_prob"] for sample in samples) / count),
+        "nemo_harness_accuracy": sum(sample["nemo_hit"] for sample in samples) / count,
+        "nemo_harness_perplexity": math.exp(-sum(sample["nemo_log_prob"] for sample in samples) / count),
     }
 
 
@@ -107,8 +128,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="LAMBADA as JSON Lines with a 'text'")
     parser.add_argument("--card", type=Path, help="model_card.json to record the figures in")
     arguments = parser.parse_args()
-    samples = score_texts(*load_nemo(arguments.checkpoint), read_texts(arguments.data))
-    figures = summarise(samples)
+    model, tokenizer = load_nemo(arguments.checkpoint)
+    texts = read_texts(arguments.data)
+    samples = score_texts(model, tokenizer, texts)
+    figures = summarise(samples) | count_grams(model, [tuple(tokenizer(text)["input_ids"]) for text in texts])
     print(json.dumps(figures, indent=1))
     if arguments.card:
         record_figures(arguments.card, arguments.data, figures, samples)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,16 @@ from learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
 from served import Deployment, wait_for
 
 from evaluation import benchmark, generate, lambada, report
+from evaluation.arguments import LambadaArguments
+from evaluation.asking import find_target, find_tokenizer
 from evaluation.benchmark_table import read_rows
 from evaluation.client import Client
+from evaluation.judging import Judge
+from evaluation.lambada_score import Verdict
+from evaluation.lambada_task import prepare_sample
 from evaluation.load import sweep as load_sweep
 from evaluation.load.table import read_rows as read_load_rows
+from evaluation.scoring import SCORES_INPUT
 from evaluation.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
 from export_scripts.arguments import ExportArguments
 from export_scripts.model_repository import build_repository
@@ -99,6 +106,23 @@ def test_lambada_through_the_server_equals_hugging_face(
     with (output / "samples.csv").open(newline="") as stream:
         log_probs = [float(row["openai_log_prob"]) for row in csv.DictReader(stream)]
     assert log_probs == pytest.approx(expected["log_prob"], abs=1e-3)
+
+
+def test_lambada_by_generation_gives_the_same_verdicts_as_in_one_pass(deployment: Deployment, tmp_path: Path) -> None:
+    """How FasterTransformer's own engine, which scores no text in one pass, is asked: here the same engine is."""
+    arguments = LambadaArguments(str(deployment.endpoint_file), tmp_path, tmp_path, batch_size=5)
+    target = find_target("lambada", arguments)
+    tokenizer = find_tokenizer(target, None)
+    samples = [prepare_sample(index, text, tokenizer, None) for index, text in enumerate(short_texts())]
+    spans = {span: True for sample in samples for span in sample.spans}
+    scored = Judge(target, arguments, tokenizer).judge(spans)
+    unable = replace(target, interface=replace(target.interface, inputs=target.interface.inputs - {SCORES_INPUT}))
+    generated = Judge(unable, arguments, tokenizer).judge(spans)
+    assert {verdict.is_hit for verdict in scored.values() if isinstance(verdict, Verdict)} == {True, False}
+    for span, verdict in generated.items():
+        other = scored[span]
+        assert isinstance(verdict, Verdict) and isinstance(other, Verdict) and verdict.gram_hits is None
+        assert (verdict.is_hit, verdict.log_prob) == (other.is_hit, pytest.approx(other.log_prob, abs=1e-3))
 
 
 def test_log_probabilities_of_prompt_and_generation_are_teacher_forced_ones(

@@ -29,6 +29,12 @@ def short_texts() -> list[str]:
     return ["It certainly was some kind of\n\nPower", *texts]
 
 
+def straighten(text: str) -> str:
+    for curly, plain in (("\u201c", '"'), ("\u201d", '"'), ("\u2018", "'"), ("\u2019", "'")):
+        text = text.replace(curly, plain)
+    return text
+
+
 class LearntModel:
     """The model, and its tokenizer files and config.ini in one directory."""
 
@@ -45,7 +51,9 @@ class LearntModel:
         )
         config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
         self.model = GPT2LMHeadModel(config)
-        self._learn([self.encode(text)[-POSITIONS:] for text in short_texts()[:LEARNT]])
+        learnt = short_texts()[:LEARNT]  # a few of them at the start of a line too, with straight quotes
+        learnt += ["\n" + straighten(text) for text in learnt[1:4]]
+        self._learn([self.encode(text)[-POSITIONS:] for text in learnt])
         self.model.eval()
 
     def encode(self, text: str) -> list[int]:
@@ -69,7 +77,14 @@ class LearntModel:
 
 def expected_figures(model: LearntModel, texts: list[str]) -> dict[str, list[float]]:
     """Per text, by the definitions of the metrics' sources and Hugging Face's log probabilities alone."""
-    figures: dict[str, list[float]] = {"token": [], "word": [], "openai": [], "log_prob": []}
+    figures: dict[str, list[float]] = {
+        "token": [],
+        "word": [],
+        "openai": [],
+        "log_prob": [],
+        "nemo": [],
+        "nemo_log_prob": [],
+    }
     for text in texts:
         whole = model.encode(text)
         figures["token"].append(float(model.log_probs(whole[:-1])[-1].argmax() == whole[-1]))
@@ -79,6 +94,12 @@ def expected_figures(model: LearntModel, texts: list[str]) -> dict[str, list[flo
         steps = [(log_probs[at - 1], whole[at]) for at in range(len(context), len(whole))]
         figures["openai"].append(float(all(int(step.argmax()) == token for step, token in steps)))
         figures["log_prob"].append(sum(float(step[token]) for step, token in steps))
+        straight = straighten(text)
+        given_text = "\n" + straight.rsplit(" ", 1)[0].strip()
+        label = model.encode(given_text + " " + straight.rsplit(" ", 1)[1])[len(model.encode(given_text)) :]
+        rows = model.log_probs(model.encode(given_text) + label)[-len(label) - 1 : -1]
+        figures["nemo"].append(float(rows.argmax(-1).tolist() == label))
+        figures["nemo_log_prob"].append(sum(float(row[token]) for row, token in zip(rows, label, strict=True)))
         last = text.split()[-1]
         label, given = model.encode(" " + last), model.encode(text[: -len(last)].strip())
         forced = model.log_probs(given + label)

@@ -14,7 +14,7 @@ import pytest
 
 from evaluation import report
 from evaluation.benchmark_table import Row, write_rows
-from evaluation.lambada_task import Score, summarise
+from evaluation.lambada_score import Score, summarise
 from handover.manifest import FileRecord, Manifest
 
 HOSTILE = 'x"><script>alert(1)</script> | `a` [b](c) *d* & €'
