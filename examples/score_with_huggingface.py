@@ -67,16 +67,20 @@ def score_targets(model: GPT2LMHeadModel, cases: set[Case], batch: int = 16) -> 
 
 
 @torch.no_grad()
-def count_grams(model: GPT2LMHeadModel, texts: list[Ids]) -> dict[str, float]:
+def count_grams(model: GPT2LMHeadModel, texts: list[Ids], batch: int = 16) -> dict[str, float]:
     """Share of all runs of 1 to 4 tokens that greedy generation gives after what precedes them."""
     hits, places = [0] * LONGEST_GRAM, [0] * LONGEST_GRAM
-    for ids in texts:
-        best = model(torch.tensor([ids])).logits[0, :-1].argmax(dim=-1)
-        right = (best == torch.tensor(ids[1:])).tolist()
-        for length in range(1, LONGEST_GRAM + 1):
-            runs = [all(right[start : start + length]) for start in range(len(right) - length + 1)]
-            hits[length - 1] += sum(runs)
-            places[length - 1] += len(runs)
+    ordered = sorted(texts, key=len)
+    for start in range(0, len(ordered), batch):
+        part = ordered[start : start + batch]
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in part], batch_first=True)
+        best = model(padded).logits.argmax(dim=-1)
+        for row, ids in zip(best, part, strict=True):
+            right = (row[: len(ids) - 1] == torch.tensor(ids[1:])).tolist()
+            for length in range(1, LONGEST_GRAM + 1):
+                runs = [all(right[place : place + length]) for place in range(len(right) - length + 1)]
+                hits[length - 1] += sum(runs)
+                places[length - 1] += len(runs)
     return {f"{n}-gram_accuracy": hit / place for n, (hit, place) in enumerate(zip(hits, places, strict=True), 1)}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments, TextPairArguments
-from handover.errors import ConfigError
+from handover.errors import ConfigError, nearest
+from handover.templates import read_templates
 from launcher.config import Config, Stage
 from launcher.evaluation_config import DataTaskConfig
 from launcher.legal import legal_options
@@ -52,10 +53,21 @@ def _read(arguments: TaskArguments | ParityArguments, paths: RunPaths, stages: C
         from evaluation.squad_check import check_squad
 
         check_squad(arguments)
+        _check_task(arguments, paths, stages)
     elif isinstance(arguments, TextPairArguments):
         from evaluation.text_pairs import check_pairs
 
         check_pairs(arguments)
+
+
+def _check_task(arguments: SquadArguments, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Look for the p-tuned task in the FT checkpoint, where one was made before."""
+    if arguments.taskname is None or Stage.convert in stages or not paths.ft_checkpoint.is_dir():
+        return
+    names = [str(template.get("taskname")) for template in read_templates(paths.ft_checkpoint)]
+    if arguments.taskname not in names:
+        hint = nearest(arguments.taskname, names) if names else "put the p-tuned .nemo beside the model's, and convert"
+        raise ConfigError(f"{paths.ft_checkpoint} has no p-tuned task {arguments.taskname}", hint)
 
 
 def _check_parity(arguments: ParityArguments, paths: RunPaths, stages: Collection[Stage]) -> None:

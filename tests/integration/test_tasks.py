@@ -129,6 +129,13 @@ def test_a_p_tuned_task_answers_with_its_table_however_it_is_asked(tuned: Run, m
         assert named[question.id] == expected.strip()
 
 
+def test_a_task_that_was_not_tuned_is_refused_before_anything_runs(tuned: Run) -> None:
+    given = ("evaluation=squad", f"evaluation.squad.data_path={SQUAD}", "evaluation.squad.prompt=null")
+    refused = tuned.main("[deploy,evaluate]", *given, "evaluation.squad.taskname=squat")
+    assert refused.returncode == 1 and "running" not in refused.stdout
+    assert "has no p-tuned task squat" in refused.stderr and "did you mean 'squad'?" in refused.stderr
+
+
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Any, SentencePieceProcessor]]:
     root = tmp_path_factory.mktemp("t5")
