@@ -23,7 +23,7 @@ test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harnes
 	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
 
 test-kernels: $(VENV)/.tests .triton/.ready ## run the GPU's kernels in Triton's interpreter, without a GPU
-	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/unit/test_engine_kernels.py tests/unit/test_engine_decode_kernels.py
+	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
 
 check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .
