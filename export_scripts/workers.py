@@ -73,6 +73,7 @@ def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], 
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+            gc.unfreeze()
 
 
 def _next(done: SimpleQueue[Future[Result]]) -> Future[Result] | None:
