@@ -14,18 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.models.utils import normalize_gen_kwargs
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ModuleNotFoundError as error:
+    if __name__ == "__main__":
+        raise SystemExit(f"harness: {error}\n  hint: pip install 'lm_eval==0.4.13' 'pyarrow<24'") from None
+    raise
 
 from evaluation.asking import ask_all, in_batches
 from evaluation.client import Client
 from evaluation.scoring import Scorer
-from evaluation.served_model import check_identity, find_endpoint, inspect_endpoint
+from evaluation.served_model import check_identity, check_still_served, find_endpoint, inspect_endpoint
 from evaluation.tensors import Sampling
 from evaluation.tokenizer import load_tokenizer
-from handover.errors import ConfigError, ServerError
+from handover.errors import ConfigError, ServerError, exit_status
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -229,6 +234,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         errors = [answer for answer in answers if isinstance(answer, str)]
         if errors:
             raise ServerError(f"{len(errors)} of {len(items)} requests failed; the first: {errors[0]}")
+        check_still_served(self._endpoint, self._model)
         return [answer[0] for answer in answers if not isinstance(answer, str)]
 
 
@@ -246,12 +252,12 @@ def _known(value: Any, name: str, what: str = "the id") -> Any:
     return value
 
 
-def main() -> None:
-    """Run the harness's own command line."""
+def main(argv: Sequence[str]) -> None:
+    """Run the harness's own command line, which reads ``sys.argv`` itself."""
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main, "harness"))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from evaluation.figures import Metric
 from evaluation.provenance import timestamp
-from evaluation.served_model import ServedModel
+from evaluation.served_model import ServedModel, check_still_served
 from handover.errors import ServerError
 from handover.manifest import Manifest, record_files, write_atomically
 from handover.provenance import read_commit
@@ -64,7 +64,11 @@ class Outcome:
             output: directory.
             model: Triton's name of the model that was asked.
             served: the deployment behind it.
+
+        Raises:
+            ServerError: the deployment was replaced by one of another model since it was asked.
         """
+        check_still_served(served.endpoint, model)
         output.mkdir(parents=True, exist_ok=True)
         endpoint = served.endpoint
         asked = {"model": model, "engine": endpoint.engine, "model_digest": endpoint.model_digest, **endpoint.settings}

@@ -145,6 +145,16 @@ def check_unchanged(source: str | Path | None, began: Endpoint, model: str, mode
         ServerError: it is another model, or the deployment is gone.
     """
     check_identity(find_endpoint(source), model_digest or began.model_digest or None)
+    check_still_served(began, model)
+
+
+def check_still_served(began: Endpoint, model: str) -> None:
+    """Refuse what was asked of a deployment whose repository or server was replaced meanwhile.
+
+    Raises:
+        ServerError: it was, or no server answers any more.
+    """
+    check_identity(began, None)
     with Client(began.grpc_url) as client:
         check_server(began, client.describe(model).parameters)
 

@@ -277,6 +277,22 @@ def test_a_log_probability_that_is_no_number_fails_its_sample(model: LearntModel
     assert figures["lambada_openai_perplexity"].failed == figures["last_token_accuracy"].failed == 1
 
 
+def test_a_server_that_another_one_replaces_meanwhile_leaves_no_figures(model: LearntModel, tmp_path: Path) -> None:
+    def take_over(tensors: Tensors) -> Tensors:
+        fake.parameters["weights_digest"] = "sha256:b"
+        return count_up(tensors)
+
+    with FakeTriton(take_over, parameters={"weights_digest": "sha256:a"}) as fake:
+        endpoint = Endpoint("127.0.0.1", grpc_port=fake.port, settings={"weights_digest": "sha256:a"})
+        endpoint.write(tmp_path / "endpoint.json")
+        data = tmp_path / "d.jsonl"
+        data.write_text(json.dumps({"text": "one two three"}) + "\n")
+        argv = [f"--endpoint={tmp_path / 'endpoint.json'}", f"--output={tmp_path / 'out'}", f"--data-path={data}"]
+        with pytest.raises(ServerError, match="serves weights sha256:b"):
+            lambada.main([*argv, "--data-sha256=any", f"--tokenizer={model.directory}"])
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_server_that_dies_ends_the_evaluation(model: LearntModel, tmp_path: Path) -> None:
     data = write_data(tmp_path / "d.jsonl", short_texts())
     server = FakeTriton(partial(answer, model), parameters={"model_checkpoint_path": str(model.directory)})
