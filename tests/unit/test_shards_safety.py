@@ -10,6 +10,7 @@ import shutil
 import tarfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from export_scripts import shards
 from export_scripts.arguments import ConvertArguments
 from export_scripts.check import inspect_checkpoint
 from export_scripts.convert import convert
+from export_scripts.journal import FILE_NAME as JOURNAL
 from export_scripts.mapped import Reader, map_record
 from export_scripts.shard_file import ShardFile, full_disk_explained
 from handover.errors import ArtefactError, CheckpointError, SlipwayError
@@ -196,6 +198,18 @@ def test_a_disk_that_fills_in_the_middle_is_one_error_and_the_next_run_continues
     convert(ConvertArguments(archive, output, 2, "fp16"))
     assert {name: (output / name).stat().st_mtime_ns for name in finished} == finished
     assert Manifest.read(output).problems(output) == []
+
+
+def test_a_gzipped_archive_needs_room_for_what_it_holds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are unpacked beside the shards: what cannot end is not begun."""
+    archive = write_nemo(tmp_path / "gpt.nemo", gpt_config(), {"model_weights.ckpt": gpt_state()}, mode="w:gz")
+    room = SimpleNamespace(free=(16 << 20) + 15_000)  # the shards have 5 KB, the archive holds 15 KB
+    monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: room)
+    with pytest.raises(ArtefactError, match="free and .* are needed"):
+        convert(ConvertArguments(archive, tmp_path / "out", 1, "fp32"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [JOURNAL]
+    room.free += 10_000
+    convert(ConvertArguments(archive, tmp_path / "out", 1, "fp32"))
 
 
 def test_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
