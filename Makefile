@@ -22,8 +22,9 @@ test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual
 test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
 	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
 
-test-kernels: $(VENV)/.tests .triton/.ready ## run the GPU's kernels in Triton's interpreter, without a GPU
+test-kernels: $(VENV)/.tests .triton/.ready ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
 	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
+	PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
 
 check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .

@@ -1,0 +1,88 @@
+"""Kernels go through Triton's compiler, for GPUs that are not here: its interpreter takes what the compiler does not.
+
+``make test-kernels`` runs it; nothing is computed, and no register may be spilled where a profile chose the tiles.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+IS_COMPILER = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") != "1"
+pytestmark = pytest.mark.skipif(not IS_COMPILER, reason="no Triton compiler")
+
+KERNELS = "backends.fastertransformer.engine.kernels"
+CAPABILITIES = [80, 90]
+POINTERS = {"tables": "*i32", "finished": "*i32", "arrivals": "*i32", "pages": "*i32", "partial": "*fp32"}
+POINTERS |= {"parts": "*fp32", "gain_sums": "*fp32", "logits": "*fp32", "places": "*fp16"}
+POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets"), "*i64")
+POINTERS |= dict.fromkeys(
+    ("q", "k", "v", "memory", "out", "bias", "x", "y", "weight", "scales", "gain", "shift", "residual"), "*fp16"
+)
+NUMBERS = {"scale": "fp32", "log2_base": "fp32", "eps": "fp32", "page_stride": "i64", "values_at": "i64"}
+
+
+def attention(block: int, is_cut: bool, kind: int = 0, rotation: int = 0, size: int = 128) -> dict[str, Any]:
+    tiles = {"page_tokens": 32, "size": size, "width": 128, "block": block, "least": 128}
+    return {**tiles, "kind": kind, "is_cut": is_cut, "is_new": True, "rotation": rotation}
+
+
+# Module, function, warps, constants, what is another type than usually.
+CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
+    "few heads": ("attention", "_attend", 8, attention(128, True), {}),
+    "many heads": ("attention", "_attend", 4, attention(32, False), {}),
+    "alibi": ("attention", "_attend", 8, attention(128, True, kind=1, size=80), {"bias": "*fp32"}),
+    "by distance": ("attention", "_attend", 4, attention(32, True, kind=2), {"bias": "*fp32"}),
+    "by pairs": ("attention", "_attend", 8, attention(128, False, rotation=1), {}),
+    "by halves": ("attention", "_attend", 4, attention(32, True, rotation=2), {}),
+    "likeliest": ("likeliest", "_take", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64"}),
+    "embedding": ("embedding", "_embed", 4, {"has_places": True, "block": 1024}, {"tokens": "*fp16"}),
+    "keep": ("keep", "_keep", 4, {"page_tokens": 32, "heads": 32, "size": 128, "block": 2048}, {}),
+}
+
+
+def resources(binary: bytes, directory: Path) -> str:
+    """What the vendor's tool says of a kernel, such as REG:108 STACK:0."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    file = directory / "kernel.cubin"
+    file.write_bytes(binary)
+    shown = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True)
+    return shown.stdout + shown.stderr
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_kernel_compiles_and_spills_no_register(case: str, capability: int, tmp_path: Path) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    module, function, warps, constants, types = CASES[case]
+    kernel = getattr(importlib.import_module(f"{KERNELS}.{module}"), function)
+    is_chained = capability >= 90
+    if "is_chained" in kernel.arg_names:
+        constants = {**constants, "is_chained": is_chained}
+    known = {**POINTERS, **NUMBERS, **types}
+    signature = {name: "constexpr" if name in constants else known.get(name, "i32") for name in kernel.arg_names}
+    places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
+    # As the launcher finds them: memory begins at multiples of 16 bytes, and so do pages.
+    aligned = [name for name, kind in signature.items() if kind.startswith("*") or kind == "i64"]
+    source = ASTSource(
+        kernel,
+        signature,
+        {places[name]: value for name, value in constants.items()},
+        {places[name]: [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {"num_warps": warps, "launch_pdl": is_chained}
+    compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    found = re.findall(r"REG:(\d+) STACK:(\d+)", resources(compiled.asm["cubin"], tmp_path))
+    most_stack = 48 if constants.get("rotation") else 0  # the sine of a huge number takes some
+    assert found and all(int(stack) <= most_stack and int(registers) <= 255 for registers, stack in found)
