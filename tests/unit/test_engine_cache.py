@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from backends.fastertransformer.engine.cache import UNBOUNDED, CacheShape, KvCache, free_bytes
+from backends.fastertransformer.engine.engine import choose_budget
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(layers=2, head_num=3, size_per_head=4, dtype=torch.float32)
@@ -64,6 +69,20 @@ def test_what_is_saved_comes_back_in_another_slot() -> None:
     cache.restore(1, saved)
     for block, old in zip(cache.memory, before, strict=True):
         assert torch.equal(block[:, 1, :, :4], old)
+
+
+def test_the_budget_leaves_a_gpu_something_to_work_on() -> None:
+    gpu, gigabyte = torch.device("cuda", 0), 1 << 30
+    usual = Settings(Path("1-gpu"), 1, 1, "fp16")
+    assert choose_budget(usual, 100 * gigabyte, CPU) == 50 * gigabyte
+    assert choose_budget(usual, 100 * gigabyte, gpu) == 90 * gigabyte
+    assert choose_budget(usual, 5 * gigabyte, gpu) == 4 * gigabyte
+    assert choose_budget(usual, gigabyte, gpu) == gigabyte // 2
+    assert choose_budget(replace(usual, kv_cache_fraction=0.25), 100 * gigabyte, gpu) == 25 * gigabyte
+    told = replace(usual, kv_cache_bytes=7 * gigabyte)
+    assert choose_budget(told, 8 * gigabyte, gpu) == choose_budget(told, gigabyte, CPU) == 7 * gigabyte
+    with pytest.raises(EngineError, match=f"kv_cache_bytes = {7 * gigabyte}: cuda:0 has {gigabyte} bytes left"):
+        choose_budget(told, gigabyte, gpu)
 
 
 def test_free_memory_is_what_the_kernel_says() -> None:

@@ -36,6 +36,7 @@ from .weights import load_weights
 
 _log = logging.getLogger(__name__)
 _CLOSED = "the engine was closed"
+_SPARE_BYTES = 1 << 30  # of a GPU, for what contexts and captured steps work on
 
 
 class Engine:
@@ -258,9 +259,8 @@ def _open_cache(
     sharers: int,
     group: Group | None,
 ) -> Cache:
-    """Decide how much the cache may take: as many tokens in every process of a group."""
-    fraction = settings.kv_cache_fraction or (0.5 if device.type == "cpu" else 0.9)  # a host has other work
-    budget = settings.kv_cache_bytes or int(fraction * free_bytes(device) / sharers)
+    """Open a cache for as many tokens as in every other process of a group."""
+    budget = choose_budget(settings, free_bytes(device) // sharers, device)
     if group:
         shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
         budget = group.agree(budget // shape_bytes) * shape_bytes
@@ -268,6 +268,21 @@ def _open_cache(
         return KvCache(shape, device, budget)
     longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
     return PagedCache(shape, device, budget, longest)
+
+
+def choose_budget(settings: Settings, free: int, device: torch.device) -> int:
+    """Decide how many bytes the cache may take of those that are free.
+
+    Raises:
+        EngineError: kv_cache_bytes is more than a GPU has left, where all of it is reserved at once.
+    """
+    usual = free // 2  # a host has other work
+    if device.type != "cpu":
+        usual = max(usual, min(int(0.9 * free), free - _SPARE_BYTES))
+    budget = settings.kv_cache_bytes or int(settings.kv_cache_fraction * free) or usual
+    if device.type != "cpu" and budget > free:
+        raise EngineError(f"kv_cache_bytes = {budget}: {device} has {free} bytes left beside the weights")
+    return budget
 
 
 def _choose_threads(settings: Settings, group: Group | None) -> int:
