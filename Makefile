@@ -24,7 +24,7 @@ test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harnes
 
 test-kernels: $(VENV)/.tests .triton/.ready ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
 	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
-	PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
+	PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
 
 check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .

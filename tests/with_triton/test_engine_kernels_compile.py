@@ -6,17 +6,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-IS_COMPILER = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") != "1"
-pytestmark = pytest.mark.skipif(not IS_COMPILER, reason="no Triton compiler")
 
 KERNELS = "backends.fastertransformer.engine.kernels"
 CAPABILITIES = [80, 90]
