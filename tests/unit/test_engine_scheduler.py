@@ -230,14 +230,14 @@ def test_the_cache_stays_within_its_budget_and_a_request_waits_for_room(settings
 def test_a_request_whose_context_fails_fails_alone(
     engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    extend = steps.network.extend
+    begin = steps.network.begin
 
-    def explode(ids: Any, *rest: Any) -> Any:
-        if (ids == 77).any():
+    def explode(tokens: Any, *rest: Any) -> Any:
+        if (tokens[0] == 77).any():
             raise RuntimeError("out of memory")
-        return extend(ids, *rest)
+        return begin(tokens, *rest)
 
-    monkeypatch.setattr(steps.network, "extend", explode)
+    monkeypatch.setattr(steps.network, "begin", explode)
     scheduler = Scheduler(steps, 8)
     tensors = [ask([[8, 9]], 9), ask([[1, 77, 2], [3, 4]], 9), ask([[5, 6, 7]], 4)]
     early = Client(scheduler, steps, tensors[0])

@@ -104,7 +104,7 @@ class Network:
         rotate = self._rotation(positions)
         return self._links.leave(self._decoder(x, attend, rotate, slots, cache, source))
 
-    def begin(self, tokens: Tensor, ends: Tensor, lengths: list[int] | None, cache: PagedCache) -> Tensor:
+    def begin(self, tokens: Tensor, ends: Tensor, lengths: list[int] | None, cache: Cache) -> Tensor:
         """Run new rows, one behind the other.
 
         Args:
@@ -118,7 +118,8 @@ class Network:
         """
         kind = (self._bias, self.config.attention_scale, self._like)
         ids, positions, rows = tokens.unbind()
-        attend = PackedRows(cache.tables, rows, positions, ends, lengths, *kind)
+        tables = cache.tables if isinstance(cache, PagedCache) else None
+        attend = PackedRows(tables, rows, positions, ends, lengths, *kind)
         where = positions[None]
         x = self._links.enter(lambda: self._embed(ids[None], where, None), (1, len(ids)))  # [1, T, hidden]
         return self._links.leave(self._decoder(x, attend, self._rotation(where), slice(0, 0), cache, None))[0]

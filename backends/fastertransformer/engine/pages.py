@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .attention import Cells, NextTokens, Slots, biased
+from .attention import Cells, NextTokens, SlotCells, Slots, biased
 from .cache import MOST_SLOTS, CacheShape, KvCache, Need, upload
 from .errors import EngineError
 from .positions import Bias, Rotary
@@ -236,7 +236,7 @@ class PackedRows:
     """Rows that begin, one behind the other in one row of tokens, so nothing is padded; see attention.NewRows.
 
     Args:
-        tables: int32 [slots, width], pages of all slots.
+        tables: int32 [slots, width], pages of all slots; None: a slot is one piece of memory, see attention.SlotCells.
         rows: int64 [T], slot of each token.
         positions: int64 [T].
         ends: int32 [B + 1], on the device: 0, then where each row ends.
@@ -248,7 +248,7 @@ class PackedRows:
 
     def __init__(
         self,
-        tables: Tensor,
+        tables: Tensor | None,
         rows: Tensor,
         positions: Tensor,
         ends: Tensor,
@@ -257,7 +257,9 @@ class PackedRows:
         scale: float,
         like: Tensor,
     ) -> None:
-        self._pages, self._offsets = tables[rows, positions // PAGE], positions % PAGE
+        self._cells, self._positions = SlotCells(rows), positions
+        self._pages = None if tables is None else tables[rows, positions // PAGE]
+        self._offsets = positions % PAGE
         self._ends, self._lengths, self._scale = ends, lengths, scale
         self._longest = max(lengths) if lengths else len(rows)
         self._masks: list[Tensor | None] = [None] * len(lengths or ())
@@ -268,7 +270,9 @@ class PackedRows:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
         """Keep k and v, [1, H, T, D] each, in a layer's memory, and attend to them."""
-        if k.is_cuda:
+        if self._pages is None:  # to its slot a token is a row of its own
+            self._cells.write(memory, self._positions[:, None], k.transpose(0, 2), v.transpose(0, 2))
+        elif k.is_cuda:
             from .kernels.keep import keep
 
             keep(k[0], v[0], memory, self._pages, self._offsets)

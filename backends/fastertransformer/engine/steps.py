@@ -196,10 +196,9 @@ class Steps:
         tokens = np.stack((ids, np.arange(len(ids)) - np.repeat(ends[:-1], lengths), rows))  # [3, T]
         if self._graphs and (size := self._graphs.room_for(len(ids), len(lengths))):
             return self._graphs.begin(size, tokens, ends)[: len(ids)]
-        cache = self.cache
-        assert isinstance(cache, PagedCache), "a cache of slots has its rows padded"
+        self._threads.fit(len(ids))
         known, behind = upload(tokens, self.device), upload(ends.astype(np.int32), self.device)
-        return self.network.begin(known, behind, lengths.tolist(), cache)
+        return self.network.begin(known, behind, lengths.tolist(), self.cache)
 
     @_step
     def decode(self, count: int, longest: int, longest_source: int = 0) -> Chosen:
@@ -246,7 +245,7 @@ class Steps:
     @property
     def packs(self) -> bool:
         """Whether begin is how rows without a past begin; else extend is."""
-        return isinstance(self.cache, PagedCache)
+        return not self.cache.shape.has_cross
 
     @_step
     def capture(self, rows: int, tokens: int) -> None:
