@@ -48,8 +48,9 @@ def test_values_that_are_no_numbers_are_seen(bad: float, target: str) -> None:
     values = np.array([1, bad, 2], np.float32)
     assert not is_finite(recast(values, "fp32", target), target)
     census = Census()
-    census.add(values)
-    assert census.error("model.wte", target).problem == "model.wte holds 1 values that are NaN or infinite"
+    census.add(values, (10,))
+    expected = "model.wte holds 1 values that are NaN or infinite, the first at [11]"
+    assert census.error("model.wte", target).problem == expected
 
 
 @pytest.mark.parametrize("target", TORCH)
@@ -63,8 +64,9 @@ def test_every_finite_number_is_known_as_one(target: str) -> None:
 def test_overflow_names_tensor_and_magnitude(value: float, target: str) -> None:
     values, census = np.array([1, value], np.float32), Census()
     assert not is_finite(recast(values, "fp32", target), target)
-    census.add(values)
-    assert f"model.wte overflows {target}: its largest magnitude is" in census.error("model.wte", target).problem
+    census.add(values, (0,))
+    problem = census.error("model.wte", target).problem
+    assert f"model.wte overflows {target}: its largest magnitude is" in problem and "at [1]" in problem
 
 
 def test_largest_numbers_still_fit() -> None:
