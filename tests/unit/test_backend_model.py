@@ -240,11 +240,11 @@ def test_a_step_that_fails_is_said_to_whom_it_concerns(instance: Any, monkeypatc
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as broken:
-        broken.setattr(instance._engine._scheduler, "_launch", fail)
-        request = FakeRequest(ask([[1]], 1))
+        broken.setattr(instance._engine._steps.network, "decode", fail)
+        request = FakeRequest(ask([[1]], 2))
         instance.execute([request])
         assert "out of memory" in request.wait().error.text
-    again = FakeRequest(ask([[1]], 1))
+    again = FakeRequest(ask([[1]], 2))
     instance.execute([again])
     assert again.wait().error is None
 
