@@ -27,6 +27,7 @@ BENCHMARK_COLUMNS = (
     "Sequences/s",
     "Tokens/s",
 )
+_MOST_SCORES = 4  # of an evaluation in the summary; its table has all
 STAGE_COLUMNS = ("Stage", "State", "Time", "Log")
 _LABELS = {"model": "Triton's model", "ft_checkpoint": "FT checkpoint", "ft_checkpoint_digest": "FT checkpoint digest"}
 
@@ -42,7 +43,7 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
             continue
         scores = [f"{cells[0]} {cells[1]}" for cells in map(accuracy_cells, evaluation.metrics) if cells[1]]
         if scores:
-            sentences.append(f"On {evaluation.task}: {', '.join(scores)}.")
+            sentences.append(f"On {evaluation.task}: {', '.join(scores[:_MOST_SCORES])}.")
     sentences += _speed(findings)
     sentences += [sentence for load in findings.loads if (sentence := load_sentence(load.rows))]
     bad = [outcome for outcome in findings.stages if outcome.is_bad]
