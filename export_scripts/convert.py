@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +114,11 @@ def _check_space(conversion: Conversion, output: Path, journal: Journal) -> None
 
 
 def _write_tensors(conversion: Conversion, output: Path, journal: Journal, processes: int) -> list[FileRecord]:
-    """Write all tensors, the largest first so that no process is left with one at the end."""
+    """Write all tensors, the largest first so that no process is left with one at the end.
+
+    Raises:
+        KeyboardInterrupt: with how far it came.
+    """
     settings, verified = conversion.settings, set[RecordKey]()
     largest_first = sorted(conversion.assignments, key=lambda entry: -settings.size_bytes(entry.target))
     total_bytes = sum(settings.size_bytes(a.target) * len(settings.file_names(a)) for a in largest_first)
@@ -127,14 +131,28 @@ def _write_tensors(conversion: Conversion, output: Path, journal: Journal, proce
         return write_tensor(entry, conversion.sources(entry), settings, output, journal, workspaces[0], advance)
 
     records: list[FileRecord] = []
-    with Progress("convert", len(largest_first), "tensors", total_bytes) as progress:
+    count = 0
+    with (
+        _interrupts_say(lambda: f"{count} of {len(largest_first)} tensors", records),
+        Progress("convert", len(largest_first), "tensors", total_bytes) as progress,
+    ):
         progress.skip(sum(record.size_bytes for record in journal.finished.values()))
         for written in run_all(
             workers_of(processes), len(largest_first), write, lambda size_bytes: progress.advance(0, size_bytes)
         ):
             records += written
+            count += 1
             progress.advance(1)
     return records
+
+
+@contextmanager
+def _interrupts_say(done: Callable[[], str], records: Sequence[FileRecord]) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        last = f", the last one {records[-1].path}" if records else ""
+        raise KeyboardInterrupt(f"after {done()}{last}; the next run continues") from None
 
 
 def workers_of(processes: int) -> int:

@@ -59,7 +59,7 @@ def exit_status(main: Callable[[Sequence[str]], None], program: str) -> int:
     except SlipwayError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(" ".join((f"{program}: interrupted", *map(str, interrupt.args))), file=sys.stderr)
         return 130
     return 0

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +104,26 @@ def test_interrupted_helper_leaves_work_that_is_continued(tmp_path: Path) -> Non
     before = (output / "model.wte.bin").stat().st_mtime_ns
     convert(ConvertArguments(archive, output, 4, "fp16"))
     assert (output / "model.wte.bin").stat().st_mtime_ns == before
+    assert Manifest.read(output).problems(output) == []
+
+
+def test_an_interrupt_says_which_tensor_was_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive, output = write_gpt(tmp_path / "gpt.nemo"), tmp_path / "out"
+
+    def two_then_ctrl_c(processes: int, count: int, work: Callable[..., Any], advance: Any) -> Iterator[Any]:
+        yield work(0, advance)
+        yield work(1, advance)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt) as raised:
+        patched.setattr("export_scripts.convert.run_all", two_then_ctrl_c)
+        convert(ConvertArguments(archive, output, 1, "fp32"))
+    (said,) = raised.value.args
+    found = re.fullmatch(r"after 2 of (\d+) tensors, the last one (model\.\S+\.bin); the next run continues", said)
+    assert found, said
+    count, name = found.groups()
+    assert int(count) > 2 and (output / name).exists() and not (output / "manifest.json").exists()
+    convert(ConvertArguments(archive, output, 1, "fp32"))
     assert Manifest.read(output).problems(output) == []
 
 
