@@ -47,7 +47,7 @@ class LoadArguments(ScriptArguments):
 
 @dataclass(frozen=True)
 class Row:
-    """One load on one model; closed: None where all requests were there from the beginning."""
+    """One load on one model; the gaps between tokens are None where nothing streamed."""
 
     model: str
     data_type: str

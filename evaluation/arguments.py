@@ -135,6 +135,10 @@ class GateArguments(ScriptArguments):
     output: Path | None = field(default=None, metadata={"help": "JSON file for the verdict and its reasons"})
 
 
+POINTS_NAME = "points.json"
+"""A sweep's list of its points: the launcher writes it, the sweep's report reads it."""
+
+
 @dataclass(frozen=True)
 class SweepReportArguments(ScriptArguments):
     """Write one report over all points of a sweep."""

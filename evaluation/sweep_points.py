@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from evaluation.arguments import POINTS_NAME
 from evaluation.number_text import show_figure
 from evaluation.recommendation import Candidate, find_candidates
 from evaluation.report_data import Findings, collect_findings
@@ -15,8 +16,6 @@ from evaluation.report_text import accuracy_cells
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
 from handover.progress import human_bytes
-
-POINTS_NAME = "points.json"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from evaluation.arguments import SweepReportArguments
+from evaluation.arguments import POINTS_NAME, SweepReportArguments
 from handover.errors import ConfigError, SlipwayError
 from handover.manifest import write_atomically
 from launcher import compose, console, pipeline
@@ -26,7 +26,6 @@ from launcher.config import Config
 from launcher.paths import RunPaths
 from launcher.plan import python_module
 
-POINTS_NAME = "points.json"
 _IN_THE_PATH = (
     "base_results_dir",
     *(f"export.run.{name}" for name in ("model_train_name", "config_summary", "results_dir")),
