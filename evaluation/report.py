@@ -73,7 +73,7 @@ def print_tables(console: Console, findings: Findings, results: Path) -> None:
     for outcome in findings.stages:
         if outcome.is_bad:
             log = f", log {relative_path(outcome.log, results)}" if outcome.log else ""
-            console.print(Text(f"stage {outcome.stage}: {outcome.state}{log}", style="red"))
+            console.print(Text(f"stage {outcome.label}: {outcome.state}{log}", style="red"))
 
 
 def _print_loads(console: Console, findings: Findings) -> None:

@@ -45,6 +45,11 @@ class StageOutcome:
         """Whether the stage did not do what it was asked for."""
         return self.state in _BAD_STATES
 
+    @property
+    def label(self) -> str:
+        """Its name for readers; of several evaluations, the log's name says which one it is."""
+        return Path(self.log).stem.replace("_", ": ", 1) or self.stage
+
 
 @dataclass(frozen=True)
 class Evaluation:

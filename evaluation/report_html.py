@@ -86,7 +86,7 @@ def _gate(judgement: Judgement | None) -> list[str]:
 def _failed_stage(outcome: StageOutcome, results: Path) -> str:
     log = f" Log: <code>{escape(relative_path(outcome.log, results))}</code>" if outcome.log else ""
     error = f"<pre>{escape(outcome.error)}</pre>" if outcome.error else ""
-    return f"<p><strong>Stage {escape(outcome.stage)}: {escape(outcome.state)}.</strong>{log}</p>{error}"
+    return f"<p><strong>Stage {escape(outcome.label)}: {escape(outcome.state)}.</strong>{log}</p>{error}"
 
 
 def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> str:

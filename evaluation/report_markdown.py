@@ -95,7 +95,7 @@ def _failed_stages(findings: Findings, results: Path) -> list[str]:
     for outcome in findings.stages:
         if outcome.is_bad and (outcome.error or outcome.log):
             log = f" (log: {escape_markdown(relative_path(outcome.log, results))})" if outcome.log else ""
-            parts.append(f"**Stage {escape_markdown(outcome.stage)}: {escape_markdown(outcome.state)}**{log}")
+            parts.append(f"**Stage {escape_markdown(outcome.label)}: {escape_markdown(outcome.state)}**{log}")
             if outcome.error:
                 parts.append("\n".join(f"    {line}" for line in outcome.error.splitlines()))
     return parts

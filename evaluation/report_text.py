@@ -48,7 +48,7 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
     sentences += [sentence for load in findings.loads if (sentence := load_sentence(load.rows))]
     bad = [outcome for outcome in findings.stages if outcome.is_bad]
     if bad:
-        sentences.append(" ".join(f"Stage {outcome.stage}: {outcome.state}." for outcome in bad))
+        sentences.append(" ".join(f"Stage {outcome.label}: {outcome.state}." for outcome in bad))
     return " ".join(sentences)
 
 
@@ -94,7 +94,7 @@ def benchmark_cells(row: Row) -> tuple[str, ...]:
 def stage_cells(outcome: StageOutcome, results: Path) -> tuple[str, ...]:
     """One row under STAGE_COLUMNS."""
     time = "" if outcome.elapsed_s is None else human_time(outcome.elapsed_s)
-    return outcome.stage, outcome.state, time, relative_path(outcome.log, results)
+    return outcome.label, outcome.state, time, relative_path(outcome.log, results)
 
 
 def group_by_lengths(rows: Iterable[Row]) -> dict[tuple[int, int], list[Row]]:

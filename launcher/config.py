@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from launcher.evaluation_config import LambadaConfig, ParityConfig, SquadConfig, TaskConfig, TextPairConfig
+from launcher.run_names import find_training_dir, name_variant
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 
@@ -286,18 +288,8 @@ def register() -> None:
         OmegaConf.set_struct(free, False)  # their keys are not ours: no '+' is needed to add one
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_dir", lambda: str(PROJECT_DIR), replace=True)
-    OmegaConf.register_new_resolver("training_dir", find_training_dir, replace=True)
-
-
-def find_training_dir(base_results_dir: str, model_train_name: str) -> str:
-    """Directory of a training run: below the results, else one that ships in examples/.
-
-    The first is returned where neither exists, so that the message names the usual place.
-    """
-    usual = Path(base_results_dir) / model_train_name
-    shipped = PROJECT_DIR / "examples" / model_train_name
-    is_shipped = bool(model_train_name) and not (usual / "checkpoints").exists() and (shipped / "checkpoints").is_dir()
-    return str(shipped if is_shipped else usual)
+    OmegaConf.register_new_resolver("training_dir", partial(find_training_dir, PROJECT_DIR), replace=True)
+    OmegaConf.register_new_resolver("variant", name_variant, replace=True)
 
 
 def to_typed(cfg: DictConfig) -> Config:

@@ -18,7 +18,7 @@ class RunPaths:
 
         <base_results_dir>/<model_train_name>/
             ft_tp<T>_<weight>/<T>-gpu/            convert: the FT checkpoint
-            export_tp<T>_pp<P>_<weight>_<data>/   run.results_dir
+            export_tp<T>_pp<P>_<weight>_<data>/   run.results_dir; with _int8 and the like where that is asked for
                 model_repo/                       export: the Triton model repository
                 deployment/                       deploy: endpoint.json, server.log
                 evaluation/<task>/                evaluate
@@ -48,6 +48,7 @@ class RunPaths:
         tensor_para_size = model.tensor_model_parallel_size
         results = _absolute(run.results_dir)
         train_root = _absolute(config.base_results_dir) / run.model_train_name
+        ft_name = f"ft_tp{tensor_para_size}_{model.weight_data_type}" + ("_random" if model.random_weights else "")
         deployment = _absolute(config.deployment.run.results_dir)
         name = hub_name(model.checkpoint_path)
         return cls(
@@ -57,7 +58,7 @@ class RunPaths:
             ),
             checkpoint=local_directory(name, _absolute(config.data_dir)) if name else _absolute(model.checkpoint_path),
             hub_name=name,
-            ft_checkpoint=train_root / f"ft_tp{tensor_para_size}_{model.weight_data_type}" / f"{tensor_para_size}-gpu",
+            ft_checkpoint=train_root / ft_name / f"{tensor_para_size}-gpu",
             results=results,
             model_repository=_absolute(config.export.triton_deployment.triton_model_dir).parent,
             deployment=deployment,

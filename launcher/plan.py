@@ -76,6 +76,7 @@ class StagePlan:
         service: the last command is a server: it runs until the stages after it are done.
         needs_server: runs while the service of the same job is up.
         always: runs even if a stage before it failed (the report and the gate).
+        independent: nothing needs what it makes, so its failure stops no other (evaluations and benchmarks).
     """
 
     stage: str
@@ -89,6 +90,7 @@ class StagePlan:
     service: bool = False
     needs_server: bool = False
     always: bool = False
+    independent: bool = False
 
     def to_json(self) -> str:
         """Render as JSON with sorted keys."""

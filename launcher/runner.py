@@ -55,7 +55,9 @@ def run_job(
     stages_file: Path | None = None,
     stop_signals: Sequence[signal.Signals] = (signal.SIGTERM,),
 ) -> list[StageResult]:
-    """Run plans in order; the first failure leaves the rest not run, but for those that run always.
+    """Run plans in order; a failure leaves the rest not run, but for those that run always.
+
+    An independent plan that fails stops nothing, unless it was the server that died.
 
     Args:
         plans: of one job. A service is stopped after the last plan that needs it.
@@ -100,24 +102,24 @@ class _Job:
         self.results = [
             StageResult(plan.stage, plan.name, log=str(plan.log), output=str(plan.output)) for plan in plans
         ]
+        self.is_cut_off = False  # a plan failed that those after it need
         self.server: Child | None = None
         self.endpoint: Path | None = None
         self.token = uuid.uuid4().hex  # the server writes it into its endpoint file
 
     def run(self) -> None:
-        failed = False
         for index, plan in enumerate(self.plans):
-            if failed and not plan.always:
+            if self.is_cut_off and not plan.always:
                 self._report(index)
                 continue
             if plan.always:
                 self.stop_server()
-            failed |= not self._run_one(index)
-            if failed or not any(later.needs_server for later in self.plans[index + 1 :]):
+            self._run_one(index)
+            if self.is_cut_off or not any(later.needs_server for later in self.plans[index + 1 :]):
                 self.stop_server()
 
-    def _run_one(self, index: int) -> bool:
-        """Run one plan; False if it failed."""
+    def _run_one(self, index: int) -> None:
+        """Run one plan; a failure cuts off those after it, unless nothing needs what the plan makes."""
         plan, result = self.plans[index], self.results[index]
         started = time.monotonic()
         note = ""
@@ -126,6 +128,7 @@ class _Job:
         except (SlipwayError, OSError) as error:
             result.state, result.error = "failed", str(error)
             result.exit_status = error.status if isinstance(error, CommandError) else 1
+            self.is_cut_off |= isinstance(error, ServerError) or not plan.independent
         except TimeUp:
             result.state, result.error, result.exit_status = "failed", str(_out_of_time(plan)), 1
             raise
@@ -135,7 +138,6 @@ class _Job:
         finally:
             result.elapsed_s = time.monotonic() - started
             self._report(index, note or (str(plan.output) if result.state == "done" else ""))
-        return result.state != "failed"
 
     def _execute(self, index: int) -> tuple[str, str]:
         """Bring one plan to its end; returns state and a remark."""

@@ -29,8 +29,11 @@ from launcher.plan import python_module
 _IN_THE_PATH = (
     "base_results_dir",
     *(f"export.run.{name}" for name in ("model_train_name", "config_summary", "results_dir")),
-    *("export.model.tensor_model_parallel_size", "export.model.weight_data_type"),
-    *("export.triton_deployment.pipeline_model_parallel_size", "export.triton_deployment.data_type"),
+    *(f"export.model.{name}" for name in ("tensor_model_parallel_size", "weight_data_type", "random_weights")),
+    *(
+        f"export.triton_deployment.{name}"
+        for name in ("pipeline_model_parallel_size", "data_type", "int8_mode", "decoupled", "interactive_sessions")
+    ),
 )
 """Keys that lead to another results directory by themselves."""
 _SHORT = {"tensor_model_parallel_size": "TP", "pipeline_model_parallel_size": "PP", "model_train_name": ""}

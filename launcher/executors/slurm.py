@@ -58,14 +58,14 @@ class SlurmExecutor:
         return self.place.wrap(command, resources, env)
 
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
-        """Submit all jobs or none; each runs only if the one before succeeded. Prints one line a job."""
+        """Submit all jobs or none; each runs only if those that it needs succeeded. Prints one line a job."""
         if not shutil.which("sbatch"):
             raise ConfigError("there is no sbatch here", "start main.py on a Slurm login node")
         self._check_pyxis(jobs)
         submitted: list[SubmittedJob] = []
         try:
-            for job in jobs:
-                dependency = self._dependency(submitted[-1].job_id if submitted else None)
+            for before, job in zip((None, *jobs), jobs, strict=False):
+                dependency = self._dependency(before, submitted[-1].job_id if submitted else "")
                 job_id = self._submit(job, force, dependency)
                 stages = tuple(dict.fromkeys(plan.stage for plan in job.plans))
                 submitted.append(SubmittedJob(job_id, stages, dependency, str(job.folder / f"{job_id}_0_log.out")))
@@ -84,11 +84,11 @@ class SlurmExecutor:
 
     def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
         """The sbatch files as they would be submitted; JOB1 stands where the id of the first will be."""
-        befores = [None, *(f"JOB{index + 1}" for index in range(len(jobs)))]
-        return "".join(
-            f"=== sbatch JOB{index + 1}: {job.name}\n{self.render(job, force, self._dependency(befores[index]))}"
-            for index, job in enumerate(jobs)
-        )
+        lines = []
+        for number, (before, job) in enumerate(zip((None, *jobs), jobs, strict=False)):
+            lines.append(f"=== sbatch JOB{number + 1}: {job.name}\n")
+            lines.append(self.render(job, force, self._dependency(before, f"JOB{number}")))
+        return "".join(lines)
 
     def _check_pyxis(self, jobs: Sequence[Job]) -> None:
         """Without pyxis, srun would refuse the container only once the first job has waited for its turn."""
@@ -99,16 +99,18 @@ class SlurmExecutor:
                 "take cluster.container_runtime=docker or apptainer, or leave container unset",
             )
 
-    def _dependency(self, before: str | None) -> str:
+    def _dependency(self, before: Job | None, before_id: str) -> str:
         """What a job waits for; Slurm joins conditions with either ',' (all) or '?' (any).
 
         Args:
-            before: id of the job before it.
+            before: the job before it; where nothing needs what that makes, this one runs after its failure too.
+            before_id: id of that.
         """
         own = self.dependency or ""
         if before is None:
             return own
-        return f"afterok:{before}" + (f",{own}" if own and "?" not in own else "")
+        after = "afterany" if all(plan.independent for plan in before.plans) else "afterok"
+        return f"{after}:{before_id}" + (f",{own}" if own and "?" not in own else "")
 
     def _submit(self, job: Job, force: Collection[str], dependency: str) -> str:
         folder = job.folder

@@ -27,6 +27,7 @@ def benchmark(config: Config, paths: RunPaths) -> StagePlan:
         log=paths.log("benchmark"),
         env=environment(config),
         needs_server=attached is None and Stage.deploy in config.stages,
+        independent=True,
     )
 
 

@@ -71,4 +71,5 @@ def _plan(config: Config, paths: RunPaths, name: str, task: TaskConfig) -> Stage
         log=paths.log(f"evaluate_{name}"),
         env=environment(config),
         needs_server=attached is None and Stage.deploy in config.stages,
+        independent=True,
     )

@@ -286,6 +286,20 @@ def test_a_service_is_stopped_when_a_client_fails(tmp_path: Path) -> None:
     assert (server.output / "stopped").exists()
 
 
+def test_an_independent_client_that_fails_stops_no_other(tmp_path: Path) -> None:
+    fails = replace(client(tmp_path, "evaluate", "sys.exit(9)"), independent=True)
+    results = run(fake_server(tmp_path), fails, client(tmp_path, "benchmark"))
+    assert states(results) == ["done", "failed", "done"]
+    assert failure_status(results) == 9 and "exit status 9" in results[1].error
+    assert (tmp_path / "deploy" / "stopped").exists()
+
+
+def test_a_client_is_not_run_once_the_server_has_died(tmp_path: Path) -> None:
+    hangs = replace(client(tmp_path, "evaluate", "import time; time.sleep(60)"), independent=True)
+    results = run(fake_server(tmp_path, lives_s=1.0), hangs, client(tmp_path, "benchmark"))
+    assert states(results) == ["done", "failed", "not run"]
+
+
 def test_no_server_is_started_when_its_clients_are_current(tmp_path: Path) -> None:
     plans = [fake_server(tmp_path), client(tmp_path, "evaluate")]
     assert states(run(*plans)) == ["done", "done"]

@@ -83,3 +83,15 @@ def test_a_checkpoint_of_the_hub_is_fetched_by_the_stage(tmp_path: Path) -> None
     assert "--hub-name=org/name" in convert.commands[0].argv
     assert f"--checkpoint={tmp_path}/huggingface/org--name" in convert.commands[0].argv
     assert not any(argument.startswith("--hub-name") for argument in plans_of(compose([FIVE]))[0].commands[0].argv)
+
+
+def test_what_makes_another_model_leads_to_another_results_directory() -> None:
+    triton = [
+        f"export.triton_deployment.{key}" for key in ("int8_mode=true", "decoupled=true", "interactive_sessions=8")
+    ]
+    cases = [[], *([key] for key in triton), triton, ["export.model.random_weights=true"]]
+    places = [RunPaths.of(compose(case)) for case in cases]
+    assert [paths.results.name.removeprefix("export_tp1_pp1_fp16_fp16") for paths in places] == [
+        *("", "_int8", "_decoupled", "_sessions8", "_int8_decoupled_sessions8", "_random")
+    ]
+    assert len({paths.ft_checkpoint for paths in places}) == 2, "made-up weights lie apart from converted ones"

@@ -25,6 +25,7 @@ plans = st.builds(
     service=st.booleans(),
     needs_server=st.booleans(),
     always=st.booleans(),
+    independent=st.booleans(),
 )
 
 
