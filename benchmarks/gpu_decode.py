@@ -5,9 +5,9 @@
 
 The weights are random and made on the GPU. A case is one request of that many rows of equal length, greedy, which ends
 at no token; latency is a client's, from the request's tensors to the answer's, median of several. floor_ms is the time
-to read the matrices once an output token at the measured bandwidth, compute_ms the time of the matrix products at the
-measured rate. ratio is ours to floor_ms, peer_ratio transformers' to ours. first_ms is the engine's very first answer
-to that case.
+to read the matrices once an output token, and a T5's encoder once, at the measured bandwidth; compute_ms the time of
+the matrix products at the measured rate. ratio is ours to floor_ms, peer_ratio transformers' to ours. first_ms is the
+engine's very first answer to that case.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 from backends.fastertransformer.engine.precision import TORCH_TYPES
-from benchmarks.generate import Ask, generate_by_transformers, tensors_of
-from benchmarks.gpu_models import Rates, Table, engine_of, find_size, measure_rates, need_gpu, peer_of
+from benchmarks.generate import Ask, generate_by_transformers
+from benchmarks.gpu_models import Rates, Table, engine_of, find_size, kernel_times, measure_rates, need_gpu, peer_of
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
 
@@ -49,6 +49,7 @@ class DecodeArguments(ScriptArguments):
     )
     repeats: int = field(default=5, metadata={"help": "measurements of each case and side; the median counts"})
     tensor_para_size: int = field(default=1, metadata={"help": "GPUs that share each layer, of the engine"})
+    profile: Path | None = field(default=None, metadata={"help": "file that takes each case's kernels by time"})
     csv: Path | None = field(default=None, metadata={"help": "file to write"})
     commit: str = field(default="", metadata={"help": "what is measured, for the file"})
 
@@ -110,25 +111,30 @@ def measure(arguments: DecodeArguments, name: str, rates: Rates, table: Table) -
     theirs = time_peer(arguments, name, cases)
     item_bytes, is_int8 = TORCH_TYPES[arguments.data_type].itemsize, bool(arguments.int8_mode)
     token_ms = 1000 * size.weight_bytes(item_bytes, is_int8) / rates.read_bytes / gpus
+    once_ms = 1000 * size.once_bytes(item_bytes, is_int8) / rates.read_bytes / gpus
     with engine_of(size, arguments.data_type, arguments.int8_mode, tensor_para_size=gpus) as engine:
         print(engine.description, flush=True)
         for case in cases:
-            tensors = tensors_of(asks_of(case, size.vocab), size.vocab)
+            tensors = size.tensors(asks_of(case, size.vocab))
             first_ms, ours_ms = latency_ms(lambda: engine.generate([engine.parse(tensors)]), arguments.repeats)  # noqa: B023
+            floor_ms = once_ms + token_ms * case[2]
             row = Row(
                 name,
                 arguments.data_type + "+int8" * is_int8,
                 gpus,
                 *case,
-                floor_ms=token_ms * case[2],
+                floor_ms=floor_ms,
                 compute_ms=1000 * size.operations(*case) / rates.operations / gpus,
                 peer_ms=theirs.get(case),
                 first_ms=first_ms,
                 ours_ms=ours_ms,
-                ratio=ours_ms / (token_ms * case[2]),
+                ratio=ours_ms / floor_ms,
                 peer_ratio=theirs[case] / ours_ms if case in theirs else None,
             )
             table.add(row)
+            if arguments.profile:
+                with arguments.profile.open("a") as file:
+                    file.write(f"{name} {case}\n{kernel_times(lambda: engine.generate([engine.parse(tensors)]))}")  # noqa: B023
 
 
 def main(argv: Sequence[str]) -> None:

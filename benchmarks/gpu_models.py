@@ -21,54 +21,13 @@ import torch
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.precision import TORCH_TYPES
 from backends.fastertransformer.engine.settings import Settings
+from benchmarks.gpu_sizes import SIZES as SIZES
+from benchmarks.gpu_sizes import Size as Size
+from benchmarks.gpu_sizes import find_size as find_size
 from handover.errors import ConfigError
 
-_POSITIONS = 2048
 _PROBE_BYTES = 8 << 30
 _PROBE_WIDTH = 8192
-
-
-@dataclass(frozen=True)
-class Size:
-    """A GPT: NeMo's published dimensions."""
-
-    layers: int
-    hidden: int
-    heads: int
-    vocab: int
-
-    def weight_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
-        """Of the matrices that every token needs: the layers', and the table that is its head."""
-        return self._layers_numel * (1 if is_int8 else item_bytes) + self.vocab * self.hidden * item_bytes
-
-    def operations(self, batch: int, input_length: int, output_length: int) -> int:
-        """Of the matrix products of a generation; the head is needed for output tokens only."""
-        tokens = batch * (input_length + output_length - 1)
-        return 2 * (self._layers_numel * tokens + self.vocab * self.hidden * batch * output_length)
-
-    @property
-    def _layers_numel(self) -> int:
-        return self.layers * 12 * self.hidden**2
-
-
-SIZES = {
-    "124M": Size(12, 768, 12, 50304),
-    "1.3B": Size(24, 2048, 16, 51200),
-    "5B": Size(24, 4096, 32, 51200),
-    "20B": Size(44, 6144, 48, 51200),
-    "43B": Size(48, 8192, 64, 256000),
-}
-
-
-def find_size(name: str) -> Size:
-    """Give the dimensions of a model by name.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if name not in SIZES:
-        raise ConfigError(f"no model is called {name}", f"there are {', '.join(SIZES)}")
-    return SIZES[name]
 
 
 @dataclass(frozen=True)
@@ -94,6 +53,18 @@ def measure_rates(data_type: str) -> Rates:
     return Rates(_PROBE_BYTES / read_s, 2 * _PROBE_WIDTH**3 / product_s)
 
 
+def kernel_times(work: Callable[[], object]) -> str:
+    """Run work once under torch's profiler -> a line a kernel: milliseconds together, launches, name."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        work()
+        torch.cuda.synchronize()
+    kernels = [(each.self_device_time_total / 1000, each.count, each.key[:110]) for each in seen.key_averages()]
+    lines = [f"{ms:9.3f} {count:6} {name}" for ms, count, name in sorted(kernels, reverse=True) if ms]
+    return "\n".join([f"{sum(ms for ms, _, _ in kernels):9.3f} ms on the GPU", *lines]) + "\n"
+
+
 def median_seconds(work: Callable[[], object], repeats: int) -> float:
     """Time work on the GPU by its own clock, after two runs that do not count."""
     times = []
@@ -108,25 +79,15 @@ def median_seconds(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def config_ini(size: Size) -> str:
-    """Describe a model as FasterTransformer's converters do."""
-    return (
-        f"[gpt]\nhead_num = {size.heads}\nsize_per_head = {size.hidden // size.heads}\n"
-        f"inter_size = {4 * size.hidden}\nnum_layer = {size.layers}\nvocab_size = {size.vocab}\n"
-        f"max_pos_seq_len = {_POSITIONS}\nstart_id = 0\nend_id = 0\n"
-    )
-
-
 @contextmanager
 def engine_of(size: Size, data_type: str, int8_mode: int = 0, **settings: Any) -> Iterator[Engine]:
     """Open the engine, as it is served, around random weights; settings: others of Settings."""
     tidy()
     with tempfile.TemporaryDirectory(prefix="slipway-gpu-") as directory:
-        Path(directory, "config.ini").write_text(config_ini(size))
+        Path(directory, "config.ini").write_text(size.config_ini())
         ranks = {"tensor_para_size": 1, "pipeline_para_size": 1} | settings
-        engine = open_engine(
-            Settings(Path(directory), data_type=data_type, int8_mode=int8_mode, has_made_up_weights=True, **ranks)
-        )
+        kind = {"data_type": data_type, "model_type": size.model_type, "int8_mode": int8_mode}
+        engine = open_engine(Settings(Path(directory), has_made_up_weights=True, **kind, **ranks))
     try:
         yield engine
     finally:
@@ -135,18 +96,13 @@ def engine_of(size: Size, data_type: str, int8_mode: int = 0, **settings: Any) -
 
 @contextmanager
 def peer_of(size: Size, data_type: str) -> Iterator[Any]:
-    """Make transformers' GPT-2 of that shape on the GPU, with random weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=size.vocab, n_positions=_POSITIONS, n_embd=size.hidden, n_layer=size.layers, n_head=size.heads
-    )
+    """Make transformers' network of that shape on the GPU, with random weights."""
     tidy()
     usual = torch.get_default_dtype()
     torch.set_default_dtype(TORCH_TYPES[data_type])
     try:
         with torch.device("cuda"):
-            model = GPT2LMHeadModel(config).eval()
+            model = size.peer().eval()
     finally:
         torch.set_default_dtype(usual)
     yield model

@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.layouts import Share, read_model
+from backends.fastertransformer.engine.precision import choose_precision
+from backends.fastertransformer.engine.shards import planned
+from backends.fastertransformer.engine.weights import Reader
 from benchmarks.gpu_load import mixed_asks
-from benchmarks.gpu_models import SIZES, Size
 from benchmarks.gpu_report import main
+from benchmarks.gpu_sizes import SIZES, Size, T5Size
 
 DECODED = """model,data_type,gpus,batch,input_length,output_length,floor_ms,compute_ms,peer_ms,first_ms,ours_ms,ratio,peer_ratio,gpu,torch,commit
 5B,fp16,1,1,60,20,45.4,1.0,,60.0,53.0,1.17,,H200,2.11,abc
@@ -43,3 +49,40 @@ def test_the_page_has_the_use_cases_at_one_row_by_gpus(tmp_path: Path) -> None:
     cases = [line for line in lines if "Question answering" in line]
     assert [line.split(" | ")[4:8] for line in cases] == [["53.0", "1", "1", "1"], ["31.0", "2", "1", "2"]]
     assert (tmp_path / "latency.png").stat().st_size > 1000
+
+
+def numel(model: torch.nn.Module, *names: str) -> int:
+    return sum(each.numel() for name, each in model.named_parameters() if name.endswith(names))
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_t5_reads_its_encoder_once_and_its_decoder_for_every_token(is_gated: bool) -> None:
+    size = T5Size(3, 64, 4, 500, head_size=24, inter=160, is_gated=is_gated)
+    model = size.peer()
+    projections = tuple(f".{name}.weight" for name in ("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
+    made_once = numel(model, "EncDecAttention.k.weight", "EncDecAttention.v.weight")
+    assert size.once_bytes(2) == 2 * (numel(model.encoder, *projections) + made_once)
+    head = model.lm_head.weight.numel()
+    assert size.weight_bytes(2) == 2 * (numel(model.decoder, *projections) - made_once + head)
+    both = size.once_bytes(1) * 7 + size.weight_bytes(1) * 5
+    assert size.operations(2, 7, 5) == 2 * 2 * both
+
+
+def test_a_gptj_reads_as_much_as_transformers() -> None:
+    size = Size(3, 256, 2, 500, "GPT-J")
+    model = size.peer()
+    matrices = numel(model, "_proj.weight", "fc_in.weight", "fc_out.weight", "lm_head.weight")
+    assert size.weight_bytes(2) == 2 * matrices
+
+
+@pytest.mark.parametrize("name", ["5B", "GPT-J 6B", "T5 11B", "T5 v1.1 XXL"])
+def test_a_models_config_has_the_bytes_that_are_counted(name: str, tmp_path: Path) -> None:
+    size = SIZES[name]
+    (tmp_path / "config.ini").write_text(size.config_ini())
+    config = read_config(tmp_path, size.model_type)
+    meta = torch.device("meta")
+    precision = choose_precision("bf16", torch.device("cuda"))
+    reader = Reader(config, 1, precision, meta, False, None, planned(torch.bfloat16, []))
+    read_model(reader, config, Share(range(config.num_layer)), has_head=name == "T5 v1.1 XXL")
+    whole = size.weight_bytes(2) + size.once_bytes(2)
+    assert whole < reader.size_bytes < 1.06 * whole  # embeddings that are not heads, norms and biases

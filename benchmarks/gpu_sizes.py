@@ -1,0 +1,173 @@
+"""The models that are measured on a GPU: their dimensions, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backends.fastertransformer.engine.request import Array
+from benchmarks.generate import Ask, tensors_of
+from handover.errors import ConfigError
+
+_POSITIONS = 2049  # the longest input of benchmarks.gpu_prefill, and one more
+_ROTARY = 64  # numbers of each of GPT-J's heads that are turned
+
+
+@dataclass(frozen=True)
+class Size:
+    """A GPT with NeMo's published dimensions, or a GPT-J.
+
+    Attributes:
+        layers: of the stack.
+        hidden: width of the residual stream.
+        heads: of attention; they are as wide as the stream together.
+        vocab: rows of the embedding.
+        model_type: of config.pbtxt.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    model_type: str = "GPT"
+
+    def weight_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
+        """Of the matrices that every token needs: the layers', and the table that is its head."""
+        return self._layers_numel * (1 if is_int8 else item_bytes) + self.vocab * self.hidden * item_bytes
+
+    def once_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
+        """Of the matrices that a request needs once."""
+        return 0
+
+    def operations(self, batch: int, input_length: int, output_length: int) -> int:
+        """Of the matrix products of a generation; the head is needed for output tokens only."""
+        tokens = batch * (input_length + output_length - 1)
+        return 2 * (self._layers_numel * tokens + self.vocab * self.hidden * batch * output_length)
+
+    def prefill_operations(self, batch: int, length: int) -> int:
+        """Of the products up to the first token, and of attention to what each token may see."""
+        return self.operations(batch, length, 1) + batch * self.layers * 2 * length**2 * self.hidden
+
+    def config_ini(self) -> str:
+        """Describe it as FasterTransformer's converters do."""
+        is_gpt = self.model_type == "GPT"
+        own = f"max_pos_seq_len = {_POSITIONS}\n" if is_gpt else f"rotary_embedding = {_ROTARY}\n"
+        return (
+            f"[{'gpt' if is_gpt else 'gptj'}]\nhead_num = {self.heads}\nsize_per_head = {self.hidden // self.heads}\n"
+            f"inter_size = {4 * self.hidden}\nnum_layer = {self.layers}\nvocab_size = {self.vocab}\n"
+            f"start_id = 0\nend_id = 0\n{own}"
+        )
+
+    def tensors(self, asks: Sequence[Ask]) -> dict[str, Array]:
+        """Build one request of a row for each; no token ends it."""
+        return tensors_of(asks, self.vocab)
+
+    def peer(self) -> Any:
+        """Make transformers' network of this shape, where torch makes tensors at the time."""
+        import transformers
+
+        sizes = {"vocab_size": self.vocab, "n_positions": _POSITIONS, "n_embd": self.hidden}
+        sizes |= {"n_layer": self.layers, "n_head": self.heads}
+        if self.model_type == "GPT":
+            return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+        return transformers.GPTJForCausalLM(transformers.GPTJConfig(**sizes, rotary_dim=_ROTARY))
+
+    @property
+    def _layers_numel(self) -> int:
+        return self.layers * 12 * self.hidden**2
+
+
+@dataclass(frozen=True)
+class T5Size(Size):
+    """A T5 with as many layers in either stack.
+
+    Attributes:
+        head_size: of all stacks' heads.
+        inter: width of the MLP's inner layer.
+        is_gated: whether a second matrix gates it, as in T5 v1.1, whose head is a matrix of its own.
+    """
+
+    model_type: str = "T5"
+    head_size: int = 128
+    inter: int = 0
+    is_gated: bool = False
+
+    def once_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
+        """Of the encoder's matrices, and those that make keys and values of what it has made."""
+        return self._layers_numel * (1 if is_int8 else item_bytes)
+
+    def operations(self, batch: int, input_length: int, output_length: int) -> int:
+        """See Size; the decoder begins with one token."""
+        head = self.vocab * self.hidden
+        return 2 * batch * (self._layers_numel * (input_length + output_length) + head * output_length)
+
+    def prefill_operations(self, batch: int, length: int) -> int:
+        """See Size: the encoder, in which every token sees every other, and the decoder's first step."""
+        return self.operations(batch, length, 1) + batch * self.layers * 4 * length**2 * self._attention_width
+
+    def config_ini(self) -> str:
+        """See Size."""
+        stack = (
+            f"num_heads = {self.heads}\nd_kv = {self.head_size}\nd_ff = {self.inter}\nnum_layers = {self.layers}\n"
+            f"d_model = {self.hidden}\nvocab_size = {self.vocab}\ndecoder_start_token_id = 0\neos_token_id = 1\n"
+            f"feed_forward_proj = {'gated-gelu' if self.is_gated else 'relu'}\n"
+            f"relative_attention_num_buckets_or_max_pos_seq_len = 32\ntie_word_embeddings = {int(not self.is_gated)}\n"
+        )
+        structure = f"[structure]\nt5_with_bias = 0\nuse_gated_activation = {int(self.is_gated)}\n"
+        return f"[encoder]\n{stack}[decoder]\n{stack}{structure}"
+
+    def tensors(self, asks: Sequence[Ask]) -> dict[str, Array]:
+        """See Size."""
+        names = {"input_lengths": "sequence_length", "request_output_len": "max_output_len"}
+        return {names.get(name, name): array for name, array in tensors_of(asks, self.vocab).items()}
+
+    def peer(self) -> Any:
+        """See Size."""
+        import transformers
+
+        config = transformers.T5Config(
+            vocab_size=self.vocab,
+            d_model=self.hidden,
+            d_kv=self.head_size,
+            d_ff=self.inter,
+            num_layers=self.layers,
+            num_heads=self.heads,
+            feed_forward_proj="gated-gelu" if self.is_gated else "relu",
+            tie_word_embeddings=not self.is_gated,
+            decoder_start_token_id=0,
+        )
+        return transformers.T5ForConditionalGeneration(config)
+
+    @property
+    def _attention_width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def _layers_numel(self) -> int:
+        """Of the decoder, without what makes keys and values of the encoder's output; the rest is as much."""
+        mlp = (3 if self.is_gated else 2) * self.hidden * self.inter
+        return self.layers * (6 * self.hidden * self._attention_width + mlp)
+
+
+SIZES = {
+    "124M": Size(12, 768, 12, 50304),
+    "1.3B": Size(24, 2048, 16, 51200),
+    "5B": Size(24, 4096, 32, 51200),
+    "20B": Size(44, 6144, 48, 51200),
+    "43B": Size(48, 8192, 64, 256000),
+    "GPT-J 6B": Size(28, 4096, 16, 50400, "GPT-J"),
+    "T5 11B": T5Size(24, 1024, 128, 32128, inter=65536),
+    "T5 v1.1 XXL": T5Size(24, 4096, 64, 32128, head_size=64, inter=10240, is_gated=True),
+}
+
+
+def find_size(name: str) -> Size:
+    """Give the dimensions of a model by name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in SIZES:
+        raise ConfigError(f"no model is called {name}", f"there are {', '.join(SIZES)}")
+    return SIZES[name]
