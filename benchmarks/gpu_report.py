@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.gpu_models import SIZES
+from benchmarks.gpu_sizes import SIZES
 from evaluation.markdown import markdown_table
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status

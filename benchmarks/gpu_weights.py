@@ -24,7 +24,7 @@ from backends.fastertransformer.engine.layouts import Share, read_model
 from backends.fastertransformer.engine.precision import TORCH_TYPES, choose_precision
 from backends.fastertransformer.engine.shards import planned
 from backends.fastertransformer.engine.weights import Reader, load_weights
-from benchmarks.gpu_models import Table, config_ini, find_size, median_seconds, need_gpu, tidy
+from benchmarks.gpu_models import Table, find_size, median_seconds, need_gpu, tidy
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
 
@@ -64,7 +64,7 @@ def write_shards(arguments: WeightsArguments) -> int:
     """Write every shard of the model, random numbers over and over -> bytes."""
     directory, device = arguments.directory, torch.device("cpu")
     directory.mkdir(parents=True)
-    text = config_ini(find_size(arguments.size)) + f"weight_data_type = {arguments.weight_data_type}\n"
+    text = find_size(arguments.size).config_ini() + f"weight_data_type = {arguments.weight_data_type}\n"
     (directory / "config.ini").write_text(text)
     config, order = read_config(directory), list[tuple[str, tuple[int, ...]]]()
     source_type = TORCH_TYPES[arguments.weight_data_type]
