@@ -168,6 +168,20 @@ class StageRunConfig:
 
 
 @dataclass
+class EvaluationRunConfig(StageRunConfig):
+    """The same for all evaluations."""
+
+    tasks: Any = None  # NeMo-Megatron-Launcher's: a name or several, which evaluation=[...] must have chosen
+
+
+@dataclass
+class EvaluationModelConfig:
+    """NeMo-Megatron-Launcher's key of how the model is asked; which model it is stands below export."""
+
+    eval_batch_size: int | None = None  # of every evaluation, in place of its own batch_size
+
+
+@dataclass
 class DeploymentConfig:
     """conf/deployment: the running server."""
 
@@ -197,7 +211,8 @@ class GateConfig:
 class EvaluationConfig:
     """conf/evaluation: the evaluate stage; what ``evaluation=[...]`` names has its section, the others are None."""
 
-    run: StageRunConfig = field(default_factory=StageRunConfig)
+    run: EvaluationRunConfig = field(default_factory=EvaluationRunConfig)
+    model: EvaluationModelConfig = field(default_factory=EvaluationModelConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     lambada: LambadaConfig | None = None
     squad: SquadConfig | None = None

@@ -66,6 +66,7 @@ def explain(error: BaseException) -> SlipwayError:
     from hydra.errors import MissingConfigException, OverrideParseException
 
     from launcher.legal import legal_keys, legal_options
+    from launcher.nemo_keys import key_hint, option_hint
 
     cause: BaseException = error
     while cause.__cause__ is not None and not getattr(cause, "full_key", None):
@@ -75,13 +76,16 @@ def explain(error: BaseException) -> SlipwayError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         root = group.split("/")[0]
-        return ConfigError(f"there is no {root}={error.missing_cfg_file[len(root) + 1 :]}", legal_options(root, option))
+        named = error.missing_cfg_file[len(root) + 1 :]
+        known = option_hint(named) if root == "evaluation" else ""
+        return ConfigError(f"there is no {root}={named}", known or legal_options(root, option))
     if isinstance(error, OverrideParseException):
         return ConfigError(f"cannot read '{error.override}': {text}", "quote it for the shell: 'key=[a,b]'")
     if "not in" in text and key:
         parent, _, word = key.rpartition(".")
         where = f" below {parent}" if parent else ""
-        return ConfigError(f"unknown key '{word}'{where}", nearest(word, legal_keys(parent)))
+        known = key_hint(key, sys.argv[1:])
+        return ConfigError(f"unknown key '{word}'{where}", known or nearest(word, legal_keys(parent)))
     if "expected one of" in text:
         value = text.split("'")[1]
         legal = text.rpartition("[")[2].rstrip("]").split(", ")

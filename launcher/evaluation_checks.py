@@ -9,7 +9,8 @@ from handover.errors import ConfigError, nearest
 from handover.templates import read_templates
 from launcher.config import Config, Stage
 from launcher.evaluation_config import DataTaskConfig
-from launcher.legal import legal_options
+from launcher.legal import legal_options, options
+from launcher.nemo_keys import HARNESS
 from launcher.paths import RunPaths
 from launcher.stages.evaluate import task_arguments
 from parity.arguments import ParityArguments, check_arguments
@@ -24,6 +25,7 @@ def check_evaluations(config: Config, paths: RunPaths, stages: Collection[Stage]
     tasks = config.evaluation.tasks
     if not tasks:
         raise ConfigError("evaluate: no evaluation is chosen", f"evaluation=[...]: {legal_options('evaluation', '')}")
+    _check_launcher_keys(config)
     for name, task in tasks.items():
         place = f"evaluation.{name}"
         numbers = {"batch_size": task.batch_size, "samples": task.samples}
@@ -39,6 +41,20 @@ def check_evaluations(config: Config, paths: RunPaths, stages: Collection[Stage]
             _read(arguments, paths, stages)
         except ConfigError as error:
             raise ConfigError(f"{place}: {error.problem}", error.hint) from None
+
+
+def _check_launcher_keys(config: Config) -> None:
+    """Hold NeMo-Megatron-Launcher's ``run.tasks`` and ``model.eval_batch_size`` against what was chosen."""
+    given, chosen = config.evaluation.run.tasks, list(config.evaluation.tasks)
+    named = [given] if isinstance(given, str) else given or []
+    for name in (part.strip() for text in named for part in str(text).split(",")):
+        if name not in chosen:
+            is_ours = name in options("evaluation")
+            hint = f"evaluation=[{','.join([*chosen, name])}]" if is_ours else f"legal: {', '.join(chosen)}; {HARNESS}"
+            raise ConfigError(f"evaluation.run.tasks names {name}, which is not chosen", hint)
+    size = config.evaluation.model.eval_batch_size
+    if size is not None and size < 1:
+        raise ConfigError(f"evaluation.model.eval_batch_size is {size}", "it is at least 1")
 
 
 def _read(arguments: TaskArguments | ParityArguments, paths: RunPaths, stages: Collection[Stage]) -> None:

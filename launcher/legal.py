@@ -23,5 +23,10 @@ def legal_keys(parent: str) -> list[str]:
 
 def legal_options(group: str, option: str) -> str:
     """Say which option of a config group was probably meant, and list them all."""
+    return nearest(option, options(group))
+
+
+def options(group: str) -> list[str]:
+    """What a config group has to choose from."""
     root = PROJECT_DIR / "conf" / group
-    return nearest(option, [path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")])
+    return [path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")]

@@ -48,7 +48,8 @@ def task_arguments(config: Config, paths: RunPaths, name: str, task: TaskConfig)
     for key, value in given.items():
         if isinstance(value, str) and hints[key] in _PATHS:
             given[key] = Path(value).expanduser().absolute()
-    given["batch_size"] = min(task.batch_size, config.export.triton_deployment.max_batch_size)
+    batch_size = config.evaluation.model.eval_batch_size or task.batch_size
+    given["batch_size"] = min(batch_size, config.export.triton_deployment.max_batch_size)
     return kind(
         endpoint=config.deployment.endpoint or str(paths.endpoint),
         output=partial(paths.evaluation / name),

@@ -85,6 +85,12 @@ def test_hydras_own_flags_work() -> None:
         ("evaluation=[lambada,squad]", ["evaluation.squad", "dev-v1.1.json cannot be read"]),
         ("evaluation=translation", ["evaluation.translation.data_path is not set"]),
         ("evaluation=[lambada,squat]", ["did you mean 'squad'?"]),
+        ("evaluation=gpt3/evaluate_all", ["it is evaluation=lambada here", "evaluation.harness"]),
+        ("evaluation.run.tasks=all_tasks", ["all_tasks, which is not chosen", "legal: lambada", "evaluation.harness"]),
+        ("evaluation.run.tasks=[lambada,squad]", ["evaluation=[lambada,squad]"]),
+        ("evaluation.model.eval_batch_size=0", ["evaluation.model.eval_batch_size is 0", "at least 1"]),
+        ("evaluation.model.nemo_model=/x.nemo", ["'nemo_model'", "export.model.checkpoint_path"]),
+        ("evaluation.trainer.devices=8", ["'trainer'", "there is no trainer"]),
         ("container=nvcr.io/image", ["starts no container"]),
     ],
 )
