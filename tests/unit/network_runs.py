@@ -93,7 +93,7 @@ def answers_logits(
     batch, length = ids.shape
     cache = new_cache(network, batch + 1, length, cross_capacity=inputs.shape[1] + 3)
     slots, source = slice(1, batch + 1), Source(lengths, int(lengths.max()), tasks)
-    network.remember(network.encode(inputs, lengths, tasks), slots, cache, tasks)
+    network.remember(network.encode(inputs, lengths, tasks), lengths, slots, cache, tasks)
     counts = torch.full((batch,), first)
     hidden = [network.extend(ids[:, :first], None, counts, slots, cache, first, source=source)]
     for step in range(first, length):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from asking import CPU, Tensors
 from family_shards import write_family
+from paged_steps import have_pages
 from test_engine_families import random_t5
 from transformers import T5EncoderModel
 
@@ -29,10 +30,13 @@ def settings_of(directory: Path, model_type: str = "T5") -> Settings:
     return Settings(directory, 1, 1, "fp32", cpu_threads=1, model_type=model_type)
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Engine]:
+@pytest.fixture(scope="module", params=["slots", "pages"])
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Engine]:
     model = random_t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-    return model, open_engine(settings_of(write_family(model, tmp_path_factory.mktemp("t5"), 1)), CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "pages":
+            have_pages(patch)
+        return model, open_engine(settings_of(write_family(model, tmp_path_factory.mktemp("t5"), 1)), CPU)
 
 
 def sources(*lengths: int, vocab: int = 90) -> list[list[int]]:

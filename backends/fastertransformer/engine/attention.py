@@ -208,6 +208,26 @@ class WholeInput:
         return F.scaled_dot_product_attention(q, k, v, self._mask, scale=self._scale)
 
 
+class KeptSource:
+    """What the encoder has made of each row's input, kept as keys and values: every token of a row sees all of it.
+
+    Args:
+        cells: where that is.
+        lengths: [B], of the inputs.
+        longest: the largest of them.
+        scale: of q k.
+        like: a tensor on the device, in the format of keys.
+    """
+
+    def __init__(self, cells: Cells, lengths: Tensor, longest: int, scale: float, like: Tensor) -> None:
+        self._cells, self._longest = cells, longest
+        self._attend = WholeInput(lengths, longest, None, scale, like)
+
+    def __call__(self, q: Tensor, memory: Tensor) -> Tensor:
+        """Attend from q, [B, H, T, D], to what a layer's memory has."""
+        return self._attend(q, *self._cells.read(memory, self._longest))
+
+
 def indices(slots: Slots, rows: Tensor) -> Tensor:
     """Give the slots of [B, ...] rows as [B]."""
     if isinstance(slots, Tensor):

@@ -61,6 +61,7 @@ class Batch:
             np.array([sequence.source_length for sequence, _ in rows]),
             np.array([take_key(sequence) for sequence, _ in rows]),
             np.array([-1 if beam else sequence.context.prefix for sequence, beam in rows]),
+            np.array([sequence.context.ids[-1] for sequence, _ in rows]) if new[0].source else None,
         )
         self._settle()
         return first

@@ -72,7 +72,7 @@ class KvCache:
         memory: a layer each: [2 (k, v), slots, H, capacity, D].
         cross_memory: likewise for the encoder's output: [2, slots, H, cross_capacity, D]; empty without an encoder.
         windows: int64 [MOST_SLOTS], on the device.
-        sources: int64 [MOST_SLOTS, 2], on the device: length of what the encoder was given, and the IA3 task.
+        sources: int64 [2, MOST_SLOTS], on the device; see no_sources.
         slots, capacity, cross_capacity: present sizes; capacity is of every slot.
     """
 
@@ -83,7 +83,7 @@ class KvCache:
         self.memory = [self._block(0, 0) for _ in range(shape.layers)]
         self.cross_memory = [self._block(0, 0) for _ in range(shape.layers if shape.has_cross else 0)]
         self.windows = torch.full((MOST_SLOTS,), UNBOUNDED, device=device)
-        self.sources = torch.zeros(MOST_SLOTS, 2, dtype=torch.long, device=device)
+        self.sources = no_sources(device)
 
     def _block(self, slots: int, capacity: int) -> Tensor:
         # Zeros, not empty: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN.
@@ -165,6 +165,10 @@ class KvCache:
         """Say where rows keep their keys and values."""
         return SlotCells(slots)
 
+    def source_cells(self, slots: Slots) -> SlotCells:
+        """Say where rows keep those of what the encoder has made, in cross_memory."""
+        return SlotCells(slots)
+
     def copy(self, targets: Sequence[int] | Array, sources: Sequence[int] | Array, length: int) -> None:
         """Overwrite slots with what the first ``length`` entries of others hold; all are read before any is written."""
         to, of = upload(np.array((targets, sources)), self._device)
@@ -172,7 +176,7 @@ class KvCache:
             block[:, to, :, :length] = block[:, of, :, :length]
         for block in self.cross_memory:
             block[:, to] = block[:, of]
-        self.windows[to], self.sources[to] = self.windows[of], self.sources[of]
+        self.windows[to], self.sources[:, to] = self.windows[of], self.sources[:, of]
 
     def wipe(self, slots: Array) -> None:
         """Fill slots with zeros, as new ones are; see _block."""
@@ -194,6 +198,11 @@ class KvCache:
         """Put back what save gave."""
         for block, content in zip(self.memory, saved, strict=True):
             block[:, slot, :, : content.shape[2]] = content
+
+
+def no_sources(device: torch.device) -> Tensor:
+    """Give the length of what each slot's encoder was given, 1 where there is nobody, and the IA3 task, -1 for none."""
+    return torch.tensor([[1], [-1]], device=device).repeat(1, MOST_SLOTS)
 
 
 def upload(array: Array, device: torch.device) -> Tensor:

@@ -24,9 +24,11 @@ def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None
         first: slot.
 
     Returns:
-        The last hidden state of each of their slots, [n, hidden]; None: they want none.
+        The last hidden state of each of their slots, [n, hidden]; None: what has an encoder begins with a step.
     """
-    if steps.config.encoder and not _encode(steps, new, first):
+    if steps.config.encoder:
+        _encode(steps, new, first)
+        _copy_to_beams(steps, new, 0)
         return None
     if are_packed(steps, new):
         last = _begin(steps, new, first)
@@ -38,8 +40,7 @@ def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None
         ids, lengths, starts = ids[:, 1:].copy(), lengths - 1, starts + 1
     ends = [min(int(end), each.window or int(end)) for end, each in zip(starts + lengths, new, strict=True)]
     longest = max(ends)
-    source = max(sequence.source_length for sequence in new)
-    hidden = steps.extend(ids, starts, lengths, first, longest, source, embeddings)
+    hidden = steps.extend(ids, starts, lengths, first, longest, 0, embeddings)
     for row, sequence in enumerate(new):
         _note_context(steps, sequence, hidden[row, : lengths[row]])
     rows = torch.arange(len(new), device=hidden.device)
@@ -74,16 +75,21 @@ def _give_beams(steps: Steps, new: list[Sequence], first: int, last: Tensor, lon
         last: hidden states of the first beams, [B, hidden].
         longest: the most entries that one has.
     """
+    sources = _copy_to_beams(steps, new, longest)
+    return torch.cat((last, last[upload(sources - first, last.device)])) if len(sources) else last
+
+
+def _copy_to_beams(steps: Steps, new: list[Sequence], longest: int) -> Array:
+    """Give the other beams of sequences what the first one has; give the slot that each of them begins like."""
     pairs = sorted((slot, sequence.slots[0]) for sequence in new for slot in sequence.slots[1:])
-    if not pairs:
-        return last
-    others, sources = np.array(pairs).T.copy()
-    steps.copy(others, sources, longest)
-    return torch.cat((last, last[upload(sources - first, last.device)]))
+    others, sources = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
+    if pairs:
+        steps.copy(others, sources, longest)
+    return sources
 
 
-def _encode(steps: Steps, new: list[Sequence], first: int) -> bool:
-    """Run the encoder for new sequences; false: that was all they want."""
+def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
+    """Run the encoder for new sequences."""
     ids, lengths, embeddings = _side_by_side([sequence.source for sequence in new if sequence.source])
     tasks = np.array([int(each.job.request.scalars["ia3_tasks"][each.row]) for each in new])
     is_encoder_only = steps.config.family != "t5"
@@ -95,7 +101,6 @@ def _encode(steps: Steps, new: list[Sequence], first: int) -> bool:
         if sequence.job.request.wants("attentions"):
             of_row = torch.stack([layer[row, :, :length, :length] for layer in attentions])
             sequence.attentions = of_row.cpu().numpy()
-    return not is_encoder_only
 
 
 def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:

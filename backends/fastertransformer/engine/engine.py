@@ -264,7 +264,7 @@ def _open_cache(
     if group:
         shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
         budget = group.agree(budget // shape_bytes) * shape_bytes
-    if shape.has_cross or not can_run_on(device):
+    if not can_run_on(device) or config.family == "t5-encoder":  # which keeps nothing
         return KvCache(shape, device, budget)
     longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
     return PagedCache(shape, device, budget, longest)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .attention import Slots, WholeInput
 from .config import Stack
 from .layouts import CrossWeights, LayerWeights, Norm
 from .linear import Linear, Norming
@@ -59,15 +58,13 @@ class Call:
         attend: q, k, v (and the layer's part of the cache) -> attended, [B, H, T, D] each.
         rotate: turns queries and keys; None: not.
         tasks: [B], see network.Source.
-        attend_source: to the keys and values of the encoder's output.
-        source: where those are in a layer's cross memory: slots, and how many entries.
+        attend_source: q and the layer's part of what was kept of the encoder's output -> attended.
     """
 
     attend: Callable[..., Tensor]
     rotate: Rotation | None = None
     tasks: Tensor | None = None
-    attend_source: WholeInput | None = None
-    source: tuple[Slots, int] = (slice(0, 0), 0)
+    attend_source: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def run_layer(
@@ -119,10 +116,8 @@ def _attend(
 
 def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, call: Call, memory: Tensor) -> Tensor:
     assert call.attend_source
-    slots, longest = call.source
     (q,) = split(stack, cross.query.fused(x, norming(stack, cross.norm)), 1)
-    keys, values = memory[0, slots, :, :longest], memory[1, slots, :, :longest]  # [B, H, S, D]
-    return _joined(call.attend_source(q, keys, values))
+    return _joined(call.attend_source(q, memory))
 
 
 def split(stack: Stack, x: Tensor, parts: int) -> tuple[Tensor, ...]:

@@ -23,7 +23,8 @@ from .config import ModelConfig, Stack
 from .kernels import can_run_on
 from .layers import Call, Links, adapted, norming, run_layer, split
 from .layouts import ModelWeights, StackWeights
-from .pages import Cache, PackedRows, PagedCache, PageTokens, can_pack, next_tokens
+from .page_rows import PackedRows, PageTokens, can_pack, kept_source, next_tokens
+from .pages import Cache, PagedCache
 from .positions import Alibi, Bias, Relative, Rotary, Rotation
 
 
@@ -205,14 +206,17 @@ class Network:
         norm = norming(stack, weights.final_norm)
         return norm(x) if norm else x
 
-    def remember(self, encoded: Tensor, slots: Slots, cache: Cache, tasks: Tensor | None = None) -> None:
+    def remember(
+        self, encoded: Tensor, lengths: Tensor, slots: Slots, cache: Cache, tasks: Tensor | None = None
+    ) -> None:
         """Put the keys and values of what the encoder has made, [B, S, hidden], into the rows' slots."""
         assert self.weights.decoder, "there is no decoder"
+        cells = cache.source_cells(slots)
         for layer, memory in zip(self.weights.decoder.layers, cache.cross_memory, strict=True):
             assert layer.cross
             k, v = split(self.config, layer.cross.key_value(encoded), 2)  # [B, H, S, D]
             k, v = adapted(k, layer.cross.ia3, 0, tasks), adapted(v, layer.cross.ia3, 1, tasks)
-            memory[0, slots, :, : k.shape[2]], memory[1, slots, :, : k.shape[2]] = k, v
+            cells.begin(memory, k, v, lengths)
 
     @property
     def _like(self) -> Tensor:
@@ -233,8 +237,8 @@ class Network:
         assert weights, "there is no decoder"
         call = Call(attend, rotate)
         if source:
-            attend_source = WholeInput(source.lengths, source.longest, None, config.attention_scale, x)
-            call = Call(attend, rotate, source.tasks, attend_source, (slots, source.longest))
+            where = cache.source_cells(slots), source.lengths, source.longest
+            call = Call(attend, rotate, source.tasks, kept_source(x.shape[1], *where, config.attention_scale, x))
         memories = zip(cache.memory, cache.cross_memory, strict=True) if source else zip(cache.memory, strict=True)
         for layer, memory in zip(weights.layers, memories, strict=True):
             x = run_layer(config, layer, x, call, self._links, memory)

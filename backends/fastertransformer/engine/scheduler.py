@@ -94,6 +94,8 @@ class Scheduler:
         self._drop_cancelled()
         before = len(self._batch.owners)
         hidden = self._prefill(self._admit())
+        if hidden is None:  # nobody has come, or a decoder that begins with one token: with a step like any other
+            before = len(self._batch.owners)
         try:
             depth = 0
             if any(sequence.launched < sequence.steps for sequence in self._batch):
@@ -169,7 +171,7 @@ class Scheduler:
         return tokens <= _PREFILL_TOKENS and not any(each.runs_alone or each.line for each in new)
 
     def _prefill(self, new: list[Sequence]) -> Tensor | None:
-        """Run the contexts of new sequences; give the last hidden state of each of their slots, [n, hidden]."""
+        """Run the contexts of new sequences; give the last hidden state of each of their slots, see run_contexts."""
         if not new:
             return None
         try:

@@ -158,6 +158,8 @@ class Sequence:
     @property
     def cached(self) -> int:
         """Tokens of each beam that have keys and values, or will have when what was asked for is done."""
+        if self.source:  # it begins with a step
+            return self.launched
         return self.start + len(self.context.ids) + max(0, self.launched - 1)
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .cache import MOST_SLOTS, upload
+from .cache import MOST_SLOTS, no_sources, upload
 from .graphs import Chosen, StepGraphs
 from .kernels import can_run_on
 from .network import Network, Source
@@ -67,7 +67,6 @@ class Steps:
         self._saved: dict[int, Any] = {}
         self._graphs: StepGraphs | None = None
         self._said: set[str] = set()
-        self._has_tasks = False  # whether a row ever had an IA3 task
 
     def together(self, name: str, arguments: Sequence[Any]) -> AbstractContextManager[None]:
         """Have the other processes take the step too; a process that is alone has none."""
@@ -75,7 +74,15 @@ class Steps:
 
     @_step
     def place(
-        self, first: int, needs: Array, positions: Array, windows: Array, sources: Array, keys: Array, tasks: Array
+        self,
+        first: int,
+        needs: Array,
+        positions: Array,
+        windows: Array,
+        sources: Array,
+        keys: Array,
+        tasks: Array,
+        ids: Array | None = None,
     ) -> None:
         """Give the slots from ``first`` on to new rows; int64 [n] each.
 
@@ -87,10 +94,13 @@ class Steps:
             sources: tokens that each row's encoder is given; 0: there is none.
             keys: what each goes on from, see save; -1: nothing.
             tasks: whose prefix each begins with; -1: nobody's.
+            ids: what comes next into the network, of rows that have no context but that; None: contexts are run.
         """
         saved = {slot: self._saved.pop(key) for slot, key in enumerate(keys.tolist(), first) if key >= 0}
         self.cache.place(first, needs, windows, sources, saved)
         self.positions[first : first + len(needs)] = upload(positions, self.device)
+        if ids is not None:
+            self.ids[first : first + len(needs)] = upload(ids, self.device)
         for slot, task in enumerate(tasks.tolist(), first):
             if task >= 0:
                 self.cache.restore(slot, self._prefixes[task])
@@ -128,24 +138,22 @@ class Steps:
         """
         self._threads.fit(ids.size)
         given = None if embeddings is None else upload(embeddings, self.device)
-        tokens, sources = upload(ids, self.device), np.stack((lengths, tasks), axis=1)
+        tokens, known = upload(ids, self.device), upload(np.stack((lengths, tasks)), self.device)
         slots = slice(first, first + len(ids))
-        self._has_tasks |= bool((tasks >= 0).any())
-        known = upload(sources, self.device)
-        of_tasks = known[:, 1] if self._has_tasks else None
+        of_tasks = known[1] if self.config.ia3_num_tasks else None
         attentions: list[Tensor] = []
-        encoded = self.network.encode(tokens, known[:, 0], of_tasks, given, attentions if wants_attentions else None)
+        encoded = self.network.encode(tokens, known[0], of_tasks, given, attentions if wants_attentions else None)
         if self.config.family == "t5":
-            self.cache.sources[slots] = known
-            self.network.remember(encoded, slots, self.cache, of_tasks)
+            self.cache.sources[:, slots] = known
+            self.network.remember(encoded, known[0], slots, self.cache, of_tasks)
         return encoded, attentions
 
     def _source(self, slots: slice, longest: int) -> Source | None:
-        """Say what rows answer to, given their longest source; 0: they have none."""
-        if not longest:
+        """Say what rows answer to, given their longest source."""
+        if not self.cache.shape.has_cross:
             return None
-        known = self.cache.sources[slots]
-        return Source(known[:, 0], longest, known[:, 1] if self._has_tasks else None)
+        lengths, tasks = self.cache.sources[:, slots]
+        return Source(lengths, longest, tasks if self.config.ia3_num_tasks else None)
 
     @_step
     def extend(
@@ -255,6 +263,7 @@ class Steps:
             self._graphs = StepGraphs(self.network, self.cache, self._decode)
         self._graphs.capture(rows, tokens)
         self.positions.zero_()
+        self.cache.sources.copy_(no_sources(self.device))
 
     @_step
     def copy(self, targets: Array, sources: Array, length: int) -> None:

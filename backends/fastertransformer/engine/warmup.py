@@ -37,9 +37,14 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     start = time.perf_counter()
     for length in _INPUT_LENGTHS:
         if length <= steps.config.max_pos_seq_len:
-            steps.choose(steps.begin(np.zeros(length, np.int64), np.array([length]), 0)[-1:])
+            ids, lengths = np.zeros(length, np.int64), np.array([length])
+            if steps.packs:
+                steps.choose(steps.begin(ids, lengths, 0)[-1:])
+            else:
+                steps.encode(ids[None], lengths, np.array([-1]), 0)
+    has_contexts = steps.packs and steps.network.can_begin()
     # The largest first: the others fit into its memory.
-    sizes = [(rows, 0) for rows in reversed(ROWS)] + [(0, tokens) for tokens in reversed(TOKENS)]
+    sizes = [(rows, 0) for rows in reversed(ROWS)] + [(0, tokens) for tokens in reversed(TOKENS) if has_contexts]
     missing = []
     for rows, tokens in sizes:
         if time.perf_counter() - start < limit_s:
@@ -52,4 +57,5 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
         _log.warning(
             "not captured within %s: steps of %s; they are taken kernel by kernel", seconds, ", ".join(missing)
         )
-    return f"steps of up to {ROWS[-1]} rows and inputs of up to {TOKENS[-1]} tokens captured in {seconds}"
+    inputs = f"of up to {TOKENS[-1]} tokens" if has_contexts else "of none, which are run kernel by kernel,"
+    return f"steps of up to {ROWS[-1]} rows and inputs {inputs} captured in {seconds}"
