@@ -4,9 +4,10 @@
 
 Shards of every family are made up and written as FasterTransformer has them; the unit tests show that the network on
 the CPU gives Hugging Face's logits. Rows of different length are prefilled, extended and decoded, by the steps that the
-engine takes on the device. A line for each family and format: relative error of the logits, ||gpu - cpu|| / ||cpu||,
-the largest difference of the chosen tokens' log-probabilities, and how many of the likeliest tokens agree. Rounding
-explains about 1e-6 (fp32), 2e-3 (fp16) and 1e-2 (bf16, int8); exit status 1 where it is ten times that.
+engine takes on the device: from CUDA graphs but for "eager". A line for each family and format: relative error of the
+logits, ||gpu - cpu|| / ||cpu||, the largest difference of the chosen tokens' log-probabilities, and how many of the
+likeliest tokens agree. Rounding explains about 1e-6 (fp32), 2e-3 (fp16) and 1e-2 (bf16, int8); exit status 1 where it
+is ten times that.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ from backends.fastertransformer.engine.weights import Reader, load_weights
 from handover.arguments import ScriptArguments
 from handover.errors import SlipwayError, exit_status
 
-_HEAD_SIZE = 64
-_LIMITS = {"fp32": 1e-5, "fp16": 2e-2, "bf16": 1e-1, "fp16 int8": 1e-1}
+_LIMITS = {"fp32": 1e-5, "fp16": 2e-2, "fp16 eager": 2e-2, "bf16": 1e-1, "fp16 int8": 1e-1}
 _BLOOM = "has_positional_encoding = 0\nuse_attention_linear_bias = 1\nhas_pre_decoder_layernorm = 1\n"
-_T5 = "[structure]\nt5_with_bias = 0\nuse_gated_activation = 1\n"
-# Name: model_type, section, keys of the section's own.
+_GATED, _TIED = "use_gated_activation = 1\n", "tie_word_embeddings = 1\n"
+# Name: model_type, section, size of a head, keys of the section's own, or of a T5's stacks and its structure.
 _FAMILIES = {
-    "gpt": ("GPT", "gpt", "max_pos_seq_len = 512\n"),
-    "bloom": ("GPT", "gpt", _BLOOM),
-    "gptj": ("GPT-J", "gptj", "rotary_embedding = 32\n"),
-    "gptneox": ("GPT-NeoX", "gptneox", "rotary_embedding = 16\n"),
-    "t5": ("T5", "", _T5),
+    "gpt": ("GPT", "gpt", 64, "max_pos_seq_len = 512\n"),
+    "bloom": ("GPT", "gpt", 64, _BLOOM),
+    "gptj": ("GPT-J", "gptj", 64, "rotary_embedding = 32\n"),
+    "gptj 256": ("GPT-J", "gptj", 256, "rotary_embedding = 64\n"),
+    "gptneox": ("GPT-NeoX", "gptneox", 64, "rotary_embedding = 16\n"),
+    "t5": ("T5", "", 64, "feed_forward_proj = relu\n" + _TIED, ""),
+    "t5 v1.1": ("T5", "", 128, "feed_forward_proj = gated-gelu\ntie_word_embeddings = 0\n", _GATED),
+    "t5 bias": ("T5", "", 64, "feed_forward_proj = gelu\n" + _TIED, "t5_with_bias = 1\n"),
 }
 
 
@@ -52,25 +55,23 @@ class AgreementArguments(ScriptArguments):
     """The networks' shape."""
 
     layers: int = field(default=6, metadata={"help": "transformer blocks"})
-    hidden: int = field(default=512, metadata={"help": "width; heads are 64 wide"})
+    hidden: int = field(default=512, metadata={"help": "width"})
     vocab: int = field(default=4096, metadata={"help": "rows of the embedding"})
     device: str = field(default="cuda", metadata={"help": "what is compared with the CPU"})
 
 
 def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) -> ModelConfig:
     """Write random shards and their config.ini."""
-    model_type, section, own = _FAMILIES[name]
-    heads, inter = arguments.hidden // _HEAD_SIZE, 4 * arguments.hidden
+    model_type, section, head_size, own, *structure = _FAMILIES[name]
+    heads, inter = arguments.hidden // head_size, 4 * arguments.hidden
     ids = f"vocab_size = {arguments.vocab}\nstart_id = 0\nend_id = 1\n"
-    sizes = f"head_num = {heads}\nsize_per_head = {_HEAD_SIZE}\ninter_size = {inter}\nnum_layer = {arguments.layers}\n"
+    sizes = f"head_num = {heads}\nsize_per_head = {head_size}\ninter_size = {inter}\nnum_layer = {arguments.layers}\n"
     text = f"[{section}]\n{ids}{sizes}{own}"
-    if name == "t5":
-        stack = f"num_heads = {heads}\nd_kv = {_HEAD_SIZE}\nd_ff = {inter}\nnum_layers = {arguments.layers}\n"
-        stack += f"d_model = {arguments.hidden}\nrelative_attention_num_buckets_or_max_pos_seq_len = 32\n{ids}"
-        stack += (
-            "feed_forward_proj = gated-gelu\ntie_word_embeddings = 0\ndecoder_start_token_id = 0\neos_token_id = 1\n"
-        )
-        text = f"[encoder]\n{stack}[decoder]\n{stack}{own}"
+    if structure:
+        stack = f"num_heads = {heads}\nd_kv = {head_size}\nd_ff = {inter}\nnum_layers = {arguments.layers}\n"
+        stack += f"d_model = {arguments.hidden}\nrelative_attention_num_buckets_or_max_pos_seq_len = 32\n{ids}{own}"
+        stack += "decoder_start_token_id = 0\neos_token_id = 1\n"
+        text = f"[encoder]\n{stack}[decoder]\n{stack}[structure]\n{structure[0]}"
     directory.mkdir()
     (directory / "config.ini").write_text(text)
     config = read_config(directory, model_type)
@@ -79,11 +80,11 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
     def write(file: str, shape: tuple[int, ...]) -> Tensor:
         numbers = torch.randn(shape, generator=generator)
         name = file.removesuffix(".bin").removesuffix(".0")
-        # Every product keeps the size of what it multiplies, but for T5, which divides scores by the root itself.
+        # Every product keeps the size of what it multiplies, but for T5, whose weights have the scores' scale in them.
         fan_in = shape[0] if len(shape) > 1 and ("layers." in name or "block." in name) else 1
         numbers *= 0.1 if fan_in == 1 else fan_in**-0.5
-        if "SelfAttention" in name or "EncDecAttention" in name:
-            numbers *= _HEAD_SIZE**-0.25 if name.endswith((".q.weight", ".k.weight", "qkv.weight")) else 1
+        if config.is_rms and ("SelfAttention" in name or "EncDecAttention" in name):
+            numbers *= head_size**-0.25 if name.endswith((".q.weight", ".k.weight", "qkv.weight")) else 1
         if "norm" in name and name.endswith("weight"):
             numbers += 1
         if name in ("model.wte", "shared.weight_T") or "lm_head" in name:
@@ -97,16 +98,17 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
     return config
 
 
-def open_steps(directory: Path, config: ModelConfig, data_type: str, int8_mode: int, device: torch.device) -> Steps:
+def open_steps(directory: Path, config: ModelConfig, kind: str, device: torch.device) -> Steps:
     """Load a network, with the cache and the captured steps that the engine has on the device."""
-    precision = choose_precision(data_type, device, int8_mode)
+    data_type, _, how = kind.partition(" ")
+    precision = choose_precision(data_type, device, int(how == "int8"))
     network = Network(config, load_weights(directory, config, 1, precision, device))
     has_cross = config.encoder is not None
     shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, precision.compute, has_cross)
-    if has_cross or not can_run_on(device):
+    if not can_run_on(device):
         return Steps(network, KvCache(shape, device, 1 << 30))
     steps = Steps(network, PagedCache(shape, device, 1 << 30, 96))
-    for rows, tokens in ((4, 0), (0, 128)):
+    for rows, tokens in ((4, 0), (0, 128)) if how != "eager" else ():
         steps.capture(rows, tokens)
     return steps
 
@@ -139,20 +141,19 @@ def run(steps: Steps) -> Tensor:
 def compare(arguments: AgreementArguments) -> bool:
     """Print the table; say whether all agree."""
     agrees, device = True, torch.device(arguments.device)
-    sys.stdout.write(f"{'family':8} {'format':10} {'error':>9} {'log-probability':>16} {'tokens that agree':>18}\n")
+    sys.stdout.write(f"{'family':9} {'format':10} {'error':>9} {'log-probability':>16} {'tokens that agree':>18}\n")
     with tempfile.TemporaryDirectory(prefix="slipway-agreement-") as temporary:
         for name in _FAMILIES:
             directory = Path(temporary) / name
             config = write_checkpoint(arguments, name, directory)
-            expected = run(open_steps(directory, config, "fp32", 0, torch.device("cpu")))
+            expected = run(open_steps(directory, config, "fp32", torch.device("cpu")))
             best = expected.argmax(-1, keepdim=True)
             for kind, limit in _LIMITS.items():
-                data_type, _, is_int8 = kind.partition(" ")
-                found = run(open_steps(directory, config, data_type, int(bool(is_int8)), device))
+                found = run(open_steps(directory, config, kind, device))
                 error = float((found - expected).norm() / expected.norm())
                 shift = (found.log_softmax(-1) - expected.log_softmax(-1)).gather(-1, best).abs().max()
                 same = (found.argmax(-1, keepdim=True) == best).double().mean()
-                sys.stdout.write(f"{name:8} {kind:10} {error:9.1e} {float(shift):16.1e} {float(same):18.1%}\n")
+                sys.stdout.write(f"{name:9} {kind:10} {error:9.1e} {float(shift):16.1e} {float(same):18.1%}\n")
                 agrees &= error < limit
     return agrees
 

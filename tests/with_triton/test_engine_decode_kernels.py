@@ -65,6 +65,30 @@ def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
         assert torch.equal(memory, kept)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("size", "heads", "batch", "width"), SHAPES)
+def test_each_row_attends_to_what_was_kept_and_nothing_is_written(
+    size: int, heads: int, batch: int, width: int, dtype: torch.dtype
+) -> None:
+    """A decoder's attention to its encoder's output: every cell of a row, each with a length of its own."""
+    from backends.fastertransformer.engine.kernels.attention import attend
+
+    torch.manual_seed(0)
+    memory = torch.randn(2, batch * width + 1, heads, PAGE, size).to(DEVICE, dtype)
+    tables = (torch.randperm(batch * width) + 1).view(batch, width).to(DEVICE, torch.int32)
+    q = torch.randn(batch, 1, heads * size).to(DEVICE, dtype).view(batch, 1, heads, size).transpose(1, 2)
+    lengths, kept = torch.randint(1, width * PAGE + 1, (batch,), device=DEVICE), memory.clone()
+    lengths[0] = 1
+    found = attend(q, None, None, memory, tables, lengths, lengths, 0.3)
+    for row, length in enumerate(lengths.tolist()):
+        cells = torch.arange(length, device=DEVICE)
+        keys, values = (each[tables[row, cells // PAGE].long(), :, cells % PAGE].double() for each in memory)
+        scores = torch.einsum("hd,nhd->hn", q[row, :, 0].double(), keys) * 0.3
+        expected = torch.einsum("hn,nhd->hd", scores.softmax(-1), values)
+        assert float((found[row, :, 0].double() - expected).norm() / expected.norm()) < LIMITS[dtype]
+    assert torch.equal(memory, kept)
+
+
 @pytest.mark.parametrize("rotary", [Rotary(16, True), Rotary(64, False), Rotary(20, False), Rotary(8, True)])
 def test_queries_and_keys_are_turned_on_the_way(rotary: Rotary) -> None:
     from backends.fastertransformer.engine.kernels.attention import attend
