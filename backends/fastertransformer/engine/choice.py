@@ -99,11 +99,11 @@ class Choice:
         log_probs = None
         if self._state.is_plain and not any(sequence.needs_host for sequence, _ in owners):
             if before < len(tokens):
-                self._steps.ids[before : len(tokens)] = tokens[before:].clamp(min=0)
+                self._steps.go_on_with(before, tokens[before:].clamp(min=0))
         else:
-            logits = parts[0][0] if len(parts) == 1 else torch.cat([each[0] for each in parts])
-            chosen, log_probs = self._choose(owners, logits)
-            self._steps.ids[: len(tokens)] = chosen
+            wholes = [self._steps.whole(each) for each in parts]
+            chosen, log_probs = self._choose(owners, wholes[0] if len(wholes) == 1 else torch.cat(wholes))
+            self._steps.go_on_with(0, chosen)
             tokens = torch.where(tokens == LOST, LOST, chosen)
         return Flight(owners, tokens, log_probs, wanting)
 

@@ -97,7 +97,8 @@ class Group:
     def share(self, config: ModelConfig) -> Share:
         """Say which part of the network this process holds; the stages have as many layers as FasterTransformer's."""
         encoder_layers = self._part(config.encoder.num_layer) if config.encoder else None
-        return Share(self._part(config.num_layer), self.tensor_rank, self.stage == 0, self.rank == 0, encoder_layers)
+        is_first = self.stage == 0
+        return Share(self._part(config.num_layer), self.tensor_rank, is_first, is_first, encoder_layers)
 
     def _part(self, layers: int) -> range:
         depth = -(-layers // self.stages)

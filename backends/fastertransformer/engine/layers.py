@@ -14,16 +14,17 @@ from .config import Stack
 from .layouts import CrossWeights, LayerWeights, Norm
 from .linear import Linear, Norming
 from .positions import Rotation
+from .sampling import likeliest
 
 
 class Links:
     """Where the network goes on in other processes; this is the case that it does not. See parallel.ProcessLinks.
 
     Attributes:
-        is_alone: whether every sum is whole in this process.
+        is_split: whether several processes share each layer, and the vocabulary.
     """
 
-    is_alone = True
+    is_split = False
 
     def share(self, ids: Tensor) -> Tensor:
         """Give every process rank 0's numbers."""
@@ -33,13 +34,25 @@ class Links:
         """Give what the first layer here works on, [*shape, hidden]: the embedding, or an earlier process's result."""
         return embed()
 
-    def reduce(self, part: Tensor) -> Tensor:
-        """Sum the parts of a matrix product, each of which a process has computed with its rows of the matrix."""
-        return part
+    def add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
+        """Add a product to x in place: this process's alone, or the sum of all processes' parts of it."""
+        return linear.fused(inner, residual=x)
 
     def leave(self, x: Tensor) -> Tensor:
         """Pass on what the last layer here has made; gives the last layer of all's where this process predicts."""
         return x
+
+    def hand_out(self, hidden: Tensor) -> Tensor:
+        """Give every process that predicts rank 0's hidden states, [N, hidden], in place."""
+        return hidden
+
+    def gather_logits(self, logits: Tensor) -> Tensor:
+        """Put the processes' parts of the vocabulary side by side, [N, part] -> [N, V] in rank 0."""
+        return logits
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Give the likeliest tokens of the whole vocabulary by the processes' parts of it, [N, part] -> [N]."""
+        return likeliest(logits)
 
     def spread(self, x: Tensor) -> Tensor:
         """Give every process what the last layer of all has made."""
@@ -80,22 +93,14 @@ def run_layer(
             normed = x
         attended = _attend(stack, layer, normed, first, call, memory[:1])
         inner = _mlp(stack, layer, normed, second, call.tasks)
-        return _add(links, _add(links, x, layer.attention_out, attended), layer.mlp_out, inner)
+        return links.add(links.add(x, layer.attention_out, attended), layer.mlp_out, inner)
     before, behind = ((first, second), (None, None)) if stack.is_pre_norm else ((None, None), (first, second))
-    x = _add(links, x, layer.attention_out, _attend(stack, layer, x, before[0], call, memory[:1]))
+    x = links.add(x, layer.attention_out, _attend(stack, layer, x, before[0], call, memory[:1]))
     x = behind[0](x) if behind[0] else x
     if layer.cross:
-        x = _add(links, x, layer.cross.out, _attend_source(stack, layer.cross, x, call, memory[1]))
-    x = _add(links, x, layer.mlp_out, _mlp(stack, layer, x, before[1], call.tasks))
+        x = links.add(x, layer.cross.out, _attend_source(stack, layer.cross, x, call, memory[1]))
+    x = links.add(x, layer.mlp_out, _mlp(stack, layer, x, before[1], call.tasks))
     return behind[1](x) if behind[1] else x
-
-
-def _add(links: Links, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
-    """Add a product to x in place: this process's alone, or the sum of all processes' parts."""
-    if links.is_alone:
-        return linear.fused(inner, residual=x)
-    x += links.reduce(linear(inner))
-    return x
 
 
 def _attend(

@@ -126,7 +126,7 @@ class Share:
         layers: indices; of the decoder where there is an encoder too.
         rank: whose shard of each split tensor; None: all shards, joined.
         embeds: whether it has the embeddings.
-        predicts: whether it has the head.
+        predicts: whether it has the head, or the tensor rank's part of its rows.
         encoder_layers: of the encoder; None: all.
     """
 
@@ -135,6 +135,11 @@ class Share:
     embeds: bool = True
     predicts: bool = True
     encoder_layers: range | None = None
+
+
+def vocabulary_part(vocab_size: int, rank: int, ranks: int) -> range:
+    """Give the tokens that a tensor rank predicts: all have as many, or one more."""
+    return range(vocab_size * rank // ranks, vocab_size * (rank + 1) // ranks)
 
 
 def head_name(config: ModelConfig) -> str:

@@ -105,6 +105,12 @@ class Linear:
         residual += y
         return residual
 
+    def part(self, x: Tensor) -> Tensor:
+        """Product that others are added to, [..., in] -> [..., out]: fp32 where that costs nothing, else x's type."""
+        if kernels := self._kernels(x):
+            return self._by_kernel(kernels, x, None, dtype=torch.float32)
+        return self._product(x)
+
     def _kernels(self, x: Tensor) -> Any:
         """Give the module kernels.product where it is the fastest for x; else None."""
         if not x.is_cuda or x.dtype == torch.float32:

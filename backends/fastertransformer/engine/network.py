@@ -50,18 +50,17 @@ class Network:
         config: of the whole.
         weights: tensors.
         links: to the other parts.
+
+    Attributes:
+        config, weights, links: those.
     """
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, links: Links | None = None) -> None:
         self.config = config
         self.weights = weights
-        self._links = links or Links()
+        self.links = links or Links()
         self._bias = _position_bias(config, weights.decoder, is_both_ways=False)
         self._encoder_bias = _position_bias(config.encoder, weights.encoder, is_both_ways=True)
-
-    def share(self, ids: Tensor) -> Tensor:
-        """Give what rank 0 has chosen, int64 [B], in every process."""
-        return self._links.share(ids)
 
     def extend(
         self,
@@ -101,9 +100,9 @@ class Network:
             attend = NewRows(lengths, length, cache.cells(slots), *kind)
         else:
             attend = ContinuedRows(starts, lengths, length, cache.cells(slots), cache.windows[slots], longest, *kind)
-        x = self._links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))  # [B, T, hidden]
+        x = self.links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))  # [B, T, hidden]
         rotate = self._rotation(positions)
-        return self._links.leave(self._decoder(x, attend, rotate, slots, cache, source))
+        return self.links.leave(self._decoder(x, attend, rotate, slots, cache, source))
 
     def begin(self, tokens: Tensor, ends: Tensor, lengths: list[int] | None, cache: Cache) -> Tensor:
         """Run new rows, one behind the other.
@@ -122,8 +121,8 @@ class Network:
         tables = cache.tables if isinstance(cache, PagedCache) else None
         attend = PackedRows(tables, rows, positions, ends, lengths, *kind)
         where = positions[None]
-        x = self._links.enter(lambda: self._embed(ids[None], where, None), (1, len(ids)))  # [1, T, hidden]
-        return self._links.leave(self._decoder(x, attend, self._rotation(where), slice(0, 0), cache, None))[0]
+        x = self.links.enter(lambda: self._embed(ids[None], where, None), (1, len(ids)))  # [1, T, hidden]
+        return self.links.leave(self._decoder(x, attend, self._rotation(where), slice(0, 0), cache, None))[0]
 
     def can_begin(self) -> bool:
         """Say whether begin can do without lengths."""
@@ -159,11 +158,11 @@ class Network:
             attend.rotary = self._rotary
         else:
             rotate = self._rotation(positions[:, None])
-        x = self._links.enter(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
-        return self._links.leave(self._decoder(x, attend, rotate, slots, cache, source))[:, 0]
+        x = self.links.enter(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
+        return self.links.leave(self._decoder(x, attend, rotate, slots, cache, source))[:, 0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and head: [..., hidden] -> fp32 [..., V]."""
+        """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary."""
         assert self.weights.head and self.weights.decoder, "this process does not predict"
         norm = norming(self.config, self.weights.decoder.final_norm)
         if self.config.scales_head:
@@ -197,12 +196,12 @@ class Network:
         kept: list[Tensor] | None = None if attentions is None else []
         attend = WholeInput(lengths, length, self._encoder_bias, stack.attention_scale, self._like, kept)
         call = Call(attend, tasks=tasks)
-        x = self._links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))
+        x = self.links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))
         for layer in weights.layers:
-            x = run_layer(stack, layer, x, call, self._links)
-        x = self._links.spread(self._links.leave(x))
+            x = run_layer(stack, layer, x, call, self.links)
+        x = self.links.spread(self.links.leave(x))
         if attentions is not None and kept is not None:
-            attentions += self._links.gather(kept, (batch, length))
+            attentions += self.links.gather(kept, (batch, length))
         norm = norming(stack, weights.final_norm)
         return norm(x) if norm else x
 
@@ -241,7 +240,7 @@ class Network:
             call = Call(attend, rotate, source.tasks, kept_source(x.shape[1], *where, config.attention_scale, x))
         memories = zip(cache.memory, cache.cross_memory, strict=True) if source else zip(cache.memory, strict=True)
         for layer, memory in zip(weights.layers, memories, strict=True):
-            x = run_layer(config, layer, x, call, self._links, memory)
+            x = run_layer(config, layer, x, call, self.links, memory)
         return x
 
     @property

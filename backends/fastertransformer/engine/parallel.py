@@ -2,7 +2,9 @@
 
 The processes of a stage (see group.py) hold its layers; each has its shard of every matrix, computes with its own
 heads, and the two products that lead back into the residual stream are summed over the stage (``mlp.dense_4h_to_h``,
-``attention.dense``). What a stage has made goes to the next, and from the last one back to rank 0, which alone samples.
+``attention.dense``). What a stage has made goes to the next, and from the last one back to the first, each process of
+which predicts a part of the vocabulary. The likeliest token all of them find together; where chance, penalties or
+log-probabilities need more, rank 0 is given the logits of all, and tells the others what it has chosen.
 
 Rank 0 generates as if it were alone (see steps.py): its ``Leader`` announces every step to the others, which take the
 same one in ``follow``. Nothing but the steps is sent, as numbers: the others know neither requests nor sampling.
@@ -18,18 +20,26 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from .config import ModelConfig
 from .errors import GroupLostError
 from .group import Group
 from .layers import Links
+from .layouts import vocabulary_part
+from .linear import Linear
 from .network import Network
 from .pages import Cache
+from .peers import open_peers
 from .prefixes import Prefix
 from .ranks import first_line
+from .sampling import LOST
 from .steps import STEP_NAMES, Steps
 
+_PEER_ROWS = 16  # of hidden numbers that are summed through the peers' memory
+_LAST = (1 << 32) - 1
+_LOST_KEY = (1 << 63) - 1
 _CLOSE = -1  # a step's number is its place in STEP_NAMES
 _OUT_OF_STEP = "another rank is lost, or a step failed"
 
@@ -39,7 +49,9 @@ class ProcessLinks(Links):
 
     def __init__(self, group: Group, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._group, self._config, self._dtype, self._device = group, config, dtype, device
-        self.is_alone = group.tensor_size == 1
+        self.is_split = group.tensor_size > 1
+        self._peers = open_peers(group, device, _PEER_ROWS * config.hidden_units)
+        self._part = vocabulary_part(config.vocab_size, group.tensor_rank, group.tensor_size)
 
     def share(self, ids: Tensor) -> Tensor:
         """Have rank 0's, in place."""
@@ -54,22 +66,57 @@ class ProcessLinks(Links):
         dist.recv(x, self._group.rank - self._group.tensor_size, group=self._group.everybody)
         return x
 
-    def reduce(self, part: Tensor) -> Tensor:
+    def add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
         """Sum over the stage."""
-        if not self.is_alone:
-            dist.all_reduce(part, group=self._group.neighbours)
-        return part
+        if not self.is_split:
+            return super().add(x, linear, inner)
+        part = linear.part(inner)
+        if self._peers and self._peers.takes(part):
+            return self._peers.add(x, part)
+        dist.all_reduce(part, group=self._group.neighbours)
+        x += part
+        return x
 
     def leave(self, x: Tensor) -> Tensor:
-        """Send to the next stage, from the last one to rank 0; what rank 0 returns is the last stage's."""
+        """Send to the next stage, from the last one to the first; what the first returns is the last one's."""
         group, last = self._group, self._group.stages - 1
         if group.stage < last:
             dist.send(x.contiguous(), group.rank + group.tensor_size, group=group.everybody)
-            if group.rank == 0:
-                dist.recv(x, last * group.tensor_size, group=group.everybody)
-        elif last and group.tensor_rank == 0:
-            dist.send(x.contiguous(), 0, group=group.everybody)
+            if group.stage == 0:
+                dist.recv(x, last * group.tensor_size + group.tensor_rank, group=group.everybody)
+        elif last:
+            dist.send(x.contiguous(), group.tensor_rank, group=group.everybody)
         return x
+
+    def hand_out(self, hidden: Tensor) -> Tensor:
+        """Broadcast over the first stage."""
+        hidden = hidden.contiguous()
+        dist.broadcast(hidden, 0, group=self._group.neighbours)
+        return hidden
+
+    def gather_logits(self, logits: Tensor) -> Tensor:
+        """Gather in rank 0."""
+        size, (rows, width) = self._group.tensor_size, logits.shape
+        if size == 1:
+            return logits
+        widest = -(-self._config.vocab_size // size)  # all of a gathering are as wide
+        mine = F.pad(logits, (0, widest - width)).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(size)] if self._group.tensor_rank == 0 else None
+        dist.gather(mine, parts, 0, group=self._group.neighbours)
+        if parts is None:
+            return logits
+        widths = [len(vocabulary_part(self._config.vocab_size, rank, size)) for rank in range(size)]
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Compare over the first stage."""
+        if not self.is_split:
+            return super().choose(logits)
+        places = logits.argmax(dim=-1)
+        values = logits.gather(1, places[:, None])[:, 0]
+        keys = ranked(values, places + self._part.start).masked_fill_(~logits[:, 0].isfinite(), _LOST_KEY)
+        dist.all_reduce(keys, op=dist.ReduceOp.MAX, group=self._group.neighbours)
+        return torch.where(keys == _LOST_KEY, LOST, _LAST - (keys & _LAST))
 
     def spread(self, x: Tensor) -> Tensor:
         """Send rank 0's, which leave has given it, to all."""
@@ -131,6 +178,12 @@ def follow(steps: Steps, group: Group) -> None:
                 group.leave()
                 return
             getattr(steps, STEP_NAMES[kind])(*arguments)
+
+
+def ranked(values: Tensor, tokens: Tensor) -> Tensor:
+    """Give numbers of which the largest is the likeliest token's, the first of equals: fp32 [N], [N] -> int64 [N]."""
+    bits = (values + 0.0).view(torch.int32)  # -0 is 0
+    return (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32) + (_LAST - tokens)
 
 
 def packed(kind: int, arguments: Sequence[Any]) -> bytes:

@@ -40,6 +40,7 @@ class Settings:
             can have a GPU of its own. Else this one process does all ranks' work.
         has_made_up_weights: whether the weights are random and no shard is read: for measuring, config.pbtxt has no
             parameter for it.
+        has_peer_sums: whether the processes of a stage may add up through each other's memory, where they can.
         session_idle_s: seconds after which a conversation is forgotten; config.pbtxt's max_sequence_idle_microseconds.
     """
 
@@ -56,6 +57,7 @@ class Settings:
     session_idle_s: float = 60.0
     has_process_per_rank: bool | None = None
     has_made_up_weights: bool = False
+    has_peer_sums: bool = True
 
     def to_json(self) -> str:
         """Write them down for another process."""

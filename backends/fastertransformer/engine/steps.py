@@ -67,6 +67,8 @@ class Steps:
         self._saved: dict[int, Any] = {}
         self._graphs: StepGraphs | None = None
         self._said: set[str] = set()
+        self._given: Tensor | None = None  # rank 0's hidden states that are asked about
+        self._decoded: Tensor | None = None  # this process's logits of the last decode
 
     def together(self, name: str, arguments: Sequence[Any]) -> AbstractContextManager[None]:
         """Have the other processes take the step too; a process that is alone has none."""
@@ -221,34 +223,74 @@ class Steps:
             What follows, where this process predicts: good until the next step. The likeliest tokens are what the next
             step goes on from, unless ids is written to.
         """
-        if self._graphs:
-            if chosen := self._graphs.decode(count):
-                return chosen
+        chosen = None
+        if self._graphs and (chosen := self._graphs.decode(count)) is None:
             self._say_once("%d rows are more than any captured step has: such steps are taken kernel by kernel", count)
-        return self._decode(count, longest, longest_source)
+        chosen = chosen or self._decode(count, longest, longest_source)
+        self._decoded = chosen[0]
+        return chosen
 
     def _decode(self, count: int, longest: int = 1, longest_source: int = 0) -> Chosen:
         self._threads.fit(count)
         rows = slice(0, count)
-        ids, positions = self.network.share(self.ids[rows]), self.positions[rows]
+        ids, positions = self.ids[rows], self.positions[rows]
         hidden = self.network.decode(ids, positions, rows, self.cache, longest, self._source(rows, longest_source))
         if not self.network.weights.head:
             positions += 1
             return hidden, ids
         logits = self.network.logits(hidden)
-        if can_run_on(logits.device):
+        if not self.network.links.is_split and can_run_on(logits.device):
             from .kernels.likeliest import take_likeliest
 
             return logits, take_likeliest(logits, ids, positions)
-        tokens = likeliest(logits)
+        tokens = self.network.links.choose(logits)
         ids.copy_(tokens.clamp(min=0))
         positions += 1
         return logits, tokens
 
     def choose(self, hidden: Tensor) -> Chosen:
         """Say what follows hidden states, [N, hidden]."""
-        logits = self.network.logits(hidden)
+        logits = self.logits(hidden)
         return logits, likeliest(logits)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head: [..., hidden] -> fp32 [..., V]."""
+        if not self.network.links.is_split:
+            return self.network.logits(hidden)
+        self._given = hidden.reshape(-1, hidden.shape[-1])
+        return self.predict(len(self._given)).view(*hidden.shape[:-1], -1)
+
+    @_step
+    def predict(self, count: int) -> Tensor:
+        """Say what follows rank 0's hidden states, so many of them, by all processes that have a part of the head."""
+        given, self._given = self._given, None
+        if not self.network.weights.head:
+            return self.network.weights.like
+        if given is None:
+            given = self.network.weights.like.new_empty(count, self.config.hidden_units)
+        links = self.network.links
+        return links.gather_logits(self.network.logits(links.hand_out(given)))
+
+    def whole(self, chosen: Chosen) -> Tensor:
+        """Give the logits of all tokens, fp32 [N, V], of what choose or the last decode gave."""
+        logits = chosen[0]
+        return logits if logits.shape[1] == self.config.vocab_size else self.gather()
+
+    @_step
+    def gather(self) -> Tensor:
+        """Put together what the processes have of the logits of the last decode, [N, V]."""
+        has_part = self.network.weights.head and self._decoded is not None
+        return self.network.links.gather_logits(self._decoded) if has_part else self.network.weights.like
+
+    def go_on_with(self, first: int, tokens: Tensor) -> None:
+        """Have the slots from ``first`` on begin their next step with tokens, [N]."""
+        self.ids[first : first + len(tokens)] = tokens
+        self.tell(first, first + len(tokens))
+
+    @_step
+    def tell(self, first: int, end: int) -> None:
+        """Let every process know rank 0's tokens of slots."""
+        self.network.links.share(self.ids[first:end])
 
     @property
     def packs(self) -> bool:
@@ -290,10 +332,6 @@ class Steps:
         if text not in self._said:
             self._said.add(text)
             _log.warning(text, *values)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and head: [..., hidden] -> fp32 [..., V]."""
-        return self.network.logits(hidden)
 
     def close(self) -> None:
         """Take leave: no step follows."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from .cache import free_bytes
 from .config import ModelConfig
 from .errors import WeightsError
-from .layouts import ModelWeights, Norm, Share, head_name, read_model
+from .layouts import ModelWeights, Norm, Share, head_name, read_model, vocabulary_part
 from .linear import Int8Linear, Linear
 from .precision import TORCH_TYPES, Precision
 from .shards import Shards, checked, made_up, mapped, planned
@@ -178,12 +178,23 @@ class Reader:
         return Norm(self.tensor(f"{name}.weight", (width,)), bias)
 
     def head(self, name: str | None, shape: tuple[int, int], table: Tensor | None, bias: Tensor | None) -> Linear:
-        """Read the head; None: it has the table's matrix, of which a CPU keeps a second form (see linear.py)."""
+        """Read the head, or this rank's rows of it; see linear.py.
+
+        Args:
+            name: None: it has the table's matrix, of which a CPU keeps a second form.
+            shape: of all of it.
+            table: see name.
+            bias: all of it, or None.
+        """
         matrix = self.tensor(name, shape, dtype=self.head_type) if name else table
         assert matrix is not None
+        if self._rank is not None:
+            part = vocabulary_part(shape[0], self._rank, self._tensor_para_size)
+            rows = slice(part.start, part.stop)
+            matrix, bias = matrix[rows], None if bias is None else bias[rows]
         if self._is_cpu and not name:
             self._count(matrix.nbytes)
-        return Linear(matrix, bias)
+        return Linear(matrix, bias, is_lent=name is not None and len(matrix) < shape[0])
 
     def fan_out(self, width: int, outputs: tuple[int, ...], *names: str, has_bias: bool = True) -> Linear:
         """Read matrices of which each rank has some outputs, [width, *outputs]; those of several follow each other."""
