@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 PROJECT = Path(__file__).resolve().parents[2]
+CACHE_BYTES = 1 << 26  # tests side by side share GPUs
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 
@@ -37,11 +38,13 @@ class RankProcesses:
         starts_others: bool = False,
         model_type: str = "GPT",
         engines: int = 1,
+        data_type: str = "fp32",
     ) -> None:
         self.answers_file = directory / "answers"
         (directory / "requests").write_bytes(pickle.dumps(requests))
         worker = ["-m", "backends.fastertransformer.worker"]
-        leader = [__file__, str(shards), str(tensor), str(pipeline), str(directory), model_type, str(engines)]
+        numbers = map(str, (tensor, pipeline, engines))
+        leader = [__file__, str(shards), str(directory), model_type, data_type, *numbers]
         hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         self.processes, self.outputs = [], []
         for rank in range(1 if starts_others else tensor * pipeline):
@@ -108,7 +111,7 @@ def rank_environment(rank: int, world_size: int, directory: Path) -> dict[str, s
     return {"SLIPWAY_RANKS": json.dumps(ranks), "OMP_NUM_THREADS": "1"}
 
 
-def main(shards: str, tensor: str, pipeline: str, directory: str, model_type: str, engines: str) -> None:
+def main(shards: str, directory: str, model_type: str, data_type: str, *numbers: str) -> None:
     sys.path.insert(0, str(PROJECT))
     from backends.fastertransformer.engine.engine import open_engine
     from backends.fastertransformer.engine.group import Group
@@ -118,10 +121,11 @@ def main(shards: str, tensor: str, pipeline: str, directory: str, model_type: st
 
     ranks = read_ranks(os.environ)
     device = choose_device(local_rank=ranks.local_rank if ranks else 0)
-    settings = Settings(Path(shards), int(tensor), int(pipeline), "fp32", 1, model_type)
-    settings = replace(settings, has_process_per_rank=ranks is None)
+    tensor, pipeline, engines = map(int, numbers)
+    settings = Settings(Path(shards), tensor, pipeline, data_type, 1, model_type)
+    settings = replace(settings, has_process_per_rank=ranks is None, kv_cache_bytes=CACHE_BYTES)
     answers = []
-    for _ in range(int(engines)):
+    for _ in range(engines):
         engine = open_engine(settings, device, Group(ranks, device, settings) if ranks else None)
         for request in pickle.loads((Path(directory) / "requests").read_bytes()):
             answers.append(answer_of(engine, request))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 from family_shards import write_family
 from gpt2_checkpoint import random_gpt2, write_shards
-from rank_processes import PROJECT, RankProcesses, Tensors, answer_of, workers_of
+from rank_processes import CACHE_BYTES, PROJECT, RankProcesses, Tensors, answer_of, workers_of
 from test_engine_families import random_t5
 from test_engine_prefixes import write as write_with_prefixes
 from transformers import T5EncoderModel
@@ -94,7 +94,7 @@ def assert_layout_gives_what_one_process_gives(
     shards = write_shards(random_gpt2(tie_word_embeddings=tensor != 4), directory, tensor)
     requests = [*REQUESTS, sampled(REQUESTS[0]), *beams_prompts_and_a_talk()]
     ranks = start(shards, directory, tensor, pipeline, requests, on_gpu=device == "cuda", **how)
-    alone = Settings(shards, tensor, 1, "fp32", cpu_threads=1, has_process_per_rank=False)
+    alone = Settings(shards, tensor, 1, "fp32", 1, has_process_per_rank=False, kv_cache_bytes=CACHE_BYTES)
     engine = open_engine(alone, torch.device(device))
     expected = [answer_of(engine, each) for each in requests]
     assert set(ranks.wait(100)) == {0}, ranks.text
@@ -110,11 +110,33 @@ def test_any_layout_gives_what_one_process_gives(tensor: int, pipeline: int, tmp
     assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cpu")
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 1), (2, 2), (4, 1)])
 def test_any_layout_gives_what_one_gpu_gives(tensor: int, pipeline: int, tmp_path: Path) -> None:
     if torch.cuda.device_count() < tensor * pipeline:
         pytest.skip("no GPU for each rank")
     assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("data_type", ["fp16", "bf16"])
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_half_precision_over_gpus_is_as_near_to_one_gpu_as_its_rounding(
+    tensor: int, data_type: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    if torch.cuda.device_count() < tensor:
+        pytest.skip("no GPU for each rank")
+    sizes = {"n_embd": 512, "n_head": 8, "n_layer": 4, "vocab_size": 5003, "initializer_range": 0.04}
+    shards = write_shards(random_gpt2(tie_word_embeddings=tensor != 4, **sizes), tmp_path, tensor)
+    ranks = start(shards, tmp_path, tensor, 1, REQUESTS, on_gpu=True, data_type=data_type)
+    alone = Settings(shards, tensor, 1, data_type, 1, has_process_per_rank=False, kv_cache_bytes=CACHE_BYTES)
+    engine = open_engine(alone, torch.device("cuda"))
+    expected = [answer_of(engine, each) for each in REQUESTS]
+    assert set(ranks.wait(100)) == {0}, ranks.text
+    pairs = list(zip(ranks.answers, expected, strict=True))
+    away = max(float(np.abs(ours["context_log_probs"] - theirs["context_log_probs"]).max()) for ours, theirs in pairs)
+    same = np.mean([np.mean(ours["output_ids"] == theirs["output_ids"]) for ours, theirs in pairs])
+    record_property("log-probability difference", away)
+    record_property("tokens that agree", same)
+    assert away < {"fp16": 2e-2, "bf16": 1e-1}[data_type]
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])

@@ -15,9 +15,16 @@ import pytest
 
 KERNELS = "backends.fastertransformer.engine.kernels"
 CAPABILITIES = [80, 90]
-POINTERS = {"tables": "*i32", "finished": "*i32", "arrivals": "*i32", "pages": "*i32", "partial": "*fp32"}
+POINTERS = {
+    "tables": "*i32",
+    "state": "*i32",
+    "finished": "*i32",
+    "arrivals": "*i32",
+    "pages": "*i32",
+    "partial": "*fp32",
+}
 POINTERS |= {"parts": "*fp32", "gain_sums": "*fp32", "logits": "*fp32", "places": "*fp16"}
-POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets"), "*i64")
+POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses"), "*i64")
 POINTERS |= dict.fromkeys(
     ("q", "k", "v", "memory", "out", "bias", "x", "y", "weight", "scales", "gain", "shift", "residual"), "*fp16"
 )
@@ -29,6 +36,7 @@ def attention(block: int, is_cut: bool, kind: int = 0, rotation: int = 0, size: 
     return {**tiles, "kind": kind, "is_cut": is_cut, "is_new": True, "rotation": rotation}
 
 
+PEERS = {"size": 4, "padded": 4, "block": 256, "programs": 32, "lost": 32, "patience": 1 << 25}
 # Module, function, warps, constants, what is another type than usually.
 CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "few heads": ("attention", "_attend", 8, attention(128, True), {}),
@@ -39,6 +47,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "by halves": ("attention", "_attend", 4, attention(32, True, rotation=2), {}),
     "likeliest": ("likeliest", "_take", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64"}),
     "embedding": ("embedding", "_embed", 4, {"has_places": True, "block": 1024}, {"tokens": "*fp16"}),
+    "peer sum": ("peer_sum", "_add", 4, PEERS, {"memory": "*i64", "part": "*fp32"}),
     "keep": ("keep", "_keep", 4, {"page_tokens": 32, "heads": 32, "size": 128, "block": 2048}, {}),
 }
 

@@ -96,7 +96,7 @@ class ProcessLinks(Links):
 
     def gather_logits(self, logits: Tensor) -> Tensor:
         """Gather in rank 0."""
-        size, (rows, width) = self._group.tensor_size, logits.shape
+        size, width = self._group.tensor_size, logits.shape[1]
         if size == 1:
             return logits
         widest = -(-self._config.vocab_size // size)  # all of a gathering are as wide

@@ -27,10 +27,11 @@ class Peers:
         addresses: int64 [processes], of all processes' memory, on the device.
         rank: of this process among them.
         kernel: kernels.peer_sum.add_parts.
+        handle: keeps the others' memory mapped.
     """
 
-    def __init__(self, memory: Tensor, addresses: Tensor, rank: int, kernel: Any) -> None:
-        self._memory, self._addresses, self._rank, self._kernel = memory, addresses, rank, kernel
+    def __init__(self, memory: Tensor, addresses: Tensor, rank: int, kernel: Any, handle: Any) -> None:
+        self._memory, self._addresses, self._rank, self._kernel, self._handle = memory, addresses, rank, kernel, handle
         self._most = len(memory) // (2 * len(addresses))
         self._state = torch.zeros(1 << 10, dtype=torch.int32, device=memory.device)
 
@@ -72,9 +73,10 @@ def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
         memory = symmetric.empty(2 * size * most, dtype=torch.int64, device=device)
         handle: Any = symmetric.rendezvous(memory, group.neighbours)
         memory.zero_()
-        addresses = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=device)
+        offset = memory.data_ptr() - handle.buffer_ptrs[group.tensor_rank]
+        addresses = torch.tensor([each + offset for each in handle.buffer_ptrs], dtype=torch.int64, device=device)
         torch.cuda.synchronize(device)
-        peers = Peers(memory, addresses, group.tensor_rank, add_parts)
+        peers = Peers(memory, addresses, group.tensor_rank, add_parts, handle)
         problem = ""
     except Exception as error:  # whatever the driver says
         peers, problem = None, str(error)

@@ -279,8 +279,9 @@ class Steps:
     @_step
     def gather(self) -> Tensor:
         """Put together what the processes have of the logits of the last decode, [N, V]."""
-        has_part = self.network.weights.head and self._decoded is not None
-        return self.network.links.gather_logits(self._decoded) if has_part else self.network.weights.like
+        if not self.network.weights.head or self._decoded is None:
+            return self.network.weights.like
+        return self.network.links.gather_logits(self._decoded)
 
     def go_on_with(self, first: int, tokens: Tensor) -> None:
         """Have the slots from ``first`` on begin their next step with tokens, [N]."""
