@@ -56,7 +56,7 @@ class RankProcesses:
                         cwd=PROJECT,
                         env={
                             **os.environ,
-                            **({} if starts_others else rank_environment(rank, tensor * pipeline, directory)),
+                            **({} if starts_others else rank_environment(rank, tensor * pipeline, directory, on_gpu)),
                             **hidden,
                             "TMPDIR": str(directory),
                         },
@@ -104,9 +104,9 @@ def answer_of(engine: Any, tensors: Tensors) -> Tensors:
     return found
 
 
-def rank_environment(rank: int, world_size: int, directory: Path) -> dict[str, str]:
+def rank_environment(rank: int, world_size: int, directory: Path, on_gpu: bool = False) -> dict[str, str]:
     ranks = {"rank": rank, "world_size": world_size, "local_rank": rank, "local_size": world_size, "timeout_s": 60}
-    ranks |= {"silence_s": 6}
+    ranks |= {"silence_s": 30 if on_gpu else 6}  # drivers and compilers hold Python up for seconds
     ranks |= {"rendezvous": str(directory / "rendezvous"), "run": str(directory)}
     return {"SLIPWAY_RANKS": json.dumps(ranks), "OMP_NUM_THREADS": "1"}
 
