@@ -32,9 +32,10 @@ from deployment.ranks import arguments_of, check_world_size, engine_environment,
 from deployment.served_models import ServedModel, find_served_models
 from deployment.supervise import ModelVersion, Server
 from deployment.tritonserver import SLIPWAY, assemble_backends, build_argv, link_repository, locate
+from deployment.versions import describe_versions
 from deployment.weights import prove_weights
 from deployment.workers import take_part
-from handover.endpoint import RUN_VARIABLE, WEIGHTS_DIGEST, Endpoint
+from handover.endpoint import RUN_VARIABLE, VERSIONS, WEIGHTS_DIGEST, Endpoint
 from handover.errors import ServerError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import RANDOM_WEIGHTS, Manifest
@@ -177,13 +178,19 @@ def _choose_ports(arguments: ServeArguments) -> Ports:
     return choose_ports(arguments.host, given)
 
 
+def _own_address(arguments: ServeArguments) -> str:
+    """Where this host itself reaches the server."""
+    return "127.0.0.1" if arguments.host in _ANY_ADDRESS else arguments.host
+
+
 def _wait_until_it_generates(
     arguments: ServeArguments, server: Server, ports: Ports, model: ServedModel, stop: StopRequest
 ) -> bool:
     """Wait for the probe's generation; False if asked to stop before."""
     started = time.monotonic()
-    host = "127.0.0.1" if arguments.host in _ANY_ADDRESS else arguments.host
-    probe = Probe(f"{host}:{ports.grpc}", arguments.model_repository, model, arguments.start_timeout_s)
+    probe = Probe(
+        f"{_own_address(arguments)}:{ports.grpc}", arguments.model_repository, model, arguments.start_timeout_s
+    )
     while not stop.came(_POLL_S):
         server.check()
         try:
@@ -201,11 +208,10 @@ def _asking_whether_served(arguments: ServeArguments, ports: Ports) -> Callable[
     """Give a question for the server, where models come and go through Triton's model control API; else None."""
     if not any(re.fullmatch("--model-control-mode=(explicit|poll)", given) for given in arguments.server_args):
         return None
-    host = "127.0.0.1" if arguments.host in _ANY_ADDRESS else arguments.host
 
     def is_served(model: ModelVersion) -> bool:
         name, version = map(urllib.parse.quote, model)
-        url = f"http://{host}:{ports.http}/v2/models/{name}/versions/{version}/ready"
+        url = f"http://{_own_address(arguments)}:{ports.http}/v2/models/{name}/versions/{version}/ready"
         try:
             with urllib.request.urlopen(url, timeout=_QUESTION_TIMEOUT_S):
                 return True
@@ -223,6 +229,7 @@ def _publish(arguments: ServeArguments, ports: Ports, model: ServedModel, start_
     settings = {name: model.parameters[name] for name in _PUBLISHED_SETTINGS if name in model.parameters}
     settings["weight_data_type"] = model.config.get("weight_data_type", "fp32")
     settings["max_batch_size"] = str(model.max_batch_size)
+    settings[VERSIONS] = describe_versions(f"{_own_address(arguments)}:{ports.grpc}", arguments.engine == SLIPWAY)
     if manifest is not None and manifest.made_from.get(RANDOM_WEIGHTS):
         settings[RANDOM_WEIGHTS] = "1"
     Endpoint(

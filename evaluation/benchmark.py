@@ -32,6 +32,7 @@ from evaluation.served_model import (
     inspect_endpoint,
 )
 from evaluation.tensors import NEVER_END_ID, IdsRequest, prepare_ids, read_generations
+from handover.endpoint import VERSIONS
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, record_files
 from handover.progress import Progress
@@ -201,6 +202,7 @@ def _template(arguments: BenchmarkArguments, served: ServedModel) -> Row:
         state=FAILED,
         model_digest=endpoint.model_digest,
         commit=read_commit(),
+        versions=settings.get(VERSIONS, ""),
         cpu=machine.cpu,
         cores=machine.cores,
         memory_bytes=machine.memory_bytes,

@@ -52,6 +52,7 @@ class Row:
         error: the reason.
         model_digest: digest of the model repository's manifest.
         commit: of the code that measured.
+        versions: of the programs that served, as ``handover.endpoint.VERSIONS``.
         cpu, cores, memory_bytes, gpu: of the client's host.
         timestamp: when the point was finished, UTC.
         is_random_weights: the weights are made up: the figures say nothing about accuracy.
@@ -88,6 +89,7 @@ class Row:
     error: str = ""
     model_digest: str = ""
     commit: str = ""
+    versions: str = ""
     cpu: str = ""
     cores: int | None = None
     memory_bytes: int | None = None

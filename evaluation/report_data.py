@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class StageOutcome:
     @property
     def label(self) -> str:
         """Its name for readers; of several evaluations, the log's name says which one it is."""
-        return Path(self.log).stem.replace("_", ": ", 1) or self.stage
+        return Path(self.log).stem.replace("_", " ") or self.stage
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class Findings:
         evaluations, benchmarks: what was measured.
         loads: what was measured under load.
         repository: manifest of the model repository; None if there is none.
+        checkpoint: manifest of the FT checkpoint in it; None if there is none.
         remarks: what is missing, unfinished or does not fit together, a sentence each.
     """
 
@@ -141,6 +143,7 @@ class Findings:
     loads: tuple[Load, ...]
     repository: Manifest | None
     remarks: tuple[str, ...]
+    checkpoint: Manifest | None = None
 
 
 def collect_findings(results: Path, title: str, stages: Path) -> Findings:
@@ -162,7 +165,8 @@ def collect_findings(results: Path, title: str, stages: Path) -> Findings:
     if not benchmarks and not loads:
         remarks.append("There are no latency figures: no benchmark left a result.")
     remarks += _identity_remarks(evaluations, [*benchmarks, *loads], repository)
-    return Findings(title, outcomes, evaluations, benchmarks, loads, repository, tuple(remarks))
+    checkpoint = _read_checkpoint(results / "model_repo")
+    return Findings(title, outcomes, evaluations, benchmarks, loads, repository, tuple(remarks), checkpoint)
 
 
 def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
@@ -270,6 +274,13 @@ def _read_repository(root: Path, remarks: list[str]) -> Manifest | None:
         if root.is_dir():
             remarks.append(f"The model repository's origin is not known: {error.problem}.")
         return None
+
+
+def _read_checkpoint(root: Path) -> Manifest | None:
+    for path in sorted(root.glob("fastertransformer/1/*-gpu")):
+        with contextlib.suppress(ArtefactError):
+            return Manifest.read(path)
+    return None
 
 
 def _identity_remarks(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from evaluation.benchmark_table import Row
-from evaluation.figures import Metric
+from evaluation.figures import FAILS, Metric
 from evaluation.judgement import Judgement
 from evaluation.load.table import LoadRow
 from evaluation.load.text import load_sentence
 from evaluation.number_text import show_figure
 from evaluation.report_data import Evaluation, Findings, StageOutcome
+from handover.endpoint import WEIGHTS_DIGEST
 from handover.progress import human_bytes, human_time
 
 ACCURACY_COLUMNS = ("Figure", "Value", "Std. error", "Samples", "Definition")
@@ -39,7 +41,8 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
         sentences.append(f"The gate says {judgement.verdict}.")
     for evaluation in findings.evaluations:
         if evaluation.verdict:
-            sentences.append(verdict_sentence(evaluation))
+            failing = evaluation.reasons if evaluation.verdict == FAILS else ()
+            sentences.append(verdict_sentence(replace(evaluation, reasons=failing)))
             continue
         scores = [f"{cells[0]} {cells[1]}" for cells in map(accuracy_cells, evaluation.metrics) if cells[1]]
         if scores:
@@ -47,8 +50,7 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
     sentences += _speed(findings)
     sentences += [sentence for load in findings.loads if (sentence := load_sentence(load.rows))]
     bad = [outcome for outcome in findings.stages if outcome.is_bad]
-    if bad:
-        sentences.append(" ".join(f"Stage {outcome.label}: {outcome.state}." for outcome in bad))
+    sentences += [f"Stage {outcome.label}: {outcome.state}." for outcome in bad]
     return " ".join(sentences)
 
 
@@ -59,7 +61,8 @@ def verdict_sentence(evaluation: Evaluation) -> str:
     against = f" against {evaluation.against}" if evaluation.against else ""
     first = f" The first difference: {evaluation.first_difference}." if evaluation.first_difference else ""
     name = evaluation.task.capitalize()
-    return f"{name} {evaluation.verdict.lower()}{against}: {'; '.join(evaluation.reasons)}.{first}"
+    reasons = f": {'; '.join(evaluation.reasons)}" if evaluation.reasons else ""
+    return f"{name} {evaluation.verdict.lower()}{against}{reasons}.{first}"
 
 
 def accuracy_cells(metric: Metric) -> tuple[str, ...]:
@@ -113,29 +116,43 @@ def lengths_label(lengths: tuple[int, int]) -> str:
 def describe_provenance(findings: Findings) -> list[tuple[str, str]]:
     """List what the figures rest on, label and value; only what is known."""
     facts: list[tuple[str, str]] = [("Model", findings.title)]
-    if findings.repository is not None:
-        facts.append(("Model repository", f"{findings.repository.digest}, {_size(findings.repository.size_bytes)}"))
-        facts += [(_label(key), str(value)) for key, value in _flatten(findings.repository.made_from)]
+    facts += _origin(findings)
+    told = {"model_digest", WEIGHTS_DIGEST, *(findings.repository.made_from if findings.repository else ())}
     for evaluation in findings.evaluations:
+        sha256 = f", sha256 {evaluation.data['sha256']}" if evaluation.data.get("sha256") else ""
         known = f" ({evaluation.data['known_as']})" if evaluation.data.get("known_as") else ""
-        data = f"{evaluation.data.get('file', '')}, sha256 {evaluation.data.get('sha256', '')}{known}"
-        facts.append((f"Data of {evaluation.task}", data))
+        facts.append((f"Data of {evaluation.task}", f"{evaluation.data.get('file', '')}{sha256}{known}"))
         facts.append((f"Evaluated ({evaluation.task})", _measured(evaluation.timestamp, evaluation.commit)))
-        facts += [
-            (_label(key), str(value)) for key, value in evaluation.model.items() if value and key != "model_digest"
-        ]
+        facts += [(_label(key), str(value)) for key, value in evaluation.model.items() if value and key not in told]
     for benchmark in findings.benchmarks:
         for row in benchmark.rows[-1:]:
             facts.append((f"Measured ({benchmark.name})", _measured(row.timestamp, row.commit)))
             facts.append((f"Warm-up and repeats ({benchmark.name})", f"{row.warmup} and {row.repeats} a point"))
             facts += _costs(row)
-            facts.append(("Machine", _machine(row)))
+            facts += [("Versions", row.versions), ("Machine", _machine(row))]
     for load in findings.loads:
         for point in load.rows[-1:]:
             facts.append((f"Measured ({load.name})", _measured(point.timestamp, point.commit)))
             facts.append((f"Digest of the model served ({load.name})", point.model_digest))
-            facts.append(("Machine", _machine(point)))
+            facts += [("Versions", point.versions), ("Machine", _machine(point))]
     return list(dict.fromkeys((label, value) for label, value in facts if value))
+
+
+def _origin(findings: Findings) -> list[tuple[str, str]]:
+    """Where the served model comes from, and what it was exported with."""
+    facts: list[tuple[str, str]] = []
+    if findings.checkpoint is not None:
+        source = findings.checkpoint.made_from
+        facts.append(
+            ("Checkpoint", ", ".join(str(source[key]) for key in ("checkpoint", "source_format") if source.get(key)))
+        )
+    if findings.repository is not None:
+        facts.append(("Model repository", f"{findings.repository.digest}, {_size(findings.repository.size_bytes)}"))
+        made_from = _flatten(findings.repository.made_from)
+        facts += [(_label(key), str(value)) for key, value in made_from if key.startswith("ft_checkpoint")]
+        settings = (f"{key} {value}" for key, value in made_from if not key.startswith("ft_checkpoint"))
+        facts.append(("Exported with", ", ".join(settings)))
+    return facts
 
 
 def relative_path(path: str, results: Path) -> str:
@@ -170,8 +187,9 @@ def _identity(findings: Findings) -> str:
             ("pipeline_para_size", "pipeline parallelism {}"),
             ("weight_data_type", "{} weights"),
             ("data_type", "{} computation"),
+            ("int8_mode", "int8"),
         )
-        if settings.get(key)
+        if settings.get(key, "0") != "0"
     ]
     engine = f"is served by {settings['engine']}" if settings.get("engine") else "was deployed"
     return f"{findings.title} {engine}" + (f" with {', '.join(parts)}." if parts else ".")

@@ -12,6 +12,8 @@ from handover.manifest import write_atomically
 
 WEIGHTS_DIGEST = "weights_digest"
 """Parameter of a served model's config.pbtxt, and key of ``settings``: the digest of the FT checkpoint's manifest."""
+VERSIONS = "versions"
+"""Key of ``settings``: of the programs that serve, ``python 3.11.2, torch 2.13.0, triton 2.51.0``."""
 FILE_NAME = "endpoint.json"
 RUN_VARIABLE = "SLIPWAY_RUN"
 """Environment variable with a token that the server copies into its endpoint file."""

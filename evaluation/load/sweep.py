@@ -39,7 +39,7 @@ from evaluation.served_model import (
     inspect_endpoint,
 )
 from evaluation.tokenizer import load_tokenizer
-from handover.endpoint import Endpoint
+from handover.endpoint import VERSIONS, Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
 from handover.progress import Progress
@@ -230,6 +230,7 @@ def _template(
         model_digest=endpoint.model_digest,
         is_random_weights=has_random_weights(endpoint),
         commit=read_commit(),
+        versions=settings.get(VERSIONS, ""),
         cpu=machine.cpu,
         cores=machine.cores,
         memory_bytes=machine.memory_bytes,

@@ -54,6 +54,7 @@ class LoadRow:
         model_digest: digest of the model repository's manifest.
         is_random_weights: True where that manifest says so.
         commit: of the code that measured.
+        versions: of the programs that served, as ``handover.endpoint.VERSIONS``.
         cpu, cores, memory_bytes, gpu: of the client's host.
         timestamp: when the point was finished, UTC.
         settings_fingerprint: what must agree for a killed run to keep this row.
@@ -86,6 +87,7 @@ class LoadRow:
     model_digest: str = ""
     is_random_weights: bool = False
     commit: str = ""
+    versions: str = ""
     cpu: str = ""
     cores: int | None = None
     memory_bytes: int | None = None
