@@ -202,6 +202,7 @@ def _template(arguments: BenchmarkArguments, served: ServedModel) -> Row:
         state=FAILED,
         model_digest=endpoint.model_digest,
         commit=read_commit(),
+        int8_mode=settings.get("int8_mode", ""),
         versions=settings.get(VERSIONS, ""),
         cpu=machine.cpu,
         cores=machine.cores,

@@ -52,6 +52,7 @@ class Row:
         error: the reason.
         model_digest: digest of the model repository's manifest.
         commit: of the code that measured.
+        int8_mode: as config.pbtxt has it; empty where unknown.
         versions: of the programs that served, as ``handover.endpoint.VERSIONS``.
         cpu, cores, memory_bytes, gpu: of the client's host.
         timestamp: when the point was finished, UTC.
@@ -89,6 +90,7 @@ class Row:
     error: str = ""
     model_digest: str = ""
     commit: str = ""
+    int8_mode: str = ""
     versions: str = ""
     cpu: str = ""
     cores: int | None = None

@@ -173,8 +173,8 @@ def _grams(scores: Sequence[Score]) -> list[Metric]:
     for length in range(1, LONGEST_GRAM + 1 if known else 1):
         places = sum(max(0, (score.text_tokens or 0) - length) for score in known)
         hits = sum(getattr(score, f"gram_hits_{length}") for score in known)
-        tokens = "the greedy token" if length == 1 else f"{length} greedy tokens"
-        definition = f"{tokens} after any token of a text equal the text's own (FasterTransformer backend)"
+        tokens = "the greedy token" if length == 1 else f"each of {length} greedy tokens"
+        definition = f"{tokens} after any token of a text equals the text's own (FasterTransformer backend)"
         value = hits / places if places else None
         figures.append(
             Metric(f"{length}-gram_accuracy", value, FRACTION, None, places, len(scores) - len(known), definition)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -25,6 +26,8 @@ _LABEL_WIDTH_PT = 85.0
 _ROOM_PX = 14.0
 _LOG_ABOVE = 8.0
 """Largest over smallest value from which an axis is logarithmic."""
+_FULL_DECADES, _MANY_DECADES = 2.6, 4.5
+"""Decades from which an axis has ticks at 1 and 3, and at 1 only, in place of 1, 2 and 5."""
 
 Point = tuple[float, float]
 
@@ -67,7 +70,7 @@ def title_height(axes: Axes, text: str) -> None:
 
 
 def scale(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """Scale an axis of milliseconds: logarithmic with ticks at 1, 2 and 5 where the values span much."""
+    """Scale an axis of milliseconds: logarithmic where the values span much, with as many ticks as have room."""
     low, high = min(values), max(values)
     set_scale = axes.set_xscale if which == "x" else axes.set_yscale
     set_limits = axes.set_xlim if which == "x" else axes.set_ylim
@@ -75,7 +78,9 @@ def scale(axes: Axes, which: str, values: Sequence[float]) -> None:
     if low > 0 and high / low >= _LOG_ABOVE:
         set_scale("log")
         set_limits(low / 1.25, high * 1.35)
-        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+        decades = math.log10(high / low)
+        subs = (1.0, 2.0, 5.0) if decades < _FULL_DECADES else (1.0, 3.0) if decades < _MANY_DECADES else (1.0,)
+        axis.set_major_locator(LogLocator(base=10, subs=subs))
         axis.set_minor_locator(NullLocator())
     else:
         set_limits(0, high * 1.15 or 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from evaluation.number_text import show_figure
+from evaluation.number_text import show_figure, show_with_noise
 from evaluation.recommendation import OFFLINE, Candidate, Ranking
 
 RANKING_COLUMNS = ("Load", "Tokens/s", "vs best", "Tokens/s/GPU", "Tokens/s/user", "E2E p95, ms", "Deployment")
@@ -29,11 +29,10 @@ def ranking_title(ranking: Ranking, budget: Budget | None) -> str:
 
 def candidate_cells(ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
     """One row of a ranking; the deviation is from its first."""
-    noise = candidate.noise_tokens_per_s
     is_first = candidate is ranking.best[0]
     return (
         candidate.load,
-        show_figure(candidate.tokens_per_s) + (f" ±{show_figure(noise)}" if noise is not None else ""),
+        show_with_noise(candidate.tokens_per_s, candidate.noise_tokens_per_s),
         "" if is_first else f"{100 * ranking.deviation(candidate):+.1f}%",
         show_figure(candidate.tokens_per_s_per_gpu),
         show_figure(candidate.tokens_per_s_per_user),
@@ -52,5 +51,7 @@ def deployment_text(candidate: Candidate) -> str:
         "data_type": "{}",
         "max_batch_size": "batch {}",
         "max_queue_delay_us": "delay {} us",
+        "int8_mode": "int8",
+        "decoupled": "decoupled",
     }
     return ", ".join(text.format(settings[name]) for name, text in texts.items() if settings.get(name))

@@ -164,16 +164,19 @@ def _of_load(row: LoadRow, benchmark: str, source: str) -> Candidate | None:
 def _settings(row: Row | LoadRow) -> dict[str, object]:
     """Override keys of a deployment, as far as the row knows them."""
     known: dict[str, object] = {
+        "export.run.model_train_name": row.model if row.model != row.triton_model else None,
         "export.model.tensor_model_parallel_size": int(row.tensor_para_size) if row.tensor_para_size else None,
         "export.model.weight_data_type": row.weight_data_type or None,
         "export.triton_deployment.pipeline_model_parallel_size": int(row.pipeline_para_size)
         if row.pipeline_para_size
         else None,
         "export.triton_deployment.data_type": row.data_type or None,
+        "export.triton_deployment.int8_mode": row.int8_mode != "0" if row.int8_mode else None,
     }
     if isinstance(row, LoadRow):
         known["export.triton_deployment.max_batch_size"] = row.max_batch_size
         known["export.triton_deployment.max_queue_delay_us"] = row.max_queue_delay_us
+        known["export.triton_deployment.decoupled"] = row.is_streaming
     else:
         known["export.triton_deployment.max_batch_size"] = row.batch_size
     return {key: value for key, value in known.items() if value is not None}

@@ -148,10 +148,12 @@ def _recommendation(findings: Findings, results: Path) -> list[str]:
     if budget.limits_ms:
         rankings += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, _TOP)
     for ranking in rankings:
-        rows = [candidate_cells(ranking, candidate) for candidate in ranking.best]
-        parts.append(table(RANKING_COLUMNS, rows, _NUMERIC, ranking_title(ranking, budget)))
-        if not rows:
-            parts.append(f"<p>None of {ranking.considered} measured points keeps the budget.</p>")
+        rows = [candidate_cells(ranking, candidate)[:-1] for candidate in ranking.best]  # all of one deployment
+        title = ranking_title(ranking, budget)
+        if rows:
+            parts.append(table(RANKING_COLUMNS[:-1], rows, _NUMERIC, title))
+        else:
+            parts.append(f"<p>{escape(title)}: none of {ranking.considered} measured points keeps the budget.</p>")
     return [section("Recommendation", "".join(parts))]
 
 

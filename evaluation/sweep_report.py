@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from html import escape
 
 from evaluation.arguments import SweepReportArguments
 from evaluation.load.html import pareto_parts
@@ -77,7 +78,10 @@ def render_html(points: Sequence[Point]) -> str:
     for ranking, budget in _rankings(points):
         cells = [candidate_cells(ranking, candidate) for candidate in ranking.best]
         named = [(*row[:-1], _label_of(points, candidate)) for row, candidate in zip(cells, ranking.best, strict=True)]
-        parts.append(table(RANKING_COLUMNS, named, numeric, ranking_title(ranking, budget)))
+        if named:
+            parts.append(table(RANKING_COLUMNS, named, numeric, ranking_title(ranking, budget)))
+        else:
+            parts.append(f"<p>{escape(_none_fits(ranking, budget))}</p>")
     sections = [*problems(_remarks(points)), section("Points and what to run", "".join(parts)), _links(points)]
     return render_page("Sweep", summarise(points), sections)
 
@@ -90,6 +94,9 @@ def render_markdown(points: Sequence[Point]) -> str:
     parts.append(markdown_table(columns, sweep_rows(points, columns), numeric=columns[1:]))
     for ranking, budget in _rankings(points):
         rows = [(*candidate_cells(ranking, candidate)[:-1], _label_of(points, candidate)) for candidate in ranking.best]
+        if not rows:
+            parts.append(escape_markdown(_none_fits(ranking, budget)))
+            continue
         parts += [f"## {escape_markdown(ranking_title(ranking, budget))}"]
         parts += [markdown_table(RANKING_COLUMNS, rows, numeric=RANKING_COLUMNS[1:-1])]
     return "\n\n".join(parts) + "\n"
@@ -131,6 +138,10 @@ def _rankings(points: Sequence[Point]) -> list[tuple[Ranking, Budget]]:
     if budget.limits_ms:
         found += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, _TOP)
     return [(ranking, budget) for ranking in found]
+
+
+def _none_fits(ranking: Ranking, budget: Budget) -> str:
+    return f"{ranking_title(ranking, budget)}: none of {ranking.considered} measured points keeps the budget."
 
 
 def _sizes(points: Sequence[Point]) -> dict[str, dict[str, list[tuple[float, float]]]]:

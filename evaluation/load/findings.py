@@ -54,7 +54,7 @@ def read_loads(found: Sequence[tuple[Path, bool]], remarks: list[str]) -> Iterab
         try:
             load = Load(name, path.parent, tuple(read_rows(path)), finished, read_slos(path.parent / SUMMARY))
         except (ValueError, KeyError, TypeError) as error:
-            remarks.append(f"The table of load {name} is damaged and left out ({error}).")
+            remarks.append(f"The table of benchmark {name} is damaged and left out ({error}).")
             continue
         remarks += _load_remarks(load)
         yield load
@@ -74,18 +74,20 @@ def _load_remarks(load: Load) -> list[str]:
     """Say what makes the figures of a load less than they seem."""
     said = []
     if not load.finished:
-        said.append(f"The load {load.name} did not finish: points may be missing.")
+        said.append(f"The benchmark {load.name} did not finish: points may be missing.")
     if load.failed:
-        said.append(f"{len(load.failed)} of {len(load.rows)} points of load {load.name} failed.")
+        said.append(f"{len(load.failed)} of {len(load.rows)} points of benchmark {load.name} failed.")
     losses = [row for row in load.measured if row.failed_requests]
     if losses:
         count = sum(row.failed_requests for row in losses)
-        said.append(f"{count} requests of load {load.name} failed: {losses[0].error}.")
+        said.append(f"{count} requests of benchmark {load.name} failed: {losses[0].error}.")
     shaky = [row.label for row in load.measured if not row.is_stable]
     if shaky:
-        said.append(f"The repeats of load {load.name} did not agree closely at {', '.join(dict.fromkeys(shaky))}.")
+        said.append(f"The repeats of benchmark {load.name} did not agree closely at {', '.join(dict.fromkeys(shaky))}.")
     if any((row.figures.get("client_cpu_cores") or 0) > _CLIENT_LIMIT for row in load.measured):
-        said.append(f"The client of load {load.name} was near one core's limit: the server may do more than is shown.")
+        said.append(
+            f"The client of benchmark {load.name} was near one core's limit: the server may do more than is shown."
+        )
     if any(row.is_random_weights for row in load.rows):
-        said.append(f"The load {load.name} was measured on random weights.")
+        said.append(f"The benchmark {load.name} was measured on random weights.")
     return said

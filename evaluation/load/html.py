@@ -37,7 +37,9 @@ def load_parts(load: Load, name: str, table: Callable[[Table], str]) -> list[str
         rows = [row for row in load.measured if row.mode == mode]
         if len({row.level for row in rows}) > 1:
             throughput = draw_load_throughput(rows, f"{name}-{mode}-throughput")
-            parts.append(figure(throughput, f"Throughput over {what}. Bars are 95% intervals over the repeats."))
+            parts.append(
+                figure(throughput, f"Throughput over {what}. Bars are 95% intervals over the repeats, at most 100%.")
+            )
             latency = draw_load_latency(rows, f"{name}-{mode}-latency")
             parts.append(figure(latency, f"Latency over {what}. Points are medians, bars reach to p99."))
     for number, (workload, points) in enumerate(group_by_workload(load.measured).items()):

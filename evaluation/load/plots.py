@@ -134,7 +134,7 @@ _Span = Callable[[LoadRow], tuple[float, float] | None]
 
 def _interval(row: LoadRow) -> tuple[float, float] | None:
     value, noise = row.figures.get("output_tokens_per_s"), row.figures.get("ci95_output_tokens_per_s")
-    return None if value is None or noise is None else (max(0.0, value - noise), value + noise)
+    return None if value is None or noise is None else (max(0.0, value - noise), min(value + noise, 2 * value))
 
 
 def _to_p99(row: LoadRow) -> tuple[float, float] | None:

@@ -230,6 +230,7 @@ def _template(
         model_digest=endpoint.model_digest,
         is_random_weights=has_random_weights(endpoint),
         commit=read_commit(),
+        int8_mode=settings.get("int8_mode", ""),
         versions=settings.get(VERSIONS, ""),
         cpu=machine.cpu,
         cores=machine.cores,

@@ -54,6 +54,7 @@ class LoadRow:
         model_digest: digest of the model repository's manifest.
         is_random_weights: True where that manifest says so.
         commit: of the code that measured.
+        int8_mode: as config.pbtxt has it; empty where unknown.
         versions: of the programs that served, as ``handover.endpoint.VERSIONS``.
         cpu, cores, memory_bytes, gpu: of the client's host.
         timestamp: when the point was finished, UTC.
@@ -87,6 +88,7 @@ class LoadRow:
     model_digest: str = ""
     is_random_weights: bool = False
     commit: str = ""
+    int8_mode: str = ""
     versions: str = ""
     cpu: str = ""
     cores: int | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from evaluation.costs import COST_FIGURES
 from evaluation.load.figures import DISTRIBUTIONS, PERCENTILES
 from evaluation.load.table import OK, LoadRow
-from evaluation.number_text import show_figure
+from evaluation.number_text import show_figure, show_with_noise
 from handover.progress import human_bytes
 
 LOAD = "Load"
@@ -39,8 +39,7 @@ def _figure(name: str) -> _Cell:
 
 
 def _with_interval(row: LoadRow) -> str:
-    value, noise = row.figures.get("output_tokens_per_s"), row.figures.get("ci95_output_tokens_per_s")
-    return show_figure(value) + (f" ±{show_figure(noise)}" if noise is not None else "")
+    return show_with_noise(row.figures.get("output_tokens_per_s"), row.figures.get("ci95_output_tokens_per_s"))
 
 
 def _bytes(name: str) -> _Cell:
@@ -73,8 +72,8 @@ _SERVER_COLUMNS: tuple[tuple[str, _Cell], ...] = (
     ("Compute, ms", _figure("server_compute_mean_ms")),
     ("Total, ms", _figure("server_request_mean_ms")),
     ("Mean batch", _figure("server_mean_batch")),
-    ("Client wait p50, ms", _figure("client_queue_p50_ms")),
-    ("p99, ms", _figure("client_queue_p99_ms")),
+    ("Client p50, ms", _figure("client_queue_p50_ms")),
+    ("Client p99, ms", _figure("client_queue_p99_ms")),
 )
 _COST_COLUMNS: tuple[tuple[str, _Cell], ...] = (
     ("Memory peak", _bytes("server_memory_peak_bytes")),
@@ -97,7 +96,9 @@ def load_tables(rows: Sequence[LoadRow]) -> list[Table]:
         if measured:
             tables.append(_latency_table(measured))
             note = "; Triton counts until a decoupled model takes the request" if measured[0].is_streaming else ""
-            tables.append(_table(f"In the server{note}", _SERVER_COLUMNS, measured))
+            tables.append(
+                _table(f"In the server, and the wait in the client before it{note}", _SERVER_COLUMNS, measured)
+            )
             tables.append(_table(_cost_caption(measured), _COST_COLUMNS, measured))
     return [table for table in tables if len(table.columns) > 1]
 

@@ -110,10 +110,10 @@ def test_columns_without_a_figure_are_left_out(tmp_path: Path) -> None:
     ("changes", "sentence"),
     [
         ({"is_stable": False}, "did not agree closely at concurrency 1, concurrency 2, concurrency 4"),
-        ({"failed_requests": 2, "error": "timed out"}, "6 requests of load load failed: timed out"),
+        ({"failed_requests": 2, "error": "timed out"}, "6 requests of benchmark load failed: timed out"),
         ({"is_random_weights": True}, "on random weights"),
         ({"client_cpu_cores": 0.95}, "near one core's limit"),
-        ({"state": "failed", "error": "gone"}, "3 of 3 points of load load failed"),
+        ({"state": "failed", "error": "gone"}, "3 of 3 points of benchmark load failed"),
     ],
 )
 def test_what_makes_figures_less_than_they_seem_is_said_first(
