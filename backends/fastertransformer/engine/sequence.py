@@ -54,6 +54,7 @@ class Job:
     is_cancelled: Callable[[], bool] | None = None
     sequences: list[Sequence] = field(default_factory=list)
     session: int | str | None = None
+    _laid: Array | None = None  # output_ids so far, see lay_out_ids
 
     def __post_init__(self) -> None:
         """Make its sequences."""
@@ -63,6 +64,31 @@ class Job:
     def is_done(self) -> bool:
         """Whether no sequence is still generated."""
         return all(sequence.is_done for sequence in self.sequences)
+
+    def lay_out_ids(self) -> Array:
+        """Give output_ids as far as they are known; see output_tensors.
+
+        What has been laid out once stays, but for beams, which change their tokens: a stream asks at every token.
+        """
+        request = self.request
+        if self._laid is None or request.beam_width > 1:
+            shown = max(request.input_ids.shape[1], *(len(sequence.shown) for sequence in self.sequences))
+            fill = np.zeros(request.batch_size) if request.sources else request.scalars["end_id"]
+            shape = request.batch_size, request.beam_width, shown + int(request.output_lengths.max())
+            self._laid = np.repeat(fill.astype(np.uint32), shape[1] * shape[2]).reshape(shape)
+            for row, sequence in enumerate(self.sequences):
+                self._laid[row, :, : len(sequence.shown)] = sequence.shown
+                sequence.laid = 0
+        for row, sequence in enumerate(self.sequences):
+            for beam, tokens in enumerate(sequence.tokens):
+                start = len(sequence.shown)
+                self._laid[row, beam, start + sequence.laid : start + len(tokens)] = tokens[sequence.laid :]
+            sequence.laid = len(sequence.tokens[0])
+        return self._laid.copy()
+
+    def begin_anew(self, sequence: Sequence) -> None:
+        """Put a sequence in its row's place."""
+        self.sequences[sequence.row], self._laid = sequence, None
 
     @property
     def is_known(self) -> bool:
@@ -89,6 +115,7 @@ class Sequence:
         runs_alone: whether its context failed together with others' and is run on its own.
         is_suspect: whether a step failed that it took with others; it takes no more with any.
         answered: tokens that were answered before it was begun anew.
+        laid: tokens that its job has laid out.
         traits: what it needs of a step, as soon as it has a slot.
         encoded: [S, hidden], where the answer is what the encoder makes.
         attentions: fp32 [layers, heads, S, S], where they are wanted beside it.
@@ -114,6 +141,7 @@ class Sequence:
     runs_alone: bool = False
     is_suspect: bool = False
     answered: int = 0
+    laid: int = 0
     traits: Traits | None = None
     encoded: Array | None = None
     attentions: Array | None = None
@@ -141,7 +169,7 @@ class Sequence:
     def begin_anew(self) -> Sequence:
         """Put a suspect that has nothing yet in its place, and give it."""
         fresh = Sequence(self.job, self.row, is_suspect=True, answered=max(self.answered, self.count))
-        self.job.sequences[self.row] = fresh
+        self.job.begin_anew(fresh)
         return fresh
 
     @property
@@ -278,34 +306,37 @@ def output_tensors(job: Job) -> dict[str, Array]:
             rows = [each.attentions for each in job.sequences]
             encoded["output_attentions"] = _stacked(rows, (0, 0, width, width))
         return encoded
-    batch, width = request.batch_size, request.beam_width
-    longest = int(request.output_lengths.max())
-    shown = max(request.input_ids.shape[1], *(len(sequence.shown) for sequence in job.sequences))
-    fill = np.zeros(batch) if request.sources else request.scalars["end_id"]
-    ids = np.repeat(fill.astype(np.uint32), width * (shown + longest)).reshape(batch, width, shown + longest)
-    lengths, inputs = np.zeros((batch, width), np.uint32), np.zeros((batch, width), np.int32)
-    scores, log_probs = np.zeros((batch, width), np.float32), np.zeros((batch, width, longest), np.float32)
-    for row, sequence in enumerate(job.sequences):
-        start = len(sequence.shown)
-        ids[row, :, :start] = sequence.shown
-        inputs[row] = start
-        for beam, tokens in enumerate(sequence.tokens):
-            ids[row, beam, start : start + len(tokens)] = tokens
-            lengths[row, beam] = start + len(tokens)
-            if sequence.wants("log_probs"):
-                scores[row, beam] = sequence.scores[beam]
-                log_probs[row, beam, : len(tokens)] = sequence.log_probs[beam]
-    tensors: dict[str, Array] = {"output_ids": ids, "sequence_length": lengths, "response_input_lengths": inputs}
+    width = request.beam_width
+    ids = job.lay_out_ids()
+    inputs = np.array([[len(sequence.shown)] * width for sequence in job.sequences], np.int32)
+    lengths = inputs + np.array([[len(tokens) for tokens in sequence.tokens] for sequence in job.sequences], np.int32)
+    tensors: dict[str, Array] = {
+        "output_ids": ids,
+        "sequence_length": lengths.astype(np.uint32),
+        "response_input_lengths": inputs,
+    }
     if request.sources:
-        tensors = {"output_ids": ids.astype(np.int32), "sequence_length": lengths.astype(np.int32)}
+        tensors = {"output_ids": ids.astype(np.int32), "sequence_length": lengths}
     if request.wants("log_probs"):
-        tensors |= {"cum_log_probs": scores, "output_log_probs": log_probs}
+        tensors |= _token_scores(job)
     if request.wants("context_embeddings"):
         embeddings = _stacked([sequence.context_embedding for sequence in job.sequences])
         tensors["context_embeddings"] = np.repeat(embeddings[:, None], width, axis=1)
     if request.wants("context_log_probs"):
-        tensors |= _context_scores(job.sequences, shown)
+        tensors |= _context_scores(job.sequences, ids.shape[2] - int(request.output_lengths.max()))
     return tensors
+
+
+def _token_scores(job: Job) -> dict[str, Array]:
+    batch, width = job.request.batch_size, job.request.beam_width
+    scores = np.zeros((batch, width), np.float32)
+    log_probs = np.zeros((batch, width, int(job.request.output_lengths.max())), np.float32)
+    for row, sequence in enumerate(job.sequences):
+        if sequence.wants("log_probs"):
+            scores[row] = sequence.scores
+            for beam, gains in enumerate(sequence.log_probs):
+                log_probs[row, beam, : len(gains)] = gains
+    return {"cum_log_probs": scores, "output_log_probs": log_probs}
 
 
 def _context_scores(sequences: list[Sequence], width: int) -> dict[str, Array]:
