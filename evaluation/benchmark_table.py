@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import metrics
-from evaluation.cells import parse, render
+from evaluation.cells import has_columns, parse, render
 from handover.manifest import write_atomically
 
 FILE_NAME = "benchmark.csv"
@@ -172,9 +172,9 @@ def read_rows(path: Path) -> list[Row]:
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         names = [column.name for column in dataclasses.fields(Row)]
-        if reader.fieldnames is None or list(reader.fieldnames) != [*names, *ANCESTORS_COLUMNS]:
+        if not has_columns(reader.fieldnames, [*names, *ANCESTORS_COLUMNS]):
             raise ValueError(f"{path} does not have the columns of a benchmark")
-        return [_row({name: cells[name] for name in names}) for cells in reader]
+        return [_row({name: cells[name] for name in names if name in cells}) for cells in reader]
 
 
 def _row(cells: dict[str, str]) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -11,6 +12,16 @@ def render(value: Any) -> Any:
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else value
+
+
+NEWER_COLUMNS = ("int8_mode", "versions")
+"""Columns that tables of Slipway 0.1 do not have; such tables are still read, as an earlier run's baseline for one."""
+
+
+def has_columns(found: Sequence[str] | None, expected: Sequence[str]) -> bool:
+    """Whether a table has the columns that it should have, or had them before NEWER_COLUMNS came."""
+    older = [name for name in expected if name not in NEWER_COLUMNS]
+    return found is not None and list(found) in (list(expected), older)
 
 
 def parse(cell: str, hint: Any) -> Any:

@@ -14,7 +14,7 @@ from evaluation.figures import FAILS, Metric
 from evaluation.load.findings import Load, read_loads
 from evaluation.load.table import FILE_NAME as LOAD_FILE_NAME
 from handover.errors import ArtefactError
-from handover.manifest import RANDOM_WEIGHTS, Manifest
+from handover.manifest import RANDOM_WEIGHTS, REPLACED, Manifest
 
 PARTIAL = ".partial"
 _BAD_STATES = ("failed", "interrupted", "not run")
@@ -251,7 +251,7 @@ def _read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
 
 
 def _newest_results(root: Path, file_name: str, is_written_last: bool = False) -> list[tuple[Path, bool]]:
-    """Result files with whether they are published; unpublished ones where no other is.
+    """Result files with whether they are published; unpublished ones where no other is, and none that was replaced.
 
     Args:
         root: of all results of a kind.
@@ -260,7 +260,8 @@ def _newest_results(root: Path, file_name: str, is_written_last: bool = False) -
             to its end, and failed by what it found.
     """
     chosen: dict[str, Path] = {}
-    for path in sorted(root.glob(f"*/{file_name}"), key=lambda path: path.parent.name.endswith(PARTIAL)):
+    found = (path for path in root.glob(f"*/{file_name}") if REPLACED not in path.parent.name)
+    for path in sorted(found, key=lambda path: path.parent.name.endswith(PARTIAL)):
         other = chosen.setdefault(path.parent.name.removesuffix(PARTIAL), path)
         if is_written_last and path.stat().st_mtime_ns > other.stat().st_mtime_ns:
             chosen[path.parent.name.removesuffix(PARTIAL)] = path

@@ -19,6 +19,8 @@ from handover.digests import file_digest
 from handover.errors import ArtefactError
 
 FILE_NAME = "manifest.json"
+REPLACED = ".replaced-"
+"""In the name of an artefact that a later one has taken the place of; a time follows."""
 RANDOM_WEIGHTS = "random_weights"
 """Key of ``made_from``, true where weights are made up: what is measured says nothing about accuracy."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from handover.errors import ArtefactError
-from handover.manifest import FILE_NAME, Manifest, record_files
+from handover.manifest import FILE_NAME, REPLACED, Manifest, record_files
 from handover.provenance import made_by
 from launcher.plan import StagePlan, partial
 
@@ -95,7 +95,7 @@ class Work:
         sealed.write(self.directory)
         kept = None
         if self.plan.output.exists():
-            kept = self.plan.output.with_name(f"{self.plan.output.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}")
+            kept = self.plan.output.with_name(f"{self.plan.output.name}{REPLACED}{time.strftime('%Y%m%d-%H%M%S')}")
             while kept.exists():
                 kept = kept.with_name(kept.name + "x")
             self.plan.output.rename(kept)

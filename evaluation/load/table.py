@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaluation.cells import parse, render
+from evaluation.cells import has_columns, parse, render
 from evaluation.costs import COST_FIGURES
 from evaluation.load.figures import FIGURE_COLUMNS
 from evaluation.load.server_metrics import SERVER_FIGURES
@@ -153,7 +153,7 @@ def read_rows(path: Path) -> list[LoadRow]:
     """
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
-        if reader.fieldnames is None or list(reader.fieldnames) != columns():
+        if not has_columns(reader.fieldnames, columns()):
             raise ValueError(f"{path} does not have the columns of a load sweep")
         return [_row(cells) for cells in reader]
 

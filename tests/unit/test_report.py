@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import os
@@ -13,10 +14,11 @@ from xml.etree import ElementTree
 import pytest
 
 from evaluation import report
-from evaluation.benchmark_table import Row, write_rows
+from evaluation.benchmark_table import Row, read_rows, write_rows
 from evaluation.lambada_score import Score, summarise
 from handover.manifest import FileRecord, Manifest
 
+ADDED = ("int8_mode", "versions")  # columns that Slipway 0.1.0 did not write
 HOSTILE = 'x"><script>alert(1)</script> | `a` [b](c) *d* & €'
 
 
@@ -229,6 +231,30 @@ def test_a_benchmark_that_is_under_way_does_not_hide_a_published_one(run: Run) -
     write_rows(table.parent.parent / "static.partial" / "benchmark.csv", [make_row(1)])
     markdown, _ = run.report()
     assert "did not finish" not in markdown and "| 8 |" in markdown
+
+
+def test_what_was_replaced_is_not_reported(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for directory in ("lambada", "lambada.replaced-20260101-000000"):
+        run.evaluate(directory)
+    run.benchmark(make_row(1))
+    run.benchmark(make_row(77), directory="static.replaced-20260101-000000x")
+    markdown, page = run.report()
+    assert markdown.count("## Accuracy") == 1 and "77" not in markdown.split("## Stages")[0]
+    assert page.count("Accuracy: lambada") == 1 and "replaced" not in page
+
+
+def test_a_table_of_slipway_0_1_is_still_read(run: Run) -> None:
+    run.evaluate()
+    run.benchmark(make_row(1), make_row(2))
+    path = run.results / "benchmark" / "static" / "benchmark.csv"
+    with path.open(newline="") as stream:
+        rows = [{name: cell for name, cell in row.items() if name not in ADDED} for row in csv.DictReader(stream)]
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert [(row.batch_size, row.versions) for row in read_rows(path)] == [(1, ""), (2, "")]
+    assert "is damaged" not in run.report()[0]
 
 
 def test_figures_of_different_models_are_told_apart(run: Run) -> None:
