@@ -125,19 +125,23 @@ def label_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, Point]], c
         )
 
 
-def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]], is_left: bool = True) -> None:
-    """Write a text above and left (or right) of each point; a label without room is left out."""
+def label_points(figure: Figure, axes: Axes, labels: Sequence[tuple[str, Point]], is_falling: bool = False) -> None:
+    """Write a text above and left of each point; a label without room is left out.
+
+    Along a falling line the texts stand above it at the left, and below it at the right.
+    """
     figure.canvas.draw()
     placed: list[tuple[float, float]] = []
     for text, point in labels:
         x, y = axes.transData.transform(point)
+        is_left = not is_falling or axes.transAxes.inverted().transform((x, y))[0] > 0.5
         if any(abs(x - ox) < _ROOM_PX and abs(y - oy) < _ROOM_PX for ox, oy in placed):
             continue
         placed.append((x, y))
         axes.annotate(
             text,
             point,
-            xytext=(-5 if is_left else 6, 4),
+            xytext=(-6 if is_left else 6, -12 if is_left and is_falling else 4),
             textcoords="offset points",
             ha="right" if is_left else "left",
             color=FAINT,

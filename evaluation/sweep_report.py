@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 
 from evaluation.arguments import SweepReportArguments
@@ -74,12 +75,13 @@ def render_html(points: Sequence[Point]) -> str:
     for number, (workload, sizes) in enumerate(_sizes(points).items()):
         svg = draw_latency_by_size(sizes, f"size{number}")
         parts.append(figure(svg, f"Latency by model size: {workload}. Mean of a request; a line for each parallelism."))
-    parts += pareto_parts(_candidates(points), "pareto")
+    named = [replace(c, load=f"{point.label}, {c.load}") for point in points for c in point.candidates]
+    parts += pareto_parts(named, "pareto")
     for ranking, budget in _rankings(points):
         cells = [candidate_cells(ranking, candidate) for candidate in ranking.best]
-        named = [(*row[:-1], _label_of(points, candidate)) for row, candidate in zip(cells, ranking.best, strict=True)]
-        if named:
-            parts.append(table(RANKING_COLUMNS, named, numeric, ranking_title(ranking, budget)))
+        shown = [(*row[:-1], _label_of(points, candidate)) for row, candidate in zip(cells, ranking.best, strict=True)]
+        if shown:
+            parts.append(table(RANKING_COLUMNS, shown, numeric, ranking_title(ranking, budget)))
         else:
             parts.append(f"<p>{escape(_none_fits(ranking, budget))}</p>")
     sections = [*problems(_remarks(points)), section("Points and what to run", "".join(parts)), _links(points)]

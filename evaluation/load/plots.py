@@ -91,7 +91,7 @@ def draw_pareto(candidates: Sequence[Candidate], name: str) -> str:
         axes.set_xlabel("Generated tokens/s for one user")
         title_height(axes, "Generated tokens/s for one GPU (or the CPU)")
         labels = [(c.load, (c.tokens_per_s_per_user, c.tokens_per_s_per_gpu)) for c in front]
-        label_points(figure, axes, labels, is_left=False)
+        label_points(figure, axes, labels, is_falling=True)
 
     return draw_svg(name, draw)
 

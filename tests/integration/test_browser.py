@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -35,6 +36,7 @@ def page(tmp_path: Path) -> Path:
         load_row(size, output_tokens_per_s=90.0 * size, output_tokens_per_s_per_gpu=90.0 * size, **FIGURES)
         for size in (1, 2, 4)
     ]
+    rows[1] = dataclasses.replace(rows[1], failed_requests=2, error="/a_path_without_a_place_to_break" * 4)
     rows.append(load_row(8, state="failed", error="no room " * 30))
     static = [static_row(size, [20.0 * size, 25.0 * size]) for size in (1, 8)]
     results = write_results(tmp_path / "run", load=rows, static=static, accuracy={"last_token_accuracy": (0.5, 0.01)})
