@@ -46,13 +46,17 @@ class Difference:
         value: there; None where it is missing.
         noise: half of its 95% interval; None where unknown.
         change: relative to the first; None where one is missing or the first is 0.
-        verdict: ``better``, ``worse``, ``noise``, or empty where it cannot be said.
+        verdict: ``better``, ``worse``, ``noise``, ``equal``, or empty where it cannot be said.
+        delta: to the first, in the figure's unit; None as for ``change``.
+        is_fraction: whether it is shown in percent.
     """
 
     value: float | None
     noise: float | None
     change: float | None
     verdict: str
+    delta: float | None = None
+    is_fraction: bool = False
 
 
 def main(argv: Sequence[str]) -> None:
@@ -105,27 +109,32 @@ def difference(first: Measurement | None, other: Measurement | None) -> Differen
     if other is None:
         return Difference(None, None, None, "")
     if first is None or first is other:
-        return Difference(other.value, other.noise, None, "")
+        return Difference(other.value, other.noise, None, "", is_fraction=other.is_fraction)
     change = other.value / first.value - 1 if first.value else None
     delta = other.value - first.value
-    if not delta:
-        return Difference(other.value, other.noise, change, "equal")
-    if first.noise is None or other.noise is None or not other.better:
-        return Difference(other.value, other.noise, change, "")
-    if abs(delta) <= math.hypot(first.noise, other.noise):
-        return Difference(other.value, other.noise, change, "noise")
     verdict = "better" if (delta > 0) == (other.better == HIGHER) else "worse"
-    return Difference(other.value, other.noise, change, verdict)
+    if not delta:
+        verdict = "equal"
+    elif first.noise is None or other.noise is None or not other.better:
+        verdict = ""
+    elif abs(delta) <= math.hypot(first.noise, other.noise):
+        verdict = "noise"
+    return Difference(other.value, other.noise, change, verdict, delta, other.is_fraction)
 
 
-def cell(figure: str, shown: Difference) -> str:
-    """One cell for people: value, interval, change, verdict."""
+def cell(figure: str, shown: Difference) -> tuple[str, str]:
+    """One cell for people: value and interval, change and verdict; shares in percent and points."""
     if shown.value is None:
-        return ""
-    interval = "" if shown.noise is None else f" ±{show_figure(shown.noise)}"
-    value = human_bytes(shown.value) if figure.endswith("_bytes") else show_figure(shown.value)
-    change = "" if shown.change is None else f"  {100 * shown.change:+.1f}%"
-    return f"{value}{interval}{change}{f' {shown.verdict}' if shown.verdict else ''}"
+        return "", ""
+    if shown.is_fraction:
+        interval = "" if shown.noise is None else f" ±{100 * shown.noise:.2f}"
+        value = f"{100 * shown.value:.2f}%"
+        change = "" if shown.delta is None else f"{100 * shown.delta:+.2f} points"
+    else:
+        interval = "" if shown.noise is None else f" ±{show_figure(shown.noise)}"
+        value = human_bytes(shown.value) if figure.endswith("_bytes") else show_figure(shown.value)
+        change = "" if shown.change is None else f"{100 * shown.change:+.1f}%"
+    return f"{value}{interval}", shown.verdict if shown.verdict == "equal" else f"{change} {shown.verdict}".strip()
 
 
 def remarks(names: Sequence[str], reports: Sequence[Report]) -> list[str]:
@@ -160,14 +169,14 @@ def render_markdown(names: Sequence[str], reports: Sequence[Report], rows: dict[
     """Render the same as a table for people."""
     said = "".join(f"- {remark}\n" for remark in remarks(names, reports))
     lines = [("Figure", *names), ("---", *("---:" for _ in names))]
-    lines += [(figure, *(cell(figure, shown) for shown in differences)) for figure, differences in rows.items()]
+    lines += [(figure, *("  ".join(cell(figure, shown)).strip() for shown in cells)) for figure, cells in rows.items()]
     table = "\n".join(f"| {' | '.join(text.replace('|', '/') for text in line)} |" for line in lines)
     return f"# Comparison\n\n{said}\n{table}\n"
 
 
 def render_html(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> str:
     """Render the same as one self-contained page."""
-    heads = "".join(f'<th scope="col" class="number">{escape(name)}</th>' for name in names)
+    heads = "".join(f'<th scope="col" class="number">{escape(name).replace("_", "_<wbr>")}</th>' for name in names)
     body = "".join(_html_row(figure, differences) for figure, differences in rows.items())
     table = f'<div class="wide"><table><thead><tr><th scope="col">Figure</th>{heads}</tr></thead>{body}</table></div>'
     summary = f"{len(rows)} figures of {len(names)} reports; changes are relative to {names[0]}."
@@ -175,9 +184,11 @@ def render_html(names: Sequence[str], reports: Sequence[Report], rows: dict[str,
 
 
 def _html_row(figure: str, differences: Iterable[Difference]) -> str:
-    cells = "".join(
-        f'<td class="number {style_of(shown.verdict)}">{escape(cell(figure, shown))}</td>' for shown in differences
-    )
+    cells = ""
+    for shown in differences:
+        value, change = map(escape, cell(figure, shown))
+        second = f'<small class="{style_of(shown.verdict)}">{change}</small>' if change else ""
+        cells += f'<td class="number">{value}{second}</td>'
     return f"<tr><td>{escape(figure)}</td>{cells}</tr>"
 
 
@@ -189,7 +200,8 @@ def _print(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list
         table.add_column(Text(name), justify="right", overflow="fold")
     colours = {"better": "green", "worse": "red"}
     for figure, differences in rows.items():
-        table.add_row(Text(figure), *(Text(cell(figure, d), style=colours.get(d.verdict, "")) for d in differences))
+        cells = (Text("  ".join(cell(figure, d)).strip(), style=colours.get(d.verdict, "")) for d in differences)
+        table.add_row(Text(figure), *cells)
     console.print(table)
     for remark in remarks(names, reports):
         console.print(Text(remark, style="yellow"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from evaluation.benchmark_table import FIGURES as STATIC_FIGURES
 from evaluation.benchmark_table import Row
+from evaluation.figures import FRACTION
 from evaluation.load.table import FIGURES as LOAD_FIGURES
 from evaluation.load.table import OK, LoadRow
 from evaluation.report_data import Benchmark, Findings, collect_findings
@@ -33,8 +34,9 @@ class Measurement:
         value: in the unit that the name ends with.
         noise: half of its 95% confidence interval; None where it is not known.
         better: ``lower``, ``higher``, or empty where neither is.
-        source: what was measured: the data's digest for accuracy, empty for a benchmark.
+        source: what was measured: the data's digest and how much of it for accuracy, empty for a benchmark.
         doubt: why the value is not to be relied on; empty if it is.
+        is_fraction: whether it is shown in percent.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Measurement:
     better: str
     source: str = ""
     doubt: str = ""
+    is_fraction: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,10 @@ def _all(findings: Findings) -> Iterable[Measurement]:
             if metric.value is not None:
                 noise = None if metric.stderr is None else _TWO_SIDED_95 * metric.stderr
                 name = f"{evaluation.task}.{metric.name}"
-                source = str(evaluation.data.get("sha256", "")) if not evaluation.failed else ""
-                yield Measurement(name, metric.value, noise, direction(name), source, evaluation.doubt)
+                sha256 = evaluation.data.get("sha256") if not evaluation.failed else ""
+                source = f"{metric.n} of {sha256}" if sha256 else ""
+                is_fraction = metric.unit == FRACTION
+                yield Measurement(name, metric.value, noise, direction(name), source, evaluation.doubt, is_fraction)
     for benchmark in findings.benchmarks:
         for row in benchmark.measured:
             values = {name: getattr(row, name) for name in STATIC_FIGURES}

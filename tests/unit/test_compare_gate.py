@@ -92,6 +92,14 @@ def test_the_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.Ca
     assert "| Figure | a |" in (tmp_path / "out" / "compare.md").read_text()
 
 
+def test_shares_are_shown_in_percent_and_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write_results(tmp_path / "a", accuracy={"2-gram_accuracy": (0.0738, 0.001)})
+    two = write_results(tmp_path / "b", accuracy={"2-gram_accuracy": (0.0773, 0.001)})
+    compare.main([str(one), str(two)])
+    printed = capsys.readouterr().out
+    assert "7.38% ±0.20" in printed and "7.73% ±0.20  +0.35 points better" in printed
+
+
 def test_reports_are_named_by_what_differs_between_their_paths(tmp_path: Path) -> None:
     def names(*paths: str) -> list[str]:
         return compare.labels([tmp_path / path for path in paths])

@@ -149,6 +149,19 @@ def test_accuracy_of_one_model_and_latency_of_another_are_inconclusive(tmp_path:
     assert verdict == "INCONCLUSIVE" and "belong to 2 models" in reasons["model_digest one model"]
 
 
+def test_two_runs_over_other_samples_of_one_file_differ_by_chance(tmp_path: Path) -> None:
+    before, now = (
+        run_of(tmp_path, name, {"last_token_accuracy": (value, 0.01)}) for name, value in (("a", 0.46), ("b", 0.45))
+    )
+    rules = {"lambada.last_token_accuracy": {"max_drop": 0.005}}
+    assert decide(now, before, rules)[0] == "NO-GO", "the same samples: the drop is real"
+    metrics = before / "evaluation" / "lambada" / "metrics.json"
+    content = json.loads(metrics.read_text())
+    content["metrics"][0]["n"] = 50
+    metrics.write_text(json.dumps(content))
+    assert decide(now, before, rules)[0] == "INCONCLUSIVE", "within the noise of two samples of the file"
+
+
 def test_a_figure_that_is_no_number_never_goes(tmp_path: Path) -> None:
     current = run_of(tmp_path, "new", {"last_token_accuracy": (float("nan"), 0.0)})
     verdict, reasons = decide(current, None, {"lambada.last_token_accuracy": {"at_least": 0.4}})
