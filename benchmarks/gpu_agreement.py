@@ -57,6 +57,7 @@ class AgreementArguments(ScriptArguments):
     layers: int = field(default=6, metadata={"help": "transformer blocks"})
     hidden: int = field(default=512, metadata={"help": "width"})
     vocab: int = field(default=4096, metadata={"help": "rows of the embedding"})
+    families: tuple[str, ...] = field(default=tuple(_FAMILIES), metadata={"help": "JSON list of what is compared"})
     device: str = field(default="cuda", metadata={"help": "what is compared with the CPU"})
 
 
@@ -143,7 +144,7 @@ def compare(arguments: AgreementArguments) -> bool:
     agrees, device = True, torch.device(arguments.device)
     sys.stdout.write(f"{'family':9} {'format':10} {'error':>9} {'log-probability':>16} {'tokens that agree':>18}\n")
     with tempfile.TemporaryDirectory(prefix="slipway-agreement-") as temporary:
-        for name in _FAMILIES:
+        for name in arguments.families:
             directory = Path(temporary) / name
             config = write_checkpoint(arguments, name, directory)
             expected = run(open_steps(directory, config, "fp32", torch.device("cpu")))
