@@ -26,7 +26,8 @@ POINTERS = {
 POINTERS |= {"parts": "*fp32", "gain_sums": "*fp32", "logits": "*fp32", "places": "*fp16"}
 POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses"), "*i64")
 POINTERS |= dict.fromkeys(
-    ("q", "k", "v", "memory", "out", "bias", "x", "y", "weight", "scales", "gain", "shift", "residual"), "*fp16"
+    ("q", "k", "v", "memory", "out", "bias", "x", "y", "weight", "scales", "gain", "shift", "residual", "turned"),
+    "*fp16",
 )
 NUMBERS = {"scale": "fp32", "log2_base": "fp32", "eps": "fp32", "page_stride": "i64", "values_at": "i64"}
 
@@ -37,6 +38,12 @@ def attention(block: int, is_cut: bool, kind: int = 0, rotation: int = 0, size: 
 
 
 PEERS = {"size": 4, "padded": 4, "block": 256, "programs": 32, "lost": 32, "patience": 1 << 25}
+
+
+def keeping(rotation: int) -> dict[str, Any]:
+    return {"page_tokens": 32, "heads": 32, "size": 128, "width": 128, "many": 16, "rotation": rotation}
+
+
 # Module, function, warps, constants, what is another type than usually.
 CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "few heads": ("attention", "_attend", 8, attention(128, True), {}),
@@ -48,7 +55,11 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "likeliest": ("likeliest", "_take", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64"}),
     "embedding": ("embedding", "_embed", 4, {"has_places": True, "block": 1024}, {"tokens": "*fp16"}),
     "peer sum": ("peer_sum", "_add", 4, PEERS, {"memory": "*i64", "part": "*fp32"}),
-    "keep": ("keep", "_keep", 4, {"page_tokens": 32, "heads": 32, "size": 128, "block": 2048}, {}),
+    "keep": ("keep", "_keep", 4, keeping(rotation=0), {}),
+    "turn by pairs": ("keep", "_keep", 4, keeping(rotation=1), {}),
+    "turn by halves": ("keep", "_keep", 4, keeping(rotation=2), {}),
+    "widen": ("widen", "_widen", 4, {"block_n": 8, "block_k": 1024, "is_native": True}, {"weight": "*i8"}),
+    "norm": ("norm_rows", "norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
 }
 
 

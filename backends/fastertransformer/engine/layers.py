@@ -86,11 +86,10 @@ def run_layer(
     """Run a layer on x [B, T, hidden], which is overwritten; memory: its own and its cross part of the cache."""
     first, second = norming(stack, layer.input_norm), norming(stack, layer.post_norm)
     if stack.is_parallel:
-        if not second:  # both work on the same numbers
+        normed = x
+        if not second:  # both work on the same numbers; of one row a product norms what it multiplies for nothing
             assert first
-            normed, first = first(x), None
-        else:
-            normed = x
+            normed, first, second = (x, first, first) if x.shape[:2] == (1, 1) else (first(x), None, None)
         attended = _attend(stack, layer, normed, first, call, memory[:1])
         inner = _mlp(stack, layer, normed, second, call.tasks)
         return links.add(links.add(x, layer.attention_out, attended), layer.mlp_out, inner)

@@ -53,6 +53,9 @@ class Norming:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm x, [..., width]."""
+        if x.is_cuda and (kernels := _find_kernels(x.device)):
+            normed: Tensor = kernels.normed(x.reshape(-1, x.shape[-1]).contiguous(), self).view(x.shape)
+            return normed
         if self.is_rms:
             return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
@@ -183,6 +186,8 @@ class Int8Linear(Linear):
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in kept if each is not None)
 
     def _product(self, x: Tensor) -> Tensor:
+        if x.is_cuda and (kernels := _find_kernels(x.device)):
+            return F.linear(x, kernels.widen(self._weight, self._scales), self._bias)
         y = F.linear(x, self._weight.to(x.dtype)) * self._scales
         return y if self._bias is None else y + self._bias
 

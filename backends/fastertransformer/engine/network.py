@@ -119,10 +119,11 @@ class Network:
         kind = (self._bias, self.config.attention_scale, self._like)
         ids, positions, rows = tokens.unbind()
         tables = cache.tables if isinstance(cache, PagedCache) else None
-        attend = PackedRows(tables, rows, positions, ends, lengths, *kind)
-        where = positions[None]
+        is_fused, where = tables is not None and tables.is_cuda, positions[None]
+        attend = PackedRows(tables, rows, positions, ends, lengths, *kind, self._rotary if is_fused else None)
         x = self.links.enter(lambda: self._embed(ids[None], where, None), (1, len(ids)))  # [1, T, hidden]
-        return self.links.leave(self._decoder(x, attend, self._rotation(where), slice(0, 0), cache, None))[0]
+        rotate = None if is_fused else self._rotation(where)
+        return self.links.leave(self._decoder(x, attend, rotate, slice(0, 0), cache, None))[0]
 
     def can_begin(self) -> bool:
         """Say whether begin can do without lengths."""

@@ -72,6 +72,7 @@ class PackedRows:
         bias: by positions; None: none.
         scale: of q k.
         like: a tensor on the device, in the format of keys.
+        rotary: how it turns queries and keys itself; None: they are given as they are to be.
     """
 
     def __init__(
@@ -84,8 +85,9 @@ class PackedRows:
         bias: Bias | None,
         scale: float,
         like: Tensor,
+        rotary: Rotary | None = None,
     ) -> None:
-        self._cells, self._positions = SlotCells(rows), positions
+        self._cells, self._positions, self._rotary = SlotCells(rows), positions, rotary
         self._pages = None if tables is None else tables[rows, positions // PAGE]
         self._offsets = positions % PAGE
         self._ends, self._lengths, self._scale = ends, lengths, scale
@@ -101,9 +103,14 @@ class PackedRows:
         if self._pages is None:  # to its slot a token is a row of its own
             self._cells.write(memory, self._positions[:, None], k.transpose(0, 2), v.transpose(0, 2))
         elif k.is_cuda:
-            from .kernels.keep import keep
+            from .kernels.keep import keep, turn_and_keep
 
-            keep(k[0], v[0], memory, self._pages, self._offsets)
+            where = memory, self._pages, self._offsets
+            if self._rotary:
+                turned = turn_and_keep(q[0], k[0], v[0], *where, self._positions, self._rotary)
+                q, k = (each[None] for each in turned)
+            else:
+                keep(k[0], v[0], *where)
         else:
             put(memory, self._pages[None], self._offsets[None], k, v)
         if can_pack(q) and not (self._masks and self._masks[0] is not None):

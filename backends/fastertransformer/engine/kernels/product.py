@@ -14,6 +14,7 @@ from ..linear import Norming
 from .few_rows import few_rows
 from .norm_rows import norm_rows
 from .one_row import one_row
+from .widen import widen as widen
 
 _MOST_ROWS, _MOST_ROWS_INT8 = 16, 64
 _PARTS_BYTES = 64 << 20
@@ -122,7 +123,7 @@ def multiply(
         eps = norm.eps if norm else 0.0
         one_row[(tiles,)](y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps, **flags)
         return y
-    x = _normed(x, norm) if norm else x
+    x = normed(x, norm) if norm else x
     parts, arrivals = _scratch(x.device)
     flags |= {"has_bias": bias is not None, "padded": max(8, triton.next_power_of_2(rows)), "splits": tiling.splits}
     assert tiling.splits * flags["padded"] * outputs <= parts.numel() and tiles <= _MOST_TILES, "too large to be split"
@@ -132,7 +133,8 @@ def multiply(
     return y
 
 
-def _normed(x: Tensor, norm: Norming) -> Tensor:
+def normed(x: Tensor, norm: Norming) -> Tensor:
+    """Norm each row of x, [rows, width], contiguous."""
     y = torch.empty_like(x)
     _, is_chained = _abilities(x.device)
     width = x.shape[1]

@@ -1,0 +1,72 @@
+"""The kernels of contexts, many tokens at once, against torch: on a GPU, or by Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+
+from backends.fastertransformer.engine.linear import Norming
+from backends.fastertransformer.engine.pages import PAGE, put
+from backends.fastertransformer.engine.positions import Rotary, Rotation
+
+HAS_GPU = torch.cuda.is_available()
+
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+LIMITS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+DTYPES = [*LIMITS] if HAS_GPU else [torch.float32, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "size"), [(3, 64), (2, 256), (5, 80), (12, 32)])
+@pytest.mark.parametrize("rotary", [None, Rotary(16, True), Rotary(32, False), Rotary(20, False)])
+def test_tokens_are_turned_and_kept(heads: int, size: int, rotary: Rotary | None, dtype: torch.dtype) -> None:
+    from backends.fastertransformer.engine.kernels.keep import keep, turn_and_keep
+
+    torch.manual_seed(0)
+    tokens = 7
+    q, k, v = torch.randn(1, tokens, 3, heads, size).to(DEVICE, dtype).permute(2, 0, 3, 1, 4).unbind()
+    memory = torch.randn(2, 5, heads, PAGE, size).to(DEVICE, dtype)
+    pages = torch.tensor([4, 4, 1, 1, 1, 3, 0], dtype=torch.int32, device=DEVICE)
+    offsets = torch.tensor([30, 31, 0, 1, 2, 17, 5], device=DEVICE)
+    positions = torch.tensor([62, 63, 64, 65, 66, 2000, 0], device=DEVICE)
+    expected_q, expected_k, expected = q.float(), k.float(), memory.clone()
+    if rotary:
+        turn = Rotation(positions[None], rotary, torch.float32)
+        expected_q, expected_k = turn(expected_q), turn(expected_k)
+    put(expected, pages[None], offsets[None], expected_k.to(dtype), v)
+    if rotary:
+        found = turn_and_keep(q[0], k[0], v[0], memory, pages, offsets, positions, rotary)
+        for mine, theirs in zip(found, (expected_q[0], expected_k[0]), strict=True):
+            assert float((mine.float() - theirs).norm() / theirs.norm()) < max(LIMITS[dtype], 1e-5)
+        assert torch.equal(memory[1], expected[1])
+        assert (memory[0] - expected[0]).abs().max() < 8 * max(LIMITS[dtype], 1e-5)
+    else:
+        keep(k[0], v[0], memory, pages, offsets)
+        assert torch.equal(memory, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 1024), (13, 2000)])
+def test_int8_becomes_the_numbers_that_it_stands_for(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    from backends.fastertransformer.engine.kernels.widen import widen
+
+    torch.manual_seed(0)
+    weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=DEVICE)
+    scales = torch.rand(outputs, device=DEVICE).to(dtype)
+    expected = (weight.double() * scales.double()[:, None]).to(dtype)
+    assert torch.equal(widen(weight, scales), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_rms", [False, True])
+def test_every_row_is_normed(is_rms: bool, dtype: torch.dtype) -> None:
+    from backends.fastertransformer.engine.kernels.product import normed
+
+    torch.manual_seed(0)
+    x = (torch.randn(5, 1000, device=DEVICE) * 3 + 1).to(dtype)
+    weight, bias = torch.randn(2, 1000, device=DEVICE).to(dtype).unbind()
+    wide = (1000,), weight.double()
+    expected = F.rms_norm(x.double(), *wide, 1e-5) if is_rms else F.layer_norm(x.double(), *wide, bias.double(), 1e-5)
+    found = normed(x, Norming(weight, None if is_rms else bias, 1e-5, is_rms))
+    assert float((found.double() - expected).norm() / expected.norm()) < LIMITS[dtype]
