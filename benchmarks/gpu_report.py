@@ -2,8 +2,9 @@
 
     python3 -m benchmarks.gpu_report --directory=results/reference/h200
 
-Reads every decode*.csv of benchmarks.gpu_decode, load*.csv of gpu_load, kernels*.csv of gpu_kernels and weights*.csv of
-gpu_weights there; writes report.md and latency.png: the use cases of NVIDIA's published tables at one row a request.
+Reads every decode*.csv of benchmarks.gpu_decode, prefill*.csv of gpu_prefill, load*.csv of gpu_load, kernels*.csv of
+gpu_kernels and weights*.csv of gpu_weights there; writes report.md and latency.png: the use cases of NVIDIA's published
+tables at one row a request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from handover.errors import ConfigError, exit_status
 
 _USE_CASES = {("60", "20"): "Question answering", ("225", "20"): "Intent classification", ("200", "200"): "Translation"}
 _WHERE = ("gpu", "torch", "commit")  # the same in each row of a file
-_TITLES = {"decode": "Latency of a request", "load": "Load", "kernels": "Products", "weights": "Loading"}
+_TITLES = {"decode": "Latency of a request", "prefill": "Inputs", "load": "Load", "kernels": "Products"}
+_TITLES |= {"weights": "Loading"}
 Lines = list[dict[str, str]]
 
 

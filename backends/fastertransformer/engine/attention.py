@@ -255,4 +255,7 @@ def biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
     """Give the mask that attention adds: the bias where a key is seen, minus infinity elsewhere."""
     if bias is None:
         return is_seen
-    return bias.masked_fill(~is_seen, -math.inf).to(like.dtype)
+    mask = bias.masked_fill(~is_seen, -math.inf).to(like.dtype)
+    length = mask.shape[-1]
+    # A GPU's attention takes rows that begin at multiples of 16 bytes; others are copied in every layer.
+    return F.pad(mask, (0, -length % 8))[..., :length] if mask.is_cuda and length % 8 else mask
