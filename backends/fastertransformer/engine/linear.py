@@ -77,6 +77,7 @@ class Linear:
         self._bias = bias
         self._scales: Tensor | None = None
         self._folded: dict[Tensor, Any] = {}  # by a norm's weight, see kernels.product.fold
+        self._full_bias: Tensor | None = bias  # zeros where there is none, as soon as somebody needs that
         self._is_packed = weight.device.type == "cpu" and _can_pack(weight)
         self._weight: Tensor
         if self._is_packed:
@@ -102,7 +103,10 @@ class Linear:
         """
         if kernels := self._kernels(x):
             return self._by_kernel(kernels, x, norm, activation, residual)
-        y = ACTIVATIONS[activation](self._product(norm(x) if norm else x))
+        x = norm(x) if norm else x
+        if x.is_cuda and x.dtype != torch.float32:
+            return self._by_library(x, activation, residual)
+        y = ACTIVATIONS[activation](self._product(x))
         if residual is None:
             return y
         residual += y
@@ -139,6 +143,29 @@ class Linear:
         added = None if residual is None else out
         kernels.multiply(flat, self._weight, self._bias, self._scales, norm, activation, added, out, folded)
         return y
+
+    def _by_library(self, x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
+        """Give what fused does; cuBLASLt computes gelu and relu, or adds the residual, before it rounds."""
+        flat, matrix, outputs = x.reshape(-1, x.shape[-1]), self._matrix(), len(self._weight)
+        if residual is not None and self._bias is None and not activation:
+            rows = residual.view(-1, outputs)
+            torch.addmm(rows, flat, matrix.T, out=rows)
+            return residual
+        if activation in ("gelu", "relu"):
+            if self._full_bias is None:
+                self._full_bias = torch.zeros(outputs, dtype=x.dtype, device=x.device)
+            y = torch._addmm_activation(self._full_bias, flat, matrix.T, use_gelu=activation == "gelu")
+        else:
+            y = ACTIVATIONS[activation](F.linear(flat, matrix, self._bias))
+        y = y.view(*x.shape[:-1], outputs)
+        if residual is None:
+            return y
+        residual += y
+        return residual
+
+    def _matrix(self) -> Tensor:
+        """The weight as numbers of x's type."""
+        return self._weight
 
     def _fold(self, kernels: Any, norm: Norming) -> Any:
         """Compute once what does not depend on x; the engine's warm-up asks for it first."""
@@ -177,7 +204,7 @@ class Int8Linear(Linear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
-        self._bias, self._folded = bias, {}
+        self._bias, self._full_bias, self._folded = bias, bias, {}
         scales = weight.abs().amax(dim=1).float().clamp(min=1e-12) / 127  # [out]
         rounded = (weight.float() / scales[:, None]).round().to(torch.int8)
         self._weight = rounded.contiguous()
@@ -185,9 +212,13 @@ class Int8Linear(Linear):
         kept = (self._weight, self._scales, bias)
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in kept if each is not None)
 
+    def _matrix(self) -> Tensor:
+        if kernels := _find_kernels(self._weight.device):
+            widened: Tensor = kernels.widen(self._weight, self._scales)
+            return widened
+        return self._weight * self._scales[:, None]
+
     def _product(self, x: Tensor) -> Tensor:
-        if x.is_cuda and (kernels := _find_kernels(x.device)):
-            return F.linear(x, kernels.widen(self._weight, self._scales), self._bias)
         y = F.linear(x, self._weight.to(x.dtype)) * self._scales
         return y if self._bias is None else y + self._bias
 
