@@ -119,10 +119,10 @@ def run(steps: Steps) -> Tensor:
     """Prefill, extend and decode three rows -> fp32 logits [rows, tokens, V] on the CPU."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, steps.config.vocab_size, (3, 64), generator=generator).numpy()
-    lengths, nothing, source = np.array([40, 9, 23]), np.full(3, -1), 0
-    steps.place(0, np.full(3, 96), lengths + 8, np.full(3, UNBOUNDED), np.full(3, 96), nothing, nothing)
-    if steps.config.encoder is not None:
-        source = 40
+    lengths, nothing = np.array([40, 9, 23]), np.full(3, -1)
+    source = 40 if steps.config.encoder else 0
+    steps.place(0, np.full(3, 96), lengths + 8, np.full(3, UNBOUNDED), np.full(3, source), nothing, nothing)
+    if source:
         steps.encode(ids[:, :40].copy(), lengths, nothing, 0)
     if steps.packs:
         contexts = [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]

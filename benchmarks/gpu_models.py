@@ -62,7 +62,10 @@ def kernel_times(work: Callable[[], object]) -> str:
         torch.cuda.synchronize()
     kernels = [(each.self_device_time_total / 1000, each.count, each.key[:110]) for each in seen.key_averages()]
     lines = [f"{ms:9.3f} {count:6} {name}" for ms, count, name in sorted(kernels, reverse=True) if ms]
-    return "\n".join([f"{sum(ms for ms, _, _ in kernels):9.3f} ms on the GPU", *lines]) + "\n"
+    times = [each.time_range for each in seen.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+    span = (max(each.end for each in times) - min(each.start for each in times)) / 1000 if times else 0.0
+    busy = f"{sum(ms for ms, _, _ in kernels):9.3f} ms of kernels, {span:.3f} from the first to the last"
+    return "\n".join([busy, *lines]) + "\n"
 
 
 def median_seconds(work: Callable[[], object], repeats: int) -> float:

@@ -212,6 +212,7 @@ def _begin_thread(threads: int, device: torch.device) -> None:
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape: 40 to 600 ms
 
 
 def load_steps(settings: Settings, device: torch.device | None = None, group: Group | None = None) -> tuple[Steps, str]:
