@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from export_scripts.interfaces.serving import (
+    CONTEXT_SCORE_OUTPUTS,
+    CONTEXT_SCORES,
     FACTUAL_NUCLEUS,
     READING,
     SAMPLING,
@@ -29,10 +31,6 @@ from export_scripts.interfaces.serving import (
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.pbtxt import ModelSpec, Step, TensorSpec
 
-_CONTEXT_SCORES = (
-    per_request("is_return_context_cum_log_probs", "BOOL"),
-    per_request("is_return_context_log_probs", "BOOL"),
-)
 _CONTEXT_EMBEDDINGS = per_request("is_return_context_embeddings", "BOOL")
 _PROMPT_LEARNING = (
     per_request("prompt_learning_task_name_ids", "UINT32"),
@@ -48,7 +46,7 @@ ENGINE_INPUTS = (
     TensorSpec("input_lengths", "UINT32", scalar=True),
     TensorSpec("request_output_len", "UINT32", (-1,)),
     *SAMPLING,
-    *_CONTEXT_SCORES,
+    *CONTEXT_SCORES,
     _CONTEXT_EMBEDDINGS,
     *WORD_LISTS,
     *_PROMPT_LEARNING,
@@ -61,8 +59,7 @@ ENGINE_OUTPUTS = (
     TensorSpec("cum_log_probs", "FP32", (-1,)),
     TensorSpec("output_log_probs", "FP32", (-1, -1)),
     TensorSpec("context_embeddings", "FP32", (-1, -1)),
-    TensorSpec("context_log_probs", "FP32", (-1,)),
-    TensorSpec("context_argmax_ids", "UINT32", (-1,)),
+    *CONTEXT_SCORE_OUTPUTS,
 )
 _ENSEMBLE_OUTPUTS = (
     *("sequence_length", "cum_log_probs", "output_log_probs"),
@@ -124,7 +121,7 @@ def postprocessing(serving: Serving) -> ModelSpec:
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
-    passed_on = (*SAMPLING, *_CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS)
+    passed_on = (*SAMPLING, *CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS)
     outputs = {tensor.name: tensor for tensor in ENGINE_OUTPUTS}
     return ModelSpec(
         name=ENSEMBLE,

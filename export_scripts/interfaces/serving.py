@@ -92,6 +92,14 @@ SAMPLING = (
     per_request("start_id", "UINT32"),
     per_request("end_id", "UINT32"),
 )
+CONTEXT_SCORES = (
+    per_request("is_return_context_cum_log_probs", "BOOL"),
+    per_request("is_return_context_log_probs", "BOOL"),
+)
+CONTEXT_SCORE_OUTPUTS = (
+    TensorSpec("context_log_probs", "FP32", (-1,)),
+    TensorSpec("context_argmax_ids", "UINT32", (-1,)),
+)
 WORD_LISTS = (
     TensorSpec("stop_words_list", "INT32", (2, -1), optional=True),
     TensorSpec("bad_words_list", "INT32", (2, -1), optional=True),

@@ -3,8 +3,10 @@
 Names, types, shapes and options of ``fastertransformer`` are those of FasterTransformer backend's T5 guide and of its
 published repository ``all_models/t5``. That has no models for text; ours have the names that GPT's have, and:
 
+- ``decoder_input_ids``, ``decoder_input_lengths`` and what GPT's ``is_return_context_log_probs`` asks of them are the
+  drop-in engine's alone, and optional: tokens that the decoder begins with, behind its start token.
 - ``preprocessing`` ends each text with the vocabulary's end token, as T5 was trained.
-- ``OUTPUT_0`` is what the decoder wrote; the input is not part of it.
+- ``OUTPUT_0`` is the decoder's text; the input is not part of it.
 - ``decoupled`` and dynamic batching are as for GPT.
 """
 
@@ -13,6 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from export_scripts.interfaces.serving import (
+    CONTEXT_SCORE_OUTPUTS,
+    CONTEXT_SCORES,
     FACTUAL_NUCLEUS,
     READING,
     SAMPLING,
@@ -30,6 +34,11 @@ _TASKS = (
     TensorSpec("request_prompt_embedding", "FP16", (-1, -1), optional=True),
     per_request("ia3_tasks", "INT32"),
 )
+_DECODER_INPUTS = (
+    TensorSpec("decoder_input_ids", "UINT32", (-1,), ragged=True, optional=True),
+    per_request("decoder_input_lengths", "UINT32"),
+    *CONTEXT_SCORES,
+)
 _INPUTS = (
     TensorSpec("input_ids", "UINT32", (-1,), ragged=True),
     TensorSpec("sequence_length", "UINT32", scalar=True),
@@ -38,15 +47,17 @@ _INPUTS = (
     *WORD_LISTS,
     *_TASKS,
     *FACTUAL_NUCLEUS,
+    *_DECODER_INPUTS,
 )
 _OUTPUTS = (
     TensorSpec("output_ids", "INT32", (-1, -1)),
     TensorSpec("sequence_length", "INT32", (-1,)),
     TensorSpec("cum_log_probs", "FP32", (-1,)),
     TensorSpec("output_log_probs", "FP32", (-1, -1)),
+    *CONTEXT_SCORE_OUTPUTS,
 )
 _TEXT_OUTPUTS = _OUTPUTS[1:]
-_PASSED_ON = (*SAMPLING, *_TASKS, *FACTUAL_NUCLEUS)
+_PASSED_ON = (*SAMPLING, *_TASKS, *FACTUAL_NUCLEUS, *_DECODER_INPUTS)
 
 
 def engine(serving: Serving) -> ModelSpec:
@@ -102,7 +113,7 @@ def ensemble(serving: Serving) -> ModelSpec:
             TensorSpec("INPUT_1", "UINT32"),
             TensorSpec("INPUT_2", "STRING", (-1,), optional=True),
             TensorSpec("INPUT_3", "STRING", (-1,), optional=True),
-            *(replace(tensor, scalar=False) for tensor in _PASSED_ON),
+            *(replace(tensor, scalar=False, ragged=False) for tensor in _PASSED_ON),
         ),
         outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *_TEXT_OUTPUTS),
         steps=(READING, _GENERATE, _WRITE),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -81,10 +79,3 @@ def test_an_empty_input_has_no_scores(opened: tuple[GPT2LMHeadModel, Engine]) ->
     tensors = ask([[1]], 2, **WANTED) | {"input_ids": np.zeros((1, 0), np.uint32)}
     tensors["input_lengths"] = np.zeros((1, 1), np.uint32)
     assert answer(opened[1], tensors)["context_log_probs"].shape == (1, 0)
-
-
-def test_an_encoder_decoder_has_no_such_input(tmp_path: Path) -> None:
-    from backends.fastertransformer.engine.vocabulary import VOCABULARIES
-
-    assert "is_return_context_log_probs" in VOCABULARIES["gptj"].names
-    assert "is_return_context_log_probs" not in VOCABULARIES["t5"].names

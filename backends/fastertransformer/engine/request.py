@@ -26,7 +26,8 @@ class Request:
     """B sequences to continue.
 
     Attributes:
-        input_ids: int64 [B, L], padded on the right: what the answer shows of the input, so without prompts.
+        input_ids: int64 [B, L], padded on the right: what the answer shows of the input, so without prompts; of an
+            encoder-decoder what its decoder begins with.
         input_lengths: int64 [B], from 0 to L.
         output_lengths: int64 [B], tokens to generate at most.
         scalars: by FasterTransformer's name, [B] each; those that were not sent have its default.
@@ -81,7 +82,7 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
     """
     vocabulary = VOCABULARIES[config.family]
     _check_names(tensors, vocabulary)
-    ids = _input_ids(tensors)
+    ids = _ids("input_ids", tensors)
     batch = ids.shape[0]
     defaults = {"start_id": config.start_id, "end_id": config.end_id}
     scalars = {name: rule.read(name, tensors, batch, defaults.get(name)) for name, rule in vocabulary.scalars.items()}
@@ -90,11 +91,10 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
     contexts, shown = place_prompts(tensors, scalars, ids, lengths, config, prompts)
     sources: Sequence[Context] = ()
     source_width = ids.shape[1] if config.encoder else 0
-    if config.encoder:  # the input is the encoder's; the decoder starts from start_id, which is not shown
-        starts = scalars["start_id"]
-        refuse_rows("start_id", starts, starts >= config.vocab_size, f"below vocab_size {config.vocab_size}")
-        sources, contexts = contexts, [Context(start.reshape(1).astype(np.int64)) for start in starts]
-        ids, shown = ids[:, :0], [np.zeros(0, np.int64)] * batch
+    if config.encoder:  # the input is the encoder's
+        sources = contexts
+        ids, contexts = _decoder_contexts(tensors, scalars, config)
+        shown = [context.ids[1:] for context in contexts]
     request = Request(
         input_ids=_padded(shown, ids.shape[1]),
         input_lengths=np.array([len(row) for row in shown], np.int64),
@@ -125,11 +125,29 @@ def _check_names(tensors: Mapping[str, Array], vocabulary: Vocabulary) -> None:
         raise RequestError(f"missing input: {', '.join(missing)}")
 
 
-def _input_ids(tensors: Mapping[str, Array]) -> Array:
-    ids = of_type("input_ids", tensors["input_ids"], np.uint32)
-    if ids.ndim != 2 or not ids.shape[0]:
-        raise RequestError(f"input_ids has shape {list(ids.shape)}, expected [batch, n]")
+def _ids(name: str, tensors: Mapping[str, Array], batch: int | None = None) -> Array:
+    ids = of_type(name, tensors[name], np.uint32)
+    if ids.ndim != 2 or not ids.shape[0] or batch not in (None, len(ids)):
+        raise RequestError(f"{name} has shape {list(ids.shape)}, expected [{batch or 'batch'}, n]")
     return ids.astype(np.int64)
+
+
+def _decoder_contexts(
+    tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig
+) -> tuple[Array, list[Context]]:
+    """Say what decoders begin with: decoder_input_ids, int64 [B, T], and each row's behind its start_id."""
+    starts, lengths, batch = scalars["start_id"], scalars["decoder_input_lengths"], len(scalars["start_id"])
+    sent = [name for name in ("decoder_input_ids", "decoder_input_lengths") if name in tensors]
+    if len(sent) == 1:
+        raise RequestError(f"{sent[0]}: decoder_input_ids and decoder_input_lengths come together; send both or none")
+    ids = _ids("decoder_input_ids", tensors, batch) if sent else np.zeros((batch, 0), np.int64)
+    width, legal = ids.shape[1], f"below vocab_size {config.vocab_size}"
+    refuse_rows("start_id", starts, starts >= config.vocab_size, legal)
+    refuse_rows("decoder_input_lengths", lengths, lengths > width, f"at most {width}, decoder_input_ids' width")
+    most = np.where(np.arange(width) < lengths[:, None], ids, 0).max(1, initial=0)
+    refuse_rows("decoder_input_ids' largest", most, most >= config.vocab_size, legal)
+    rows = zip(starts.tolist(), ids, lengths.tolist(), strict=True)
+    return ids, [Context(np.array([start, *line[:length]], np.int64)) for start, line, length in rows]
 
 
 def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig) -> None:
@@ -179,11 +197,14 @@ def _word_lists(tensors: Mapping[str, Array], name: str, batch: int) -> list[Wor
 
 def _check_lengths(request: Request, config: ModelConfig, vocabulary: Vocabulary) -> None:
     inputs = np.array([len(context.ids) for context in request.sources or request.contexts])
-    total = np.maximum(inputs, request.output_lengths) if request.sources else inputs + request.output_lengths
+    begun = request.input_lengths if request.sources else np.zeros_like(inputs)
+    outputs = request.output_lengths + begun
+    total = np.maximum(inputs, outputs) if request.sources else inputs + outputs
     row = int(total.argmax())
     if total[row] > config.max_pos_seq_len:
         how = "or" if request.sources else "+"
+        behind = f" + decoder_input_lengths {begun[row]}" if begun[row] else ""
         raise RequestError(
-            f"{vocabulary.lengths} {inputs[row]} {how} {vocabulary.output} {request.output_lengths[row]}"
+            f"{vocabulary.lengths} {inputs[row]} {how} {vocabulary.output} {request.output_lengths[row]}{behind}"
             f" = {total[row]} in row {row} exceeds max_pos_seq_len {config.max_pos_seq_len}"
         )

@@ -278,20 +278,22 @@ def output_tensors(job: Job) -> dict[str, Array]:
 
     Returns:
         output_ids: uint32 [B, K, L + max request_output_len]: each row's input, its tokens right behind it, then its
-            end_id. Of an encoder-decoder int32 [B, K, max max_output_len]: tokens alone, then 0.
+            end_id. Of an encoder-decoder int32 [B, K, T + max max_output_len]: what the decoder began with, its
+            tokens, then 0; here and below its "input" is decoder_input_ids, [B, T], T = 0 without one.
         sequence_length: uint32 [B, K]: input and generated tokens, a final end_id included. (FasterTransformer counts
             from the longest input of the batch; here it is the row's own, so it does not depend on other rows.) Of an
-            encoder-decoder int32: generated tokens.
+            encoder-decoder int32.
         response_input_lengths: int32 [B, K]; not of an encoder-decoder.
         cum_log_probs: fp32 [B, K], and output_log_probs: fp32 [B, K, max request_output_len]: only where a row has
             is_return_log_probs; 0 in the others. With is_return_context_cum_log_probs the first begins with the
-            log-probabilities (without temperature and penalty) of the input's tokens from the second on. Of a beam
+            log-probabilities (without temperature and penalty) of the input's tokens that have one. Of a beam
             they are those of its own tokens. (FasterTransformer does not follow a beam back in output_log_probs.)
         context_embeddings: fp32 [B, K, hidden]: only where a row has is_return_context_embeddings.
         context_log_probs: fp32 [B, L], and context_argmax_ids: uint32 [B, L]: only where a row has
             is_return_context_log_probs. Of each token of the input its log-probability (without temperature and
-            penalty) after those before it, and the most probable token in its place. 0 for a row's first token, for
-            tokens of a conversation's earlier requests, in padding and in the other rows.
+            penalty) after those before it, and the most probable token in its place. 0 for a row's first token (but
+            a decoder's comes after start_id), for tokens of a conversation's earlier requests, in padding and in the
+            other rows.
         output_hidden_state: fp32 [B, S, hidden], of an encoder without a decoder, which has none of the above. S is
             input_ids' width.
         output_attentions: fp32 [B, layers, heads, S, S], beside it where any row has is_return_attentions: how much of

@@ -2,7 +2,7 @@
 
 Names, types and shapes: FasterTransformer's GPT and T5 guides; ``min_length`` and ``presence_penalty``, which its
 Triton guides leave out, are in the tables of ``ParallelGpt``'s and ``T5Decoding``'s inputs.
-``is_return_context_log_probs`` is this engine's own.
+``is_return_context_log_probs`` is this engine's own, and so is T5's ``decoder_input_ids``.
 """
 
 from __future__ import annotations
@@ -97,11 +97,12 @@ SCALARS = {
     "request_prompt_lengths": Scalar(_UINT, 0),
     "request_prompt_type": Scalar(_UINT, 0),
     "ia3_tasks": Scalar((np.int32,), -1),
+    "decoder_input_lengths": Scalar(_UINT, 0),
     "is_return_attentions": Scalar(_BOOL, False),
     "start_id": Scalar(_UINT, None),
     "end_id": Scalar(_UINT, None),
 }
-_LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding")
+_LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding", "decoder_input_ids")
 _CONTROLS = ("START", "END")  # of Triton's sequence batcher
 
 
@@ -130,14 +131,10 @@ class Vocabulary:
         return frozenset(("input_ids", *self.scalars, *_LISTS, *_CONTROLS)) - self.absent
 
 
-_T5_ONLY = frozenset(("ia3_tasks", "is_return_attentions"))  # the latter of an encoder alone
-_GPT_ONLY = frozenset(
-    (
-        *(f"is_return_context_{what}" for what in ("cum_log_probs", "log_probs", "embeddings")),
-        *("session_len", "memory_len", *_CONTROLS),
-    )
-)
+_ENCODERS = frozenset(("ia3_tasks", "is_return_attentions"))  # the latter of an encoder alone
+_T5_ONLY = _ENCODERS | {"decoder_input_ids", "decoder_input_lengths"}
+_GPT_ONLY = frozenset(("is_return_context_embeddings", "session_len", "memory_len", *_CONTROLS))
 _GPT = Vocabulary("input_lengths", "request_output_len", absent=_T5_ONLY)
 _T5 = Vocabulary("sequence_length", "max_output_len", absent=_GPT_ONLY | {"is_return_attentions"})
-_ENCODER = Vocabulary("sequence_length", "", absent=frozenset((*SCALARS, *_LISTS, *_CONTROLS)) - _T5_ONLY)
+_ENCODER = Vocabulary("sequence_length", "", absent=frozenset((*SCALARS, *_LISTS, *_CONTROLS)) - _ENCODERS)
 VOCABULARIES = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "t5": _T5, "t5-encoder": _ENCODER}
