@@ -75,7 +75,8 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 .venv-lm-eval/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-lm-eval
 	.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check 'lm_eval==0.4.13' 'pyarrow<24' 'numpy<2' \
-	  'torch==2.13.0' 'nvidia-pytriton==0.7.0' 'tritonclient[grpc]==2.51.0' tokenizers sentencepiece pyyaml pytest pytest-timeout
+	  'torch==2.13.0' 'nvidia-pytriton==0.7.0' 'tritonclient[grpc]==2.51.0' tokenizers sentencepiece pyyaml pytest pytest-timeout \
+	  'transformers==5.20.2' accelerate
 	touch $@
 
 clean: ## remove the virtual environments

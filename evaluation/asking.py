@@ -12,6 +12,7 @@ from typing import TypeVar
 from evaluation.arguments import TaskArguments
 from evaluation.check import check_task
 from evaluation.client import Client, ModelInterface, RequestError
+from evaluation.scoring import may_score
 from evaluation.served_model import (
     ServedModel,
     check_identity,
@@ -66,7 +67,7 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
             f"{place} takes neither FasterTransformer's token ids nor an ensemble's texts, row by row",
             "take model=fastertransformer or model=ensemble",
         )
-    check_task(task, place, interface.is_encoder_decoder)
+    check_task(task, place, interface.is_encoder_decoder, may_score(interface))
     served = inspect_endpoint(endpoint, inner.parameters)
     return Target(served, interface, min(arguments.batch_size, interface.max_batch_size))
 

@@ -17,6 +17,7 @@ from itertools import product
 
 import numpy as np
 
+from evaluation.answers import read_generations
 from evaluation.arguments import BenchmarkArguments
 from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows, write_rows
 from evaluation.client import Client, UnreachableError
@@ -31,7 +32,7 @@ from evaluation.served_model import (
     has_random_weights,
     inspect_endpoint,
 )
-from evaluation.tensors import NEVER_END_ID, IdsRequest, prepare_ids, read_generations
+from evaluation.tensors import NEVER_END_ID, IdsRequest, prepare_ids
 from handover.endpoint import VERSIONS
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, record_files

@@ -17,15 +17,13 @@ from typing import Any
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from evaluation.answers import Generation, read_completions, read_generations
 from evaluation.streaming import Turn, stream
 from evaluation.tensors import (
-    Generation,
     LearntPrompt,
     Sampling,
     prepare_ids,
     prepare_texts,
-    read_completions,
-    read_generations,
 )
 from handover.errors import ServerError
 
@@ -54,6 +52,7 @@ class ModelInterface:
         parameters: of its config.pbtxt, as text.
         has_sessions: it is stateful: its tensors have a first axis of length 1 more.
         is_encoder_decoder: it answers to a prompt instead of continuing it, or is an ensemble around such a model.
+        steps: names of the models that an ensemble is made of.
     """
 
     inputs: frozenset[str]
@@ -61,6 +60,7 @@ class ModelInterface:
     parameters: dict[str, str]
     has_sessions: bool = False
     is_encoder_decoder: bool = False
+    steps: tuple[str, ...] = ()
 
     @property
     def takes_ids(self) -> bool:
@@ -124,6 +124,7 @@ class Client:
             parameters={name: value.string_value for name, value in config.parameters.items()},
             has_sessions="session_len" in inputs,
             is_encoder_decoder=_T5_INPUT in {*inputs, *passed_on},
+            steps=tuple(step.model_name for step in config.ensemble_scheduling.step),
         )
 
     def generate_ids(
@@ -139,6 +140,7 @@ class Client:
         prompt_log_probs: bool = False,
         stop_words: Sequence[Sequence[Sequence[int]]] = (),
         is_encoder_decoder: bool = False,
+        begun: Sequence[Sequence[int]] = (),
         learnt: LearntPrompt | None = None,
     ) -> list[Generation]:
         """Generate from token ids; see ``prepare_ids`` for the arguments.
@@ -158,6 +160,7 @@ class Client:
             prompt_log_probs=prompt_log_probs,
             stop_words=stop_words,
             is_encoder_decoder=is_encoder_decoder,
+            begun=begun,
             learnt=learnt,
         )
         return read_generations(request, self.send(model, request.inputs))

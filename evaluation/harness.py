@@ -10,14 +10,13 @@ engine, teacher-forced, token by token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
-    from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ModuleNotFoundError as error:
     if __name__ == "__main__":
@@ -26,38 +25,31 @@ except ModuleNotFoundError as error:
 
 from evaluation.asking import ask_all, in_batches
 from evaluation.client import Client
-from evaluation.scoring import Scorer
+from evaluation.harness_writing import Writer
+from evaluation.scoring import Scorer, model_inside
 from evaluation.served_model import check_identity, check_still_served, find_endpoint, inspect_endpoint
-from evaluation.tensors import Sampling
 from evaluation.tokenizer import load_tokenizer
 from handover.errors import ConfigError, ServerError, exit_status
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 _T5_POSITIONS = 512
-_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "repetition_penalty")
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One text to generate: token ids that it continues, tokens at most, what ends it, how it is chosen."""
-
-    ids: list[int]
-    count: int
-    until: tuple[str, ...]
-    sampling: Sampling
 
 
 @register_model("slipway")
 class ServedLM(TemplateLM):  # type: ignore[misc]
-    """A model that Triton serves with FasterTransformer's tensors; of a T5, ``generate_until`` alone.
+    """A model that Triton serves with FasterTransformer's tensors.
+
+    An encoder-decoder reads the context, and its decoder begins with what is scored; so it is with the harness's own
+    class for Hugging Face's models, which encodes both apart and ends the context. An ensemble is asked by texts, as
+    far as these are encoded to the same tokens and it has the tensors; the model inside it is asked all else.
 
     Args:
         url: endpoint.json, its directory, or host:port of gRPC.
-        model: Triton's name of the model; it must take token ids.
+        model: Triton's name of the model, or of an ensemble.
         tokenizer: directory of tokenizer files, if they are not beside the shards.
         max_length: positions of the model; config.ini's by default, 512 of a T5 that has no limit.
-        prefix_token_id: what a text without context starts from; config.ini's start_id by default.
+        prefix_token_id: what a text without context starts from; config.ini's start_id by default, of a T5 its end_id.
         end_id: the token that ends a generation; config.ini's by default.
         rows: of a request, at most what the model takes.
         batch_size: the harness's own word for that; its default of 1 says nothing, and leaves it to ``rows``.
@@ -89,27 +81,36 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         check_identity(endpoint, model_digest)
         with Client(endpoint.grpc_url) as client:
             interface = client.describe(model)
-        if not interface.takes_ids:
+            inside = None if interface.takes_ids else model_inside(client, interface)
+        if not (interface.takes_ids or interface.takes_text) or interface.has_sessions:
             raise ConfigError(
-                f"model '{model}' at {endpoint.grpc_url} takes no token ids, which log probabilities need",
-                "take model=fastertransformer",
+                f"model '{model}' at {endpoint.grpc_url} takes neither token ids nor an ensemble's texts, row by row",
+                "take model=fastertransformer or model=ensemble",
             )
-        self._is_t5 = interface.is_encoder_decoder
-        served = inspect_endpoint(endpoint, interface.parameters)
+        is_t5 = self._is_t5 = interface.is_encoder_decoder
+        self.backend = "seq2seq" if is_t5 else "causal"  # the harness then encodes context and target apart
+        served = inspect_endpoint(endpoint, inside[1].parameters if inside else interface.parameters)
         self._endpoint, self._model, self._timeout_s = endpoint, model, timeout_s
         self._tokenizer = load_tokenizer(Path(_known(tokenizer or served.directory, "tokenizer", "its directory")))
-        positions = max_length or served.max_positions or (_T5_POSITIONS if self._is_t5 else None)
+        positions = max_length or served.max_positions or (_T5_POSITIONS if is_t5 else None)
         self.max_length: int = _known(positions, "max_length", "the model's positions")
-        self._prefix_id: int = _known(
-            served.start_id if prefix_token_id is None else prefix_token_id, "prefix_token_id"
-        )
         self._end_id: int = _known(served.end_id if end_id is None else end_id, "end_id")
+        start_id = self._end_id if is_t5 else served.start_id  # to an encoder start_id means nothing
+        self._prefix_id: int = _known(start_id if prefix_token_id is None else prefix_token_id, "prefix_token_id")
         wanted = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else rows  # it may be "auto:4"
         self.batch_size, self._concurrency = max(1, min(wanted, interface.max_batch_size)), max(1, concurrency)
         self.max_gen_toks = max_gen_toks
-        with Client(endpoint.grpc_url, timeout_s) as client:
-            spare = 0 if self._is_t5 else Scorer(client, model, 1).spare_positions(self._prefix_id)
-        self._text_length = self.max_length - spare
+        ids_model = model if interface.takes_ids else inside[0] if inside else None
+        self._writer = Writer(
+            *(model, not interface.takes_ids, ids_model, self._tokenizer, self.max_length, max_gen_toks),
+            *(self._prefix_id, self._end_id, is_t5),
+        )
+
+    @cached_property
+    def _text_length(self) -> int:
+        """Tokens of context and target together."""
+        with Client(self._endpoint.grpc_url, self._timeout_s) as client:
+            return self.max_length - self._scorer(client).spare_positions(self._prefix_id)
 
     @property
     def eot_token_id(self) -> int:
@@ -132,26 +133,32 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         return {"model_digest": endpoint.model_digest, "engine": endpoint.engine, **endpoint.settings}
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode; no special token is ever added."""
-        return self._tokenizer.encode(string)
+        """Encode; an encoder's input is ended, and no other special token added."""
+        ending = [self._end_id] if self._is_t5 and add_special_tokens is not False else []
+        return self._tokenizer.encode(string) + ending
+
+    def _scorer(self, client: Client) -> Scorer:
+        return Scorer(client, self._model, self.batch_size, self._tokenizer, self._end_id)
+
+    def _cut(self, context: Sequence[int], target: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Cut context and target on the left to the positions that there are: theirs together, or each one's."""
+        if self._is_t5:
+            return tuple(context[-self.max_length :]), tuple(target[-self.max_length :])
+        target = target[-(self._text_length - 1) :]
+        return tuple(context[-(self._text_length - len(target)) :]), tuple(target)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        if self._is_t5:
-            raise ConfigError(
-                f"model '{self._model}' is an encoder-decoder, and no served T5 scores given tokens",
-                "take tasks that generate (output_type: generate_until)",
-            )
+        if not self._is_t5:
+            self._text_length  # noqa: B018 (found out once, before several ask)
 
         def score(client: Client, batch: Sequence[tuple[Any, list[int], list[int]]]) -> list[tuple[float, bool]]:
-            texts = [(context + target)[-self._text_length :] for _, context, target in batch]
-            targets = [target[-(self._text_length - 1) :] for _, _, target in batch]
-            firsts = [len(text) - len(target) for text, target in zip(texts, targets, strict=True)]
-            found = Scorer(client, self._model, self.batch_size).score(texts, firsts)
+            pairs = [self._cut(context, target) for _, context, target in batch]
+            found = self._scorer(client).score(pairs)
             return [
-                (sum(scores.log_probs), list(scores.argmax) == target)
-                for scores, target in zip(found, targets, strict=True)
+                (sum(scores.log_probs), scores.argmax == target)
+                for scores, (_, target) in zip(found, pairs, strict=True)
             ]
 
         answers = self._ask(requests, lambda request: len(request[1]) + len(request[2]), score)
@@ -162,10 +169,11 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log probability of whole texts, in windows of the model's positions that overlap by one token."""
+        length = self.max_length if self._is_t5 else self._text_length - 1
         windows: list[tuple[None, list[int], list[int]]] = []
         owners: list[int] = []
         for number, (text,) in enumerate(request.args for request in requests):
-            parts = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self._text_length - 1, 1)
+            parts = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, length, 1)
             for context, target in map(make_disjoint_window, parts):
                 windows.append((None, context, target))
                 owners.append(number)
@@ -179,42 +187,14 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue contexts until one of their stop strings comes, which is left out."""
-        texts = self._ask(requests, lambda request: len(request.args[0]), self._generate)
+
+        def write(client: Client, batch: Sequence[Any]) -> list[str]:
+            return self._writer.write(client, [request.args for request in batch])
+
+        texts = self._ask(requests, lambda request: len(request.args[0]), write)
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
-
-    def _generate(self, client: Client, batch: Sequence[Any]) -> list[str]:
-        plans = [self._plan(*request.args) for request in batch]
-        texts = [""] * len(plans)
-        for sampling in {plan.sampling for plan in plans}:  # which rows of a request share
-            rows = [row for row, plan in enumerate(plans) if plan.sampling == sampling]
-            made = client.generate_ids(
-                [plans[row].ids for row in rows],
-                [plans[row].count for row in rows],
-                model=self._model,
-                sampling=sampling,
-                end_id=self._end_id,
-                stop_words=[[self.tok_encode(text) for text in plans[row].until] for row in rows],
-                is_encoder_decoder=self._is_t5,
-            )
-            for row, generation in zip(rows, made, strict=True):
-                texts[row] = self._text(plans[row], generation.tokens)
-        return texts
-
-    def _plan(self, context: str, settings: dict[str, Any]) -> _Plan:
-        how = normalize_gen_kwargs(settings, self.max_gen_toks)
-        count = min(int(how["max_gen_toks"]), self.max_length - 1)
-        ids = self.tok_encode(context) or [self.prefix_token_id]
-        end = [self._end_id] if self._is_t5 else []  # an encoder's input has one
-        ids = ids[-(self.max_length - (len(end) or count)) :] + end
-        return _Plan(ids, count, tuple(text for text in how["until"] if text), _sampling(how))
-
-    def _text(self, plan: _Plan, tokens: Sequence[int]) -> str:
-        ended = tokens[:-1] if tokens and tokens[-1] == self._end_id else tokens
-        given = [] if self._is_t5 else plan.ids  # decoded together: a tokenizer may hide the space before a first token
-        text = self._tokenizer.decode([*given, *ended])[len(self._tokenizer.decode(given)) :]
-        return text[: min((text.find(stop) for stop in plan.until if stop in text), default=len(text))]
 
     def _ask(
         self,
@@ -236,14 +216,6 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
             raise ServerError(f"{len(errors)} of {len(items)} requests failed; the first: {errors[0]}")
         check_still_served(self._endpoint, self._model)
         return [answer[0] for answer in answers if not isinstance(answer, str)]
-
-
-def _sampling(how: dict[str, Any]) -> Sampling:
-    """Translate the harness's words; greedy where it does not sample."""
-    if not how.get("do_sample") or not how.get("temperature"):
-        return Sampling()
-    given = {name: how[name] for name in _SAMPLING_KEYS if how.get(name) is not None}
-    return Sampling(**{"top_k": 0, "top_p": 1.0, **given})
 
 
 def _known(value: Any, name: str, what: str = "the id") -> Any:

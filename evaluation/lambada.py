@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prepare(texts: Sequence[str], tokenizer: Tokenizer, target: Target) -> list[Sample]:
-    limit = target.served.max_positions
-    samples = [prepare_sample(index, text, tokenizer, limit) for index, text in enumerate(texts)]
+    limit, is_t5 = target.served.max_positions, target.interface.is_encoder_decoder
+    samples = [prepare_sample(index, text, tokenizer, limit, is_t5) for index, text in enumerate(texts)]
     if cut := sum(1 for sample in samples if sample.cut_tokens):
         print(f"{cut} of {len(samples)} contexts are cut on the left to the model's {limit} positions")
     return samples

@@ -21,7 +21,10 @@
 ``1-gram_accuracy`` to ``4-gram_accuracy``
     FasterTransformer backend, the same script without ``--n-gram-disable``: after each token of each text k
     greedy tokens are generated, and all must equal the text's. Greedy tokens equal the text's just as long as
-    each is the most probable one after the text before it, so one pass over a text answers all of them.
+    each is the most probable one after the text before it, so one pass over a text answers all of them. Not of an
+    encoder-decoder, which would have to read each beginning of a text by itself.
+
+An encoder-decoder reads the context, and its decoder begins with the target; both are encoded apart, as lm-eval does.
 
 All are questions about a span: is every token of it the most probable one after its predecessors (which is when greedy
 generation gives it), and what is its log probability?
@@ -103,47 +106,45 @@ def split_harness(text: str) -> tuple[str, str]:
     return f"\n{context.strip()}", f" {word}"
 
 
-def prepare_sample(index: int, text: str, tokenizer: Tokenizer, max_positions: int | None) -> Sample:
+def prepare_sample(
+    index: int, text: str, tokenizer: Tokenizer, max_positions: int | None, is_encoder_decoder: bool = False
+) -> Sample:
     """Encode a text for every metric and cut contexts that the model has no positions for.
 
-    What is kept leaves room for one more token: an answer generates at least one.
+    What is kept leaves room for one more token: an answer generates at least one, an encoder's input has its end.
 
     Raises:
         ConfigError: the text has no context or no last word.
     """
-    context_text, target_text = split_openai(text)
-    word_context_text, word_text = split_last_word(text) if text.strip() else ("", "")
+    context, word = split_openai(text)
+    word_context, last_word = split_last_word(text) if text.strip() else ("", "")
     whole = tuple(tokenizer.encode(text))
-    context, target = _encode(tokenizer, context_text, target_text)
-    harness_context, harness_target = _encode(tokenizer, *split_harness(text))
-    word_context, word_target = tuple(tokenizer.encode(word_context_text)), tuple(tokenizer.encode(word_text))
-    if not (context and target and word_context and word_target and harness_target):
+    cases = {
+        "last_token": (whole[:-1], whole[-1:]),
+        "last_word": _encode(tokenizer, word_context, last_word, is_joint=False),
+        "openai": _encode(tokenizer, context, word, is_joint=not is_encoder_decoder),
+        "harness": _encode(tokenizer, *split_harness(text), is_joint=not is_encoder_decoder),
+    }
+    if not all(given and target for given, target in cases.values()):
         raise ConfigError(f"text {index + 1} has no context or no last word: {text[:60]!r}")
-    kept = _keep_last(context, max_positions, len(target) + 1)
-    word_kept = _keep_last(word_context, max_positions, len(word_target) + 1)
-    token_kept = _keep_last(whole[:-1], max_positions, 2)
-    harness_kept = _keep_last(harness_context, max_positions, len(harness_target) + 1)
+    kept = {
+        name: _keep_last(given, max_positions, 1 if is_encoder_decoder else len(target) + 1)
+        for name, (given, target) in cases.items()
+    }
     return Sample(
         index=index,
-        target=target_text.strip(),
-        last_token=Span(token_kept + whole[-1:], len(token_kept)),
-        last_word=Span(word_kept + word_target, len(word_kept)),
-        openai=Span(kept + target, len(kept)),
-        harness=Span(harness_kept + harness_target, len(harness_kept)),
-        cut_tokens=max(
-            len(given) - len(left)
-            for given, left in (
-                *((context, kept), (word_context, word_kept)),
-                *((whole[:-1], token_kept), (harness_context, harness_kept)),
-            )
-        ),
+        target=word.strip(),
+        cut_tokens=max(len(given) - len(kept[name]) for name, (given, _) in cases.items()),
+        **{name: Span(kept[name] + target, len(kept[name])) for name, (_, target) in cases.items()},
     )
 
 
-def _encode(tokenizer: Tokenizer, context: str, target: str) -> tuple[Ids, Ids]:
-    """Encode both jointly, and split where the context's own encoding ends, as lm-eval does."""
-    given, joint = tuple(tokenizer.encode(context)), tuple(tokenizer.encode(context + target))
-    return given, joint[len(given) :]
+def _encode(tokenizer: Tokenizer, context: str, target: str, is_joint: bool) -> tuple[Ids, Ids]:
+    """Encode both: jointly, split where the context's own encoding ends, as lm-eval does for a decoder; or apart."""
+    given = tuple(tokenizer.encode(context))
+    return given, tuple(tokenizer.encode(context + target))[len(given) :] if is_joint else tuple(
+        tokenizer.encode(target)
+    )
 
 
 def _keep_last(ids: Ids, max_positions: int | None, reserved: int) -> Ids:

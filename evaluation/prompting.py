@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from evaluation.answers import read_completions
 from evaluation.arguments import TaskArguments
 from evaluation.asking import Target, ask_all, in_batches
 from evaluation.client import Client
 from evaluation.prompt_template import Template, split_virtual
-from evaluation.tensors import LearntPrompt, Sampling, prepare_texts, read_completions
+from evaluation.tensors import LearntPrompt, Sampling, prepare_texts
 from evaluation.tokenizer import Tokenizer
 from handover.errors import ConfigError
 

@@ -1,7 +1,9 @@
-"""The tensors of a request and of its answer, named and shaped as in FasterTransformer backend's GPT guide."""
+"""The tensors of a request, named and shaped as in FasterTransformer backend's GPT and T5 guides."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient import grpc as triton
 from tritonclient.utils import np_to_triton_dtype
-
-from handover.errors import ServerError
 
 NEVER_END_ID = 2**31 - 1
 """An end_id that no vocabulary holds, so that every requested token is generated. It fits FT's int."""
@@ -73,51 +73,17 @@ class IdsRequest:
     """A batch for a model that takes token ids, ready to be sent.
 
     Attributes:
-        prompts: token ids, one sequence a row.
+        shown: token ids that each row of the answer begins with: its prompt or, of an encoder-decoder, what its
+            decoder was made to begin with.
         output_lengths: tokens to generate for each row.
         inputs: the tensors of the request.
-        is_encoder_decoder: the answer holds what was generated alone, not the prompt.
+        is_encoder_decoder: the first of those shown has a log probability too: it comes after the start token.
     """
 
-    prompts: tuple[tuple[int, ...], ...]
+    shown: tuple[tuple[int, ...], ...]
     output_lengths: tuple[int, ...]
     inputs: tuple[triton.InferInput, ...]
     is_encoder_decoder: bool = False
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What an ensemble gave back for one text.
-
-    Attributes:
-        text: the prompt and what follows it, or what an encoder-decoder wrote.
-        length: tokens of prompt and answer, or of the answer of an encoder-decoder; None if the model does not say.
-        scores: what was asked for beside the text; its tokens are not known here, so they are empty.
-    """
-
-    text: str
-    length: int | None
-    scores: Generation
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What was generated for one row.
-
-    Attributes:
-        tokens: generated token ids, the end token included where it came.
-        cum_log_prob: sum of the natural log probabilities of the generated tokens and, if it was asked
-            for, of the prompt's tokens but the first; None if not asked for.
-        log_probs: of each generated token, with top_k among the top k only; None if not asked for.
-        prompt_log_probs: of each of the prompt's tokens but the first; None if not asked for or not known.
-        prompt_argmax: the most probable token in each of these places; likewise.
-    """
-
-    tokens: tuple[int, ...]
-    cum_log_prob: float | None = None
-    log_probs: tuple[float, ...] | None = None
-    prompt_log_probs: tuple[float, ...] | None = None
-    prompt_argmax: tuple[int, ...] | None = None
 
 
 def prepare_ids(
@@ -131,6 +97,7 @@ def prepare_ids(
     prompt_log_probs: bool = False,
     stop_words: Sequence[Sequence[Sequence[int]]] = (),
     is_encoder_decoder: bool = False,
+    begun: Sequence[Sequence[int]] = (),
     learnt: LearntPrompt | None = None,
 ) -> IdsRequest:
     """Build the tensors of one batch.
@@ -142,22 +109,20 @@ def prepare_ids(
         end_id: token that ends a row; None for the model's own, NEVER_END_ID for none.
         log_probs: ask for the generated tokens' log probabilities.
         context_log_probs: let cum_log_prob sum over the prompt's tokens too; implies log_probs.
-        prompt_log_probs: ask for the log probability of each of the prompt's tokens; the drop-in engine alone knows it.
+        prompt_log_probs: ask for the log probability of each of the prompt's tokens or, of an encoder-decoder, of those
+            that its decoder begins with; the drop-in engine alone knows it.
         stop_words: of each row, token sequences that end it; none by default.
         is_encoder_decoder: the model is a T5, whose lengths have other names.
+        begun: of each row, tokens that an encoder-decoder's decoder begins with; the drop-in engine alone takes them.
         learnt: what ids beyond the vocabulary stand for.
     """
     rows = len(prompts)
     wanted = (output_lengths,) * rows if isinstance(output_lengths, int) else tuple(output_lengths)
     if not rows or len(wanted) != rows or not all(prompts):
         raise ValueError(f"{rows} prompts with {len(wanted)} output lengths; each prompt needs a token")
-    ids = np.zeros((rows, max(map(len, prompts))), np.uint32)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = prompt
     given_name, wanted_name = _T5_LENGTHS if is_encoder_decoder else _GPT_LENGTHS
     inputs = [
-        _tensor("input_ids", ids),
-        _tensor(given_name, np.array([[len(prompt)] for prompt in prompts], np.uint32)),
+        *_padded("input_ids", given_name, prompts),
         _tensor(wanted_name, np.array([[length] for length in wanted], np.uint32)),
         *_sampling_tensors(sampling or Sampling(), rows),
     ]
@@ -167,6 +132,9 @@ def prepare_ids(
     if learnt is not None:
         inputs += _learnt_tensors(learnt, rows, is_encoder_decoder)
         prompts = [[token for token in prompt if token < learnt.first_id] for prompt in prompts]  # all that is shown
+    if is_encoder_decoder:
+        inputs += _begun_tensors(begun)
+        prompts = begun or [()] * rows
     return IdsRequest(tuple(map(tuple, prompts)), wanted, tuple(inputs), is_encoder_decoder)
 
 
@@ -194,8 +162,10 @@ def prepare_texts(
     log_probs: bool = False,
     context_log_probs: bool = False,
     prompt_log_probs: bool = False,
+    begun: Sequence[Sequence[int]] = (),
+    stop_words: Sequence[Sequence[str]] = (),
 ) -> tuple[triton.InferInput, ...]:
-    """Build the tensors of one batch for an ensemble, without bad and stop words; see ``prepare_ids``."""
+    """Build the tensors of one batch for an ensemble, without bad words; see ``prepare_ids``."""
     rows = len(prompts)
     wanted = [output_lengths] * rows if isinstance(output_lengths, int) else list(output_lengths)
     texts = np.array([[prompt.encode()] for prompt in prompts], dtype=np.object_)
@@ -204,30 +174,20 @@ def prepare_texts(
         _tensor("INPUT_0", texts),
         _tensor("INPUT_1", np.array(wanted, np.uint32).reshape(rows, 1)),
         _tensor("INPUT_2", none),
-        _tensor("INPUT_3", none),
+        _tensor("INPUT_3", _as_csv(stop_words) if any(stop_words) else none),
         *_sampling_tensors(sampling or Sampling(), rows),
         *_answer_tensors(rows, end_id, log_probs, context_log_probs, prompt_log_probs),
+        *_begun_tensors(begun),
     )
 
 
-def read_completions(rows: int, answer: triton.InferResult) -> list[Completion]:
-    """Take the texts out of an ensemble's answer, with what else it says of each row.
-
-    Raises:
-        ServerError: it has another number of texts.
-    """
-    texts, lengths = answer.as_numpy("OUTPUT_0"), answer.as_numpy("sequence_length")
-    if texts is None or texts.size != rows:
-        raise ServerError(f"the answer to {rows} prompts has {0 if texts is None else texts.size} texts")
-    arrays = _score_arrays(answer)
-    return [
-        Completion(
-            text.decode(errors="replace"),
-            None if lengths is None else int(lengths[row].reshape(-1)[0]),
-            _scores(arrays, row),
-        )
-        for row, text in enumerate(texts.reshape(-1))
-    ]
+def _as_csv(rows: Sequence[Sequence[str]]) -> npt.NDArray[np.object_]:
+    """Write words as FasterTransformer's preprocessing reads them: a row of comma-separated values each."""
+    texts = []
+    for words in rows:
+        csv.writer(text := io.StringIO(), lineterminator="").writerow(words)
+        texts.append([text.getvalue().encode()])
+    return np.array(texts, dtype=np.object_)
 
 
 def add_session(
@@ -245,60 +205,6 @@ def add_session(
     for tensor in inputs:
         tensor.set_shape([1, *tensor.shape()])
     return tuple(inputs)
-
-
-def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Generation]:
-    """Take the generated part out of an answer, and prove that the answer continues the prompts.
-
-    ``output_ids`` is [rows, beams, longest input + longest output] and ``sequence_length`` [rows, beams];
-    generated tokens follow directly after each row's own input. The first beam is read. Our engine counts
-    ``sequence_length`` from a row's own input, FasterTransformer from the longest input of the batch; both
-    are understood. Of an encoder-decoder both hold the generated tokens alone.
-
-    Raises:
-        ServerError: a tensor is missing or misshapen, or a row does not begin with its prompt.
-    """
-    ids, lengths = answer.as_numpy("output_ids"), answer.as_numpy("sequence_length")
-    rows = len(request.prompts)
-    if ids is None or lengths is None or ids.ndim != 3 or ids.shape[0] != rows or lengths.shape[:1] != (rows,):
-        raise ServerError(f"the answer to {rows} prompts has no fitting output_ids and sequence_length")
-    arrays, generations = _score_arrays(answer), []
-    longest = max(map(len, request.prompts))
-    for row, (prompt, wanted) in enumerate(zip(request.prompts, request.output_lengths, strict=True)):
-        length = int(lengths[row].reshape(-1)[0])
-        shown = () if request.is_encoder_decoder else prompt
-        count = length - len(shown)
-        if shown and length - longest == wanted:
-            count = wanted
-        sequence = tuple(int(token) for token in ids[row, 0, : len(shown) + count])
-        if sequence[: len(shown)] != shown or not 0 <= count <= wanted:
-            raise ServerError(f"row {row} of the answer does not continue its prompt of {len(prompt)} tokens")
-        tokens = sequence[len(shown) :]
-        generations.append(_scores(arrays, row, tokens, len(tokens), len(prompt)))
-    return generations
-
-
-def _score_arrays(answer: triton.InferResult) -> list[npt.NDArray[Any] | None]:
-    names = ("cum_log_probs", "output_log_probs", "context_log_probs", "context_argmax_ids")
-    return [answer.as_numpy(name) for name in names]
-
-
-def _scores(
-    arrays: Sequence[npt.NDArray[Any] | None],
-    row: int,
-    tokens: tuple[int, ...] = (),
-    generated: int | None = None,
-    given: int | None = None,
-) -> Generation:
-    """Read what was asked for beside the tokens of a row, given how many were generated and given; None: all."""
-    cum_log_probs, log_probs, scores, best = arrays
-    return Generation(
-        tokens,
-        None if cum_log_probs is None else float(cum_log_probs[row].reshape(-1)[0]),
-        None if log_probs is None else tuple(map(float, log_probs[row, 0, :generated])),
-        None if scores is None else tuple(map(float, scores[row, 1:given])),
-        None if best is None else tuple(map(int, best[row, 1:given])),
-    )
 
 
 def _answer_tensors(
@@ -324,6 +230,18 @@ def _learnt_tensors(learnt: LearntPrompt, rows: int, is_encoder_decoder: bool) -
     ]
     kind = [] if is_encoder_decoder else [_tensor("request_prompt_type", np.full((rows, 1), _P_TUNING, np.uint32))]
     return tensors + kind
+
+
+def _begun_tensors(begun: Sequence[Sequence[int]]) -> list[triton.InferInput]:
+    return _padded("decoder_input_ids", "decoder_input_lengths", begun) if any(begun) else []
+
+
+def _padded(name: str, lengths_name: str, rows: Sequence[Sequence[int]]) -> list[triton.InferInput]:
+    """Lay token ids out side by side, and say how many each row has."""
+    ids = np.zeros((len(rows), max(map(len, rows))), np.uint32)
+    for row, line in enumerate(rows):
+        ids[row, : len(line)] = line
+    return [_tensor(name, ids), _tensor(lengths_name, np.array([[len(line)] for line in rows], np.uint32))]
 
 
 def _sampling_tensors(sampling: Sampling, rows: int) -> list[triton.InferInput]:

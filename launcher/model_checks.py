@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from evaluation.check import check_task
 from handover.errors import ConfigError
-from launcher.config import Config, ModelType, Stage
+from launcher.config import Config, Engine, ModelType, Stage
 from launcher.paths import RunPaths
 
 _T5 = "t5"
@@ -50,7 +50,7 @@ def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage])
         )
     if Stage.evaluate in stages and not config.deployment.endpoint:
         for task in config.evaluation.tasks:
-            check_task(task, str(checkpoint), source.family.name == _T5)
+            check_task(task, str(checkpoint), source.family.name == _T5, _can_score_answers(config))
 
 
 def check_exported_task(config: Config, paths: RunPaths) -> None:
@@ -65,7 +65,12 @@ def check_exported_task(config: Config, paths: RunPaths) -> None:
     size = config.export.model.tensor_model_parallel_size
     parser.read(paths.model_repository / ENGINE / "1" / f"{size}-gpu" / "config.ini", encoding="utf-8")
     for task in config.evaluation.tasks if parser.sections() else ():
-        check_task(task, str(paths.model_repository), parser.has_section("encoder"))
+        check_task(task, str(paths.model_repository), parser.has_section("encoder"), _can_score_answers(config))
+
+
+def _can_score_answers(config: Config) -> bool:
+    """Whether an encoder-decoder served here scores given answers; that of an endpoint is asked itself."""
+    return config.deployment.engine is Engine.slipway or config.deployment.endpoint is not None
 
 
 def _check_family(config: Config, checkpoint: str, family: str) -> None:

@@ -88,7 +88,7 @@ def ask(arguments: ParityArguments, url: str, interface: ModelInterface, prompts
             )
             # A prompt of one token has nothing before it to be scored by.
             scored = [row for row, prompt in enumerate(batch) if scorer and len(prompt) > 1]
-            found = scorer.score([batch[row] for row in scored], [1] * len(scored)) if scorer else []
+            found = scorer.score([(batch[row][:1], batch[row][1:]) for row in scored]) if scorer else []
             scores = dict(zip(scored, found, strict=True))
             for row, (prompt, made) in enumerate(zip(batch, generations, strict=True)):
                 if made.log_probs is None or len(made.tokens) != arguments.output_length:

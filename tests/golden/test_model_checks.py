@@ -27,9 +27,9 @@ def refusal(root: Path, checkpoint: Path, *overrides: str) -> SlipwayError:
     return refused.value
 
 
-def test_lambada_of_a_t5_is_refused(tmp_path: Path) -> None:
-    error = refusal(tmp_path, T5, FIVE)
-    assert "t5_abs.nemo is an encoder-decoder (T5), and lambada scores how a decoder" in error.problem
+def test_lambada_of_a_t5_is_refused_where_fastertransformers_engine_serves_it(tmp_path: Path) -> None:
+    error = refusal(tmp_path, T5, FIVE, T5_CONFIG, "deployment.engine=fastertransformer")
+    assert "t5_abs.nemo is an encoder-decoder (T5), and lambada scores given words" in error.problem
     assert "stages=[convert,export,deploy,benchmark]" in error.hint
 
 
@@ -61,7 +61,7 @@ def test_a_t5_that_was_exported_before_is_not_scored_either(tmp_path: Path) -> N
     shards.mkdir(parents=True)
     (shards / "config.ini").write_text("[encoder]\nvocab_size = 9\n[decoder]\nvocab_size = 9\n")
     given = [f"base_results_dir={tmp_path}", "export.run.model_train_name=tiny", "cluster_type=interactive"]
-    config = compose([*given, "stages=[evaluate]"])
+    config = compose([*given, "stages=[evaluate]", "deployment.engine=fastertransformer"])
     with pytest.raises(ConfigError, match="model_repo is an encoder-decoder"):
         checks.check(config, RunPaths.of(config), config.stages)
 

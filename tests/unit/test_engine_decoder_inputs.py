@@ -134,7 +134,10 @@ def test_a_penalty_and_a_stop_word_see_them(opened: tuple[Any, Engine]) -> None:
     [
         ({"decoder_input_lengths": None}, "decoder_input_ids and decoder_input_lengths come together"),
         ({"decoder_input_ids": None}, "decoder_input_ids and decoder_input_lengths come together"),
-        ({"decoder_input_lengths": np.array([[7]], np.uint32)}, "decoder_input_lengths is 7 in row 0; it must be at mo"),
+        (
+            {"decoder_input_lengths": np.array([[7]], np.uint32)},
+            "decoder_input_lengths is 7 in row 0; it must be at mo",
+        ),
         ({"decoder_input_ids": np.full((1, 6), 5000, np.uint32)}, "decoder_input_ids' largest is 5000 in row 0; it mu"),
         ({"decoder_input_ids": np.zeros((2, 6), np.uint32)}, r"has shape \[2, 6\], expected \[1, n\]"),
         ({"decoder_input_ids": np.zeros((1, 6), np.int64)}, "decoder_input_ids has type int64, expected uint32"),

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
+from evaluation.answers import Generation
 from evaluation.client import Client, RequestError, UnreachableError
 from evaluation.served_model import check_identity, find_endpoint, inspect_endpoint
-from evaluation.tensors import NEVER_END_ID, Generation, Sampling
+from evaluation.tensors import NEVER_END_ID, Sampling
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 from handover.manifest import Manifest, record_files

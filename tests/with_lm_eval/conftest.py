@@ -9,5 +9,6 @@ from pathlib import Path
 
 # The hub must not be asked for anything.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-sys.path.append(str(Path(__file__).resolve().parents[1] / "integration"))
+for _name in ("integration", "unit"):
+    sys.path.append(str(Path(__file__).resolve().parents[1] / _name))
 collect_ignore_glob = [] if find_spec("lm_eval") else ["test_*.py"]

@@ -23,6 +23,7 @@ from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from served import Deployment
+from tritonclient import grpc as triton
 
 from evaluation import lambada
 from evaluation.harness import ServedLM
@@ -177,22 +178,27 @@ def test_rows_of_a_request_are_those_asked_for_up_to_the_models(
 
 
 def test_what_cannot_be_scored_is_refused(tokenizer: Path) -> None:
-    with served(bigram) as fake, pytest.raises(ConfigError, match="prefix_token_id is not known"):
+    with served(bigram) as fake, pytest.raises(ConfigError, match="end_id is not known"):
         ServedLM(fake.url, tokenizer=str(tokenizer), max_length=POSITIONS)
-    with FakeTriton(bigram, ("INPUT_0",)) as fake, pytest.raises(ConfigError, match="takes no token ids"):
+    pair = requests("loglikelihood", ("a", "b"))
+    with FakeTriton(bigram, ("INPUT_0",)) as fake:
+        model = open_model(fake, tokenizer)
+        with pytest.raises(ConfigError, match="no model inside it that takes token ids is served"):
+            model.loglikelihood(pair, disable_tqdm=True)
+    with FakeTriton(bigram, ("session_len", "input_ids")) as fake, pytest.raises(ConfigError, match="row by row"):
         open_model(fake, tokenizer)
     with served(bigram) as fake, pytest.raises(ServerError, match="not sha256:wanted"):
         open_model(fake, tokenizer, model_digest="sha256:wanted")
 
 
-def test_an_encoder_decoder_generates_and_scores_nothing(tokenizer: Path) -> None:
+def test_fastertransformers_own_encoder_decoder_generates_and_scores_nothing(tokenizer: Path) -> None:
     """The fake T5 counts up from its input's last token, which is the end token."""
     with FakeTriton(count_up_t5, T5_INPUTS) as fake:
         model = open_model(fake, tokenizer, end_id=1)
         (text,) = model.generate_until(requests("generate_until", ("gh", {"max_gen_toks": 3, "until": []})), True)
         assert fake.requests[0]["input_ids"].tolist() == [[LETTERS.index("g"), LETTERS.index("h"), 1]]
         assert text == LETTERS[2:5]
-        with pytest.raises(ConfigError, match="encoder-decoder"):
+        with pytest.raises(ConfigError, match="encoder-decoder that takes no decoder_input_ids"):
             model.loglikelihood(requests("loglikelihood", ("a", "b")), disable_tqdm=True)
 
 
@@ -253,6 +259,32 @@ def test_the_documented_command_works_without_a_network(deployment: Deployment, 
     assert "lambada_file" in finished.stdout and "perplexity" in finished.stdout
     (written,) = tmp_path.rglob("results_*.json")
     assert json.loads(written.read_text())["n-samples"]["lambada_file"]["effective"] == 8
+
+
+def answers_of(deployment: Deployment, model: str) -> int:
+    """How many requests a model of the server has answered so far."""
+    with triton.InferenceServerClient(deployment.wait_until_published().grpc_url) as client:
+        return int(client.get_inference_statistics(model).model_stats[0].inference_stats.success.count)
+
+
+def test_an_ensemble_is_asked_by_texts_and_gives_what_the_model_inside_gives(deployment: Deployment) -> None:
+    texts = [json.loads(line)["text"] for line in SUBSET.read_text("utf-8").splitlines()[:6]]
+    pairs = [(text.rpartition(" ")[0], " " + text.rpartition(" ")[2]) for text in texts]
+    ways = [{"until": [". ", "\n"], "max_gen_toks": 9}, {"until": ['"', ","], "max_gen_toks": 5}]
+    contexts = [(text, ways[number % 2]) for number, text in enumerate(texts)]
+    found = {}
+    for name in ("fastertransformer", "ensemble"):
+        before = answers_of(deployment, "ensemble")
+        model = ServedLM(str(deployment.endpoint_file), model=name)
+        scored = model.loglikelihood(requests("loglikelihood", *pairs, ("", "Once upon a time")), disable_tqdm=True)
+        rolling = model.loglikelihood_rolling(requests("loglikelihood_rolling", (texts[0] * 8,)), disable_tqdm=True)
+        made = model.generate_until(requests("generate_until", *contexts), disable_tqdm=True)
+        found[name] = scored, rolling, made
+        assert (answers_of(deployment, "ensemble") > before) is (name == "ensemble")
+    for ids, by_text in zip(*(found[name][0] for name in found), strict=True):
+        assert by_text == (pytest.approx(ids[0], abs=1e-3), ids[1])
+    assert found["ensemble"][1] == pytest.approx(found["fastertransformer"][1], abs=1e-2)
+    assert found["ensemble"][2] == found["fastertransformer"][2] and any(found["ensemble"][2])
 
 
 def test_our_task_is_the_harnesss_but_for_its_data() -> None:
