@@ -28,7 +28,7 @@ def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None
     """
     if steps.config.encoder:
         _encode(steps, new, first)
-        _copy_to_beams(steps, new, 0)
+        _copy_to_beams(steps, new, _begin_decoders(steps, new, first))
         return None
     if are_packed(steps, new):
         last = _begin(steps, new, first)
@@ -101,6 +101,22 @@ def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
         if sequence.job.request.wants("attentions"):
             of_row = torch.stack([layer[row, :, :length, :length] for layer in attentions])
             sequence.attentions = of_row.cpu().numpy()
+
+
+def _begin_decoders(steps: Steps, new: list[Sequence], first: int) -> int:
+    """Run what decoders are made to begin with; give the most entries that one has: 0 where none begins with anything.
+
+    The last token of each is run once more, by its first step.
+    """
+    ids, lengths, _ = _side_by_side([sequence.context for sequence in new])
+    longest = ids.shape[1]
+    if longest == 1:  # start_id
+        return 0
+    source = max(sequence.source_length for sequence in new)
+    hidden = steps.extend(ids, np.zeros_like(lengths), lengths, first, longest, source)
+    for row, sequence in enumerate(new):
+        _note_context(steps, sequence, hidden[row, : lengths[row]])
+    return longest
 
 
 def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:

@@ -186,8 +186,8 @@ class Sequence:
     @property
     def cached(self) -> int:
         """Tokens of each beam that have keys and values, or will have when what was asked for is done."""
-        if self.source:  # it begins with a step
-            return self.launched
+        if self.source:  # the last token of its context begins with a step
+            return len(self.context.ids) - 1 + self.launched
         return self.start + len(self.context.ids) + max(0, self.launched - 1)
 
     @property

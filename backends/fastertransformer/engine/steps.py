@@ -96,7 +96,7 @@ class Steps:
             sources: tokens that each row's encoder is given; 0: there is none.
             keys: what each goes on from, see save; -1: nothing.
             tasks: whose prefix each begins with; -1: nobody's.
-            ids: what comes next into the network, of rows that have no context but that; None: contexts are run.
+            ids: what comes next into the network, of rows that begin with a step; None: contexts are run.
         """
         saved = {slot: self._saved.pop(key) for slot, key in enumerate(keys.tolist(), first) if key >= 0}
         self.cache.place(first, needs, windows, sources, saved)
