@@ -1,7 +1,11 @@
 """Time the same prompts in the engine in process and through tritonserver, in alternation; print the difference.
 
+    chrt -r 1 python3 -m benchmarks.triton_overhead                 # token by token, a tiny model with made-up weights
     python3 -m benchmarks.triton_overhead --model-repository=results/.../model_repo         # starts a server itself
     python3 -m benchmarks.triton_overhead --endpoint=results/.../deployment                 # uses a running one
+
+Where other work shares the cores, ``chrt -r 1`` goes ahead of it. A decoupled store is asked token by token, directly
+and through the ensemble; without a store beside models that compute nothing: what those take is Triton's own.
 
 Both sides run the same engine code on the same shards with the same settings, greedy, without log-probabilities. The
 server is asked over gRPC from one connection, one request at a time, so the difference is what Triton adds to a lone
@@ -18,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,8 @@ from tritonclient.utils import np_to_triton_dtype
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import read_settings
+from benchmarks.made_up_repository import write_repository
+from benchmarks.token_overhead import show_tokens
 from deployment.arguments import ServeArguments
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
@@ -48,6 +54,12 @@ class OverheadArguments(ScriptArguments):
         metadata={"help": "JSON list of [batch size, input length, output length]"},
     )
     repeats: int = field(default=30, metadata={"help": "measurements of each side and case"})
+    lengths: tuple[int, int] = field(default=(60, 64), metadata={"help": "JSON: tokens in and out, token by token"})
+    clients: tuple[int, ...] = field(default=(1, 8), metadata={"help": "JSON list of requests at once, token by token"})
+    rounds: int = field(default=10, metadata={"help": "turns of each side, token by token"})
+    shape: tuple[int, int, int] = field(default=(2, 64, 2), metadata={"help": "made up: layers, hidden units, heads"})
+    data_type: str = field(default="fp32", metadata={"help": "made up: fp32, fp16 or bf16"})
+    kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "made up: of each of the two engines"})
     start_timeout_s: float = field(default=120, metadata={"help": "seconds until a server of its own must be ready"})
 
 
@@ -127,32 +139,45 @@ def deployment(arguments: OverheadArguments) -> Iterator[Endpoint]:
 def main(argv: Sequence[str]) -> None:
     """Measure and print a table."""
     arguments = OverheadArguments.from_argv(argv, __doc__)
-    with deployment(arguments) as endpoint, triton.InferenceServerClient(endpoint.grpc_url) as client:
+    with contextlib.ExitStack() as stack:
+        if arguments.endpoint is None and arguments.model_repository is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            made_up = write_repository(directory, arguments.shape, arguments.data_type, arguments.kv_cache_bytes)
+            arguments = replace(arguments, model_repository=made_up)
+        endpoint = stack.enter_context(deployment(arguments))
+        client = stack.enter_context(triton.InferenceServerClient(endpoint.grpc_url))
         repository = arguments.model_repository or Path(endpoint.model_repository)
         if not (repository / MODEL).is_dir():
             raise ConfigError(f"no model repository at '{repository}'", "give --model-repository beside --endpoint")
         engine = open_same_engine(client, repository)
         print(engine.description)
+        if client.get_model_config(MODEL).config.model_transaction_policy.decoupled:
+            lengths, clients = arguments.lengths, arguments.clients
+            show_tokens(engine, endpoint.grpc_url, repository, lengths, clients, arguments.rounds)
+        else:
+            show_whole(engine, client, arguments)
+
+
+def show_whole(engine: Engine, client: triton.InferenceServerClient, arguments: OverheadArguments) -> None:
+    """Print the table of whole answers."""
+    print(f"{'batch':>5} {'input':>5} {'output':>6} {'engine ms':>10} {'Triton ms':>10} {'added ms':>9} {'ratio':>6}")
+    for batch_size, input_length, output_length in arguments.cases:
+        tensors = make_request(batch_size, input_length, output_length, engine.config.vocab_size)
+        if not np.array_equal(ask_engine(engine, tensors), ask_server(client, tensors)):
+            raise ServerError(f"server and engine disagree on batch {batch_size}, {input_length}/{output_length}")
+        sides = (lambda t=tensors: ask_engine(engine, t), lambda t=tensors: ask_server(client, t))
+        engine_ms, triton_ms = map(statistics.median, alternate(sides, arguments.repeats))
         print(
-            f"{'batch':>5} {'input':>5} {'output':>6} {'engine ms':>10} {'Triton ms':>10} {'added ms':>9} {'ratio':>6}"
+            f"{batch_size:5} {input_length:5} {output_length:6} {engine_ms:10.2f} {triton_ms:10.2f}"
+            f" {triton_ms - engine_ms:9.2f} {triton_ms / engine_ms:6.2f}"
         )
-        for batch_size, input_length, output_length in arguments.cases:
-            tensors = make_request(batch_size, input_length, output_length, engine.config.vocab_size)
-            if not np.array_equal(ask_engine(engine, tensors), ask_server(client, tensors)):
-                raise ServerError(f"server and engine disagree on batch {batch_size}, {input_length}/{output_length}")
-            sides = (lambda t=tensors: ask_engine(engine, t), lambda t=tensors: ask_server(client, t))
-            engine_ms, triton_ms = map(statistics.median, alternate(sides, arguments.repeats))
-            print(
-                f"{batch_size:5} {input_length:5} {output_length:6} {engine_ms:10.2f} {triton_ms:10.2f}"
-                f" {triton_ms - engine_ms:9.2f} {triton_ms / engine_ms:6.2f}"
-            )
 
 
 def _spin_as_the_server_does() -> None:
-    """Start over with the server's OpenMP setting (deployment/tritonserver.py), which is read when torch is loaded."""
+    """Start over with the server's OpenMP setting (model.py), which is read when torch is loaded."""
     if "GOMP_SPINCOUNT" not in os.environ:
         argv = [sys.executable, "-m", "benchmarks.triton_overhead", *sys.argv[1:]]
-        os.execve(sys.executable, argv, {**os.environ, "GOMP_SPINCOUNT": "1000"})
+        os.execve(sys.executable, argv, {**os.environ, "GOMP_SPINCOUNT": "2000"})
 
 
 if __name__ == "__main__":

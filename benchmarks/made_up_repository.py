@@ -1,0 +1,119 @@
+"""A decoupled model repository to measure the path with: a model with made-up weights, and models that compute nothing.
+
+The empty ones, in Python too, take and give the same tensors in the same steps and answer as often: what they take is
+Triton's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from export_scripts import convert
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.interfaces import gpt
+from export_scripts.interfaces.serving import Serving
+from export_scripts.model_repository import build_repository
+from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
+from export_scripts.pbtxt import ModelSpec, to_text
+from handover.manifest import FILE_NAME as MANIFEST_NAME
+
+VOCAB_SIZE, POSITIONS = 1024, 1024
+EMPTY = "empty_"
+"""What the names of the models begin with that compute nothing."""
+_DESCRIPTION = """num_layers: {layers}
+hidden_size: {hidden}
+ffn_hidden_size: {inner}
+num_attention_heads: {heads}
+max_position_embeddings: {positions}
+encoder_seq_length: {positions}
+vocab_size: {vocab_size}
+layernorm_epsilon: 1.0e-05
+activation: gelu
+position_embedding_type: learned_absolute
+share_embeddings_and_output_weights: true
+"""
+_HEAD = '''"""Answers as the model of the same tensors does, and computes nothing."""
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def read(request, name):
+    return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+
+
+def respond(**arrays):
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
+
+
+class TritonPythonModel:
+'''
+_CODE = {
+    ENGINE: """    def execute(self, requests):
+        for request in requests:
+            ids, wanted = read(request, "input_ids"), int(read(request, "request_output_len").max())
+            whole = np.pad(ids, ((0, 0), (0, wanted)))[:, None, :]
+            inputs = np.full(whole.shape[:2], ids.shape[1], np.int32)
+            sender = request.get_response_sender()
+            for count in range(1, wanted + 1):
+                lengths = np.full(whole.shape[:2], ids.shape[1] + count, np.uint32)
+                response = respond(output_ids=whole, sequence_length=lengths, response_input_lengths=inputs)
+                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if count == wanted else 0)
+""",
+    PREPROCESSING: """    def execute(self, requests):
+        words = np.array([[[0], [-1]]], np.int32)
+        return [
+            respond(
+                INPUT_ID=np.zeros((1, len(read(request, "QUERY")[0, 0])), np.uint32),
+                REQUEST_INPUT_LEN=np.array([[len(read(request, "QUERY")[0, 0])]], np.uint32),
+                BAD_WORDS_IDS=words,
+                STOP_WORDS_IDS=words,
+                REQUEST_OUTPUT_LEN=read(request, "REQUEST_OUTPUT_LEN"),
+            )
+            for request in requests
+        ]
+""",
+    POSTPROCESSING: """    def execute(self, requests):
+        lengths = [int(read(request, "SEQUENCE_LENGTH").max()) for request in requests]
+        return [respond(OUTPUT=np.array([b" " * length], object)) for length in lengths]
+""",
+}
+
+
+def write_repository(directory: Path, shape: Sequence[int], data_type: str, kv_cache_bytes: int) -> Path:
+    """Make the model and its repository.
+
+    Args:
+        directory: private.
+        shape: layers, hidden units, heads.
+        data_type: fp32, fp16 or bf16.
+        kv_cache_bytes: of the model; on a GPU a second engine needs room beside it.
+    """
+    layers, hidden, heads = shape
+    description = directory / "model_config.yaml"
+    numbers = {"inner": 4 * hidden, "positions": POSITIONS, "vocab_size": VOCAB_SIZE}
+    description.write_text(_DESCRIPTION.format(layers=layers, hidden=hidden, heads=heads, **numbers))
+    weights, repository = directory / "1-gpu", directory / "model_repo"
+    convert.convert(ConvertArguments(description, weights, 1, data_type, processes=4, random_weights=True))
+    build_repository(ExportArguments(weights, repository, ENGINE, 1, 1, data_type, 0, 0, 64, decoupled=True))
+    (repository / MANIFEST_NAME).unlink()  # it is to be another repository
+    with (repository / ENGINE / "config.pbtxt").open("a", encoding="utf-8") as config:
+        config.write(f'parameters {{ key: "kv_cache_bytes" value {{ string_value: "{kv_cache_bytes}" }} }}\n')
+    serving = Serving("gpt", 1, 1, data_type, 0, 0, "", 64, 0, True, VOCAB_SIZE - 1, VOCAB_SIZE - 1)
+    for make in (gpt.engine, gpt.preprocessing, gpt.postprocessing, gpt.ensemble):
+        _write_empty(repository, make(serving))
+    return repository
+
+
+def _write_empty(repository: Path, spec: ModelSpec) -> None:
+    """Write the model that has the tensors and steps of another and computes nothing."""
+    steps = tuple(replace(step, model_name=EMPTY + step.model_name) for step in spec.steps)
+    backend = "" if spec.name == ENSEMBLE else "python"
+    empty = replace(
+        spec, name=EMPTY + spec.name, backend=backend, steps=steps, parameters={}, default_model_filename=""
+    )
+    version = repository / empty.name / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(to_text(empty))
+    (version / "model.py").write_text(_HEAD + _CODE[spec.name] if spec.name in _CODE else "")

@@ -1,0 +1,162 @@
+"""Token by token: the engine in process, and through Triton; called by ``triton_overhead``."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+from tritonclient.grpc import service_pb2 as messages
+
+from backends.fastertransformer.engine.engine import Engine
+from backends.fastertransformer.engine.sequence import Answer
+from benchmarks.made_up_repository import EMPTY
+from evaluation.load.wire import encode
+from evaluation.load.workload import Prompt
+from evaluation.tensors import NEVER_END_ID
+from export_scripts.names import ENGINE, ENSEMBLE, PREPROCESSING
+from export_scripts.tokenizer_models.slipway_tokenizer import load_tokenizer
+from handover.errors import ServerError
+
+_BLOCK = 5  # measurements of a side before its neighbour's turn, the first of which is not counted
+_TEXT = "The ship lay at the slipway, and nobody had thought of asking how she would ever come down into the water. "
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """One request.
+
+    Attributes:
+        sent_ns: when it was handed over.
+        chunk_ns: when each answer came.
+    """
+
+    sent_ns: int
+    chunk_ns: tuple[int, ...]
+
+    @property
+    def first_ms(self) -> float:
+        """To the first token."""
+        return (self.chunk_ns[0] - self.sent_ns) / 1e6
+
+    @property
+    def further_ms(self) -> float:
+        """To each further token, on average."""
+        return (self.chunk_ns[-1] - self.chunk_ns[0]) / 1e6 / (len(self.chunk_ns) - 1)
+
+
+Side = Callable[[int], Awaitable[list[Arrivals]]]  # asks so many requests at once, and waits for all
+
+
+def make_prompt(repository: Path, input_length: int, output_length: int) -> Prompt:
+    """Make a prompt of some tokens, known as text and as ids."""
+    tokenizer = load_tokenizer(repository / PREPROCESSING / "1")
+    ids = tokenizer.encode(_TEXT * (1 + input_length // 16))[:input_length]
+    text = tokenizer.decode(ids)
+    return Prompt(tuple(tokenizer.encode(text)), output_length, text)
+
+
+def in_process(engine: Engine, prompt: Prompt) -> Side:
+    """Ask the engine."""
+    tensors = {
+        "input_ids": np.array([prompt.ids], np.uint32),
+        "input_lengths": np.array([[len(prompt.ids)]], np.uint32),
+        "request_output_len": np.array([[prompt.output_length]], np.uint32),
+        "end_id": np.array([[NEVER_END_ID]], np.uint32),
+    }
+
+    async def ask(count: int) -> list[Arrivals]:
+        found: list[tuple[int, list[int]]] = []
+        waiting = []
+        for _ in range(count):
+            chunks, is_done = [], threading.Event()
+
+            def answer(given: Answer, chunks: list[int] = chunks, is_done: threading.Event = is_done) -> None:
+                chunks.append(time.perf_counter_ns())
+                if given.is_final:
+                    is_done.set()
+
+            found.append((time.perf_counter_ns(), chunks))
+            engine.submit(engine.parse(tensors), answer, is_streaming=True)
+            waiting.append(is_done)
+        for is_done in waiting:
+            is_done.wait()
+        return [Arrivals(sent_ns, tuple(chunks)) for sent_ns, chunks in found]
+
+    return ask
+
+
+def through_triton(channel: Any, model: str, prompt: Prompt) -> Side:
+    """Ask a decoupled model: one connection, a stream a request."""
+    payload = encode(model, prompt, is_text=model.endswith(ENSEMBLE)).payload
+    stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+
+    async def one() -> Arrivals:
+        sent_ns = time.perf_counter_ns()
+        call, chunks = stream(), []
+        await call.write(payload)
+        await call.done_writing()
+        answers = []
+        async for raw in call:
+            chunks.append(time.perf_counter_ns())
+            answers.append(raw)
+        problem = messages.ModelStreamInferResponse.FromString(answers[-1]).error_message
+        if problem or len(chunks) != prompt.output_length:
+            raise ServerError(f"{model} answered {len(chunks)} times instead of {prompt.output_length}: {problem}")
+        return Arrivals(sent_ns, tuple(chunks))
+
+    async def ask(count: int) -> list[Arrivals]:
+        return await asyncio.gather(*(one() for _ in range(count)))
+
+    return ask
+
+
+def show_tokens(
+    engine: Engine, url: str, repository: Path, lengths: tuple[int, int], clients: Sequence[int], rounds: int
+) -> None:
+    """Print the table: medians over the requests of all rounds, in which the sides take turns."""
+    prompt = make_prompt(repository, *lengths)
+    names = [name for name in (ENGINE, ENSEMBLE, EMPTY + ENGINE, EMPTY + ENSEMBLE) if (repository / name).is_dir()]
+    print(f"token by token, {len(prompt.ids)} in, {prompt.output_length} out, medians of {rounds * (_BLOCK - 1)} turns")
+    print(f"{'clients':>7} {'side':24} {'first ms':>9} {'added':>7} {'further ms':>11} {'added':>7}")
+
+    async def measure() -> None:
+        async with grpc.aio.insecure_channel(url) as channel:
+            sides = {"engine in process": in_process(engine, prompt)}
+            sides |= {name: through_triton(channel, name, prompt) for name in names}
+            for count in clients:
+                # The empty ones answer one request after the other.
+                asked = {name: ask for name, ask in sides.items() if count == 1 or not name.startswith(EMPTY)}
+                turns = await _turns(asked, count, rounds)
+                _show(count, {name: medians(each) for name, each in turns.items()})
+
+    asyncio.run(measure())
+
+
+async def _turns(sides: dict[str, Side], count: int, rounds: int) -> dict[str, list[Arrivals]]:
+    found: dict[str, list[Arrivals]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, ask in sides.items():
+            for turn in range(_BLOCK):
+                arrivals = await ask(count)
+                found[name] += arrivals if turn else []
+    return found
+
+
+def medians(turns: Sequence[Arrivals]) -> tuple[float, float]:
+    """Give the medians of the first and the further tokens' times."""
+    return statistics.median(each.first_ms for each in turns), statistics.median(each.further_ms for each in turns)
+
+
+def _show(count: int, figures: dict[str, tuple[float, float]]) -> None:
+    base_first, base_further = next(iter(figures.values()))
+    for name, (first, further) in figures.items():
+        added = f"{first - base_first:+7.2f} {further:11.3f} {further - base_further:+7.3f}"
+        print(f"{count:7} {name:24} {first:9.2f} {added}", flush=True)
