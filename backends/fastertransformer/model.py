@@ -54,7 +54,6 @@ class TritonPythonModel:
             self._engine = _open_engine(self._settings, config, args)
         except EngineError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
-        self._input_names = [entry["name"] for entry in config["input"]]
         self._is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         # FasterTransformer's rule: with sequence batching Triton's batch axis is a first axis of length 1 more.
         self._has_sessions = "sequence_batching" in config
@@ -102,10 +101,9 @@ class TritonPythonModel:
     def _read(self, request: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Copy a request's tensors: Triton takes their memory back when execute has returned."""
         tensors = {}
-        for name in self._input_names:
-            tensor = pb_utils.get_input_tensor_by_name(request, name)
-            if tensor is not None:
-                tensors[name] = np.array(tensor.as_numpy()[0] if self._has_sessions else tensor.as_numpy())
+        for tensor in request.inputs():
+            array = tensor.as_numpy()
+            tensors[tensor.name()] = np.array(array[0] if self._has_sessions else array)
         return tensors
 
 

@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
-_LEAST_PAUSE_S = 1e-3  # between two questions whether the same client has gone
+_FIRST_PAUSE_S = 5e-3  # before a client is asked for the first time: contexts are run then
+_LEAST_PAUSE_S = 2e-3  # between two questions whether the same client has gone
 _SHARE_OF_QUESTIONS = 0.2  # of the thread's time, at most
 
 
@@ -109,6 +110,8 @@ class Replies:
                 return
             reply, content, is_final = post
             if content is None:
+                if not self._open:
+                    next_question = time.monotonic() + _FIRST_PAUSE_S
                 self._open.append(reply)
             else:
                 self._send(reply, content, is_final)

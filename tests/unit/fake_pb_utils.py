@@ -25,6 +25,9 @@ class FakeRequest:
         self.responses: list[Any] = []
         self.is_finished, self.is_cancelled, self.questions = threading.Event(), False, 0
 
+    def inputs(self) -> list[Any]:
+        return [FakePbUtils.Tensor(name, array) for name, array in self.tensors.items()]
+
     def requested_output_names(self) -> list[str]:
         return list(self._outputs)
 
@@ -79,6 +82,9 @@ class FakePbUtils(ModuleType):
         def __init__(self, name: str, array: np.ndarray) -> None:
             self.tensor_name, self._array = name, array
 
+        def name(self) -> str:
+            return self.tensor_name
+
         def as_numpy(self) -> np.ndarray:
             return self._array
 
@@ -109,10 +115,6 @@ class FakePbUtils(ModuleType):
 
         def increment(self, value: float) -> None:
             self.counts[self._name] += value
-
-    @staticmethod
-    def get_input_tensor_by_name(request: FakeRequest, name: str) -> Any:
-        return FakePbUtils.Tensor(name, request.tensors[name]) if name in request.tensors else None
 
     @staticmethod
     def triton_string_to_numpy(name: str) -> type:
