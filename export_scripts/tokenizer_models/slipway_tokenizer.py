@@ -7,7 +7,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,7 +59,7 @@ class BytePairTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
-        return _decode_utf8(b"".join(self._bytes.get(id_, b"") for id_ in ids))[0]
+        return _decode_utf8(b"".join(map(self._bytes.get, ids, repeat(b""))))[0]
 
 
 class SentencePieceTokenizer:
@@ -104,6 +105,7 @@ class FileTokenizer:
         self._tokenizer.no_padding()
         self._added = {entry["id"]: str(entry["content"]) for entry in description.get("added_tokens") or ()}
         self._is_byte_level = _has_part(description.get("decoder"), "ByteLevel")
+        self._bytes, self._pieces = _Known(self._bytes_of), _Known(lambda id_: self._tokenizer.id_to_token(int(id_)))
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -113,9 +115,8 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
         if self._is_byte_level:
-            return _decode_utf8(b"".join(map(self._bytes, ids)))[0]
-        pieces = [(int(id_), self._tokenizer.id_to_token(int(id_))) for id_ in ids]
-        known = [(id_, piece) for id_, piece in pieces if piece is not None]
+            return _decode_utf8(b"".join(map(self._bytes.__getitem__, ids)))[0]
+        known = [(int(id_), piece) for id_ in ids if (piece := self._pieces[id_]) is not None]
         first = len(known)
         while first and _BYTE_PIECE.fullmatch(known[first - 1][1]):
             first -= 1
@@ -123,10 +124,22 @@ class FileTokenizer:
         complete = known[: len(known) - _decode_utf8(tail)[1]]
         return str(self._tokenizer.decode([id_ for id_, _ in complete], skip_special_tokens=False))
 
-    def _bytes(self, id_: int) -> bytes:
+    def _bytes_of(self, id_: int) -> bytes:
         if id_ in self._added:
             return self._added[id_].encode("utf-8")
         return _token_bytes(self._tokenizer.id_to_token(int(id_)) or "")
+
+
+class _Known(dict[int, Any]):
+    """What tokens stand for, found out once: a decoupled model has its whole output decoded after every token."""
+
+    def __init__(self, find: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, id_: int) -> Any:
+        found = self[id_] = self._find(id_)
+        return found
 
 
 def _has_part(description: Any, kind: str) -> bool:
