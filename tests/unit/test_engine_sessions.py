@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -262,3 +263,81 @@ def test_the_engine_keeps_conversations_between_requests(
     assert not saved  # forgotten without another request
     assert "does not exist" in str(say([second], False).problem)
     engine.close()
+
+
+def fail_when(monkeypatch: pytest.MonkeyPatch, steps: Steps, is_time: Callable[[], bool]) -> list[int]:
+    """Let decode steps raise when the condition holds; give the numbers of rows in those, as they come."""
+    decode, sizes = steps.network.decode, []
+
+    def explode(ids: Any, *rest: Any) -> Any:
+        if is_time():
+            sizes.append(len(ids))
+            raise RuntimeError("out of memory")
+        return decode(ids, *rest)
+
+    monkeypatch.setattr(steps.network, "decode", explode)
+    return sizes
+
+
+@pytest.mark.parametrize("memory_len", [0, 4])
+def test_a_conversation_outlives_a_step_that_failed_because_of_others(
+    steps: Steps, model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch, memory_len: int
+) -> None:
+    talk = Talk(steps)
+    lines: dict[str, list[int]] = {"a": [], "b": []}
+    sizes = fail_when(monkeypatch, steps, lambda: any(each.job.session is None for each in talk.scheduler._batch))
+    for turn in range(4):
+        waiting = {}
+        for seed, key in enumerate(lines):
+            (new,) = prompts(3, seed=10 * turn + seed)
+            lines[key] = greedy(model, lines[key] + new, 5, window=memory_len)
+            waiting[key] = talk.submit(key, [new], 5, start=turn == 0, memory_len=memory_len)
+            talk.scheduler.step()
+        bad = talk.submit(None, prompts(4), 3) if turn in (0, 2) else []
+        talk.run()
+        assert [answer.problem for answer in bad] == ["generation failed: out of memory"] * len(bad)
+        for key, answers in waiting.items():
+            assert answers[0].tensors, answers[0].problem
+            assert answers[0].tensors["output_ids"][0, 0, : len(lines[key])].tolist() == lines[key]
+    assert sizes == [2, 1, 2, 1]  # of those that had decoded before
+    assert len(steps._saved) == 2  # nothing is kept of what was lost
+
+
+def test_a_request_that_fails_leaves_its_conversation_as_it_was(
+    steps: Steps, model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(steps)
+    first, second, third = prompts(5, 4), prompts(3, 2, seed=1), prompts(2, 2, seed=2)
+    talk.say("a", first, 4, start=True)
+    with monkeypatch.context() as patch:  # row 0 has its one token before a step of row 1 fails
+        sizes = fail_when(patch, steps, lambda: True)
+        problem = talk.say("a", second, np.array([[1], [4]], np.uint32))
+    assert problem == "generation failed: out of memory" and sizes[-1] == 1
+    lines = [greedy(model, line, 4) for line in first]
+    for new in (second, third):
+        lines = [greedy(model, line + row, 4) for line, row in zip(lines, new, strict=True)]
+        outputs = talk.say("a", new, 4)
+        for row, line in enumerate(lines):
+            assert outputs["output_ids"][row, 0, : len(line)].tolist() == line
+    with monkeypatch.context() as patch:
+        fail_when(patch, steps, lambda: True)
+        assert "out of memory" in talk.say("b", first, 4, start=True)
+    assert "session b does not exist" in talk.say("b", first, 4)
+
+
+def test_what_an_input_is_asked_does_not_cover_what_was_made_again(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = []
+    for is_lost in (False, True):
+        talk = Talk(steps)
+        talk.say("a", prompts(6), 3, start=True)
+        if is_lost:
+            with monkeypatch.context() as patch:
+                fail_when(patch, steps, lambda: True)
+                assert "out of memory" in talk.say("a", prompts(4, seed=1), 4)
+        told = {"is_return_context_log_probs": True, "is_return_context_embeddings": True}
+        scores.append(talk.say("a", prompts(4, seed=1), 2, **told))
+    for name in ("context_log_probs", "context_embeddings", "output_ids"):
+        np.testing.assert_allclose(scores[0][name], scores[1][name], atol=1e-4)
+    assert not scores[0]["context_log_probs"][0, :8].any()

@@ -12,6 +12,7 @@ from .request import Array
 from .sequence import Sequence
 from .steps import Steps
 
+_PAST_TOKENS = 4096  # of one pass of a conversation's earlier tokens
 _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
 
 
@@ -30,6 +31,9 @@ def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None
         _encode(steps, new, first)
         _copy_to_beams(steps, new, _begin_decoders(steps, new, first))
         return None
+    for sequence in new:
+        if sequence.lacks_past:
+            _remake_past(steps, sequence)
     if are_packed(steps, new):
         last = _begin(steps, new, first)
         return _give_beams(steps, new, first, last, max(len(sequence.context.ids) for sequence in new))
@@ -46,6 +50,17 @@ def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None
     rows = torch.arange(len(new), device=hidden.device)
     last = hidden[rows, upload(lengths - 1, hidden.device)]
     return _give_beams(steps, new, first, last, longest)
+
+
+def _remake_past(steps: Steps, sequence: Sequence) -> None:
+    """Compute again what a row of a conversation had in the cache: in passes as long as a memory allows."""
+    assert sequence.line
+    ids = np.array(sequence.line.tokens[: sequence.start], np.int64)
+    size = sequence.window or _PAST_TOKENS
+    for start in range(0, len(ids), size):
+        end = min(start + size, len(ids))
+        known = np.array([start]), np.array([end - start])
+        steps.extend(ids[None, start:end].copy(), *known, sequence.slots[0], min(end, sequence.window or end))
 
 
 def are_packed(steps: Steps, new: list[Sequence]) -> bool:

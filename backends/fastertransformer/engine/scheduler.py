@@ -114,15 +114,15 @@ class Scheduler:
     def _isolate(self, problem: str) -> None:
         """Begin anew with the sequences of a step that failed, one after the other, to see whose fault it was.
 
-        One that was alone fails. So does one of a conversation: what it began with is gone.
+        One that was alone fails.
         """
         failed = list(self._batch)
         self._leave(failed)
-        hopeless = self._jobs([each for each in failed if len(failed) == 1 or each.line])
-        for job in hopeless:
-            self._drop(job, Answer(None, problem, code=FAILED))
-        again = [each.begin_anew() for each in failed if each.job not in hopeless]
-        (self._waiting if self._is_inflight else self._chosen).extendleft(reversed(again))
+        if len(failed) == 1:
+            self._drop(failed[0].job, Answer(None, problem, code=FAILED))
+        else:
+            again = [each.begin_anew() for each in failed]
+            (self._waiting if self._is_inflight else self._chosen).extendleft(reversed(again))
 
     @torch.inference_mode()  # the cache was made in it, and may be written to
     def give_up(self, problem: str) -> None:
@@ -273,7 +273,7 @@ class Scheduler:
     def _finish(self, job: Job, answer: Answer | None) -> None:
         """Give a request its last answer, if it takes one."""
         if job.session is not None:
-            self.sessions.leave(job, is_lost=answer is None or answer.code not in ("", CANCELLED, INVALID))
+            self.sessions.leave(job, has_failed=answer is None or answer.code not in ("", CANCELLED, INVALID))
         if answer:
             _answer(job, answer)
 

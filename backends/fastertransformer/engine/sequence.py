@@ -124,6 +124,8 @@ class Sequence:
             where they are wanted.
         line: the row of a conversation that it continues; see sessions.py.
         start: entries that the cache has of it before its context: a conversation's, or a prefix prompt's.
+        known: tokens of the conversation before the request.
+        lacks_past: whether the conversation's entries are not there any more, and must be made again.
         window: entries that are kept at most; 0: all.
     """
 
@@ -149,6 +151,8 @@ class Sequence:
     context_scores: tuple[Array, Array] | None = None
     line: Line | None = None
     start: int = 0
+    known: int = 0
+    lacks_past: bool = False
     window: int = 0
 
     def __post_init__(self) -> None:
@@ -169,6 +173,8 @@ class Sequence:
     def begin_anew(self) -> Sequence:
         """Put a suspect that has nothing yet in its place, and give it."""
         fresh = Sequence(self.job, self.row, is_suspect=True, answered=max(self.answered, self.count))
+        fresh.line, fresh.start, fresh.known, fresh.window = self.line, self.start, self.known, self.window
+        fresh.context, fresh.shown = self.context, self.shown
         self.job.begin_anew(fresh)
         return fresh
 

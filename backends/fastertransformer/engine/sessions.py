@@ -5,7 +5,8 @@ START begins a conversation, the next ones send only what is new, and each answe
 or a stop word has ended goes on without that last token, which the next input overwrites there. ``memory_len`` keeps
 the last tokens' keys and values only. FasterTransformer has one conversation an instance; here there are as many as
 memory allows, and the one that has been idle longest makes room for a request that fits otherwise not. A request that
-is cancelled leaves what has come so far.
+is cancelled leaves what has come so far; one that fails leaves the conversation as it was before. Keys and values that
+went with a step that failed are computed again from the tokens, when they are needed.
 """
 
 from __future__ import annotations
@@ -131,27 +132,37 @@ class Sessions:
         key, line = -1, sequence.line
         if line and line.key is not None:
             key, line.key = line.key, None
+        sequence.lacks_past = line is not None and sequence.start > 0 and key < 0
         return key
 
     def save(self, sequence: Sequence) -> None:
         """Keep a row that leaves its slot."""
         line = sequence.line
         assert line
-        line.tokens = [*sequence.shown, *sequence.tokens[0]]
+        tokens = [*sequence.shown, *sequence.tokens[0]]
         if sequence.has_ended[0]:
-            line.tokens.pop()
-        line.cached = min(sequence.cached, len(line.tokens))
-        line.key = next(self._keys)
-        line.entries = min(line.cached, sequence.window) if sequence.window else line.cached
-        self._steps.save(sequence.slots[0], line.entries, line.key)
+            tokens.pop()
+        cached, key = min(sequence.cached, len(tokens)), next(self._keys)
+        entries = min(cached, sequence.window) if sequence.window else cached
+        self._steps.save(sequence.slots[0], entries, key)
+        line.tokens, line.cached, line.entries, line.key = tokens, cached, entries, key
 
-    def leave(self, job: Job, is_lost: bool) -> None:
-        """Note that a request is over; is_lost: it failed, and its conversation with it."""
+    def leave(self, job: Job, has_failed: bool) -> None:
+        """Note that a request is over; where it has failed its conversation is again what it was before."""
         if job.session in self._sessions:
             session = self._sessions[job.session]
             session.is_busy, session.used_s = False, self._clock()
-            if is_lost or job.request.ends_session:
+            if job.request.ends_session or (has_failed and job.request.starts_session):
                 self.end(job.session)
+            elif has_failed:
+                for sequence, line in zip(job.sequences, session.lines, strict=True):
+                    self._take_back(sequence, line)
+
+    def _take_back(self, sequence: Sequence, line: Line) -> None:
+        """Let a row have its tokens of before, if some have been put behind them: others of its request failed."""
+        if len(line.tokens) > sequence.known:
+            self._forget(line)
+            line.tokens, line.cached = line.tokens[: sequence.known], sequence.start
 
     def end(self, key: int | str) -> None:
         """Forget a conversation, if there is one."""
@@ -187,5 +198,5 @@ def _continue(sequence: Sequence, line: Line, window: int) -> None:
     if not len(ids):
         raise RequestError(f"row {sequence.row} continues a session with no input and nothing left to go on from")
     sequence.context = Context(ids)
-    sequence.line, sequence.start, sequence.window = line, line.cached, window
+    sequence.line, sequence.start, sequence.known, sequence.window = line, line.cached, len(line.tokens), window
     sequence.shown = [*line.tokens, *sequence.shown]
