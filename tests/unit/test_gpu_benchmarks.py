@@ -13,6 +13,7 @@ from backends.fastertransformer.engine.layouts import Share, read_model
 from backends.fastertransformer.engine.precision import choose_precision
 from backends.fastertransformer.engine.shards import planned
 from backends.fastertransformer.engine.weights import Reader
+from benchmarks.continuous import News, answer_all
 from benchmarks.gpu_load import mixed_asks
 from benchmarks.gpu_report import main
 from benchmarks.gpu_sizes import SIZES, Size, T5Size
@@ -40,6 +41,36 @@ def test_weights_are_those_of_transformers_gpt2() -> None:
 def test_the_mixed_load_is_the_one_that_other_servers_were_measured_with() -> None:
     asks = mixed_asks(1000)
     assert (len(asks), sum(len(ask.prompt) for ask in asks), sum(ask.count for ask in asks)) == (256, 54_263, 28_703)
+
+
+class Script:
+    """A server that says a token of each request in turn, each the same time after the last."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self._counts, self._under_way, self.most = counts, dict[int, int](), 0
+        self._moment_s = 0.0
+
+    def send(self, index: int) -> None:
+        """Begin."""
+        self._under_way[index] = self._counts[index]
+        self.most = max(self.most, len(self._under_way))
+
+    def next_news(self) -> News:
+        """Say the next token."""
+        index, left = next(iter(self._under_way.items()))
+        del self._under_way[index]
+        self._moment_s += 0.5
+        if left > 1:
+            self._under_way[index] = left - 1
+        return News(index, self._moment_s, left == 1)
+
+
+def test_a_load_keeps_so_many_requests_under_way_and_measures_between_their_tokens() -> None:
+    server = Script([3, 1, 4, 2, 5])
+    _, gaps = answer_all(server, 5, 2)
+    assert server.most == 2
+    assert len(gaps) == 3 + 1 + 4 + 2 + 5 - 5
+    assert set(gaps) <= {500.0, 1000.0} and gaps[-1] == 500.0  # two share the time until one is left
 
 
 def test_the_page_has_the_use_cases_at_one_row_by_gpus(tmp_path: Path) -> None:
