@@ -47,7 +47,8 @@ def keeping(rotation: int) -> dict[str, Any]:
 # Module, function, warps, constants, what is another type than usually.
 CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "few heads": ("attention", "_attend", 8, attention(128, True), {}),
-    "many heads": ("attention", "_attend", 4, attention(32, False), {}),
+    "many heads": ("attention", "_attend", 4, {**attention(32, False), "maxnreg": 128}, {}),
+    "many turned heads": ("attention", "_attend", 4, {**attention(32, False, rotation=2), "maxnreg": 128}, {}),
     "alibi": ("attention", "_attend", 8, attention(128, True, kind=1, size=80), {"bias": "*fp32"}),
     "by distance": ("attention", "_attend", 4, attention(32, True, kind=2), {"bias": "*fp32"}),
     "by pairs": ("attention", "_attend", 8, attention(128, False, rotation=1), {}),
@@ -83,8 +84,9 @@ def test_a_kernel_compiles_and_spills_no_register(case: str, capability: int, tm
     module, function, warps, constants, types = CASES[case]
     kernel = getattr(importlib.import_module(f"{KERNELS}.{module}"), function)
     is_chained = capability >= 90
-    if "is_chained" in kernel.arg_names:
-        constants = {**constants, "is_chained": is_chained}
+    limit = {"maxnreg": constants["maxnreg"]} if is_chained and "maxnreg" in constants else {}
+    constants = {**constants, "is_chained": is_chained}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     known = {**POINTERS, **NUMBERS, **types}
     signature = {name: "constexpr" if name in constants else known.get(name, "i32") for name in kernel.arg_names}
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
@@ -96,7 +98,7 @@ def test_a_kernel_compiles_and_spills_no_register(case: str, capability: int, tm
         {places[name]: value for name, value in constants.items()},
         {places[name]: [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": warps, "launch_pdl": is_chained}
+    options = {"num_warps": warps, "launch_pdl": is_chained, **limit}
     compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     found = re.findall(r"REG:(\d+) STACK:(\d+)", resources(compiled.asm["cubin"], tmp_path))
     most_stack = 48 if constants.get("rotation") else 0  # the sine of a huge number takes some

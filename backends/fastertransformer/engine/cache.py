@@ -25,6 +25,7 @@ Need = tuple[int, int, int]  # of a sequence: rows, entries of each, entries of 
 MOST_SLOTS = 1024  # so that what a step needs to know of each can have its place once and for all
 UNBOUNDED = 1 << 31  # window of a slot that keeps every token
 _CAPACITY_STEP = 32  # tokens: capacity is a multiple, so that it seldom grows
+_STAGED_BYTES = 1 << 15  # the driver copies so much aside by itself; more of it would wait for the GPU
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -207,7 +208,10 @@ def no_sources(device: torch.device) -> Tensor:
 
 def upload(array: Array, device: torch.device) -> Tensor:
     """Copy to a device without waiting for what it is doing."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    content = torch.from_numpy(array)
+    if device.type == "cuda" and array.nbytes > _STAGED_BYTES:
+        content = content.pin_memory()
+    return content.to(device, non_blocking=True)
 
 
 def _rounded(capacity: int) -> int:

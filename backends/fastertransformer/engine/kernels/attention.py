@@ -21,14 +21,33 @@ from ..positions import Rotary
 
 _MOST_PIECES = 32
 _LEAST_CELLS = 128  # of a piece; twice as many are one piece, for putting two together takes longer
-# Bytes of keys, and of values, that a program holds at a time, and its warps. On an H200 a step of 8 rows of 300 cells
-# and 32 heads takes 22 us with the second where it takes 33 with the first; one row of 300, 6.4 in place of 12.9.
-_FEW, _CROWDED = (32768, 8), (8192, 4)
+# Bytes of keys, and of values, that a program holds at a time, its warps, and registers of a thread at most (0: as many
+# as it likes). On an H200 a step of 256 rows of 20 to 500 cells and 32 heads takes 271 us with the second, of which
+# reading takes 243; one row of 300 cells takes 6.1 us with the first and 7.5 with the second.
+_FEW, _CROWDED = (32768, 8, 0), (8192, 4, 128)
 _PROGRAMS_PER_PROCESSOR = 2
+_LEAST = tl.constexpr(-1e30)  # a score that none is below; the difference of two infinities is no number
 _LOG2_E = 1.4426950408889634
 NO_BIAS, SLOPES, BY_DISTANCE = 0, 1, 2  # kinds
 
 _VARYING = ("row_stride", "head_stride", "table_stride", "pieces", "distances", "rotary_size")
+
+
+@triton.jit
+def _pages_of(table, first, end, block: tl.constexpr, page_tokens: tl.constexpr):
+    """Pages of the cells from first on: one number where a block lies in a page, else [block]."""
+    if page_tokens % block == 0:
+        pages = tl.load(table + first // page_tokens, first < end, 0, cache_modifier=".cg")
+    else:
+        cells = first + tl.arange(0, block)
+        pages = tl.load(table + cells // page_tokens, cells < end, 0, cache_modifier=".cg")
+    return pages
+
+
+@triton.jit
+def _place(pages, first, block: tl.constexpr, page_tokens: tl.constexpr, size: tl.constexpr, page_stride):
+    """Where the cells from first on are in a layer's memory, [block]; see _pages_of."""
+    return pages.to(tl.int64) * page_stride + ((first + tl.arange(0, block)) % page_tokens) * size
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -57,10 +76,13 @@ def _attend(  # noqa: C901 (one kernel)
     dims = tl.arange(0, width)
     is_dim = dims < size
     base = memory + head * page_tokens * size + dims[None, :]
-    cells = start + tl.arange(0, block)
+    steps = tl.arange(0, block)
+    own_table = tables + row * table_stride
+    pages = _pages_of(own_table, start, end, block, page_tokens)
+    cells = start + steps
     is_seen = (cells < end) & (cells != newest)
-    pages = tl.load(tables + row * table_stride + cells // page_tokens, is_seen, 0, cache_modifier=".cg")
-    place = (pages.to(tl.int64) * page_stride + (cells % page_tokens) * size)[:, None]
+    place = _place(pages, start, block, page_tokens, size, page_stride)[:, None]
+    pages = _pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells wait for them
     is_read = is_seen[:, None] & is_dim[None, :]
     keys = tl.load(base + place, is_read, 0.0, cache_modifier=".cg")
     values = tl.load(base + values_at + place, is_read, 0.0, cache_modifier=".cg")
@@ -83,9 +105,8 @@ def _attend(  # noqa: C901 (one kernel)
         beside = row.to(tl.int64) * row_stride + head * head_stride + other
         query = query * cos + tl.load(q + beside, is_turned, 0.0).to(tl.float32) * sin
     query *= scale  # has log2(e) in it
-    most = -float("inf")
-    total = 0.0
-    sums = tl.zeros((width,), tl.float32)
+    own_score = _LEAST
+    own_value = tl.zeros((width,), tl.float32)
     if (newest >= start) & (newest < end):
         key, value = tl.load(k + at, is_dim, 0.0), tl.load(v + at, is_dim, 0.0)
         if rotation != 0:
@@ -95,12 +116,15 @@ def _attend(  # noqa: C901 (one kernel)
         cell = memory + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
         tl.store(cell, key, is_dim)
         tl.store(cell + values_at, value, is_dim)
-        most = tl.sum(query * key.to(tl.float32), 0)
+        own_score = tl.sum(query * key.to(tl.float32), 0)
         if kind == 2:
-            most += tl.load(bias + head * distances) * 1.4426950408889634
-        total = 1.0
-        sums = value.to(tl.float32)
-    for _ in range(start, end, block):
+            own_score += tl.load(bias + head * distances) * 1.4426950408889634
+        own_value = value.to(tl.float32)
+    # Every place in a block has its own highest score and sums: put together once at the end, not for every block.
+    most = tl.full((block,), _LEAST, tl.float32)
+    total = tl.zeros((block,), tl.float32)
+    sums = tl.zeros((block, width), tl.float32)
+    for first in range(start + block, end + block, block):
         scores = tl.sum(query[None, :] * keys.to(tl.float32), 1)
         if kind != 0:
             distance = ((position - cells) % window).to(tl.int32)
@@ -110,19 +134,25 @@ def _attend(  # noqa: C901 (one kernel)
                 nearest = tl.minimum(distance, distances - 1)
                 scores += tl.load(bias + head * distances + nearest, is_seen, 0.0) * 1.4426950408889634
         scores = tl.where(is_seen, scores, -float("inf"))
-        cells += block
+        cells = first + steps
         is_seen = (cells < end) & (cells != newest)
-        pages = tl.load(tables + row * table_stride + cells // page_tokens, is_seen, 0)
-        place = (pages.to(tl.int64) * page_stride + (cells % page_tokens) * size)[:, None]
+        place = _place(pages, first, block, page_tokens, size, page_stride)[:, None]
+        pages = _pages_of(own_table, first + block, end, block, page_tokens)
         is_read = is_seen[:, None] & is_dim[None, :]
         keys = tl.load(base + place, is_read, 0.0)
-        higher = tl.maximum(most, tl.max(scores, 0))
+        higher = tl.maximum(most, scores)
         weights = tl.exp2(scores - higher)
         fade = tl.exp2(most - higher)
-        total = total * fade + tl.sum(weights, 0)
-        sums = sums * fade + tl.sum(weights[:, None] * values.to(tl.float32), 0)
+        total = total * fade + weights
+        sums = sums * fade[:, None] + weights[:, None] * values.to(tl.float32)
         values = tl.load(base + values_at + place, is_read, 0.0)
         most = higher
+    highest = tl.maximum(tl.max(most, 0), own_score)
+    gain = tl.exp2(most - highest)
+    own_gain = tl.where((newest >= start) & (newest < end), tl.exp2(own_score - highest), 0.0)
+    total = tl.sum(total * gain, 0) + own_gain
+    sums = tl.sum(sums * gain[:, None], 0) + own_gain * own_value
+    most = highest
     target = out + (row * heads + head).to(tl.int64) * size + dims
     if not is_cut:
         tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)
@@ -147,9 +177,9 @@ def _attend(  # noqa: C901 (one kernel)
         its = mine + other * (width + 2)
         its_most = tl.load(its + width, cache_modifier=".cg")
         higher = tl.maximum(most, its_most)
-        fade, gain = tl.exp2(most - higher), tl.exp2(its_most - higher)
-        total = total * fade + tl.load(its + width + 1, cache_modifier=".cg") * gain
-        sums = sums * fade + tl.load(its + dims, cache_modifier=".cg") * gain
+        loss, its_gain = tl.exp2(most - higher), tl.exp2(its_most - higher)
+        total = total * loss + tl.load(its + width + 1, cache_modifier=".cg") * its_gain
+        sums = sums * loss + tl.load(its + dims, cache_modifier=".cg") * its_gain
         most = higher
     tl.store(finished + row * heads + head, 0)
     tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)
@@ -228,10 +258,12 @@ def attend(
     pieces = min(_MOST_PIECES, wanted)
     width = triton.next_power_of_2(size)
     partial, finished = scratch.get(batch * heads, batch * heads * pieces * (width + 2) if pieces > 1 else 0)
-    held, warps = _CROWDED if batch * heads > scratch.processors else _FEW
+    held, warps, registers = _CROWDED if batch * heads > scratch.processors else _FEW
     block = max(16, min(128, held // (width * q.dtype.itemsize)))
     out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
+    is_limited = registers and is_chained and kind == NO_BIAS  # a bias takes some more, and so do older GPUs
+    limit = {"maxnreg": registers} if is_limited else {}
     _attend[(batch, heads, pieces)](
         q, q if k is None else k, q if v is None else v, memory, tables, positions, windows, out,
         q if bias is None else bias, partial, finished,
@@ -241,6 +273,6 @@ def attend(
         page_tokens=memory.shape[3], size=size, width=width, block=block, kind=kind,
         is_cut=pieces > 1, is_new=k is not None, least=_LEAST_CELLS,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
-        is_chained=is_chained, num_warps=warps, launch_pdl=is_chained,
+        is_chained=is_chained, num_warps=warps, launch_pdl=is_chained, **limit,
     )  # fmt: skip
     return out.transpose(1, 2)
