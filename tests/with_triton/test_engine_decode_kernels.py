@@ -8,7 +8,7 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.pages import PAGE
 from backends.fastertransformer.engine.positions import Rotary, Rotation
-from backends.fastertransformer.engine.sampling import LOST, likeliest
+from backends.fastertransformer.engine.sampling import LOST, draw, keep_top_k, keep_top_p, likeliest
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -120,6 +120,32 @@ def test_the_likeliest_token_goes_where_the_next_step_begins(rows: int, columns:
         assert torch.equal(tokens, likeliest(logits)) and tokens[0] == 7
         assert ((ids == tokens) | (tokens == LOST)).all() and ((ids >= 0) & (ids < columns)).all()
         assert positions.tolist() == list(range(1, rows + 1))
+
+
+@pytest.mark.parametrize("columns", [40, 4001])
+def test_a_token_is_drawn_as_from_the_sorted_nucleus(columns: int) -> None:
+    from backends.fastertransformer.engine.kernels.draw import draw_tokens
+
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(8, columns, device=DEVICE)
+    logits[2] = logits[2].round()  # equal ones, of which the first are kept
+    logits[3, 5:] = -float("inf")
+    rows = torch.tensor([0, 2, 3, 7, 2, 1, 4], device=DEVICE)
+    top_k = torch.tensor([0, 40, 0, 7, 0, 1, 0], device=DEVICE)
+    top_p = torch.tensor([0.9, 0.5, 1.0, 1.0, 0.3, 0.9, 1e-30], device=DEVICE)
+    kept = keep_top_p(keep_top_k(logits[rows], top_k, 40), top_p)
+    for _ in range(4):
+        uniform = torch.rand(len(rows), dtype=torch.float64, device=DEVICE)
+        assert torch.equal(draw_tokens(logits, rows, top_k, top_p, uniform), draw(kept, uniform))
+
+
+def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:
+    from backends.fastertransformer.engine.kernels.draw import draw_tokens
+
+    logits = torch.full((1, 97), float("nan"), device=DEVICE)
+    ones = torch.ones(1, device=DEVICE)
+    found = draw_tokens(logits, ones.long() - 1, ones.long() * 3, ones / 2, ones.double() / 2)
+    assert 0 <= int(found) < 97
 
 
 @pytest.mark.parametrize("width", [64, 1536, 2048])

@@ -25,6 +25,7 @@ POINTERS = {
 }
 POINTERS |= {"parts": "*fp32", "gain_sums": "*fp32", "logits": "*fp32", "places": "*fp16"}
 POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses"), "*i64")
+POINTERS |= {"top_k": "*i64", "top_p": "*fp32", "uniform": "*fp64"}
 POINTERS |= dict.fromkeys(
     ("q", "k", "v", "memory", "out", "bias", "x", "y", "weight", "scales", "gain", "shift", "residual", "turned"),
     "*fp16",
@@ -61,6 +62,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "turn by halves": ("keep", "_keep", 4, keeping(rotation=2), {}),
     "widen": ("widen", "_widen", 4, {"block_n": 8, "block_k": 1024, "is_native": True}, {"weight": "*i8"}),
     "norm": ("norm_rows", "norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
+    "draw": ("draw", "_draw", 16, {"block": 4096}, {"tokens": "*i64", "rows": "*i64"}),
 }
 
 

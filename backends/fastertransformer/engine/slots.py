@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .cache import MOST_SLOTS, upload
+from .kernels import can_run_on
 from .request import Array, Request
 from .sampling import (
     apply_min_length,
@@ -143,7 +144,11 @@ class SlotState:
             index = self._sampled
             top_k, top_p = self.column("top_k")[index], self.column("top_p")[index]
             uniform = draw_uniform(self.column("random_seed")[index], self.column("count")[index])
-            if self._has_top_p_alone:
+            if can_run_on(logits.device):
+                from .kernels.draw import draw_tokens
+
+                tokens[index] = draw_tokens(logits, index, top_k, top_p, uniform)
+            elif self._has_top_p_alone:
                 tokens[index] = draw(keep_top_p(keep_top_k(logits[index], top_k, self._largest), top_p), uniform)
             else:
                 values, ids = narrow_to_top_k(logits[index], top_k, self._largest)

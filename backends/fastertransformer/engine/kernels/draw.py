@@ -1,0 +1,127 @@
+"""A random token for each row of logits, from its own k likeliest or its own nucleus, without sorting anything.
+
+A program takes a row and reads it some thirty times, mostly from the L2 cache: the least number that is kept is found
+two of its bits at a time, as in a radix select, once by counting (top-k), once by adding up probabilities (top-p).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK, _WARPS = 4096, 16
+
+
+@triton.jit
+def _keys(values):
+    """int32 in the order of fp32 numbers: the largest are the likeliest; no number has the least."""
+    bits = values.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _weights(line, first, columns, most, block: tl.constexpr):
+    """Columns from first on: keys, the least behind the last one, and exp(value - most)."""
+    at = first + tl.arange(0, block)
+    values = tl.load(line + at, at < columns, -float("inf"))
+    return tl.where(at < columns, _keys(values), -2147483648), tl.exp(values - most)
+
+
+@triton.jit
+def _least(line, columns, most, wanted, counts: tl.constexpr, block: tl.constexpr):
+    """The largest key that, with all above it, has ``wanted`` numbers (counts) or so much weight."""
+    found = tl.full((), -2147483648, tl.int64)
+    for step in range(16):
+        unit = tl.full((), 1, tl.int64) << (30 - 2 * step)
+        one = tl.zeros((block,), tl.float32)
+        two = tl.zeros((block,), tl.float32)
+        three = tl.zeros((block,), tl.float32)
+        for first in range(0, columns, block):
+            keys, weights = _weights(line, first, columns, most, block)
+            if counts:
+                weights = tl.full((block,), 1.0, tl.float32)
+            one += tl.where(keys >= (found + unit).to(tl.int32), weights, 0.0)
+            two += tl.where(keys >= (found + 2 * unit).to(tl.int32), weights, 0.0)
+            three += tl.where(keys >= (found + 3 * unit).to(tl.int32), weights, 0.0)
+        has_one, has_two, has_three = tl.sum(one) >= wanted, tl.sum(two) >= wanted, tl.sum(three) >= wanted
+        found += unit * (has_one.to(tl.int64) + has_two.to(tl.int64) + has_three.to(tl.int64))
+    return found.to(tl.int32)
+
+
+@triton.jit
+def _above(line, columns, most, least, block: tl.constexpr):
+    """How many numbers are above a key, and their weight; the weight of a number that has the key."""
+    count = tl.zeros((block,), tl.float32)
+    weight = tl.zeros((block,), tl.float32)
+    own = tl.zeros((block,), tl.float32)
+    for first in range(0, columns, block):
+        keys, weights = _weights(line, first, columns, most, block)
+        count += tl.where(keys > least, 1.0, 0.0)
+        weight += tl.where(keys > least, weights, 0.0)
+        own = tl.maximum(own, tl.where(keys == least, weights, 0.0))
+    return tl.sum(count), tl.sum(weight), tl.max(own)
+
+
+@triton.jit(do_not_specialize=("columns",))
+def _draw(logits, rows, top_k, top_p, uniform, tokens, columns, block: tl.constexpr):
+    program = tl.program_id(0)
+    line = logits + tl.load(rows + program) * columns
+    k, p = tl.load(top_k + program).to(tl.float32), tl.load(top_p + program)
+    highest = tl.full((block,), -float("inf"), tl.float32)
+    for first in range(0, columns, block):
+        at = first + tl.arange(0, block)
+        highest = tl.maximum(highest, tl.load(line + at, at < columns, -float("inf")))
+    most = tl.max(highest)
+    # Kept are all above ``least``, and of those that have it, in their order, as many as have the weight ``rest``.
+    least = tl.full((), -2147483648, tl.int32)
+    above, whole, own = _above(line, columns, most, least, block)
+    rest = whole * 0
+    if (k > 0) & (k < columns):
+        least = _least(line, columns, most, k, True, block)
+        above, whole, own = _above(line, columns, most, least, block)
+        rest = (k - above) * own
+    if p < 1:
+        wanted = tl.maximum(p * (whole + rest), 1e-37)
+        least = _least(line, columns, most, wanted, False, block)
+        above, whole, own = _above(line, columns, most, least, block)
+        rest = wanted - whole
+    target = tl.load(uniform + program).to(tl.float32) * (whole + rest)
+    sum_before = whole * 0
+    ties_before = whole * 0
+    chosen, last = columns, 0
+    for first in range(0, columns, block):
+        keys, weights = _weights(line, first, columns, most, block)
+        is_tie = keys == least
+        ties = ties_before + tl.cumsum(is_tie.to(tl.float32))
+        share = tl.minimum(weights, tl.maximum(rest - (ties - 1) * own, 0.0))
+        share = tl.where(keys > least, weights, tl.where(is_tie, share, 0.0))
+        sums = sum_before + tl.cumsum(share)
+        at = first + tl.arange(0, block)
+        chosen = tl.minimum(chosen, tl.min(tl.where((share > 0) & (sums > target), at, columns)))
+        last = tl.maximum(last, tl.max(tl.where(share > 0, at, 0)))
+        sum_before += tl.sum(share)
+        ties_before += tl.sum(is_tie.to(tl.float32))
+    tl.store(tokens + program, tl.minimum(chosen, last).to(tl.int64))
+
+
+def draw_tokens(logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    """Draw a token for some rows; see sampling.keep_top_k, keep_top_p and draw, one behind the other.
+
+    Args:
+        logits: fp32 [B, V].
+        rows: int64 [n].
+        top_k: int64 [n]; 0 keeps all.
+        top_p: fp32 [n]; 1 keeps all.
+        uniform: fp64 [n] in [0, 1).
+
+    Returns:
+        int64 [n].
+    """
+    logits, tokens = logits.contiguous(), torch.empty_like(rows)
+    block = min(_BLOCK, max(32, triton.next_power_of_2(logits.shape[1])))
+    _draw[(len(rows),)](
+        logits, rows, top_k, top_p, uniform, tokens, logits.shape[1], block=block, num_warps=min(_WARPS, block // 32)
+    )
+    return tokens
