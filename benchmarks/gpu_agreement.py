@@ -7,7 +7,8 @@ the CPU gives Hugging Face's logits. Rows of different length are prefilled, ext
 engine takes on the device: from CUDA graphs but for "eager". A line for each family and format: relative error of the
 logits, ||gpu - cpu|| / ||cpu||, the largest difference of the chosen tokens' log-probabilities, and how many of the
 likeliest tokens agree. Rounding explains about 1e-6 (fp32), 2e-3 (fp16) and 1e-2 (bf16, int8); exit status 1 where it
-is ten times that.
+is ten times that. Last, "engine": how many tokens an engine in fp32 generates as one on the CPU does, greedy, by beam
+search and by chance, from requests that come together; exit status 1 below 99%.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.cache import UNBOUNDED, CacheShape, KvCache
 from backends.fastertransformer.engine.config import ModelConfig, read_config
+from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.kernels import can_run_on
 from backends.fastertransformer.engine.layouts import Share, read_model
 from backends.fastertransformer.engine.network import Network
 from backends.fastertransformer.engine.pages import PagedCache
 from backends.fastertransformer.engine.precision import choose_precision
+from backends.fastertransformer.engine.request import Array
+from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps import Steps
 from backends.fastertransformer.engine.weights import Reader, load_weights
+from benchmarks.generate import Ask, tensors_of
+from benchmarks.gpu_sizes import for_encoder
 from handover.arguments import ScriptArguments
 from handover.errors import SlipwayError, exit_status
 
@@ -139,6 +145,23 @@ def run(steps: Steps) -> Tensor:
     return torch.cat(logits, 1)
 
 
+def generate(directory: Path, config: ModelConfig, model_type: str, device: torch.device) -> Array:
+    """Answer requests of several kinds in fp32 -> their tokens, one behind the other."""
+    draw = np.random.default_rng(2)
+    settings = Settings(directory, 1, 1, "fp32", model_type=model_type, kv_cache_bytes=1 << 30)
+    engine = open_engine(settings, device)
+    requests = []
+    for index, (length, count) in enumerate(((40, 24), (9, 40), (23, 30), (60, 8), (1, 33), (31, 20))):
+        asks = [Ask(draw.integers(0, config.vocab_size, length).tolist(), count) for _ in range(1 + index % 2)]
+        tensors = tensors_of(asks, config.vocab_size)
+        kinds = {"beam_width": np.uint32([1, 3, 1][index % 3]), "runtime_top_k": np.uint32([1, 1, 5][index % 3])}
+        tensors |= {name: np.full((len(asks), 1), value) for name, value in kinds.items()}
+        requests.append(engine.parse(for_encoder(tensors) if config.encoder else tensors))
+    answers = engine.generate(requests)
+    engine.close()
+    return np.concatenate([answer["output_ids"].astype(np.int64).ravel() for answer in answers])
+
+
 def compare(arguments: AgreementArguments) -> bool:
     """Print the table; say whether all agree."""
     agrees, device = True, torch.device(arguments.device)
@@ -156,6 +179,11 @@ def compare(arguments: AgreementArguments) -> bool:
                 same = (found.argmax(-1, keepdim=True) == best).double().mean()
                 sys.stdout.write(f"{name:9} {kind:10} {error:9.1e} {float(shift):16.1e} {float(same):18.1%}\n")
                 agrees &= error < limit
+            model_type = _FAMILIES[name][0]
+            sides = (generate(directory, config, model_type, where) for where in (torch.device("cpu"), device))
+            same = float(np.equal(*sides).mean())
+            sys.stdout.write(f"{name:9} {'engine':10} {'':26} {same:18.1%}\n")
+            agrees &= same > 0.99
     return agrees
 
 
