@@ -12,7 +12,8 @@ the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -23,6 +24,7 @@ from .config import ModelConfig, Stack
 from .kernels import can_run_on
 from .layers import Call, Links, adapted, norming, run_layer, split
 from .layouts import ModelWeights, StackWeights
+from .linear import Norming
 from .page_rows import PackedRows, PageTokens, can_pack, kept_source, next_tokens
 from .pages import Cache, PagedCache
 from .positions import Alibi, Bias, Relative, Rotary, Rotation
@@ -164,11 +166,17 @@ class Network:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary."""
-        assert self.weights.head and self.weights.decoder, "this process does not predict"
+        assert self.weights.head, "this process does not predict"
+        return self.weights.head.in_fp32(hidden, self._head_norm)
+
+    @cached_property
+    def _head_norm(self) -> Norming | None:
+        """The norm before the head, with the factor that a tied T5 has there in its weight."""
+        assert self.weights.decoder, "there is no decoder"
         norm = norming(self.config, self.weights.decoder.final_norm)
-        if self.config.scales_head:
-            hidden, norm = (norm(hidden) if norm else hidden) * self.config.hidden_units**-0.5, None
-        return self.weights.head.in_fp32(hidden, norm)
+        if norm and self.config.scales_head:
+            norm = replace(norm, weight=norm.weight * self.config.hidden_units**-0.5)
+        return norm
 
     def encode(
         self,
