@@ -2,7 +2,8 @@
 
     python3 examples/score_with_huggingface.py --checkpoint=gpt3_demo.nemo --data=lambada_test.jsonl
 
-Prints the figures as JSON, computed in fp32 on the CPU with transformers' GPT2LMHeadModel; ``--card`` also records
+Prints the figures as JSON, computed in fp32 on the CPU with transformers' GPT2LMHeadModel, each distinct text in one
+forward pass; ``--card`` also records
 them, and the first 20 texts' own scores, in a model card, by the name of the data file.
 """
 
@@ -17,10 +18,13 @@ from typing import Any
 
 import torch
 from huggingface_gpt import load_nemo
+from tqdm import tqdm
 from transformers import GPT2LMHeadModel, GPT2TokenizerFast
 
 Ids = tuple[int, ...]
 Case = tuple[Ids, Ids]  # context, target
+Judged = tuple[list[bool], list[float]]  # hits, log probabilities
+BATCH_TOKENS = 1024  # padding included: on two cores larger batches are slower
 RECORDED_SAMPLES = 20
 LONGEST_GRAM = 4
 _ASCII = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
@@ -48,51 +52,53 @@ def split_cases(text: str, tokenizer: GPT2TokenizerFast) -> dict[str, Case]:
 
 
 @torch.no_grad()
-def score_targets(model: GPT2LMHeadModel, cases: set[Case], batch: int = 16) -> dict[Case, tuple[bool, float]]:
-    """For each case: are all target tokens the most probable ones, and the target's log probability."""
-    scores: dict[Case, tuple[bool, float]] = {}
-    ordered = sorted(cases, key=lambda case: (len(case[0]) + len(case[1]), case))
-    for start in range(0, len(ordered), batch):
-        part = ordered[start : start + batch]
-        rows = [torch.tensor(context + target) for context, target in part]
-        # Padding on the right: a causal model does not see it from the left.
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        hidden = model.transformer(padded).last_hidden_state
-        for row, (context, target) in zip(hidden, part, strict=True):
-            log_probs = model.lm_head(row[len(context) - 1 : len(context) + len(target) - 1]).log_softmax(dim=-1)
-            labels = torch.tensor(target)
-            hit = bool((log_probs.argmax(dim=-1) == labels).all())
-            scores[context, target] = hit, log_probs.gather(1, labels[:, None]).sum().item()
-    return scores
+def judge_sequences(model: GPT2LMHeadModel, sequences: set[Ids]) -> dict[Ids, Judged]:
+    """Judge each sequence's tokens from the second on in one pass: is each the most probable, its log probability.
+
+    Sequences of like length share a batch, padded on the right: a causal model does not see that from the left.
+    """
+    judged: dict[Ids, Judged] = {}
+    ordered = sorted(sequences, key=lambda ids: (-len(ids), ids))
+    with tqdm(total=sum(map(len, ordered)), unit="tok", unit_scale=True, disable=None) as progress:
+        while ordered:
+            part = ordered[: max(1, BATCH_TOKENS // len(ordered[0]))]
+            ordered = ordered[len(part) :]
+            padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in part], batch_first=True)
+            for ids, row in zip(part, model(padded).logits, strict=True):
+                rows, labels = row[: len(ids) - 1], torch.tensor(ids[1:])
+                log_probs = rows.gather(1, labels[:, None])[:, 0] - rows.logsumexp(dim=-1)
+                judged[ids] = (rows.argmax(dim=-1) == labels).tolist(), log_probs.tolist()
+            progress.update(sum(map(len, part)))
+    return judged
 
 
-@torch.no_grad()
-def count_grams(model: GPT2LMHeadModel, texts: list[Ids], batch: int = 16) -> dict[str, float]:
-    """Share of all runs of 1 to 4 tokens that greedy generation gives after what precedes them."""
-    hits, places = [0] * LONGEST_GRAM, [0] * LONGEST_GRAM
-    ordered = sorted(texts, key=len)
-    for start in range(0, len(ordered), batch):
-        part = ordered[start : start + batch]
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in part], batch_first=True)
-        best = model(padded).logits.argmax(dim=-1)
-        for row, ids in zip(best, part, strict=True):
-            right = (row[: len(ids) - 1] == torch.tensor(ids[1:])).tolist()
-            for length in range(1, LONGEST_GRAM + 1):
-                runs = [all(right[place : place + length]) for place in range(len(right) - length + 1)]
-                hits[length - 1] += sum(runs)
-                places[length - 1] += len(runs)
-    return {f"{n}-gram_accuracy": hit / place for n, (hit, place) in enumerate(zip(hits, places, strict=True), 1)}
+def gram_accuracies(texts: list[list[bool]]) -> dict[str, float]:
+    """Share of all runs of 1 to 4 tokens that greedy generation gives after what precedes them, of each text's hits."""
+    figures = {}
+    for length in range(1, LONGEST_GRAM + 1):
+        runs = [all(hits[place : place + length]) for hits in texts for place in range(len(hits) - length + 1)]
+        figures[f"{length}-gram_accuracy"] = sum(runs) / len(runs)
+    return figures
 
 
-def score_texts(model: GPT2LMHeadModel, tokenizer: GPT2TokenizerFast, texts: list[str]) -> list[dict[str, Any]]:
-    """Score texts by every metric: whether each one's target is hit, and two targets' log probabilities."""
+def score_texts(
+    model: GPT2LMHeadModel, tokenizer: GPT2TokenizerFast, texts: list[str]
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Score texts by every metric: is each target hit, two targets' log probabilities; and k-grams."""
     splits = [split_cases(text, tokenizer) for text in texts]
-    scores = score_targets(model, {case for split in splits for case in split.values()})
-    return [
-        {f"{name}_hit": scores[case][0] for name, case in split.items()}
-        | {f"{name}_log_prob": scores[split[name]][1] for name in ("openai", "nemo")}
+    judged = judge_sequences(model, {context + target for split in splits for context, target in split.values()})
+
+    def score(case: Case) -> tuple[bool, float]:
+        hits, log_probs = (values[len(case[0]) - 1 :] for values in judged[case[0] + case[1]])
+        return all(hits), math.fsum(log_probs)
+
+    samples = [
+        {f"{name}_hit": score(case)[0] for name, case in split.items()}
+        | {f"{name}_log_prob": score(split[name])[1] for name in ("openai", "nemo")}
         for split in splits
     ]
+    whole = [context + target for context, target in (split["last_token"] for split in splits)]
+    return samples, gram_accuracies([judged[ids][0] for ids in whole])
 
 
 def summarise(samples: list[dict[str, Any]]) -> dict[str, float | int]:
@@ -134,8 +140,8 @@ def main() -> None:
     arguments = parser.parse_args()
     model, tokenizer = load_nemo(arguments.checkpoint)
     texts = read_texts(arguments.data)
-    samples = score_texts(model, tokenizer, texts)
-    figures = summarise(samples) | count_grams(model, [tuple(tokenizer(text)["input_ids"]) for text in texts])
+    samples, grams = score_texts(model, tokenizer, texts)
+    figures = summarise(samples) | grams
     print(json.dumps(figures, indent=1))
     if arguments.card:
         record_figures(arguments.card, arguments.data, figures, samples)

@@ -75,8 +75,16 @@ def test_hugging_face_computes_the_figures_of_the_card(card: dict[str, Any], imp
     assert hashlib.sha256(SUBSET.read_bytes()).hexdigest() == recorded["sha256"]
     expected = recorded["first_samples"]
     texts = scorer.read_texts(SUBSET)[: len(expected)]
-    computed = scorer.score_texts(*scorer.load_nemo(CHECKPOINT), texts)
+    model, tokenizer = scorer.load_nemo(CHECKPOINT)
+    computed, grams = scorer.score_texts(model, tokenizer, texts)
     assert len(computed) == 20
+    with torch.no_grad():  # every text by itself, and every run of tokens by a loop
+        rows = [tuple(tokenizer(text)["input_ids"]) for text in texts]
+        hits = [
+            (model(torch.tensor([ids])).logits[0, :-1].argmax(-1) == torch.tensor(ids[1:])).tolist() for ids in rows
+        ]
+    runs = [row[place] and row[place + 1] for row in hits for place in range(len(row) - 1)]
+    assert grams["2-gram_accuracy"] == pytest.approx(sum(runs) / len(runs)) and sum(runs)
     for ours, theirs in zip(computed, expected, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-3)
 
