@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from backends.fastertransformer.engine.cache import UNBOUNDED
-from backends.fastertransformer.engine.engine import load_steps
+from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps import Steps
 from export_scripts.arguments import ConvertArguments

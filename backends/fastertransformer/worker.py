@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-from .engine.engine import load_steps
 from .engine.errors import EngineError
 from .engine.group import Group
+from .engine.loading import load_steps
 from .engine.parallel import follow
 from .engine.precision import choose_device
 from .engine.ranks import VARIABLE, read_ranks

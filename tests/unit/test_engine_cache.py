@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from backends.fastertransformer.engine.cache import UNBOUNDED, CacheShape, KvCache, free_bytes
-from backends.fastertransformer.engine.engine import choose_budget
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.loading import choose_budget
 from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")

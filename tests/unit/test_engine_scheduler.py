@@ -11,8 +11,9 @@ import pytest
 from asking import CPU, END, Tensors, ask, generated, prompts, tiny_gpt2, word_list
 from paged_steps import paged_steps
 
-from backends.fastertransformer.engine.engine import Engine, load_steps, open_engine
+from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.pages import PagedCache
 from backends.fastertransformer.engine.request import parse_request
 from backends.fastertransformer.engine.scheduler import Scheduler

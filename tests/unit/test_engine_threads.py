@@ -12,7 +12,7 @@ import pytest
 import torch
 from gpt2_checkpoint import random_gpt2, write_shards
 
-from backends.fastertransformer.engine.engine import load_steps
+from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.settings import Settings
 
 PROJECT = Path(__file__).resolve().parent.parent.parent

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import torch
 from .ranks import VARIABLE, Ranks
 from .settings import Settings
 
+WORKER = ("-m", "fastertransformer.worker")
 _TOGETHER_S = 300.0  # until all have begun: the import of torch from a cold disk is slow
 _FAREWELL_S = 20.0
 _POLL_S = 0.5
@@ -43,7 +45,10 @@ class Crew:
 
     Attributes:
         ranks: of this process.
+        on_end: is called with what has happened where one of them has ended that should not; None: this process ends.
     """
+
+    on_end: Callable[[str], None] | None = None
 
     def __init__(self, settings: Settings) -> None:
         size = settings.tensor_para_size * settings.pipeline_para_size
@@ -51,7 +56,7 @@ class Crew:
         rendezvous = str(Path(self._directory.name, "rendezvous"))
         places = [Ranks(rank, size, rank, size, rendezvous, rendezvous, _TOGETHER_S) for rank in range(size)]
         self.ranks = places[0]
-        argv = [sys.executable, "-m", "fastertransformer.worker"]
+        argv = [sys.executable, *WORKER]
         path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
         self._processes = [
             subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(place))})
@@ -65,7 +70,10 @@ class Crew:
         while all(process.poll() is None for process in self._processes):
             if self._is_over.wait(_POLL_S):
                 return
-        if not self._is_over.wait(_GRACE_S):
+        if self.on_end and not self._is_over.is_set():
+            rank = next(rank for rank, each in enumerate(self._processes, 1) if each.poll() is not None)
+            self.on_end(f"rank {rank} is lost: its process has ended with status {self._processes[rank - 1].poll()}")
+        elif not self._is_over.wait(_GRACE_S):
             sys.stderr.write("fastertransformer: a rank's process has ended; what it said is above\n")
             sys.stderr.flush()
             os._exit(1)

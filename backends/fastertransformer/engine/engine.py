@@ -2,78 +2,64 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import torch
 
-from .cache import CacheShape, KvCache, free_bytes
-from .config import ModelConfig, read_config
-from .crew import Crew, needs_crew
+from .config import ModelConfig
 from .errors import EngineError, GroupLostError
 from .group import Group
-from .kernels import can_run_on
-from .layouts import Share
-from .network import Network
-from .pages import Cache, PagedCache
-from .parallel import Leader, ProcessLinks
-from .precision import choose_device, choose_precision
-from .prefixes import read_prefixes
+from .loading import Loaded, begin_thread, load
+from .precision import choose_device
 from .prompts import read_prompt_tables
 from .request import Array, Request, parse_request
 from .scheduler import Scheduler
 from .sequence import FAILED, INVALID, Answer, Job
 from .settings import Settings
-from .steps import Steps
-from .warmup import warm_up
-from .weights import load_weights
 
 _log = logging.getLogger(__name__)
 _CLOSED = "the engine was closed"
-_SPARE_BYTES = 1 << 30  # of a GPU, for what contexts and captured steps work on
+_LOOK = object()  # in the queue of requests: see whether all processes are there
+_LOAD_TRIES, _PAUSE_S = 3, 5.0  # where other processes were lost
 
 
 class Engine:
     """A loaded model, and the thread that generates.
 
     Args:
-        steps: the network and its cache.
+        loaded: the network and its cache, and the other processes.
         settings: of the model.
-        threads: that torch computes with on a CPU.
-        description: what runs, where and how.
         max_rows: sequences in one step at most.
         prompts: see prompts.read_prompt_tables.
-        crew: processes to end with this one.
 
     Attributes:
         config: dimensions.
         description: one line for a log.
     """
 
-    def __init__(
-        self,
-        steps: Steps,
-        settings: Settings,
-        threads: int,
-        description: str,
-        max_rows: int,
-        prompts: Sequence[Array] | None,
-        crew: Crew | None = None,
-    ) -> None:
-        self.config: ModelConfig = steps.config
-        self.description = description
-        self._steps, self._prompts, self._crew = steps, prompts, crew
-        self._scheduler = Scheduler(steps, max_rows, settings.has_inflight_batching, settings.session_idle_s)
-        self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    def __init__(self, loaded: Loaded, settings: Settings, max_rows: int, prompts: Sequence[Array] | None) -> None:
+        self.config: ModelConfig = loaded.steps.config
+        self._settings, self._max_rows, self._prompts = settings, max_rows, prompts
+        self._device = loaded.steps.device
+        self._arrivals: queue.SimpleQueue[Job | None | object] = queue.SimpleQueue()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, args=(threads,), name="engine", daemon=True)
+        self._begin_with(loaded)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+
+    def _begin_with(self, loaded: Loaded) -> None:
+        self._loaded: Loaded | None = loaded
+        self.description = loaded.description
+        idle_s = self._settings.session_idle_s
+        self._scheduler = Scheduler(loaded.steps, self._max_rows, self._settings.has_inflight_batching, idle_s)
+        if loaded.group:
+            loaded.group.on_loss = lambda: self._arrivals.put(_LOOK)
 
     def parse(self, tensors: Mapping[str, Array]) -> Request:
         """Check one request; see request.parse_request."""
@@ -128,26 +114,63 @@ class Engine:
             self._is_closed = True
             self._arrivals.put(None)
             self._thread.join()
-            self._steps.close()
-            if self._crew:
-                self._crew.dismiss()
+            assert self._loaded
+            self._loaded.close()
 
-    def _run(self, threads: int) -> None:
-        _begin_thread(threads, self._steps.device)
+    def _run(self) -> None:
+        assert self._loaded
+        begin_thread(self._loaded.threads, self._device)
         while self._take_arrivals():
+            problem = ""
             try:
+                self._loaded.steps.check()
                 if not self._scheduler.is_idle:
                     self._scheduler.step()
             except GroupLostError as error:
-                _log.error("%s", error)
-                self._scheduler.give_up(f"generation failed: {error}")
+                problem = f"generation failed: {error}"
             except Exception as error:  # what the scheduler itself did not foresee
                 _log.exception("the scheduler failed")
                 self._scheduler.give_up(f"generation failed: {error}")
+            if problem:  # not where the exception is handled, which holds on to what is lost
+                self._begin_anew(problem)
         self._scheduler.give_up(_CLOSED)
         while not self._arrivals.empty():
-            if job := self._arrivals.get():
+            if isinstance(job := self._arrivals.get(), Job):
                 job.answer(Answer(None, _CLOSED, code=FAILED))
+
+    def _begin_anew(self, problem: str) -> None:
+        """Fail what has begun; with processes of our own, start them anew and go on with what waits.
+
+        Where somebody else has started them, this one ends with them in a moment; see ranks.Watch.
+        """
+        _log.error("%s", problem)
+        assert self._loaded
+        waiting = self._scheduler.surrender(problem)
+        if not self._loaded.crew:
+            for job in waiting:
+                job.answer(Answer(None, problem, code=FAILED))
+            return
+        self._loaded.abandon()
+        del self._scheduler
+        self._loaded = None
+        for tries in range(1, _LOAD_TRIES + 1):
+            gc.collect()  # memory of what is lost
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            try:
+                self._begin_with(load(self._settings, self._device))
+                break
+            except EngineError as error:
+                _log.error("loading anew failed (%d of %d): %s", tries, _LOAD_TRIES, error)
+                time.sleep(_PAUSE_S)
+        else:
+            for job in waiting:
+                job.answer(Answer(None, problem, code=FAILED))
+            _log.critical("the other processes cannot be started anew, so this one ends")
+            os._exit(1)
+        _log.warning("the other processes were started anew; %d requests that had not begun go on", len(waiting))
+        for job in waiting:
+            self._add(Job(job.request, job.answer, job.is_streaming, job.is_cancelled, session=job.session))
 
     def _take_arrivals(self) -> bool:
         """Hand over what has come, and wait for it if there is nothing to do; false: it is time to end."""
@@ -160,13 +183,18 @@ class Engine:
                 continue
             if job is None:
                 return False
-            try:
-                self._scheduler.add(job)
-            except Exception as error:
-                _log.exception("a request was not taken")
-                job.answer(Answer(None, f"generation failed: {error}", code=INVALID))
+            if not isinstance(job, Job):  # another process was lost
+                return True
+            self._add(job)
             is_waiting = False
         return True
+
+    def _add(self, job: Job) -> None:
+        try:
+            self._scheduler.add(job)
+        except Exception as error:
+            _log.exception("a request was not taken")
+            job.answer(Answer(None, f"generation failed: {error}", code=INVALID))
 
 
 def open_engine(
@@ -185,108 +213,11 @@ def open_engine(
         EngineError: config.ini or shards are not as they must be, or another process of the group was lost; the
             message names them.
     """
-    device, crew = device or choose_device(), None
-    with ExitStack() as undo:
-        if group is None and needs_crew(settings, device):
-            crew = Crew(settings)
-            undo.callback(crew.kill)
-            group = Group(crew.ranks, device, settings)
-        if group:
-            undo.callback(group.leave)
-        threads = _choose_threads(settings, group)
-        # libgomp keeps workers for each thread that computes. Once all of them are more than there are cores, none
-        # spins at a barrier any more: each operator takes two wake-ups, 60 us where it took 10. So loading's end with
-        # its thread.
-        with ThreadPoolExecutor(1, "loading", _begin_thread, (threads, device)) as loading:
-            steps, description = loading.submit(load_steps, settings, device, group).result()
-            note = loading.submit(warm_up, steps).result()
-        if note:
-            description += f"; {note}"
-            _log.info(note)
-        prompts = read_prompt_tables(settings.checkpoint, steps.config)
-        undo.pop_all()
-    return Engine(steps, settings, threads, description, max_rows, prompts, crew)
-
-
-def _begin_thread(threads: int, device: torch.device) -> None:
-    torch.set_num_threads(threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape: 40 to 600 ms
-
-
-def load_steps(settings: Settings, device: torch.device | None = None, group: Group | None = None) -> tuple[Steps, str]:
-    """Load this process's part of a checkpoint, and describe it in one line; see open_engine."""
-    local_size = group.ranks.local_size if group else 1
-    torch.set_num_threads(_choose_threads(settings, group))
     device = device or choose_device()
-    directory, tensor_para_size = settings.checkpoint, settings.tensor_para_size
-    config = read_config(directory, settings.model_type)
-    precision = choose_precision(settings.data_type, device, settings.int8_mode)
-    start = time.perf_counter()
-    share = group.share(config) if group else Share(range(config.num_layer))
-    with torch.inference_mode():
-        sharers = local_size if device.type == "cpu" else 1
-        made_up = settings.has_made_up_weights
-        weights = load_weights(directory, config, tensor_para_size, precision, device, share, sharers, made_up)
-        seconds = time.perf_counter() - start
-        network = Network(config, weights, ProcessLinks(group, config, precision.compute, device) if group else None)
-        layers = len(weights.decoder.layers) if weights.decoder else 0
-        heads = config.head_num // (1 if share.rank is None else tensor_para_size)
-        shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
-        prefixes = read_prefixes(directory, config, tensor_para_size, precision, device, share)
-        cache = _open_cache(settings, config, shape, device, sharers, group)
-    what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
-    saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
-    description = (
-        f"{settings.model_type} {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size}"
-        f" from {directory} ({config.weight_data_type}, {what}) in {seconds:.1f} s; {precision.note};"
-        f" weights {weights.size_bytes / 1e9:.3g} GB{saved}, KV cache up to {cache.budget_bytes / 1e9:.3g} GB"
-        f" ({shape.token_bytes} bytes a token); {torch.get_num_threads()} CPU threads"
-    )
-    if group:
-        description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {share.layers}"
-    _log.info(description)
-    if group and group.ranks.rank == 0:
-        return Leader(network, cache, prefixes, group), description
-    return Steps(network, cache, prefixes), description
-
-
-def _open_cache(
-    settings: Settings,
-    config: ModelConfig,
-    shape: CacheShape,
-    device: torch.device,
-    sharers: int,
-    group: Group | None,
-) -> Cache:
-    """Open a cache for as many tokens as in every other process of a group."""
-    budget = choose_budget(settings, free_bytes(device) // sharers, device)
-    if group:
-        shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
-        budget = group.agree(budget // shape_bytes) * shape_bytes
-    if not can_run_on(device) or config.family == "t5-encoder":  # which keeps nothing
-        return KvCache(shape, device, budget)
-    longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
-    return PagedCache(shape, device, budget, longest)
-
-
-def choose_budget(settings: Settings, free: int, device: torch.device) -> int:
-    """Decide how many bytes the cache may take of those that are free.
-
-    Raises:
-        EngineError: kv_cache_bytes is more than a GPU has left, where all of it is reserved at once.
-    """
-    usual = free // 2  # a host has other work
-    if device.type != "cpu":
-        usual = max(usual, min(int(0.9 * free), free - _SPARE_BYTES))
-    budget = settings.kv_cache_bytes or int(settings.kv_cache_fraction * free) or usual
-    if device.type != "cpu" and budget > free:
-        raise EngineError(f"kv_cache_bytes = {budget}: {device} has {free} bytes left beside the weights")
-    return budget
-
-
-def _choose_threads(settings: Settings, group: Group | None) -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else torch.get_num_threads()
-    return settings.cpu_threads or max(1, cores // (group.ranks.local_size if group else 1))
+    loaded = load(settings, device, group)
+    try:
+        prompts = read_prompt_tables(settings.checkpoint, loaded.steps.config)
+    except BaseException:
+        loaded.abandon()
+        raise
+    return Engine(loaded, settings, max_rows, prompts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -16,14 +16,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore; mypy finds it here only
 
 from .config import ModelConfig
+from .crew import Crew
 from .errors import EngineError
 from .layouts import Share
 from .ranks import Ranks, Watch, first_line, meet
 from .settings import Settings
+from .verdicts import Verdicts
 
 _FIRST_BYTES = 4096  # of a message, its length in front of it; a longer one takes a second broadcast
 _LENGTH_BYTES = 8
 _FAREWELL_S = 20.0
+_WORD_S = 2.0  # more than a crew takes to see that a process has ended
 # The others wait for the next step for as long as nobody asks anything; that all live is Watch's matter.
 _NO_TIMEOUT = timedelta(days=3650)
 
@@ -46,16 +49,23 @@ class Group:
         everybody: torch's group of all.
         neighbours: torch's group of this stage.
         watch: over the others.
+        verdicts: on steps that failed.
+        lost: what has happened, once another process is lost and this one outlives it.
+        on_loss: is called then, from any thread.
 
     Raises:
         EngineError: their number is not tensor_para_size x pipeline_para_size, not all came in time, or this process
             is in another group.
     """
 
+    lost = ""
+    on_loss: Callable[[], None] | None = None
+
     def __init__(self, ranks: Ranks, device: torch.device, settings: Settings | None = None) -> None:
         if dist.is_initialized():
             raise EngineError("this process has an engine of several processes already; close that one first")
         self.ranks, self.rank, store = ranks, ranks.rank, meet(ranks)
+        self._is_on_gpu, self._is_lost = device.type == "cuda", threading.Event()
         with self.loss_is_an_error("rank 0 has not said what to load"):
             if settings:
                 store.set("settings", settings.to_json())
@@ -80,6 +90,7 @@ class Group:
                 timeout=timedelta(seconds=ranks.timeout_s),
             )
             self.watch = Watch(ranks, store)
+            self.verdicts = Verdicts(PrefixStore("verdicts", store), ranks.rank, ranks.world_size)
             groups = [
                 dist.new_group(list(range(first, first + self.tensor_size)), timeout=_NO_TIMEOUT)
                 for first in range(0, ranks.world_size, self.tensor_size)
@@ -87,10 +98,30 @@ class Group:
             self.everybody = dist.new_group(timeout=_NO_TIMEOUT)
         self.neighbours = groups[self.stage]
 
+    def outlive(self, crew: Crew) -> None:
+        """From now on do not end with the others: where one is lost all are ended, so that nothing waits for them."""
+
+        def end_all(problem: str) -> None:
+            self.lost = problem
+            self._is_lost.set()
+            crew.kill()
+            if self._is_on_gpu:  # what it waits for on its streams never comes
+                threading.Thread(target=_abort, daemon=True).start()
+            if self.on_loss:
+                self.on_loss()
+
+        self.watch.on_loss, crew.on_end = end_all, self.watch.give_up
+
+    def learn_of_loss(self) -> str:
+        """Wait a moment for word of who was lost, where that is not this process's end."""
+        if self.watch.on_loss:
+            self._is_lost.wait(_WORD_S)
+        return self.lost
+
     def leave(self) -> None:
         """Part from the others, whatever becomes of them; this process can then join other groups."""
         self.watch.end()
-        farewell = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        farewell = threading.Thread(target=_abort if self.lost and self._is_on_gpu else _part, daemon=True)
         farewell.start()
         farewell.join(_FAREWELL_S)  # NCCL's waits for the others, which may be gone
 
@@ -142,3 +173,14 @@ class Group:
         except RuntimeError as error:
             me = f"rank {self.rank} of {self.ranks.world_size}"
             raise EngineError(f"{me}: {problem}: {first_line(error)}") from error
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _abort() -> None:
+    """End what NCCL waits for in kernels that run, and forget all groups."""
+    if dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()

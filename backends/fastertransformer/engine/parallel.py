@@ -12,9 +12,11 @@ same one in ``follow``. Nothing but the steps is sent, as numbers: the others kn
 
 from __future__ import annotations
 
+import logging
 import marshal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ from .ranks import first_line
 from .sampling import LOST
 from .steps import STEP_NAMES, Steps
 
+_log = logging.getLogger(__name__)
 _PEER_ROWS = 16  # of hidden numbers that are summed through the peers' memory
 _LAST = (1 << 32) - 1
 _LOST_KEY = (1 << 63) - 1
@@ -138,23 +141,39 @@ class ProcessLinks(Links):
 class Leader(Steps):
     """Rank 0's steps: each is announced, then taken.
 
-    Any error leaves the processes out of step with each other, so it ends them all.
+    An error that the others do not meet too leaves the processes out of step with each other, and is the end of the
+    group: see Group.outlive.
     """
 
     def __init__(self, network: Network, cache: Cache, prefixes: Sequence[Prefix], group: Group) -> None:
         super().__init__(network, cache, prefixes)
-        self._group = group
+        self._group, self._number = group, 0
+
+    def check(self) -> None:
+        """See Steps."""
+        if self._group.lost:
+            raise GroupLostError(self._group.lost)
 
     @contextmanager
     def together(self, name: str, arguments: Sequence[Any]) -> Iterator[None]:
         """See Steps."""
+        self.check()
         try:
             self._group.announce(packed(STEP_NAMES.index(name), arguments))
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self._number += 1
+        try:
             yield
         except Exception as error:
-            problem = f"{_OUT_OF_STEP}: {first_line(error)}"
-            self._group.watch.give_up(problem)
-            raise GroupLostError(problem) from error
+            if self._group.verdicts.pass_on(self._number, error, lambda: bool(self._group.lost)):
+                raise
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> GroupLostError:
+        problem = self._group.learn_of_loss() or f"{_OUT_OF_STEP}: {first_line(error)}"
+        self._group.watch.give_up(problem)
+        return GroupLostError(problem)
 
     def close(self) -> None:
         """Send the other processes home."""
@@ -171,13 +190,18 @@ def follow(steps: Steps, group: Group) -> None:
         EngineError: rank 0 or another process was lost, or a step failed.
     """
     with group.loss_is_an_error(_OUT_OF_STEP), torch.inference_mode():
-        while True:
+        for number in count(1):
             kind, arguments = unpacked(group.hear())
             if kind == _CLOSE:
                 steps.close()
                 group.leave()
                 return
-            getattr(steps, STEP_NAMES[kind])(*arguments)
+            try:
+                getattr(steps, STEP_NAMES[kind])(*arguments)
+            except Exception as error:
+                if not group.verdicts.await_on(number, error):
+                    raise
+                _log.warning("a step failed in every rank: %s", first_line(error))
 
 
 def ranked(values: Tensor, tokens: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -119,7 +119,12 @@ class Watch:
     Args:
         ranks: of this process.
         store: its address is used for a connection of our own.
+
+    Attributes:
+        on_loss: is called, from any thread, in place of ending this process; None: nobody can do better.
     """
+
+    on_loss: Callable[[str], None] | None = None
 
     def __init__(self, ranks: Ranks, store: TCPStore) -> None:
         self._ranks = ranks
@@ -137,12 +142,15 @@ class Watch:
         self._is_over.set()
 
     def give_up(self, problem: str) -> None:
-        """Say what has happened, and end this process in a moment."""
+        """Say what has happened, and end this process in a moment, or see on_loss."""
         if self._is_over.is_set():
             return
         self._is_over.set()  # the first word is the right one
         sys.stderr.write(f"fastertransformer: rank {self._ranks.rank} of {self._ranks.world_size}: {problem}\n")
         sys.stderr.flush()
+        if self.on_loss:
+            self.on_loss(problem)
+            return
         timer = threading.Timer(_LAST_WORDS_S, os._exit, (1,))
         timer.daemon = True
         timer.start()

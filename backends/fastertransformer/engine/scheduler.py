@@ -133,6 +133,15 @@ class Scheduler:
         for job in jobs:
             self._drop(job, Answer(None, problem, code=FAILED))
 
+    def surrender(self, problem: str) -> list[Job]:
+        """Answer what has begun with a problem; give the requests that have not, in order, to go on elsewhere."""
+        jobs = self._jobs([*self._batch, *self._chosen, *self._waiting])
+        begun = {sequence.job for sequence in self._batch}
+        begun |= {job for job in jobs if any(each.count or each.answered or each.is_done for each in job.sequences)}
+        self._chosen, self._waiting = deque(), deque(job.sequences[0] for job in jobs if job in begun)
+        self.give_up(problem)
+        return [job for job in jobs if job not in begun]
+
     # Coming.
 
     def _admit(self) -> list[Sequence]:
@@ -196,6 +205,7 @@ class Scheduler:
     def _land(self, flight: Flight) -> list[Sequence]:
         """Hand out tokens that have come to the host; give the sequences that have some."""
         tokens, log_probs = flight.land()
+        self._steps.check()
         here = set(self._batch)
         found = [sequence for sequence, place in flight.owners if not place and sequence in here]  # others have left
         here, lost = set(found), []

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 
 from .config import ModelConfig
-from .errors import RequestError
+from .errors import GroupLostError, RequestError
 from .prompts import Context
 from .sequence import Job, Sequence
 from .steps import Steps
@@ -172,7 +173,8 @@ class Sessions:
 
     def _forget(self, line: Line) -> None:
         if line.key is not None:
-            self._steps.forget(line.key)
+            with suppress(GroupLostError):  # all is forgotten then
+                self._steps.forget(line.key)
             line.key = None
 
     def expire(self) -> None:

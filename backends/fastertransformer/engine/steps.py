@@ -74,6 +74,9 @@ class Steps:
         """Have the other processes take the step too; a process that is alone has none."""
         return nullcontext()
 
+    def check(self) -> None:
+        """Raise GroupLostError where another process was lost: what the device gives then means nothing."""
+
     @_step
     def place(
         self,

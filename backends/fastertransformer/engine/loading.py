@@ -1,0 +1,184 @@
+"""Load a checkpoint: this process's part of the network and its cache, together with the other processes of a group."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from .cache import CacheShape, KvCache, free_bytes
+from .config import ModelConfig, read_config
+from .crew import Crew, needs_crew
+from .errors import EngineError
+from .group import Group
+from .kernels import can_run_on
+from .layouts import Share
+from .network import Network
+from .pages import Cache, PagedCache
+from .parallel import Leader, ProcessLinks
+from .precision import choose_device, choose_precision
+from .prefixes import read_prefixes
+from .settings import Settings
+from .steps import Steps
+from .warmup import warm_up
+from .weights import load_weights
+
+_log = logging.getLogger(__name__)
+_SPARE_BYTES = 1 << 30  # of a GPU, for what contexts and captured steps work on
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to generate.
+
+    Attributes:
+        steps: the network and its cache.
+        description: what runs, where and how, in one line.
+        threads: that torch computes with on a CPU.
+        group: of processes; None: there is only this one.
+        crew: those of them that this one has started; None: none.
+    """
+
+    steps: Steps
+    description: str
+    threads: int
+    group: Group | None
+    crew: Crew | None
+
+    def close(self) -> None:
+        """End in good order, the other processes too."""
+        self.steps.close()
+        if self.crew:
+            self.crew.dismiss()
+
+    def abandon(self) -> None:
+        """End the other processes, whatever they do, and part from them."""
+        if self.crew:
+            self.crew.kill()
+        if self.group:
+            self.group.leave()
+
+
+def load(settings: Settings, device: torch.device, group: Group | None = None) -> Loaded:
+    """Load a checkpoint, start the other processes if they are this one's to start, and warm up.
+
+    Args:
+        settings: what to load and how to run it.
+        device: of this process.
+        group: see engine.open_engine.
+
+    Raises:
+        EngineError: see there.
+    """
+    crew = None
+    with ExitStack() as undo:
+        if group is None and needs_crew(settings, device):
+            crew = Crew(settings)
+            undo.callback(crew.kill)
+            group = Group(crew.ranks, device, settings)
+        if group:
+            undo.callback(group.leave)
+        threads = _choose_threads(settings, group)
+        # libgomp keeps workers for each thread that computes. Once all of them are more than there are cores, none
+        # spins at a barrier any more: each operator takes two wake-ups, 60 us where it took 10. So loading's end with
+        # its thread.
+        with ThreadPoolExecutor(1, "loading", begin_thread, (threads, device)) as loading:
+            steps, description = loading.submit(load_steps, settings, device, group).result()
+            note = loading.submit(warm_up, steps).result()
+        if note:
+            description += f"; {note}"
+            _log.info(note)
+        if crew and group:
+            group.outlive(crew)
+        undo.pop_all()
+    return Loaded(steps, description, threads, group, crew)
+
+
+def begin_thread(threads: int, device: torch.device) -> None:
+    """Prepare a thread that computes."""
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape: 40 to 600 ms
+
+
+def load_steps(settings: Settings, device: torch.device | None = None, group: Group | None = None) -> tuple[Steps, str]:
+    """Load this process's part of a checkpoint, and describe it in one line; see open_engine."""
+    local_size = group.ranks.local_size if group else 1
+    device = device or choose_device()
+    begin_thread(_choose_threads(settings, group), device)
+    directory, tensor_para_size = settings.checkpoint, settings.tensor_para_size
+    config = read_config(directory, settings.model_type)
+    precision = choose_precision(settings.data_type, device, settings.int8_mode)
+    start = time.perf_counter()
+    share = group.share(config) if group else Share(range(config.num_layer))
+    with torch.inference_mode():
+        sharers = local_size if device.type == "cpu" else 1
+        made_up = settings.has_made_up_weights
+        weights = load_weights(directory, config, tensor_para_size, precision, device, share, sharers, made_up)
+        seconds = time.perf_counter() - start
+        network = Network(config, weights, ProcessLinks(group, config, precision.compute, device) if group else None)
+        layers = len(weights.decoder.layers) if weights.decoder else 0
+        heads = config.head_num // (1 if share.rank is None else tensor_para_size)
+        shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
+        prefixes = read_prefixes(directory, config, tensor_para_size, precision, device, share)
+        cache = _open_cache(settings, config, shape, device, sharers, group)
+    what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
+    saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
+    description = (
+        f"{settings.model_type} {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size}"
+        f" from {directory} ({config.weight_data_type}, {what}) in {seconds:.1f} s; {precision.note};"
+        f" weights {weights.size_bytes / 1e9:.3g} GB{saved}, KV cache up to {cache.budget_bytes / 1e9:.3g} GB"
+        f" ({shape.token_bytes} bytes a token); {torch.get_num_threads()} CPU threads"
+    )
+    if group:
+        description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {share.layers}"
+    _log.info(description)
+    if group and group.ranks.rank == 0:
+        return Leader(network, cache, prefixes, group), description
+    return Steps(network, cache, prefixes), description
+
+
+def _open_cache(
+    settings: Settings,
+    config: ModelConfig,
+    shape: CacheShape,
+    device: torch.device,
+    sharers: int,
+    group: Group | None,
+) -> Cache:
+    """Open a cache for as many tokens as in every other process of a group."""
+    budget = choose_budget(settings, free_bytes(device) // sharers, device)
+    if group:
+        shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
+        budget = group.agree(budget // shape_bytes) * shape_bytes
+    if not can_run_on(device) or config.family == "t5-encoder":  # which keeps nothing
+        return KvCache(shape, device, budget)
+    longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
+    return PagedCache(shape, device, budget, longest)
+
+
+def choose_budget(settings: Settings, free: int, device: torch.device) -> int:
+    """Decide how many bytes the cache may take of those that are free.
+
+    Raises:
+        EngineError: kv_cache_bytes is more than a GPU has left, where all of it is reserved at once.
+    """
+    usual = free // 2  # a host has other work
+    if device.type != "cpu":
+        usual = max(usual, min(int(0.9 * free), free - _SPARE_BYTES))
+    budget = settings.kv_cache_bytes or int(settings.kv_cache_fraction * free) or usual
+    if device.type != "cpu" and budget > free:
+        raise EngineError(f"kv_cache_bytes = {budget}: {device} has {free} bytes left beside the weights")
+    return budget
+
+
+def _choose_threads(settings: Settings, group: Group | None) -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else torch.get_num_threads()
+    return settings.cpu_threads or max(1, cores // (group.ranks.local_size if group else 1))
