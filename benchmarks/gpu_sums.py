@@ -79,11 +79,11 @@ def time_sum(work: Callable[[], object]) -> float:
 
 
 def symmetric_sum(group: Group, numbers: int) -> Callable[[], object] | None:
-    """Give torch's one-shot sum of fp16 numbers; None: it cannot be had."""
+    """Give torch's one-shot sum of bf16 numbers (it has none of fp16); None: it cannot be had."""
     import torch.distributed._symmetric_memory as symmetric
 
     try:
-        buffer = symmetric.empty(numbers, dtype=torch.float16, device=torch.device("cuda", group.rank))
+        buffer = symmetric.empty(numbers, dtype=torch.bfloat16, device=torch.device("cuda", group.rank))
         symmetric.rendezvous(buffer, group.neighbours)
         buffer.normal_()
         name = group.neighbours.group_name

@@ -95,7 +95,7 @@ def assert_layout_gives_what_one_process_gives(
     requests = [*REQUESTS, sampled(REQUESTS[0]), *beams_prompts_and_a_talk()]
     ranks = start(shards, directory, tensor, pipeline, requests, on_gpu=device == "cuda", **how)
     alone = Settings(shards, tensor, 1, "fp32", 1, has_process_per_rank=False, kv_cache_bytes=CACHE_BYTES)
-    engine = open_engine(alone, torch.device(device))
+    engine = open_engine(alone, torch.device(device, 0))
     expected = [answer_of(engine, each) for each in requests]
     assert set(ranks.wait(100)) == {0}, ranks.text
     for ours, theirs in zip(ranks.answers, expected, strict=True):
@@ -128,7 +128,7 @@ def test_half_precision_over_gpus_is_as_near_to_one_gpu_as_its_rounding(
     shards = write_shards(random_gpt2(tie_word_embeddings=tensor != 4, **sizes), tmp_path, tensor)
     ranks = start(shards, tmp_path, tensor, 1, REQUESTS, on_gpu=True, data_type=data_type)
     alone = Settings(shards, tensor, 1, data_type, 1, has_process_per_rank=False, kv_cache_bytes=CACHE_BYTES)
-    engine = open_engine(alone, torch.device("cuda"))
+    engine = open_engine(alone, torch.device("cuda", 0))
     expected = [answer_of(engine, each) for each in REQUESTS]
     assert set(ranks.wait(100)) == {0}, ranks.text
     pairs = list(zip(ranks.answers, expected, strict=True))

@@ -17,7 +17,8 @@ KERNELS = "backends.fastertransformer.engine.kernels"
 CAPABILITIES = [80, 90]
 POINTERS = {
     "tables": "*i32",
-    "state": "*i32",
+    "turns": "*i32",
+    "lost": "*i32",
     "finished": "*i32",
     "arrivals": "*i32",
     "pages": "*i32",
@@ -38,7 +39,7 @@ def attention(block: int, is_cut: bool, kind: int = 0, rotation: int = 0, size: 
     return {**tiles, "kind": kind, "is_cut": is_cut, "is_new": True, "rotation": rotation}
 
 
-PEERS = {"size": 4, "padded": 4, "block": 256, "programs": 32, "lost": 32, "patience": 1 << 25}
+PEERS = {"size": 4, "padded": 4, "patience": 1 << 25}
 
 
 def keeping(rotation: int) -> dict[str, Any]:
@@ -56,7 +57,8 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "by halves": ("attention", "_attend", 4, attention(32, True, rotation=2), {}),
     "likeliest": ("likeliest", "_take", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64"}),
     "embedding": ("embedding", "_embed", 4, {"has_places": True, "block": 1024}, {"tokens": "*fp16"}),
-    "peer sum": ("peer_sum", "_add", 4, PEERS, {"memory": "*i64", "part": "*fp32"}),
+    "peer sum": ("peer_sum", "_add", 4, PEERS | {"block": 256, "programs": 32}, {"memory": "*i64", "part": "*fp32"}),
+    "peer choice": ("peer_choice", "_agree", 1, PEERS, {"memory": "*i64", "tokens": "*i64"}),
     "keep": ("keep", "_keep", 4, keeping(rotation=0), {}),
     "turn by pairs": ("keep", "_keep", 4, keeping(rotation=1), {}),
     "turn by halves": ("keep", "_keep", 4, keeping(rotation=2), {}),

@@ -1,10 +1,11 @@
-"""Processes that write into each other's memory add up what torch adds up, bit by bit the same in all."""
+"""Processes that write into each other's memory add up and choose what torch does, bit by bit the same in all."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,18 +16,31 @@ SIZES = (8, 300, 8192, 9000, 64)  # numbers of one sum after another: of less th
 PROGRAM = """
 import sys
 import torch
-from backends.fastertransformer.engine.kernels.peer_sum import add_parts
+from backends.fastertransformer.engine.kernels.peer_choice import agree
+from backends.fastertransformer.engine.kernels.peer_sum import PROGRAMS, add_parts
 
 directory, rank, size, most, *sizes = sys.argv[1], *map(int, sys.argv[2:])
 words = 2 * size * most
 memories = [torch.from_file(f"{directory}/memory{each}", True, words, dtype=torch.int64) for each in range(size)]
-addresses, state = torch.tensor([each.data_ptr() for each in memories]), torch.zeros(1024, dtype=torch.int32)
+addresses = torch.tensor([each.data_ptr() for each in memories])
+turns, lost = torch.zeros(PROGRAMS, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
 inputs, found = torch.load(f"{directory}/inputs"), []
 for count in sizes:
     x, parts = inputs[count]
     x = x.clone()
-    add_parts(x, parts[rank].contiguous(), memories[rank], addresses, rank, state)
+    add_parts(x, parts[rank].contiguous(), memories[rank], addresses, rank, turns, lost)
     found.append(x)
+# The choices' memory begins behind the sums'.
+logits = inputs["logits"].tensor_split(size, 1)
+first, mine = sum(part.shape[1] for part in logits[:rank]), logits[rank].contiguous()
+choices = [torch.from_file(f"{directory}/choices{each}", True, 4 * size * 8, dtype=torch.int64) for each in range(size)]
+addresses, turns = torch.tensor([each.data_ptr() for each in choices]), torch.zeros(8, dtype=torch.int32)
+for rows in (8, 3, 8):
+    tokens = torch.where(mine[:, 0].isfinite(), mine.argmax(1), -1)[:rows].contiguous()
+    ids = torch.full((rows,), 77)
+    agree(tokens, ids, mine[:rows].contiguous(), first, choices[rank], addresses, rank, turns, lost)
+    found += [tokens, ids]
+found.append(lost)
 torch.save(found, f"{directory}/found{rank}")
 """
 
@@ -38,7 +52,11 @@ def test_processes_add_up_what_torch_adds_up(size: int, tmp_path: Path) -> None:
     most = max(SIZES)
     for rank in range(size):
         (tmp_path / f"memory{rank}").write_bytes(bytes(2 * size * most * 8))
-    inputs = {count: (torch.randn(count).half(), torch.randn(size, count)) for count in SIZES}
+        (tmp_path / f"choices{rank}").write_bytes(bytes(4 * size * 8 * 8))
+    inputs: dict[object, Any] = {count: (torch.randn(count).half(), torch.randn(size, count)) for count in SIZES}
+    logits = inputs["logits"] = torch.randn(8, 50)
+    logits[1, 3] = logits[1, 30] = logits[1, 49] = 9.0  # equals: the first is chosen
+    logits[2] = float("nan")  # a row whose numbers are lost
     torch.save(inputs, tmp_path / "inputs")
     argv = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     processes = [subprocess.Popen([*argv, *map(str, (rank, size, most, *SIZES))], cwd=PROJECT) for rank in range(size)]
@@ -52,3 +70,10 @@ def test_processes_add_up_what_torch_adds_up(size: int, tmp_path: Path) -> None:
         x, parts = inputs[count]
         assert all(torch.equal(each[index], found[0][index]) for each in found)
         torch.testing.assert_close(found[0][index].double(), x.double() + parts.double().sum(0), rtol=2e-3, atol=2e-3)
+    expected = logits.argmax(1)
+    expected[2] = -1
+    for each in found:
+        *choices, lost = each[len(SIZES) :]
+        assert lost.tolist() == [0]
+        for rows, tokens, ids in zip((8, 3, 8), choices[::2], choices[1::2], strict=True):
+            assert torch.equal(tokens, expected[:rows]) and torch.equal(ids, expected[:rows].clamp(min=0))

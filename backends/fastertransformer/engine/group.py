@@ -19,12 +19,11 @@ from .config import ModelConfig
 from .crew import Crew
 from .errors import EngineError
 from .layouts import Share
+from .lines import Lines
 from .ranks import Ranks, Watch, first_line, meet
 from .settings import Settings
 from .verdicts import Verdicts
 
-_FIRST_BYTES = 4096  # of a message, its length in front of it; a longer one takes a second broadcast
-_LENGTH_BYTES = 8
 _FAREWELL_S = 20.0
 _WORD_S = 2.0  # more than a crew takes to see that a process has ended
 # The others wait for the next step for as long as nobody asks anything; that all live is Watch's matter.
@@ -52,6 +51,7 @@ class Group:
         verdicts: on steps that failed.
         lost: what has happened, once another process is lost and this one outlives it.
         on_loss: is called then, from any thread.
+        at_loss: are called before, so that nothing here waits for a process that is gone.
 
     Raises:
         EngineError: their number is not tensor_para_size x pipeline_para_size, not all came in time, or this process
@@ -96,7 +96,9 @@ class Group:
                 for first in range(0, ranks.world_size, self.tensor_size)
             ]
             self.everybody = dist.new_group(timeout=_NO_TIMEOUT)
+            self._lines = Lines(ranks, PrefixStore("lines", store), store.host)
         self.neighbours = groups[self.stage]
+        self.at_loss: list[Callable[[], None]] = []
 
     def outlive(self, crew: Crew) -> None:
         """From now on do not end with the others: where one is lost all are ended, so that nothing waits for them."""
@@ -105,6 +107,8 @@ class Group:
             self.lost = problem
             self._is_lost.set()
             crew.kill()
+            for release in self.at_loss:
+                release()
             if self._is_on_gpu:  # what it waits for on its streams never comes
                 threading.Thread(target=_abort, daemon=True).start()
             if self.on_loss:
@@ -121,6 +125,7 @@ class Group:
     def leave(self) -> None:
         """Part from the others, whatever becomes of them; this process can then join other groups."""
         self.watch.end()
+        self._lines.close()
         farewell = threading.Thread(target=_abort if self.lost and self._is_on_gpu else _part, daemon=True)
         farewell.start()
         farewell.join(_FAREWELL_S)  # NCCL's waits for the others, which may be gone
@@ -148,29 +153,18 @@ class Group:
 
     def announce(self, message: bytes) -> None:
         """Tell all other ranks."""
-        first, rest = message[: _FIRST_BYTES - _LENGTH_BYTES], message[_FIRST_BYTES - _LENGTH_BYTES :]
-        self._broadcast((len(message).to_bytes(_LENGTH_BYTES, "big") + first).ljust(_FIRST_BYTES))
-        if rest:
-            self._broadcast(rest)
+        self._lines.send(message)
 
     def hear(self) -> bytes:
         """Wait for what rank 0 announces."""
-        first = self._broadcast(bytes(_FIRST_BYTES))
-        size = int.from_bytes(first[:_LENGTH_BYTES], "big")
-        rest = max(0, size + _LENGTH_BYTES - _FIRST_BYTES)
-        return (first + self._broadcast(bytes(rest)) if rest else first)[_LENGTH_BYTES : _LENGTH_BYTES + size]
-
-    def _broadcast(self, message: bytes) -> bytes:
-        content = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        dist.broadcast(content, 0, group=self.everybody)
-        return content.numpy().tobytes()
+        return self._lines.receive()
 
     @contextmanager
     def loss_is_an_error(self, problem: str) -> Iterator[None]:
         """Turn what torch.distributed raises into an EngineError that begins with the problem."""
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             me = f"rank {self.rank} of {self.ranks.world_size}"
             raise EngineError(f"{me}: {problem}: {first_line(error)}") from error
 

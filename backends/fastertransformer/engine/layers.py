@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .config import Stack
+from .kernels import can_run_on
 from .layouts import CrossWeights, LayerWeights, Norm
 from .linear import Linear, Norming
 from .positions import Rotation
@@ -50,9 +51,25 @@ class Links:
         """Put the processes' parts of the vocabulary side by side, [N, part] -> [N, V] in rank 0."""
         return logits
 
-    def choose(self, logits: Tensor) -> Tensor:
-        """Give the likeliest tokens of the whole vocabulary by the processes' parts of it, [N, part] -> [N]."""
-        return likeliest(logits)
+    def choose(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
+        """Choose the likeliest tokens, have the next step begin with them, and go on by a position.
+
+        Args:
+            logits: fp32 [N, V], or this process's part of the vocabulary.
+            ids: int64 [N]; takes the tokens.
+            positions: int64 [N]; each is raised by 1.
+
+        Returns:
+            int64 [N]; see sampling.likeliest.
+        """
+        if can_run_on(logits.device):
+            from .kernels.likeliest import take_likeliest
+
+            return take_likeliest(logits, ids, positions)
+        tokens = likeliest(logits)
+        ids.copy_(tokens.clamp(min=0))
+        positions += 1
+        return tokens
 
     def spread(self, x: Tensor) -> Tensor:
         """Give every process what the last layer of all has made."""

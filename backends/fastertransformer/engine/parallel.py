@@ -111,15 +111,22 @@ class ProcessLinks(Links):
         widths = [len(vocabulary_part(self._config.vocab_size, rank, size)) for rank in range(size)]
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
-    def choose(self, logits: Tensor) -> Tensor:
+    def choose(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
         """Compare over the first stage."""
         if not self.is_split:
-            return super().choose(logits)
+            return super().choose(logits, ids, positions)
+        if self._peers:
+            tokens = super().choose(logits, ids, positions)
+            self._peers.agree(tokens, ids, logits, self._part.start)
+            return tokens
         places = logits.argmax(dim=-1)
         values = logits.gather(1, places[:, None])[:, 0]
         keys = ranked(values, places + self._part.start).masked_fill_(~logits[:, 0].isfinite(), _LOST_KEY)
         dist.all_reduce(keys, op=dist.ReduceOp.MAX, group=self._group.neighbours)
-        return torch.where(keys == _LOST_KEY, LOST, _LAST - (keys & _LAST))
+        tokens = torch.where(keys == _LOST_KEY, LOST, _LAST - (keys & _LAST))
+        ids.copy_(tokens.clamp(min=0))
+        positions += 1
+        return tokens
 
     def spread(self, x: Tensor) -> Tensor:
         """Send rank 0's, which leave has given it, to all."""
@@ -160,7 +167,7 @@ class Leader(Steps):
         self.check()
         try:
             self._group.announce(packed(STEP_NAMES.index(name), arguments))
-        except RuntimeError as error:
+        except OSError as error:
             raise self._lost(error) from error
         self._number += 1
         try:

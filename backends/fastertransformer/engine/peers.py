@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .cache import MOST_SLOTS
 from .group import Group
 from .kernels import can_run_on
 
@@ -23,17 +25,27 @@ class Peers:
     """The memory of the processes that share a layer.
 
     Args:
-        memory: int64, this process's, which the others write to: two halves, in each a place for every process.
-        addresses: int64 [processes], of all processes' memory, on the device.
+        memory: int64, this process's, which the others write to: what sums need, then what choices do.
+        addresses: of all processes' memory.
         rank: of this process among them.
-        kernel: kernels.peer_sum.add_parts.
         handle: keeps the others' memory mapped.
     """
 
-    def __init__(self, memory: Tensor, addresses: Tensor, rank: int, kernel: Any, handle: Any) -> None:
-        self._memory, self._addresses, self._rank, self._kernel, self._handle = memory, addresses, rank, kernel, handle
-        self._most = len(memory) // (2 * len(addresses))
-        self._state = torch.zeros(1 << 10, dtype=torch.int32, device=memory.device)
+    def __init__(self, memory: Tensor, addresses: Sequence[int], rank: int, handle: Any) -> None:
+        from .kernels.peer_choice import agree
+        from .kernels.peer_sum import PROGRAMS, add_parts
+
+        self._add_parts, self._agree, self._rank, self._handle = add_parts, agree, rank, handle
+        sums = len(memory) - _choice_words(len(addresses))
+        self._most = sums // (2 * len(addresses))
+        self._memories = memory[:sums], memory[sums:]
+        tables = [addresses, [each + sums * memory.itemsize for each in addresses]]
+        self._sums, self._choices = torch.tensor(tables, dtype=torch.int64, device=memory.device)
+        sizes = (1, PROGRAMS, MOST_SLOTS)
+        self._lost, self._turns, self._row_turns = (
+            torch.zeros(size, dtype=torch.int32, device=memory.device) for size in sizes
+        )
+        self._aside = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
 
     def takes(self, part: Tensor) -> bool:
         """Say whether there is room for so many numbers."""
@@ -41,8 +53,22 @@ class Peers:
 
     def add(self, x: Tensor, part: Tensor) -> Tensor:
         """Add the sum of all processes' parts to x, in place; both contiguous and of one shape."""
-        self._kernel(x, part, self._memory, self._addresses, self._rank, self._state)
+        self._add_parts(x, part, self._memories[0], self._sums, self._rank, self._turns, self._lost)
         return x
+
+    def agree(self, tokens: Tensor, ids: Tensor, logits: Tensor, first: int) -> None:
+        """Put each row's likeliest token of all processes in place of this one's; see kernels.peer_choice."""
+        memory = self._memories[1]
+        self._agree(tokens, ids, logits, first, memory, self._choices, self._rank, self._row_turns, self._lost)
+
+    def give_up(self) -> None:
+        """Let no kernel wait any more for a process that is lost."""
+        with torch.cuda.stream(self._aside):
+            self._lost.fill_(1)
+
+
+def _choice_words(size: int) -> int:
+    return 4 * size * MOST_SLOTS
 
 
 def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
@@ -68,15 +94,13 @@ def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
     try:
         import torch.distributed._symmetric_memory as symmetric
 
-        from .kernels.peer_sum import add_parts
-
-        memory = symmetric.empty(2 * size * most, dtype=torch.int64, device=device)
+        memory = symmetric.empty(2 * size * most + _choice_words(size), dtype=torch.int64, device=device)
         handle: Any = symmetric.rendezvous(memory, group.neighbours)
         memory.zero_()
         offset = memory.data_ptr() - handle.buffer_ptrs[group.tensor_rank]
-        addresses = torch.tensor([each + offset for each in handle.buffer_ptrs], dtype=torch.int64, device=device)
+        peers = Peers(memory, [each + offset for each in handle.buffer_ptrs], group.tensor_rank, handle)
         torch.cuda.synchronize(device)
-        peers = Peers(memory, addresses, group.tensor_rank, add_parts, handle)
+        group.at_loss.append(peers.give_up)
         problem = ""
     except Exception as error:  # whatever the driver says
         peers, problem = None, str(error)

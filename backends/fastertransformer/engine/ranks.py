@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore; m
 from .errors import EngineError
 
 VARIABLE = "SLIPWAY_RANKS"
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
 _CONNECT_S = 3.0
 _BEAT_S = 1.0
@@ -75,8 +75,8 @@ def meet(ranks: Ranks) -> TCPStore:
 
 def _open_store(ranks: Ranks) -> TCPStore:
     is_one_host = ranks.local_size == ranks.world_size
-    host = _LOOPBACK if is_one_host else socket.gethostname()
-    listener = socket.create_server((_LOOPBACK if is_one_host else "", 0))
+    host = LOOPBACK if is_one_host else socket.gethostname()
+    listener = socket.create_server((LOOPBACK if is_one_host else "", 0))
     port = listener.getsockname()[1]
     store = TCPStore(
         host,

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from .cache import MOST_SLOTS, no_sources, upload
 from .graphs import Chosen, StepGraphs
-from .kernels import can_run_on
 from .network import Network, Source
 from .pages import Cache, PagedCache
 from .prefixes import Prefix
@@ -242,14 +241,7 @@ class Steps:
             positions += 1
             return hidden, ids
         logits = self.network.logits(hidden)
-        if not self.network.links.is_split and can_run_on(logits.device):
-            from .kernels.likeliest import take_likeliest
-
-            return logits, take_likeliest(logits, ids, positions)
-        tokens = self.network.links.choose(logits)
-        ids.copy_(tokens.clamp(min=0))
-        positions += 1
-        return logits, tokens
+        return logits, self.network.links.choose(logits, ids, positions)
 
     def choose(self, hidden: Tensor) -> Chosen:
         """Say what follows hidden states, [N, hidden]."""

@@ -15,16 +15,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attention import abilities
 
-_PROGRAMS, _BLOCK = 32, 256  # the same in every sum: each program counts them by itself
-_LOST = _PROGRAMS  # place in the state: not 0 once a sum was given up
-_PATIENCE = 1 << 25  # times that a program looks, about half a minute
+PROGRAMS, _BLOCK = 128, 256  # the same in every sum: each program counts them by itself
+PATIENCE = 1 << 25  # times that a program looks, about half a minute
 
 
 @triton.jit(do_not_specialize=("count", "rank"))
 def _add(
-    x, part, memory, addresses, state, count, rank, most,
-    size: tl.constexpr, padded: tl.constexpr, block: tl.constexpr, programs: tl.constexpr, lost: tl.constexpr,
-    patience: tl.constexpr, is_chained: tl.constexpr,
+    x, part, memory, addresses, turns, lost, count, rank, most,
+    size: tl.constexpr, padded: tl.constexpr, block: tl.constexpr, programs: tl.constexpr, patience: tl.constexpr,
+    is_chained: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     ranks = tl.arange(0, padded)
@@ -32,8 +31,8 @@ def _add(
     if is_chained:
         gdc_launch_dependents()
         gdc_wait()
-    turn = tl.load(state + program) + 1
-    looks = tl.where(tl.load(state + lost, volatile=True) == 0, patience, 0)
+    turn = tl.load(turns + program) + 1
+    looks = tl.where(tl.load(lost, volatile=True) == 0, patience, 0)
     half = (turn & 1) * (size * most)
     for start in range(program * block, count, programs * block):
         at = start + tl.arange(0, block)
@@ -51,18 +50,20 @@ def _add(
         while (missing > 0) & (looks > 0):
             words = tl.load(places, is_there, 0, volatile=True)
             missing = tl.sum(tl.sum((is_there & ((words >> 32) != turn)).to(tl.int32), 0), 0)
-            looks -= 1
+            looks = tl.where(tl.load(lost, volatile=True) == 0, looks - 1, 0)
         if missing > 0:
-            tl.store(state + lost, 1)
+            tl.store(lost, 1)
         numbers = words.to(tl.int32).to(tl.float32, bitcast=True)
         total = tl.sum(tl.where(is_there, numbers, 0.0), 0) + tl.load(x + at, at < count, 0).to(tl.float32)
         total = tl.where(missing > 0, float("nan"), total)
         tl.store(x + at, total.to(x.dtype.element_ty), at < count)
     tl.debug_barrier()  # all have read it
-    tl.store(state + program, turn)
+    tl.store(turns + program, turn)
 
 
-def add_parts(x: Tensor, part: Tensor, memory: Tensor, addresses: Tensor, rank: int, state: Tensor) -> None:
+def add_parts(
+    x: Tensor, part: Tensor, memory: Tensor, addresses: Tensor, rank: int, turns: Tensor, lost: Tensor
+) -> None:
     """Add the sum of all processes' parts to x.
 
     Where another process does not come for half a minute it is taken for lost: x is NaN then and from then on.
@@ -73,12 +74,13 @@ def add_parts(x: Tensor, part: Tensor, memory: Tensor, addresses: Tensor, rank: 
         memory: int64 [2 * processes * most], this process's, 0 at first.
         addresses: int64 [processes], of all processes' memory.
         rank: of this process.
-        state: int32, 0 at first; nobody else's.
+        turns: int32 [PROGRAMS], 0 at first: how many sums each program has made.
+        lost: int32 [1], 0 at first; anything else ends all waiting.
     """
     size = len(addresses)
     is_chained = abilities(x.device)
-    _add[(_PROGRAMS,)](
-        x, part, memory, addresses, state, x.numel(), rank, len(memory) // (2 * size),
-        size=size, padded=triton.next_power_of_2(size), block=_BLOCK, programs=_PROGRAMS, lost=_LOST,
-        patience=_PATIENCE, is_chained=is_chained, num_warps=4, launch_pdl=is_chained,
+    _add[(PROGRAMS,)](
+        x, part, memory, addresses, turns, lost, x.numel(), rank, len(memory) // (2 * size),
+        size=size, padded=triton.next_power_of_2(size), block=_BLOCK, programs=PROGRAMS, patience=PATIENCE,
+        is_chained=is_chained, num_warps=4, launch_pdl=is_chained,
     )  # fmt: skip
