@@ -2,9 +2,9 @@
 
     python3 -m benchmarks.gpu_report --directory=results/reference/h200
 
-Reads every decode*.csv of benchmarks.gpu_decode, prefill*.csv of gpu_prefill, load*.csv of gpu_load, kernels*.csv of
-gpu_kernels and weights*.csv of gpu_weights there; writes report.md and latency.png: the use cases of NVIDIA's published
-tables at one row a request.
+Reads every decode*.csv of benchmarks.gpu_decode, scaling*.csv of gpu_scaling, prefill*.csv of gpu_prefill, load*.csv of
+gpu_load, kernels*.csv of gpu_kernels, sums*.csv of gpu_sums and weights*.csv of gpu_weights there; writes report.md and
+latency.png: the use cases of NVIDIA's published tables at one row a request, by number of GPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from handover.errors import ConfigError, exit_status
 _USE_CASES = {("60", "20"): "Question answering", ("225", "20"): "Intent classification", ("200", "200"): "Translation"}
 _WHERE = ("gpu", "torch", "commit")  # the same in each row of a file
 _TITLES = {"decode": "Latency of a request", "prefill": "Inputs", "load": "Load", "kernels": "Products"}
-_TITLES |= {"weights": "Loading"}
+_TITLES |= {"weights": "Loading", "scaling": "Several GPUs", "sums": "Sums over GPUs"}
 Lines = list[dict[str, str]]
 
 
@@ -44,9 +44,40 @@ def read(directory: Path, kind: str) -> dict[str, Lines]:
     return found
 
 
-def use_cases(decoded: dict[str, Lines]) -> Lines:
+def latencies(directory: Path) -> Lines:
+    """Read the latencies of all requests, on one GPU and on several that add up as the engine does by itself."""
+    decoded, scaled = (sum(read(directory, kind).values(), Lines()) for kind in ("decode", "scaling"))
+    several = [line for line in scaled if line["sums"] == "peers"]
+    known = {_case(line) for line in decoded}
+    return decoded + several + [line for line in scaled if line["gpus"] == "1" and _case(line) not in known]
+
+
+def _case(line: dict[str, str]) -> tuple[str, ...]:
+    return tuple(line[name] for name in ("model", "data_type", "gpus", "batch", "input_length", "output_length"))
+
+
+def scaling(lines: Lines) -> tuple[list[str], list[list[str]]]:
+    """Put the latencies on 1, 2, ... GPUs side by side: columns, and rows of the models that have several."""
+    found = {_case(line): line for line in lines}
+    counts = sorted({int(line["gpus"]) for line in lines})
+    keys = dict.fromkeys((case[:2], case[3:]) for case in found if case[2] != "1")
+    columns = ["Model", "Weights", "Batch", "Input", "Output"]
+    for count in counts:
+        columns += [f"{count} GPU, ms", "x floor"] + ["speed-up"] * (count > 1)
+    rows = []
+    for model, case in keys:
+        row, one = [*model, *case], found.get((*model, "1", *case))
+        for count in counts:
+            line = found.get((*model, str(count), *case))
+            row += [line["ours_ms"], line["ratio"]] if line else ["", ""]
+            if count > 1:
+                row.append(f"{float(one['ours_ms']) / float(line['ours_ms']):.2f}" if one and line else "")
+        rows.append(row)
+    return columns, rows
+
+
+def use_cases(lines: Lines) -> Lines:
     """Pick the published cases of one row a request, by model, case, number of GPUs and format."""
-    lines = [line for lines in decoded.values() for line in lines]
     chosen = [line for line in lines if line["batch"] == "1" and _lengths(line) in _USE_CASES]
     models, cases = list(SIZES), list(_USE_CASES)
     return sorted(
@@ -64,16 +95,19 @@ def _lengths(line: dict[str, str]) -> tuple[str, str]:
     return line["input_length"], line["output_length"]
 
 
-def write_page(directory: Path, decoded: dict[str, Lines]) -> str:
+def write_page(directory: Path, latencies: Lines) -> str:
     """Write all of it as Markdown."""
     parts = ["# Measured on GPUs", "![latency by model and GPUs](latency.png)"]
     columns = ("Model", "Use case", "Input", "Output", "Average latency, ms", "TP", "PP", "GPUs", "Weights", "x floor")
     rows = [
         [line["model"], _USE_CASES[_lengths(line)], *_lengths(line), line["ours_ms"]]
         + [line["gpus"], "1", line["gpus"], line["data_type"], line["ratio"]]
-        for line in use_cases(decoded)
+        for line in use_cases(latencies)
     ]
     parts.append(markdown_table(columns, rows, columns[2:]))
+    names, rows = scaling(latencies)
+    if rows:
+        parts.append(f"## By number of GPUs\n\n{markdown_table(names, rows, names[2:])}")
     for kind, title in _TITLES.items():
         for name, lines in read(directory, kind).items():
             names = [column for column in lines[0] if column not in _WHERE]
@@ -83,14 +117,14 @@ def write_page(directory: Path, decoded: dict[str, Lines]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def draw(decoded: dict[str, Lines], path: Path) -> None:
+def draw(latencies: Lines, path: Path) -> None:
     """Draw the use cases' latency beside the floor."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = [line for line in use_cases(decoded) if "int8" not in line["data_type"]]
+    lines = [line for line in use_cases(latencies) if "int8" not in line["data_type"]]
     figure, axes = pyplot.subplots(1, len(_USE_CASES), figsize=(14, 4.5))
     for axis, (lengths, title) in zip(axes, _USE_CASES.items(), strict=True):
         here = [line for line in lines if _lengths(line) == lengths]
@@ -107,10 +141,10 @@ def draw(decoded: dict[str, Lines], path: Path) -> None:
 def main(argv: Sequence[str]) -> None:
     """Read, write, draw."""
     directory = ReportArguments.from_argv(argv, description=__doc__).directory
-    if not (decoded := read(directory, "decode")):
+    if not (found := latencies(directory)):
         raise ConfigError(f"{directory} has no decode*.csv", "benchmarks.gpu_decode writes them: --csv")
-    (directory / "report.md").write_text(write_page(directory, decoded))
-    draw(decoded, directory / "latency.png")
+    (directory / "report.md").write_text(write_page(directory, found))
+    draw(found, directory / "latency.png")
 
 
 if __name__ == "__main__":

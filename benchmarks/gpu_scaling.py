@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 
 from backends.fastertransformer.engine.precision import TORCH_TYPES
-from benchmarks.generate import tensors_of
 from benchmarks.gpu_decode import Case, asks_of, latency_ms
 from benchmarks.gpu_models import Rates, Table, engine_of, find_size, measure_rates, need_gpu
 from handover.arguments import ScriptArguments
@@ -78,7 +77,7 @@ def measure(arguments: ScalingArguments, name: str, rates: Rates, table: Table) 
         with engine_of(size, arguments.data_type, arguments.int8_mode, **how) as engine:
             print(engine.description, flush=True)
             for case in cases:
-                tensors = tensors_of(asks_of(case, size.vocab), size.vocab)
+                tensors = size.tensors(asks_of(case, size.vocab))
                 first_ms, ours_ms = latency_ms(lambda: engine.generate([engine.parse(tensors)]), arguments.repeats)  # noqa: B023
                 fewest.setdefault(case, ours_ms)
                 row = Row(

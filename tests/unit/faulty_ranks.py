@@ -1,8 +1,9 @@
 """An engine of two ranks, and tokens at which its network fails: in every rank, or in the second one alone.
 
-As ``faulty_ranks.py worker`` it is the second rank; else it answers what a test writes to its standard input, a line
-each: ``ask NAME TOKEN...`` submits a request, ``wait NAME`` prints its answer, ``kill SIGNAL`` sends the second rank
-one, ``workers`` prints the process ids of the others.
+As ``faulty_ranks.py worker`` it is the second rank; else, given shards, a device and how many tokens are generated, it
+does what a test writes to its standard input, a line each: ``ask NAME TOKEN...`` submits a request, ``begun NAME``
+waits for its first token, ``wait NAME`` prints its answer, ``kill SIGNAL`` sends the second rank one, ``workers`` prints the
+process ids of the others. On a GPU nothing is poison.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import numpy as np
 
 PROJECT = Path(__file__).resolve().parents[2]
 FAILS_EVERYWHERE, FAILS_IN_RANK_1 = 13, 14
-_COUNT = 30
 
 
 def break_network(network: Any, tokens: tuple[int, ...]) -> None:
@@ -49,23 +49,22 @@ def say(what: object) -> None:
 class Asked:
     """A request that was submitted, and its answers."""
 
-    def __init__(self, engine: Any, tokens: list[int]) -> None:
+    def __init__(self, engine: Any, tokens: list[int], count: int) -> None:
         ids = np.array([tokens], np.uint32)
         tensors = {"input_ids": ids, "input_lengths": np.array([[len(tokens)]], np.uint32)}
-        tensors |= {"request_output_len": np.array([[_COUNT]], np.uint32), "end_id": np.array([[1000]], np.uint32)}
+        tensors |= {"request_output_len": np.array([[count]], np.uint32), "end_id": np.array([[1000]], np.uint32)}
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         engine.submit(engine.parse(tensors), self.answers.put, is_streaming=True)
-        self.steps = 0
 
     def wait(self) -> dict[str, Any]:
         while not (answer := self.answers.get()).is_final:
-            self.steps += 1
+            pass
         if answer.tensors is None:
             return {"problem": answer.problem}
         return {"tokens": answer.tensors["output_ids"][0, 0].tolist()}
 
 
-def lead(shards: str) -> None:
+def lead(shards: str, device: str, count: str) -> None:
     sys.path.insert(0, str(PROJECT))
     from rank_processes import workers_of
 
@@ -74,15 +73,16 @@ def lead(shards: str) -> None:
     from backends.fastertransformer.engine.network import Network
     from backends.fastertransformer.engine.settings import Settings
 
-    crew.WORKER = (__file__, "worker")
-    break_network(Network, (FAILS_EVERYWHERE,))
+    if device == "cpu":
+        crew.WORKER = (__file__, "worker")
+        break_network(Network, (FAILS_EVERYWHERE,))
     settings = Settings(Path(shards), 2, 1, "fp32", 1, has_process_per_rank=True, kv_cache_bytes=1 << 26)
-    engine, asked = open_engine(settings, max_rows=1), {}
+    engine, asked = open_engine(settings, max_rows=1), dict[str, Asked]()
     for line in sys.stdin:
         word, *rest = line.split()
         if word == "ask":
-            asked[rest[0]] = Asked(engine, [int(token) for token in rest[1:]])
-        elif word == "begun":  # wait for the first token
+            asked[rest[0]] = Asked(engine, [int(token) for token in rest[1:]], int(count))
+        elif word == "begun":
             asked[rest[0]].answers.get()
         elif word == "wait":
             say(asked[rest[0]].wait())
@@ -98,4 +98,4 @@ if __name__ == "__main__":
         status = work()
         sys.stderr.flush()
         os._exit(status)
-    lead(sys.argv[1])
+    lead(*sys.argv[1:])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from faulty_ranks import FAILS_EVERYWHERE, FAILS_IN_RANK_1, PROJECT
 from gpt2_checkpoint import random_gpt2, write_shards
 
@@ -21,13 +22,16 @@ PROGRAM = Path(__file__).with_name("faulty_ranks.py")
 class Talk:
     """The program of faulty_ranks.py."""
 
-    def __init__(self, directory: Path) -> None:
-        shards = write_shards(random_gpt2(), directory, 2)
+    def __init__(self, directory: Path, device: str = "cpu") -> None:
+        count = 30 if device == "cpu" else 4000  # long enough to be harmed under way
+        shards = write_shards(random_gpt2(n_positions=count + 8), directory, 2)
         self.said = directory / "said"
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
+        if device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         with self.said.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(shards)],
+                [sys.executable, str(PROGRAM), str(shards), device, str(count)],
                 cwd=PROJECT,
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -49,9 +53,11 @@ class Talk:
         return json.loads(answer)
 
 
-@pytest.fixture
-def talk(tmp_path: Path) -> Iterator[Talk]:
-    talk = Talk(tmp_path)
+@pytest.fixture(params=["cpu"])
+def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("no GPU for each rank")
+    talk = Talk(tmp_path, request.param)
     yield talk
     talk.process.kill()
     talk.process.wait(10)
@@ -76,6 +82,7 @@ def test_where_one_rank_fails_the_others_are_started_anew(talk: Talk) -> None:
     assert "this token is poison" in talk.said.read_text()
 
 
+@pytest.mark.parametrize("talk", ["cpu", "cuda"], indirect=True)
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Signals) -> None:
     talk.tell("ask first 5 6 7")

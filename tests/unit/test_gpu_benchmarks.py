@@ -24,6 +24,12 @@ DECODED = """model,data_type,gpus,batch,input_length,output_length,floor_ms,comp
 5B,fp16,2,1,60,20,22.7,0.5,,40.0,31.0,1.37,,H200,2.11,abc
 """  # noqa: E501 (a CSV)
 
+SCALED = """model,data_type,gpus,sums,batch,input_length,output_length,floor_ms,first_ms,ours_ms,ratio,speed_up,gpu,torch,commit
+5B,fp16,1,,1,60,20,45.4,60.0,54.0,1.19,,H200,2.11,abc
+5B,fp16,4,peers,1,60,20,11.35,20.0,17.0,1.5,3.18,H200,2.11,abc
+5B,fp16,4,nccl,1,60,20,11.35,20.0,34.0,3.0,1.59,H200,2.11,abc
+"""  # noqa: E501 (a CSV)
+
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("1.3B", 2.63), ("5B", 10.09), ("20B", 40.50), ("43B", 81.51)])
 def test_a_model_has_as_many_bytes_as_the_floors_were_published_for(name: str, gigabytes: float) -> None:
@@ -75,10 +81,17 @@ def test_a_load_keeps_so_many_requests_under_way_and_measures_between_their_toke
 
 def test_the_page_has_the_use_cases_at_one_row_by_gpus(tmp_path: Path) -> None:
     (tmp_path / "decode.csv").write_text(DECODED)
+    (tmp_path / "scaling.csv").write_text(SCALED)
     main([f"--directory={tmp_path}"])
     lines = (tmp_path / "report.md").read_text().splitlines()
     cases = [line for line in lines if "Question answering" in line]
-    assert [line.split(" | ")[4:8] for line in cases] == [["53.0", "1", "1", "1"], ["31.0", "2", "1", "2"]]
+    assert [line.split(" | ")[4:8] for line in cases] == [
+        ["53.0", "1", "1", "1"],
+        ["31.0", "2", "1", "2"],
+        ["17.0", "4", "1", "4"],  # not NCCL's, and one GPU's as gpu_decode has it
+    ]
+    beside = next(line for line in lines if line.startswith("| 5B | fp16 | 1 | 60 | 20 | 53.0"))
+    assert beside.split(" | ")[5:] == ["53.0", "1.17", "31.0", "1.37", "1.71", "17.0", "1.5", "3.12 |"]
     assert (tmp_path / "latency.png").stat().st_size > 1000
 
 
