@@ -2,8 +2,8 @@
 
 As ``faulty_ranks.py worker`` it is the second rank; else, given shards, a device and how many tokens are generated, it
 does what a test writes to its standard input, a line each: ``ask NAME TOKEN...`` submits a request, ``begun NAME``
-waits for its first token, ``wait NAME`` prints its answer, ``kill SIGNAL`` sends the second rank one, ``workers`` prints the
-process ids of the others. On a GPU nothing is poison.
+waits for its first token, ``wait NAME`` prints its answer, ``kill SIGNAL`` sends the second rank one, ``workers``
+prints the process ids of the others. On a GPU nothing is poison.
 """
 
 from __future__ import annotations
