@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from asking import CPU
 
-from backends.fastertransformer.engine import engine
+from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.cache import CacheShape
 from backends.fastertransformer.engine.pages import PagedCache
 from backends.fastertransformer.engine.settings import Settings
@@ -14,11 +14,11 @@ from backends.fastertransformer.engine.steps import Steps
 
 def have_pages(patch: pytest.MonkeyPatch) -> None:
     """Open every engine with pages."""
-    patch.setattr(engine, "can_run_on", lambda _: True)
+    patch.setattr(loading, "can_run_on", lambda _: True)
 
 
 def paged_steps(settings: Settings, pages: int = 200) -> Steps:
-    steps, _ = engine.load_steps(settings, CPU)
+    steps, _ = loading.load_steps(settings, CPU)
     shape: CacheShape = steps.cache.shape
     budget_bytes = shape.bytes_for(pages + 1, 32)
     cache = PagedCache(shape, CPU, budget_bytes, steps.config.max_pos_seq_len)
