@@ -240,7 +240,7 @@ def test_a_step_that_fails_is_said_to_whom_it_concerns(instance: Any, monkeypatc
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as broken:
-        broken.setattr(instance._engine._loaded.steps.network, "decode", fail)
+        broken.setattr(instance._engine._steps.network, "decode", fail)
         request = FakeRequest(ask([[1]], 2))
         instance.execute([request])
         assert "out of memory" in request.wait().error.text

@@ -250,6 +250,6 @@ def test_what_the_last_batch_left_in_the_cache_does_not_matter(engine: Engine) -
     tensors = ask(prompts(), OUTPUTS)
     expected = generated_rows(answer(engine, tensors))
     with torch.inference_mode():
-        for block in engine._loaded.steps.cache.memory:
+        for block in engine._steps.cache.memory:
             block.fill_(1e4)
     assert generated_rows(answer(engine, tensors)) == expected

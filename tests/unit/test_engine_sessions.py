@@ -257,7 +257,7 @@ def test_the_engine_keeps_conversations_between_requests(
     expected = greedy(model, greedy(model, first, 3) + second, 3)
     again = say([second], False, idle_s=0.1)
     assert again.tensors and again.tensors["output_ids"][0, 0].tolist() == expected
-    saved = engine._loaded.steps._saved
+    saved = engine._steps._saved
     deadline = time.monotonic() + 20
     while saved and time.monotonic() < deadline:
         time.sleep(0.02)

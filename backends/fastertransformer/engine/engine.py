@@ -54,7 +54,7 @@ class Engine:
         self._thread.start()
 
     def _begin_with(self, loaded: Loaded) -> None:
-        self._loaded: Loaded | None = loaded
+        self._loaded, self._steps = loaded, loaded.steps
         self.description = loaded.description
         idle_s = self._settings.session_idle_s
         self._scheduler = Scheduler(loaded.steps, self._max_rows, self._settings.has_inflight_batching, idle_s)
@@ -114,16 +114,14 @@ class Engine:
             self._is_closed = True
             self._arrivals.put(None)
             self._thread.join()
-            assert self._loaded
             self._loaded.close()
 
     def _run(self) -> None:
-        assert self._loaded
         begin_thread(self._loaded.threads, self._device)
         while self._take_arrivals():
             problem = ""
             try:
-                self._loaded.steps.check()
+                self._steps.check()
                 if not self._scheduler.is_idle:
                     self._scheduler.step()
             except GroupLostError as error:
@@ -144,15 +142,13 @@ class Engine:
         Where somebody else has started them, this one ends with them in a moment; see ranks.Watch.
         """
         _log.error("%s", problem)
-        assert self._loaded
         waiting = self._scheduler.surrender(problem)
         if not self._loaded.crew:
             for job in waiting:
                 job.answer(Answer(None, problem, code=FAILED))
             return
         self._loaded.abandon()
-        del self._scheduler
-        self._loaded = None
+        del self._scheduler, self._loaded, self._steps
         for tries in range(1, _LOAD_TRIES + 1):
             gc.collect()  # memory of what is lost
             if self._device.type == "cuda":
