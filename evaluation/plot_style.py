@@ -107,9 +107,10 @@ def label_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, Point]], c
     placed: list[tuple[float, float]] = []
     for x, y, number, name in sorted(ordered, key=lambda item: item[1]):
         height = y
+        gap = _LABEL_GAP_PT * len(name.splitlines())
         for other_x, other_height in placed:
-            if abs(x - other_x) < _LABEL_WIDTH_PT and height < other_height + _LABEL_GAP_PT:
-                height = other_height + _LABEL_GAP_PT
+            if abs(x - other_x) < _LABEL_WIDTH_PT and height < other_height + gap:
+                height = other_height + gap
         placed.append((x, height))
         is_rightmost = x >= max(item[0] for item in ordered) - 1
         axes.annotate(
@@ -120,7 +121,7 @@ def label_lines(figure: Figure, axes: Axes, ends: Sequence[tuple[str, Point]], c
             color=SERIES[number % len(SERIES)],
             ha="left" if is_rightmost or not centred else "center",
             va="center",
-            fontsize=10.5,
+            fontsize=9 if "\n" in name else 10.5,
             annotation_clip=False,
         )
 

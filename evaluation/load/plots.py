@@ -28,6 +28,7 @@ from evaluation.plot_style import (
 from evaluation.recommendation import Candidate, pareto_front
 
 _MOST_LINES = len(SERIES)
+_LONG_NAME = 12  # characters
 _MOST_STEPS = 400
 """Points of a distribution's line: more would only make the page heavy."""
 _TAIL_PERCENT = 99.5
@@ -159,7 +160,7 @@ def _over_load(rows: Sequence[LoadRow], name: str, title: str, column: str, span
                     axes.vlines([row.level], [bar[0]], [bar[1]], color=colour, alpha=0.45, linewidth=3)
                     tops.append(bar[1])
             tops += [value for _, value in values]
-            ends.append((f"{workload} tokens", values[-1]))
+            ends.append((_label(workload), values[-1]))
         unit = "Requests in flight" if rows[0].mode == CLOSED else "Requests per second"
         levels_axis(axes, [row.level for row in rows], unit)
         if from_zero:
@@ -172,6 +173,11 @@ def _over_load(rows: Sequence[LoadRow], name: str, title: str, column: str, span
         label_lines(figure, axes, ends, centred=True)
 
     return draw_svg(name, draw)
+
+
+def _label(workload: str) -> str:
+    """A line's name, two lines where it would leave the page: of distributions of lengths."""
+    return f"{workload} tokens" if len(workload) < _LONG_NAME else workload.replace("/", "/\n")
 
 
 def _without_tail(values: Sequence[float]) -> list[float]:
