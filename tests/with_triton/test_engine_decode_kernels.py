@@ -142,8 +142,9 @@ def test_a_token_is_drawn_as_from_the_sorted_nucleus(columns: int) -> None:
 
 
 def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:
-    from backends.fastertransformer.engine.kernels.draw import draw_tokens
+    from backends.fastertransformer.engine.kernels.draw import draw_tokens, warm_up
 
+    warm_up(97, DEVICE)
     logits = torch.full((1, 97), float("nan"), device=DEVICE)
     ones = torch.ones(1, device=DEVICE)
     found = draw_tokens(logits, ones.long() - 1, ones.long() * 3, ones / 2, ones.double() / 2)

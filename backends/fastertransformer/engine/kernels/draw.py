@@ -125,3 +125,9 @@ def draw_tokens(logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, unif
         logits, rows, top_k, top_p, uniform, tokens, logits.shape[1], block=block, num_warps=min(_WARPS, block // 32)
     )
     return tokens
+
+
+def warm_up(columns: int, device: torch.device) -> None:
+    """Have the kernel compiled, for logits of so many columns."""
+    row = torch.zeros(1, dtype=torch.long, device=device)
+    draw_tokens(torch.zeros(1, columns, device=device), row, row, row.float(), row.double())
