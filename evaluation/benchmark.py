@@ -155,19 +155,27 @@ def _measure_points(
     vocab_size, endpoint = _vocab_size(arguments, served), served.endpoint
     table = arguments.output / FILE_NAME
     rows = _finished_rows(arguments, template)
-    with Progress("benchmark", len(points), "points") as progress:
-        for point in points:
+    each = arguments.warmup + arguments.repeats
+    with Progress("benchmark", len(points) * each, "requests") as progress:
+        for number, point in enumerate(points, 1):
             if point not in rows:
                 row = replace(template, batch_size=point[0], input_length=point[1], output_length=point[2])
                 requests = make_requests(arguments, point, vocab_size, is_encoder_decoder)
                 with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
-                    row = measure_point(client, arguments.model, row, requests)
+                    row = measure_point(client, arguments.model, row, _counted(requests, progress))
                 if row.state == OK:  # else there is nothing that could be another model's
                     check_unchanged(arguments.endpoint, endpoint, arguments.model)
                 rows[point] = replace(row.with_costs(costs.figures), timestamp=timestamp())
             write_rows(table, [rows[planned] for planned in points if planned in rows])
-            progress.advance()
+            progress.advance(number * each - progress.done)  # it may have failed, or been measured before
     return [rows[point] for point in points]
+
+
+def _counted(requests: Iterable[IdsRequest], progress: Progress) -> Iterator[IdsRequest]:
+    """Pass requests on; each counts once the next is asked for, between two measurements."""
+    for request in requests:
+        yield request
+        progress.advance()
 
 
 def _finished_rows(arguments: BenchmarkArguments, template: Row) -> dict[Point, Row]:

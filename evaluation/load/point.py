@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from evaluation.costs import CostMeter
 from evaluation.load.arguments import LoadArguments
 from evaluation.load.drive import ClosedLoop, OpenLoop, Plan, Recorder, drive
 from evaluation.load.figures import Context, compute_figures, is_stable
-from evaluation.load.record import RequestRecord
+from evaluation.load.record import RequestRecord, Window
 from evaluation.load.server_metrics import read_counters, server_figures
 from evaluation.load.table import CLOSED, FAILED, OK, LoadRow
 from evaluation.load.texts import Words
@@ -67,15 +67,18 @@ class Measured:
     window_ns: tuple[int, ...] = ()
 
 
-def measure_point(arguments: LoadArguments, target: Target, row: LoadRow) -> Measured:
+def measure_point(
+    arguments: LoadArguments, target: Target, row: LoadRow, advance: Callable[[], None] = lambda: None
+) -> Measured:
     """Measure one point; a point without a single success is a failed row with empty figures.
 
     Args:
         arguments: of the sweep.
         target: what to ask.
         row: of the point, without figures.
+        advance: is called after each repeat.
     """
-    plan = plan_point(arguments, row, target)
+    plan = plan_point(arguments, row, target, advance)
     requests = prepare_requests(arguments, target, row, plan)
     with CostMeter(target.endpoint, target.log, arguments.model) as costs:
         recorder, server = asyncio.run(_load(arguments, target, row, plan, requests))
@@ -123,7 +126,9 @@ def probe(arguments: LoadArguments, target: Target, row: LoadRow) -> None:
         raise ServerError(f"no generation came back from '{arguments.model}': {record.error}")
 
 
-def plan_point(arguments: LoadArguments, row: LoadRow, target: Target) -> Plan:
+def plan_point(
+    arguments: LoadArguments, row: LoadRow, target: Target, advance: Callable[[], None] = lambda: None
+) -> Plan:
     """Size warm-up and repeats of a point by its load."""
     context = _context(arguments, target)
     if row.mode == CLOSED:
@@ -133,13 +138,12 @@ def plan_point(arguments: LoadArguments, row: LoadRow, target: Target) -> Plan:
     else:
         requests = arguments.requests or max(_LEAST_REQUESTS, round(2 * row.level))
         warmup = arguments.warmup or _LEAST_REQUESTS
-    return Plan(
-        warmup,
-        requests,
-        arguments.repeats,
-        arguments.max_point_s,
-        lambda windows: len(windows) >= arguments.min_repeats and is_stable(windows, context, arguments.stable_within),
-    )
+
+    def is_enough(windows: Sequence[Window]) -> bool:
+        advance()
+        return len(windows) >= arguments.min_repeats and is_stable(windows, context, arguments.stable_within)
+
+    return Plan(warmup, requests, arguments.repeats, arguments.max_point_s, is_enough)
 
 
 def prepare_requests(arguments: LoadArguments, target: Target, row: LoadRow, plan: Plan) -> list[Encoded]:

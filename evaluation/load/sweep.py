@@ -135,11 +135,11 @@ def _measure_points(sweep: _Sweep, points: Sequence[LoadRow], expected: str | No
     rows = _finished_rows(sweep)
     if any(point.point not in rows for point in points):
         probe(arguments, sweep.target, points[0])
-    with Progress("load", len(points), "points") as progress:
-        for point in points:
+    with Progress("load", len(points) * arguments.repeats, "repeats") as progress:
+        for number, point in enumerate(points, 1):
             if point.point not in rows:
                 check_unchanged(arguments.endpoint, sweep.target.endpoint, arguments.model, expected)
-                measured = measure_point(arguments, sweep.target, point)
+                measured = measure_point(arguments, sweep.target, point, progress.advance)
                 if measured.row.state != FAILED:
                     check_unchanged(arguments.endpoint, sweep.target.endpoint, arguments.model, expected)
                 write_point(arguments.output / point.directory, measured, dict(arguments.slos))
@@ -147,7 +147,7 @@ def _measure_points(sweep: _Sweep, points: Sequence[LoadRow], expected: str | No
             write_rows(table, [rows[planned.point] for planned in points if planned.point in rows])
             if rows[point.point].state == FAILED:
                 _check_alive(sweep.target.endpoint)
-            progress.advance()
+            progress.advance(number * arguments.repeats - progress.done)  # it may have ended early, or before
     return [rows[point.point] for point in points]
 
 
