@@ -17,7 +17,8 @@ from handover.errors import ArtefactError
 from handover.manifest import RANDOM_WEIGHTS, REPLACED, Manifest
 
 PARTIAL = ".partial"
-_BAD_STATES = ("failed", "interrupted", "not run")
+_NOT_RUN = "not run"
+_BAD_STATES = ("failed", "interrupted", _NOT_RUN)
 _AFTERWARDS = ("report", "gate")
 
 
@@ -31,7 +32,8 @@ class StageOutcome:
         state: done, skipped, failed, interrupted or not run.
         elapsed_s: wall time; None if it did not run.
         error: last lines of its log; empty if all is well.
-        log: path of the log.
+        log: path of the log; empty if it did not run.
+        label: its name for readers; of several evaluations, the log's name says which one it is.
     """
 
     stage: str
@@ -40,16 +42,12 @@ class StageOutcome:
     elapsed_s: float | None
     error: str
     log: str
+    label: str
 
     @property
     def is_bad(self) -> bool:
         """Whether the stage did not do what it was asked for."""
         return self.state in _BAD_STATES
-
-    @property
-    def label(self) -> str:
-        """Its name for readers; of several evaluations, the log's name says which one it is."""
-        return Path(self.log).stem.replace("_", " ") or self.stage
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,8 @@ def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
                 state=str(entry["state"]),
                 elapsed_s=entry.get("elapsed_s"),
                 error=_lines(entry.get("error")),
-                log=str(entry.get("log") or ""),
+                log=str(entry.get("log") or "") if entry["state"] != _NOT_RUN else "",
+                label=Path(str(entry.get("log") or "")).stem.replace("_", " ") or str(entry["stage"]),
             )
             for entry in json.loads(path.read_text())
             if entry["stage"] not in _AFTERWARDS

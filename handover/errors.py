@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
@@ -48,16 +49,34 @@ def nearest(word: str, legal: Iterable[str]) -> str:
     return f"{meant}legal: {', '.join(options)}"
 
 
+def as_storage_error(error: OSError) -> SlipwayError:
+    """Word that a file system is full or read-only; nobody's defect.
+
+    Raises:
+        OSError: the error itself, if it is another.
+    """
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        raise error
+    where = f" ({error.filename})" if error.filename else ""
+    return SlipwayError(
+        f"cannot write{where}: {error.strerror}",
+        "free some space, or choose another base_results_dir; the same command then continues",
+    )
+
+
 def exit_status(main: Callable[[Sequence[str]], None], program: str) -> int:
     """Run a script's ``main`` and turn its outcome into an exit status.
 
-    A SlipwayError becomes one message on stderr and status 1, an interrupt status 130; anything
-    else is a defect of ours and keeps its traceback.
+    A SlipwayError and a full disk become one message on stderr and status 1, an interrupt status 130;
+    anything else is a defect of ours and keeps its traceback.
     """
     try:
         main(sys.argv[1:])
     except SlipwayError as error:
         print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{program}: {as_storage_error(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
         print(" ".join((f"{program}: interrupted", *map(str, interrupt.args))), file=sys.stderr)

@@ -147,5 +147,9 @@ def record_files(root: Path, known: Iterable[FileRecord] = ()) -> tuple[FileReco
 def write_atomically(path: Path, content: str) -> None:
     """Write a small text file so that a reader sees the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(content)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(content)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from handover.errors import ConfigError, SlipwayError, nearest
+from handover.errors import ConfigError, SlipwayError, as_storage_error, nearest
 from handover.progress import human_time
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def worded_errors() -> Iterator[None]:
         yield
     except SlipwayError as error:
         message, status = str(error), 1
+    except OSError as error:
+        message, status = str(as_storage_error(error)), 1
     except (HydraException, OmegaConfBaseException) as error:
         message, status = str(explain(error)), 1
     except AssertionError as error:
@@ -80,7 +82,9 @@ def explain(error: BaseException) -> SlipwayError:
         known = option_hint(named) if root == "evaluation" else ""
         return ConfigError(f"there is no {root}={named}", known or legal_options(root, option))
     if isinstance(error, OverrideParseException):
-        return ConfigError(f"cannot read '{error.override}': {text}", "quote it for the shell: 'key=[a,b]'")
+        return ConfigError(
+            f"cannot read '{error.override}': {text}", "a setting is key=value; quote it for the shell: 'key=[a,b]'"
+        )
     if "not in" in text and key:
         parent, _, word = key.rpartition(".")
         where = f" below {parent}" if parent else ""
@@ -90,6 +94,8 @@ def explain(error: BaseException) -> SlipwayError:
         value = text.split("'")[1]
         legal = text.rpartition("[")[2].rstrip("]").split(", ")
         return ConfigError(f"{key}: there is no '{value}'", _renamed(value) or nearest(value, legal))
+    if "is not a ListConfig" in text and key:
+        return ConfigError(f"{key} is a list", f"'{key}=[a,b]', also where it has one element")
     where = key or str(error).splitlines()[0].removeprefix("Error merging override ")
     return ConfigError(text if where in text else f"{where}: {text}")
 

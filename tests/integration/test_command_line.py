@@ -63,6 +63,8 @@ def test_hydras_own_flags_work() -> None:
         ("stages=[conversion]", ["the stage is called 'convert'"]),
         ("stages=[evaluation]", ["the stage is called 'evaluate'"]),
         ("stages=[]", ["no stages", "stages=["]),
+        ("stages=export", ["stages is a list", "stages=[a,b]"]),
+        ("exprt", ["cannot read 'exprt'", "a setting is key=value"]),
         ("stagse=[export]", ["unknown key 'stagse'", "did you mean 'stages'?"]),
         ("export.model.tensor_parallel_size=2", ["below export.model", "did you mean 'tensor_model_parallel_size'?"]),
         ("+export.model.extra=2", ["unknown key 'extra'", "checkpoint_path"]),
