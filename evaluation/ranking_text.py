@@ -42,9 +42,11 @@ def candidate_cells(ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
 
 
 def deployment_text(candidate: Candidate) -> str:
-    """Name a deployment by its settings: ``TP 2, PP 1, fp16 weights, fp16, batch 64``."""
+    """Name a deployment by its settings: ``gpt3_5b, TP 2, PP 1, fp16 weights, fp16, batch 64``."""
     settings = {key.rpartition(".")[2]: value for key, value in candidate.settings.items()}
     texts = {
+        "model_train_name": "{}",
+        "random_weights": "random weights",
         "tensor_model_parallel_size": "TP {}",
         "pipeline_model_parallel_size": "PP {}",
         "weight_data_type": "{} weights",

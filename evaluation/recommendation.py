@@ -167,6 +167,7 @@ def _settings(row: Row | LoadRow) -> dict[str, object]:
         "export.run.model_train_name": row.model if row.model != row.triton_model else None,
         "export.model.tensor_model_parallel_size": int(row.tensor_para_size) if row.tensor_para_size else None,
         "export.model.weight_data_type": row.weight_data_type or None,
+        "export.model.random_weights": row.is_random_weights or None,
         "export.triton_deployment.pipeline_model_parallel_size": int(row.pipeline_para_size)
         if row.pipeline_para_size
         else None,

@@ -61,7 +61,10 @@ def deployments(root: Path) -> None:
     one = {"output_tokens_per_s": 100.0, "output_tokens_per_s_per_gpu": 100.0, "e2e_p95_ms": 700.0, **figures}
     two = {"output_tokens_per_s": 150.0, "output_tokens_per_s_per_gpu": 75.0, "e2e_p95_ms": 300.0, **figures}
     write_results(root / "tp1", load=[load_row(4, **one)], static=[static_row(4, [1000.0])])
-    write_results(root / "tp2", load=[load_row(8, tensor_para_size="2", max_batch_size=32, int8_mode="1", **two)])
+    write_results(
+        root / "tp2",
+        load=[load_row(8, tensor_para_size="2", max_batch_size=32, int8_mode="1", is_random_weights=True, **two)],
+    )
 
 
 def test_results_of_several_deployments_meet_in_one_recommendation(
@@ -93,6 +96,8 @@ def test_the_override_file_is_ready_to_run(tmp_path: Path) -> None:
     assert str(config.export.triton_deployment.data_type) == "fp32"
     assert config.export.triton_deployment.int8_mode and not config.export.triton_deployment.decoupled
     assert config.export.run.model_train_name == "demo"
+    assert config.export.model.random_weights
+    assert "demo, random weights, TP 2" in (tmp_path / "out" / "recommendation.md").read_text()
 
 
 def test_no_point_within_the_budget_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
