@@ -176,6 +176,21 @@ def test_a_failed_evaluation_is_said_first_with_its_log(run: Run, capsys: pytest
         assert "hint: mend it" in where
 
 
+def test_of_several_evaluations_each_failed_one_has_its_name_and_reason(run: Run) -> None:
+    run.evaluate()
+    entry = {"stage": "evaluate", "name": "n", "elapsed_s": 1.0}
+    states = {"lambada": "done", "squad": "failed", "parity": "failed"}
+    entries = [
+        entry | {"state": state, "error": f"{name} broke" if state == "failed" else "", "log": f"evaluate_{name}.log"}
+        for name, state in states.items()
+    ]
+    run.stages.write_text(json.dumps(entries))
+    for shown in run.report():
+        assert "Stage evaluate squad: failed. Stage evaluate parity: failed." in shown
+        assert "squad broke" in shown and "parity broke" in shown
+        assert "evaluate lambada" in shown and "lambada broke" not in shown
+
+
 def test_a_run_that_failed_at_once_still_has_a_report(run: Run) -> None:
     run.record(convert="failed", export="not run", deploy="not run", evaluate="interrupted", benchmark="not run")
     markdown, html = run.report()
