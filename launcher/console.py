@@ -41,8 +41,6 @@ def worded_errors() -> Iterator[None]:
         yield
     except SlipwayError as error:
         message, status = str(error), 1
-    except OSError as error:
-        message, status = str(as_storage_error(error)), 1
     except (HydraException, OmegaConfBaseException) as error:
         message, status = str(explain(error)), 1
     except AssertionError as error:
@@ -50,6 +48,8 @@ def worded_errors() -> Iterator[None]:
         if section is None or "root" not in str(error):  # OmegaConf's, of a key below null
             raise
         message, status = str(section), 1
+    except OSError as error:  # after Hydra's, some of which are of this kind too
+        message, status = str(as_storage_error(error)), 1
     except KeyboardInterrupt:
         message, status = "interrupted; run the same command again to continue", 130
     else:

@@ -126,6 +126,16 @@ def test_a_name_is_fetched_once_and_converted(hub: Hub, folder: Path, tmp_path: 
     assert len(hub.asked) == count
 
 
+@pytest.mark.parametrize("terminal", ["1", ""])
+def test_progress_is_shown_on_a_terminal_only(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: str
+) -> None:
+    for name in ("TQDM_POSITION", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLIPWAY_TERMINAL", terminal)
+    assert ("%|" in convert("org/tiny", tmp_path, hub.address).stderr) == bool(terminal)
+
+
 def test_weights_that_are_not_the_hubs_are_refused(hub: Hub, tmp_path: Path) -> None:
     """A proxy or a disk changed a bit: the file's size tells nothing, its digest does."""
     hub.damaged = (".safetensors",)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -82,6 +84,11 @@ def fetch(name: str, directory: Path, say: Callable[[str], None]) -> None:
     """
     if is_fetched(name, directory):
         return
+    # The library's own bars, before it is imported: on a terminal, which the runner's pipe may lead to, and only there.
+    if sys.stderr.isatty() or os.environ.get("SLIPWAY_TERMINAL") == "1":
+        os.environ.setdefault("TQDM_POSITION", "-1")
+    else:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError as error:
