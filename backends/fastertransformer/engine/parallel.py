@@ -69,6 +69,10 @@ class ProcessLinks(Links):
         dist.recv(x, self._group.rank - self._group.tensor_size, group=self._group.everybody)
         return x
 
+    def has_given_up(self) -> bool:
+        """Say whether a sum or a choice was given up, as another process's numbers did not come."""
+        return self._peers is not None and self._peers.has_given_up()
+
     def add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
         """Sum over the stage."""
         if not self.is_split:
@@ -160,6 +164,12 @@ class Leader(Steps):
         """See Steps."""
         if self._group.lost:
             raise GroupLostError(self._group.lost)
+
+    def doubt(self) -> None:
+        """See Steps."""
+        links = self.network.links
+        if isinstance(links, ProcessLinks) and links.has_given_up():
+            raise self._lost(TimeoutError("a rank's numbers have not come for half a minute"))
 
     @contextmanager
     def together(self, name: str, arguments: Sequence[Any]) -> Iterator[None]:

@@ -61,6 +61,10 @@ class Peers:
         memory = self._memories[1]
         self._agree(tokens, ids, logits, first, memory, self._choices, self._rank, self._row_turns, self._lost)
 
+    def has_given_up(self) -> bool:
+        """Say whether a kernel has waited in vain, since when none waits."""
+        return bool(self._lost.item())
+
     def give_up(self) -> None:
         """Let no kernel wait any more for a process that is lost."""
         with torch.cuda.stream(self._aside):

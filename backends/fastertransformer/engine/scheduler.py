@@ -229,6 +229,7 @@ class Scheduler:
     def _drop_lost(self, lost: list[Sequence]) -> None:
         """Fail the requests whose numbers are infinite or NaN: they would spoil whoever has their slots next."""
         if lost:
+            self._steps.doubt()
             self._batch.wipe(lost)
         for sequence in lost:
             problem = f"generation failed: the network's numbers overflow in row {sequence.row}"

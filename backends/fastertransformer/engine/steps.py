@@ -76,6 +76,9 @@ class Steps:
     def check(self) -> None:
         """Raise GroupLostError where another process was lost: what the device gives then means nothing."""
 
+    def doubt(self) -> None:
+        """Likewise where numbers are not finite because a process was waited for in vain."""
+
     @_step
     def place(
         self,

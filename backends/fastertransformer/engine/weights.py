@@ -191,6 +191,7 @@ class Reader:
         if self._rank is not None:
             part = vocabulary_part(shape[0], self._rank, self._tensor_para_size)
             rows = slice(part.start, part.stop)
+            self.size_bytes -= matrix[len(part) :].nbytes if name else 0
             matrix, bias = matrix[rows], None if bias is None else bias[rows]
         if self._is_cpu and not name:
             self._count(matrix.nbytes)
