@@ -1,9 +1,9 @@
 """An engine of two ranks, and tokens at which its network fails: in every rank, or in the second one alone.
 
 As ``faulty_ranks.py worker`` it is the second rank; else, given shards, a device and how many tokens are generated, it
-does what a test writes to its standard input, a line each: ``ask NAME TOKEN...`` submits a request, ``begun NAME``
-waits for its first token, ``wait NAME`` prints its answer, ``kill SIGNAL`` sends the second rank one, ``workers``
-prints the process ids of the others. On a GPU nothing is poison.
+does what a test writes to its standard input, a line each: ``ask NAME TOKEN...`` submits a request, ``start`` and
+``continue`` do in a conversation, ``begun NAME`` waits for its first token, ``wait NAME`` prints its answer, ``kill
+SIGNAL`` sends the second rank one, ``workers`` prints the process ids of the others. On a GPU nothing is poison.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ def say(what: object) -> None:
 class Asked:
     """A request that was submitted, and its answers."""
 
-    def __init__(self, engine: Any, tokens: list[int], count: int) -> None:
+    def __init__(self, engine: Any, tokens: list[int], count: int, session: str | None = None, start: int = 0) -> None:
         ids = np.array([tokens], np.uint32)
         tensors = {"input_ids": ids, "input_lengths": np.array([[len(tokens)]], np.uint32)}
         tensors |= {"request_output_len": np.array([[count]], np.uint32), "end_id": np.array([[1000]], np.uint32)}
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        engine.submit(engine.parse(tensors), self.answers.put, is_streaming=True)
+        if session:
+            tensors |= {"START": np.array([start], np.int32)}
+        engine.submit(engine.parse(tensors), self.answers.put, is_streaming=True, session=session)
 
     def wait(self) -> dict[str, Any]:
         while not (answer := self.answers.get()).is_final:
@@ -82,6 +84,8 @@ def lead(shards: str, device: str, count: str) -> None:
         word, *rest = line.split()
         if word == "ask":
             asked[rest[0]] = Asked(engine, [int(token) for token in rest[1:]], int(count))
+        elif word in ("start", "continue"):  # a conversation, which is named like the request
+            asked[rest[0]] = Asked(engine, [int(token) for token in rest[1:]], 3, rest[0], int(word == "start"))
         elif word == "begun":
             asked[rest[0]].answers.get()
         elif word == "wait":

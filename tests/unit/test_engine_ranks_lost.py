@@ -94,8 +94,13 @@ def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Sign
 
 
 def test_a_rank_that_dies_while_nobody_asks_is_started_anew(talk: Talk) -> None:
-    talk.tell("ask first 5 6 7")
-    first, workers = talk.ask("wait first"), talk.ask("workers")
+    said = []
+    for name in ("undisturbed", "talk"):
+        talk.tell(f"start {name} 5 6 7")
+        said.append(talk.ask(f"wait {name}"))
+    assert said[0] == said[1]
+    talk.tell("continue undisturbed 8", "ask first 5 6 7")
+    said, first, workers = talk.ask("wait undisturbed"), talk.ask("wait first"), talk.ask("workers")
     for _ in range(2):
         talk.tell(f"kill {int(signal.SIGKILL)}")
         while (now := talk.ask("workers")) in ([], workers):
@@ -103,6 +108,8 @@ def test_a_rank_that_dies_while_nobody_asks_is_started_anew(talk: Talk) -> None:
         workers = now
         talk.tell("ask next 5 6 7")
         assert talk.ask("wait next") == first
+    talk.tell("continue talk 8")
+    assert talk.ask("wait talk") == said  # its keys and values were computed again
     assert talk.process.stdin
     talk.process.stdin.close()
     assert talk.process.wait(60) == 0, talk.said.read_text()

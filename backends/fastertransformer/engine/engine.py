@@ -148,6 +148,7 @@ class Engine:
                 job.answer(Answer(None, problem, code=FAILED))
             return
         self._loaded.abandon()
+        sessions = self._scheduler.sessions.detach()
         del self._scheduler, self._loaded, self._steps
         for tries in range(1, _LOAD_TRIES + 1):
             gc.collect()  # memory of what is lost
@@ -155,6 +156,7 @@ class Engine:
                 torch.cuda.empty_cache()
             try:
                 self._begin_with(load(self._settings, self._device))
+                self._scheduler.sessions.attach(sessions)
                 break
             except EngineError as error:
                 _log.error("loading anew failed (%d of %d): %s", tries, _LOAD_TRIES, error)

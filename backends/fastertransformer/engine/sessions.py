@@ -165,6 +165,18 @@ class Sessions:
             self._forget(line)
             line.tokens, line.cached = line.tokens[: sequence.known], sequence.start
 
+    def detach(self) -> dict[int | str, _Session]:
+        """Give all conversations without their keys and values, to go on with other steps."""
+        for session in self._sessions.values():
+            session.is_busy = False
+            for line in session.lines:
+                line.key, line.entries = None, 0
+        return self._sessions
+
+    def attach(self, sessions: dict[int | str, _Session]) -> None:
+        """Go on with what another has detached."""
+        self._sessions |= sessions
+
     def end(self, key: int | str) -> None:
         """Forget a conversation, if there is one."""
         session = self._sessions.pop(key, None)
