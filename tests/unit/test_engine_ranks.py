@@ -158,8 +158,13 @@ def test_a_process_opens_one_engine_of_several_processes_after_another(device: s
         np.testing.assert_array_equal(ours["output_ids"], theirs["output_ids"])
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (2, 2)])
-def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(tensor: int, pipeline: int, tmp_path: Path) -> None:
+def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(
+    tensor: int, pipeline: int, device: str, tmp_path: Path
+) -> None:
+    if device == "cuda" and torch.cuda.device_count() < tensor * pipeline:
+        pytest.skip("no GPU for each rank")
     shards = write_family(random_t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False), tmp_path, tensor)
     requests = []
     begun = {"decoder_input_ids": np.array([[7, 8, 9], [5, 0, 0]], np.uint32)}
@@ -169,9 +174,9 @@ def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(tensor: int,
         ids = np.random.default_rng(seed).integers(2, 90, (2, 9)).astype(np.uint32)
         lengths, counts = np.array([[9], [4]], np.uint32), np.array([[7], [10]], np.uint32)
         requests.append({"input_ids": ids, "sequence_length": lengths, "max_output_len": counts, **more})
-    ranks = start(shards, tmp_path, tensor, pipeline, requests, model_type="T5")
-    settings = Settings(shards, tensor, 1, "fp32", 1, "T5", has_process_per_rank=False)
-    engine = open_engine(settings, CPU)
+    ranks = start(shards, tmp_path, tensor, pipeline, requests, model_type="T5", on_gpu=device == "cuda")
+    settings = Settings(shards, tensor, 1, "fp32", 1, "T5", has_process_per_rank=False, kv_cache_bytes=CACHE_BYTES)
+    engine = open_engine(settings, torch.device(device, 0))
     expected = [answer_of(engine, each) for each in requests]
     assert set(ranks.wait(100)) == {0}, ranks.text
     for ours, theirs in zip(ranks.answers, expected, strict=True):
