@@ -52,10 +52,10 @@ def table(
 
 def frame(columns: Sequence[str], rows: Sequence[str], numeric: Container[str], caption: str = "") -> str:
     """Render a table around rows that are HTML; columns in ``numeric`` align to the right."""
-    heads = "".join(
-        '<th scope="col"' + (' class="number">' if column in numeric else ">") + f"{escape(column)}</th>"
-        for column in columns
-    )
+    heads = ""
+    for column in columns:
+        style = ' class="number"' if column in numeric else ""
+        heads += f'<th scope="col"{style}>{escape(column).replace("/", "/<wbr>")}</th>'
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f'<div class="wide"><table>{title}{body}</table></div>'

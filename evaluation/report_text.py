@@ -187,7 +187,7 @@ def _identity(findings: Findings) -> str:
             ("pipeline_para_size", "pipeline parallelism {}"),
             ("weight_data_type", "{} weights"),
             ("data_type", "{} computation"),
-            ("int8_mode", "int8"),
+            ("int8_mode", "int8 in the engine"),
         )
         if settings.get(key, "0") != "0"
     ]

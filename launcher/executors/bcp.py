@@ -38,7 +38,7 @@ class BcpExecutor:
         return ""
 
     def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
-        """Run every plan in order; the first failure stops the chain and gives its exit status."""
+        """Run every plan in order; returns the exit status of the first failure, or 0."""
         plans = [plan for job in jobs for plan in job.plans]
         results = run_job(plans, self.wrap, force, jobs[0].stages_file)
         return failure_status(results)
