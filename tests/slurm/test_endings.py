@@ -50,6 +50,17 @@ def test_a_stage_that_fails_cancels_the_rest(slurm: SlurmCluster, tmp_path: Path
     }
 
 
+def test_a_measurement_that_fails_does_not_keep_the_next_from_running(slurm: SlurmCluster, tmp_path: Path) -> None:
+    nobody = ("deployment.endpoint=127.0.0.1:9", "benchmark.vocab_size=1000", "export.run.model_train_name=nobody")
+    launched = launch(slurm, tmp_path / "results", "stages=[evaluate,benchmark]", *nobody, *SMALL)
+    assert [job.dependency for job in launched.jobs] == ["singleton", f"afterany:{launched.ids[0]},singleton"]
+    assert list(slurm.wait_for_end(*launched.ids).values()) == ["FAILED", "FAILED"], "neither is CANCELLED"
+    states = {name: stage["state"] for name, stage in launched.stages.items()}
+    assert states == {"evaluate": "failed", "benchmark": "failed", "report": "done"}
+    report = next(launched.results.glob("*/*/report/report.md")).read_text()
+    assert "Stage evaluate lambada: failed" in report and report.count("no server answers at 127.0.0.1:9") == 2
+
+
 def test_scancel_leaves_no_process_no_shared_memory_and_no_endpoint(
     slurm: SlurmCluster, finished: Launched, tmp_path: Path
 ) -> None:
