@@ -39,8 +39,10 @@ from handover.endpoint import RUN_VARIABLE, VERSIONS, WEIGHTS_DIGEST, Endpoint
 from handover.errors import ServerError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import RANDOM_WEIGHTS, Manifest
+from handover.progress import human_time
 
 _POLL_S = 0.2
+_SAY_EVERY_S = 15.0
 _QUESTION_TIMEOUT_S = 5.0
 _ANY_ADDRESS = ("0.0.0.0", "::")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is what srun passes on in good order
@@ -186,8 +188,8 @@ def _own_address(arguments: ServeArguments) -> str:
 def _wait_until_it_generates(
     arguments: ServeArguments, server: Server, ports: Ports, model: ServedModel, stop: StopRequest
 ) -> bool:
-    """Wait for the probe's generation; False if asked to stop before."""
-    started = time.monotonic()
+    """Wait for the probe's generation and say now and then for how long; False if asked to stop before."""
+    started = said = time.monotonic()
     probe = Probe(
         f"{_own_address(arguments)}:{ports.grpc}", arguments.model_repository, model, arguments.start_timeout_s
     )
@@ -199,6 +201,10 @@ def _wait_until_it_generates(
                 return True
         except ServerError as error:
             raise server.explain(error.problem) from error
+        if time.monotonic() - said > _SAY_EVERY_S:
+            said = time.monotonic()
+            waited, most = human_time(said - started), human_time(arguments.start_timeout_s)
+            _say(f"starting   for {waited}, at most {most} (deployment.start_timeout_s)")
         if time.monotonic() - started > arguments.start_timeout_s:
             raise server.explain(f"no generation came back within {arguments.start_timeout_s:g} s")
     return False
