@@ -156,18 +156,20 @@ def _measure_points(
     table = arguments.output / FILE_NAME
     rows = _finished_rows(arguments, template)
     each = arguments.warmup + arguments.repeats
-    with Progress("benchmark", len(points) * each, "requests") as progress:
-        for number, point in enumerate(points, 1):
-            if point not in rows:
-                row = replace(template, batch_size=point[0], input_length=point[1], output_length=point[2])
-                requests = make_requests(arguments, point, vocab_size, is_encoder_decoder)
-                with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
-                    row = measure_point(client, arguments.model, row, _counted(requests, progress))
-                if row.state == OK:  # else there is nothing that could be another model's
-                    check_unchanged(arguments.endpoint, endpoint, arguments.model)
-                rows[point] = replace(row.with_costs(costs.figures), timestamp=timestamp())
+    if rows:  # of an interrupted run, maybe of other points too
+        write_rows(table, [rows[kept] for kept in points if kept in rows])
+    outstanding = [point for point in points if point not in rows]
+    with Progress("benchmark", len(outstanding) * each, "requests") as progress:
+        for number, point in enumerate(outstanding, 1):
+            row = replace(template, batch_size=point[0], input_length=point[1], output_length=point[2])
+            requests = make_requests(arguments, point, vocab_size, is_encoder_decoder)
+            with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
+                row = measure_point(client, arguments.model, row, _counted(requests, progress))
+            if row.state == OK:  # else there is nothing that could be another model's
+                check_unchanged(arguments.endpoint, endpoint, arguments.model)
+            rows[point] = replace(row.with_costs(costs.figures), timestamp=timestamp())
             write_rows(table, [rows[planned] for planned in points if planned in rows])
-            progress.advance(number * each - progress.done)  # it may have failed, or been measured before
+            progress.advance(number * each - progress.done)  # it may have failed
     return [rows[point] for point in points]
 
 

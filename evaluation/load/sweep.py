@@ -133,21 +133,23 @@ def plan_points(arguments: LoadArguments, template: LoadRow, max_positions: int 
 def _measure_points(sweep: _Sweep, points: Sequence[LoadRow], expected: str | None) -> list[LoadRow]:
     arguments, table = sweep.arguments, sweep.arguments.output / FILE_NAME
     rows = _finished_rows(sweep)
-    if any(point.point not in rows for point in points):
+    outstanding = [point for point in points if point.point not in rows]
+    if rows:  # of an interrupted run, maybe of other points too
+        write_rows(table, [rows[kept.point] for kept in points if kept.point in rows])
+    if outstanding:
         probe(arguments, sweep.target, points[0])
-    with Progress("load", len(points) * arguments.repeats, "repeats") as progress:
-        for number, point in enumerate(points, 1):
-            if point.point not in rows:
+    with Progress("load", len(outstanding) * arguments.repeats, "repeats") as progress:
+        for number, point in enumerate(outstanding, 1):
+            check_unchanged(arguments.endpoint, sweep.target.endpoint, arguments.model, expected)
+            measured = measure_point(arguments, sweep.target, point, progress.advance)
+            if measured.row.state != FAILED:
                 check_unchanged(arguments.endpoint, sweep.target.endpoint, arguments.model, expected)
-                measured = measure_point(arguments, sweep.target, point, progress.advance)
-                if measured.row.state != FAILED:
-                    check_unchanged(arguments.endpoint, sweep.target.endpoint, arguments.model, expected)
-                write_point(arguments.output / point.directory, measured, dict(arguments.slos))
-                rows[point.point] = measured.row
+            write_point(arguments.output / point.directory, measured, dict(arguments.slos))
+            rows[point.point] = measured.row
             write_rows(table, [rows[planned.point] for planned in points if planned.point in rows])
-            if rows[point.point].state == FAILED:
+            if measured.row.state == FAILED:
                 _check_alive(sweep.target.endpoint)
-            progress.advance(number * arguments.repeats - progress.done)  # it may have ended early, or before
+            progress.advance(number * arguments.repeats - progress.done)  # it may have ended early
     return [rows[point.point] for point in points]
 
 
