@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from fake_pb_utils import FakePbUtils, FakeRequest, FakeSender
 
+from backends.fastertransformer import replies as module
 from backends.fastertransformer.replies import Replies
 
 IDS = np.array([[[1, 2, 3]]], np.int64)
@@ -20,7 +22,7 @@ def replies() -> Iterator[Replies]:
     opened = Replies(FakePbUtils("pb_utils"), {"output_ids": np.int32}, has_axis=False, labels={})
     yield opened
     opened.close()
-    assert not opened._thread.is_alive()
+    assert not any(thread.is_alive() for thread in opened.threads)
 
 
 def wait_until(condition: Any) -> None:
@@ -39,6 +41,57 @@ def test_answers_arrive_in_order_and_only_the_last_is_final(replies: Replies) ->
     assert [response.outputs["output_ids"].shape[-1] for response in request.responses] == list(range(1, 50))
     assert request.is_finished.is_set()
     assert {name for response in request.responses for name in response.outputs} == {"output_ids"}  # as asked for
+
+
+def hold_sends(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[FakeRequest]]:
+    """Let no answer pass before the event is set; the list tells whose passed, in order."""
+    send, is_free, passed = FakeSender.send, threading.Event(), []
+
+    def send_when_free(sender: FakeSender, response: Any, flags: int = 0) -> None:
+        assert is_free.wait(20)
+        passed.append(sender._request)
+        send(sender, response, flags)
+
+    monkeypatch.setattr(FakeSender, "send", send_when_free)
+    return is_free, passed
+
+
+def lengths_of(request: FakeRequest) -> list[int]:
+    return [response.outputs["output_ids"].shape[-1] for response in request.responses]
+
+
+@pytest.mark.parametrize(("longest_wait_s", "expected"), [(0.0, [1, 40]), (100.0, list(range(1, 41)))])
+def test_what_has_waited_for_long_is_left_out_and_the_last_answer_is_not(
+    replies: Replies, monkeypatch: pytest.MonkeyPatch, longest_wait_s: float, expected: list[int]
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_WAIT_S", longest_wait_s)
+    request = FakeRequest({})
+    is_free, _ = hold_sends(monkeypatch)
+    reply = replies.open(request)
+    reply.send({"output_ids": np.zeros((1, 1, 1))}, is_final=False)
+    wait_until(lambda: not reply.waiting)
+    for count in range(2, 41):
+        reply.send({"output_ids": np.zeros((1, 1, count))}, is_final=count == 40)
+    is_free.set()
+    request.wait()
+    assert lengths_of(request) == expected
+
+
+def test_requests_take_turns(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 100.0)
+    late = FakeRequest({})
+    is_free, passed = hold_sends(monkeypatch)
+    early = [FakeRequest({}) for _ in range(8)]
+    for request in early:
+        reply = replies.open(request)
+        for count in range(1, 100):
+            reply.send({"output_ids": np.zeros((1, 1, count))}, is_final=count == 99)
+    replies.open(late).send({"output_ids": IDS}, is_final=True)
+    is_free.set()
+    for request in early:
+        request.wait()
+        assert lengths_of(request) == list(range(1, 100))
+    assert passed.index(late) < 4 * len(early)  # of 99 each
 
 
 def test_outputs_have_the_type_of_the_configuration(replies: Replies) -> None:
