@@ -1,6 +1,6 @@
 """Time the same prompts in the engine in process and through tritonserver, in alternation; print the difference.
 
-    chrt -r 1 python3 -m benchmarks.triton_overhead                 # token by token, a tiny model with made-up weights
+    chrt -r 1 python3 -m benchmarks.triton_overhead                 # token by token, a model with made-up weights
     python3 -m benchmarks.triton_overhead --model-repository=results/.../model_repo         # starts a server itself
     python3 -m benchmarks.triton_overhead --endpoint=results/.../deployment                 # uses a running one
 
@@ -31,6 +31,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.precision import choose_device
 from backends.fastertransformer.engine.settings import read_settings
 from benchmarks.made_up_repository import write_repository
 from benchmarks.token_overhead import show_tokens
@@ -40,6 +41,7 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError, exit_status
 
 MODEL = "fastertransformer"
+_TINY, _LARGE = ((2, 64, 2), "fp32"), ((24, 2048, 16), "fp16")  # layers, hidden units, heads
 Tensors = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -56,9 +58,11 @@ class OverheadArguments(ScriptArguments):
     repeats: int = field(default=30, metadata={"help": "measurements of each side and case"})
     lengths: tuple[int, int] = field(default=(60, 64), metadata={"help": "JSON: tokens in and out, token by token"})
     clients: tuple[int, ...] = field(default=(1, 8), metadata={"help": "JSON list of requests at once, token by token"})
-    rounds: int = field(default=10, metadata={"help": "turns of each side, token by token"})
-    shape: tuple[int, int, int] = field(default=(2, 64, 2), metadata={"help": "made up: layers, hidden units, heads"})
-    data_type: str = field(default="fp32", metadata={"help": "made up: fp32, fp16 or bf16"})
+    rounds: int = field(default=6, metadata={"help": "turns of each side, token by token"})
+    shape: tuple[int, int, int] | None = field(
+        default=None, metadata={"help": "made up: layers, hidden units, heads; tiny on a CPU, 1.3B on a GPU"}
+    )
+    data_type: str | None = field(default=None, metadata={"help": "made up: fp32 (on a CPU), fp16 (on a GPU) or bf16"})
     kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "made up: of each of the two engines"})
     start_timeout_s: float = field(default=120, metadata={"help": "seconds until a server of its own must be ready"})
 
@@ -142,7 +146,9 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.ExitStack() as stack:
         if arguments.endpoint is None and arguments.model_repository is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            made_up = write_repository(directory, arguments.shape, arguments.data_type, arguments.kv_cache_bytes)
+            shape, data_type = _TINY if choose_device().type == "cpu" else _LARGE
+            shape, data_type = arguments.shape or shape, arguments.data_type or data_type
+            made_up = write_repository(directory, shape, data_type, arguments.kv_cache_bytes)
             arguments = replace(arguments, model_repository=made_up)
         endpoint = stack.enter_context(deployment(arguments))
         client = stack.enter_context(triton.InferenceServerClient(endpoint.grpc_url))
