@@ -19,7 +19,10 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from served import PROJECT, Deployment
 from t5_models import huggingface_t5
 
+from evaluation.client import Client
+from evaluation.scoring import Scorer
 from evaluation.squad_data import read_dataset
+from evaluation.tokenizer import load_tokenizer
 
 SQUAD = PROJECT / "tests" / "data" / "squad" / "v2.0.json"
 DEMO = PROJECT / "examples" / "gpt3_demo" / "checkpoints" / "gpt3_demo.nemo"
@@ -185,3 +188,25 @@ def test_a_t5_translates_and_summarises_as_transformers_does(
         if task == "translation":
             bleu = sacrebleu.corpus_bleu(expected, [references], force=True).score
             assert figures["bleu"] == pytest.approx(bleu)
+
+
+@pytest.mark.parametrize("name", ["fastertransformer", "ensemble"])
+def test_given_answers_of_a_t5_are_scored_as_transformers_scores_them(
+    t5: tuple[Run, Any, SentencePieceProcessor], name: str
+) -> None:
+    """Tokens that its decoder begins with, rows of several lengths; the ensemble is given the inputs as texts."""
+    run, model, tokenizer = t5
+    texts = ["The Normans gave their name.", "In the 10th century", "a region in France"]
+    pairs = [
+        ((*tokenizer.encode(text), 1), tuple(tokenizer.encode(answer)))
+        for text, answer in zip(texts, ["to Normandy", "people", "who in the 10th and 11th"], strict=True)
+    ]
+    with Client(run.endpoint.grpc_url) as client:
+        own = load_tokenizer(next(run.results.glob("model_repo/fastertransformer/1/*-gpu")))
+        found = Scorer(client, name, 2, own, 1).score(pairs)
+    for (source, target), scores in zip(pairs, found, strict=True):
+        decoder = torch.tensor([[0, *target[:-1]]])
+        with torch.no_grad():
+            rows = model(input_ids=torch.tensor([source]), decoder_input_ids=decoder).logits[0].log_softmax(-1)
+        expected = [float(row[token]) for row, token in zip(rows, target, strict=True)]
+        assert scores.log_probs == pytest.approx(expected, abs=1e-4) and list(scores.argmax) == rows.argmax(-1).tolist()
