@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -55,10 +56,15 @@ def frame(columns: Sequence[str], rows: Sequence[str], numeric: Container[str], 
     heads = ""
     for column in columns:
         style = ' class="number"' if column in numeric else ""
-        heads += f'<th scope="col"{style}>{escape(column).replace("/", "/<wbr>")}</th>'
+        heads += f'<th scope="col"{style}>{_breakable(column)}</th>'
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f'<div class="wide"><table>{title}{body}</table></div>'
+
+
+def _breakable(head: str) -> str:
+    """Let a column's head break after an underscore, and in ``tokens/s``."""
+    return re.sub(r"_|(?<=[a-z])/", r"\g<0><wbr>", escape(head))
 
 
 def problems(remarks: Sequence[str], first: str = "") -> list[str]:

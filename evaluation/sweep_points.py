@@ -13,9 +13,11 @@ from evaluation.number_text import show_figure
 from evaluation.recommendation import Candidate, find_candidates
 from evaluation.report_data import Findings, collect_findings
 from evaluation.report_text import accuracy_cells
-from handover.errors import ArtefactError
+from handover.errors import ArtefactError, reason_of
 from handover.manifest import Manifest
 from handover.progress import human_bytes
+
+_INT8 = "export.triton_deployment.int8_mode"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Point:
         accuracies: first figure of each evaluation as text, by its name.
         remarks: what its own report says first.
         parameters: of the model; None if unknown.
-        parallelism: ``TP 2, PP 1``.
+        parallelism: ``TP 2, PP 1``, with ``int8`` where the engine computes with it.
         digest: of the model that was served.
         server_memory_peak_bytes: the highest seen.
         slos_ms: limits that its load was given.
@@ -118,7 +120,7 @@ def _point(label: str, title: str, results: str, error: str) -> Point:
         label,
         title,
         results,
-        error or next((f"{outcome.stage}: {outcome.error.splitlines()[0]}" for outcome in bad), ""),
+        error or "; ".join(f"{outcome.label}: {reason_of(outcome.error)}" for outcome in bad),
         candidates,
         accuracies,
         findings.remarks if is_started else (),
@@ -135,7 +137,7 @@ def _parallelism(candidate: Candidate) -> str:
         candidate.settings.get(f"export.{key}_model_parallel_size", 1)
         for key in ("model.tensor", "triton_deployment.pipeline")
     ]
-    return f"TP {sizes[0]}, PP {sizes[1]}"
+    return f"TP {sizes[0]}, PP {sizes[1]}" + (", int8" if candidate.settings.get(_INT8) else "")
 
 
 def _memory_peak(findings: Findings) -> float | None:

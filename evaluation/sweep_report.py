@@ -70,7 +70,8 @@ def render_html(points: Sequence[Point]) -> str:
     """Render the page."""
     columns = sweep_columns(points)
     numeric = frozenset((*columns[1:], *RANKING_COLUMNS[1:-1]))
-    rows, errors = sweep_rows(points, columns), [point.error for point in points]
+    rows = sweep_rows(points, columns)
+    errors = ["" if point.candidates or point.accuracies else point.error for point in points]
     parts = [table(columns, rows, numeric, "The points", errors)]
     for number, (workload, sizes) in enumerate(_sizes(points).items()):
         svg = draw_latency_by_size(sizes, f"size{number}")

@@ -49,6 +49,12 @@ def nearest(word: str, legal: Iterable[str]) -> str:
     return f"{meant}legal: {', '.join(options)}"
 
 
+def reason_of(error: str) -> str:
+    """The line of an error's text that says most: the last, but for hints what to do; empty if there is none."""
+    lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith("hint:")]
+    return lines[-1] if lines else ""
+
+
 def as_storage_error(error: OSError) -> SlipwayError:
     """Word that a file system is full or read-only; nobody's defect.
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from handover.errors import ArtefactError
+from handover.errors import ArtefactError, reason_of
 from handover.manifest import write_atomically
 from handover.progress import human_time
 
@@ -111,13 +111,7 @@ def _status_line(entry: Mapping[str, str | float], job: SubmittedJob | None, slu
         state = "lost" if state == "running" else state
     elapsed = human_time(float(entry["elapsed_s"])) if entry["elapsed_s"] else ""
     where = f"job {job.job_id} {slurm.state} {slurm.exit_code} {slurm.elapsed}".rstrip() if job and slurm else ""
-    return f"  {entry['stage']:<10} {state:<12} {elapsed:>8}  {where}  {_last_line(str(entry['error']))}".rstrip()
-
-
-def _last_line(error: str) -> str:
-    """The line of an error that says most: the last, but for hints what to do."""
-    lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith("hint:")]
-    return lines[-1] if lines else ""
+    return f"  {entry['stage']:<10} {state:<12} {elapsed:>8}  {where}  {reason_of(str(entry['error']))}".rstrip()
 
 
 def slurm_states(job_ids: Sequence[str]) -> dict[str, SlurmState]:

@@ -64,11 +64,29 @@ def test_one_size_alone_draws_no_picture_of_sizes(tmp_path: Path) -> None:
     assert "Latency by model size" not in sweep_report.render_html(read_points(sweep(tmp_path, *points)))
 
 
+def test_a_point_with_figures_and_a_failed_evaluation_shows_both(tmp_path: Path) -> None:
+    measured = point(tmp_path, "TP 1", {1: 10.0}, [(4, 5)])
+    stage = {"stage": "evaluate", "name": "n", "state": "failed", "elapsed_s": 1.0, "error": "no file"}
+    logs = Path(measured["results"]) / "logs"
+    logs.mkdir()
+    (logs / "stages.json").write_text(json.dumps([{**stage, "log": "evaluate_squad.log"}]))
+    sweep_report.main([f"--sweep={sweep(tmp_path, measured)}"])
+    page = (tmp_path / "report.html").read_text()
+    assert "TP 1 failed: evaluate squad: no file" in page
+    assert ">11.00</td>" in page and 'class="failed"' not in page
+
+
 def test_a_point_whose_stage_failed_says_why(tmp_path: Path) -> None:
     entry = point(tmp_path, "TP 1", {1: 10.0}, [(2,)])
     logs = Path(entry["results"]) / "logs"
     logs.mkdir()
-    stage = {"stage": "benchmark", "name": "n", "state": "failed", "elapsed_s": 1.0, "error": "no memory\nat all"}
+    stage = {
+        "stage": "benchmark",
+        "name": "n",
+        "state": "failed",
+        "elapsed_s": 1.0,
+        "error": "exit status 1\n    no memory\n      hint: buy",
+    }
     (logs / "stages.json").write_text(json.dumps([{**stage, "log": ""}]))
     (found,) = read_points(sweep(tmp_path, entry))
     assert found.error == "benchmark: no memory"
