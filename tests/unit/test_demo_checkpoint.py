@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib
 import io
@@ -87,6 +88,16 @@ def test_hugging_face_computes_the_figures_of_the_card(card: dict[str, Any], imp
     assert grams["2-gram_accuracy"] == pytest.approx(sum(runs) / len(runs)) and sum(runs)
     for ours, theirs in zip(computed, expected, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_what_was_served_for_the_reference_report_scores_as_hugging_face_does(card: dict[str, Any]) -> None:
+    """All texts of the full file, through the ensemble on one side and by Hugging Face's forward pass on the other."""
+    with (EXAMPLES.parent / "results" / "reference" / "demo" / "lambada.csv").open(encoding="utf-8") as stream:
+        served = {row["name"]: float(row["value"]) for row in csv.DictReader(stream)}
+    recorded = {name: card["lambada"]["lambada_test.jsonl"][name] for name in served}
+    assert len(served) == 10
+    for name, value in served.items():
+        assert value == pytest.approx(recorded[name], rel=1e-5 if name.endswith("perplexity") else 1e-12), name
 
 
 def test_an_archive_of_the_training_script_holds_the_function_that_was_trained(
