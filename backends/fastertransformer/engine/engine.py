@@ -212,6 +212,8 @@ def open_engine(
             message names them.
     """
     device = device or choose_device()
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     loaded = load(settings, device, group)
     try:
         prompts = read_prompt_tables(settings.checkpoint, loaded.steps.config)
