@@ -78,7 +78,8 @@ def in_process(engine: Engine, prompt: Prompt) -> Side:
         found: list[tuple[int, list[int]]] = []
         waiting = []
         for _ in range(count):
-            chunks, is_done = [], threading.Event()
+            chunks: list[int] = []
+            is_done = threading.Event()
 
             def answer(given: Answer, chunks: list[int] = chunks, is_done: threading.Event = is_done) -> None:
                 chunks.append(time.perf_counter_ns())
@@ -102,7 +103,8 @@ def through_triton(channel: Any, model: str, prompt: Prompt) -> Side:
 
     async def one() -> Arrivals:
         sent_ns = time.perf_counter_ns()
-        call, chunks = stream(), []
+        call = stream()
+        chunks: list[int] = []
         await call.write(payload)
         await call.done_writing()
         answers = []
