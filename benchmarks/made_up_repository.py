@@ -35,6 +35,9 @@ position_embedding_type: learned_absolute
 share_embeddings_and_output_weights: true
 """
 _HEAD = '''"""Answers as the model of the same tensors does, and computes nothing."""
+import queue
+import threading
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -50,14 +53,21 @@ def respond(**arrays):
 class TritonPythonModel:
 '''
 _CODE = {
-    ENGINE: """    def execute(self, requests):
+    ENGINE: """    def initialize(self, args):
+        self.requests = queue.SimpleQueue()
+        threading.Thread(target=self.answer_all, daemon=True).start()
+
+    def execute(self, requests):
         for request in requests:
             ids, wanted = read(request, "input_ids"), int(read(request, "request_output_len").max())
-            whole = np.pad(ids, ((0, 0), (0, wanted)))[:, None, :]
-            inputs = np.full(whole.shape[:2], ids.shape[1], np.int32)
-            sender = request.get_response_sender()
+            self.requests.put((request.get_response_sender(), np.pad(ids, ((0, 0), (0, wanted)))[:, None, :], wanted))
+
+    def answer_all(self):
+        while True:
+            sender, whole, wanted = self.requests.get()
+            inputs = np.full(whole.shape[:2], whole.shape[2] - wanted, np.int32)
             for count in range(1, wanted + 1):
-                lengths = np.full(whole.shape[:2], ids.shape[1] + count, np.uint32)
+                lengths = (inputs + count).astype(np.uint32)
                 response = respond(output_ids=whole, sequence_length=lengths, response_input_lengths=inputs)
                 sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if count == wanted else 0)
 """,
@@ -100,10 +110,17 @@ def write_repository(directory: Path, shape: Sequence[int], data_type: str, kv_c
     (repository / MANIFEST_NAME).unlink()  # it is to be another repository
     with (repository / ENGINE / "config.pbtxt").open("a", encoding="utf-8") as config:
         config.write(f'parameters {{ key: "kv_cache_bytes" value {{ string_value: "{kv_cache_bytes}" }} }}\n')
-    serving = Serving("gpt", 1, 1, data_type, 0, 0, "", 64, 0, True, VOCAB_SIZE - 1, VOCAB_SIZE - 1)
+    return repository
+
+
+def write_empty_models(repository: Path) -> None:
+    """Put models beside those of a decoupled repository that compute nothing.
+
+    Under Python 3.12 Triton's stub (2.51) dies of them at the first answer.
+    """
+    serving = Serving("gpt", 1, 1, "fp32", 0, 0, "", 64, 0, True, VOCAB_SIZE - 1, VOCAB_SIZE - 1)
     for make in (gpt.engine, gpt.preprocessing, gpt.postprocessing, gpt.ensemble):
         _write_empty(repository, make(serving))
-    return repository
 
 
 def _write_empty(repository: Path, spec: ModelSpec) -> None:

@@ -33,7 +33,7 @@ from tritonclient.utils import np_to_triton_dtype
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.precision import choose_device
 from backends.fastertransformer.engine.settings import read_settings
-from benchmarks.made_up_repository import write_repository
+from benchmarks.made_up_repository import write_empty_models, write_repository
 from benchmarks.token_overhead import show_tokens
 from deployment.arguments import ServeArguments
 from handover.arguments import ScriptArguments
@@ -63,6 +63,7 @@ class OverheadArguments(ScriptArguments):
         default=None, metadata={"help": "made up: layers, hidden units, heads; tiny on a CPU, 1.3B on a GPU"}
     )
     data_type: str | None = field(default=None, metadata={"help": "made up: fp32 (on a CPU), fp16 (on a GPU) or bf16"})
+    empty_models: bool = field(default=True, metadata={"help": "made up: serve models too that compute nothing"})
     kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "made up: of each of the two engines"})
     start_timeout_s: float = field(default=120, metadata={"help": "seconds until a server of its own must be ready"})
 
@@ -149,6 +150,8 @@ def main(argv: Sequence[str]) -> None:
             shape, data_type = _TINY if choose_device().type == "cpu" else _LARGE
             shape, data_type = arguments.shape or shape, arguments.data_type or data_type
             made_up = write_repository(directory, shape, data_type, arguments.kv_cache_bytes)
+            if arguments.empty_models:
+                write_empty_models(made_up)
             arguments = replace(arguments, model_repository=made_up)
         endpoint = stack.enter_context(deployment(arguments))
         client = stack.enter_context(triton.InferenceServerClient(endpoint.grpc_url))
