@@ -14,6 +14,7 @@ from ..linear import Norming
 from .few_rows import few_rows
 from .norm_rows import norm_rows
 from .one_row import one_row
+from .one_row_int8 import one_row_int8
 from .widen import widen as widen
 
 _MOST_ROWS, _MOST_ROWS_INT8 = 16, 64
@@ -30,7 +31,7 @@ class Tiling:
         block_n: rows of a tile.
         block_k: columns.
         warps: that work on one.
-        stages: tiles on their way at a time.
+        stages: tiles on their way at a time; of one row, those that a program asks for before x is there.
         splits: programs that share a row's columns, on the tensor cores; 0: plain multiplication, of one row.
         registers: of a thread at most; 0: as many as it likes.
     """
@@ -107,7 +108,6 @@ def multiply(
         "is_chained": is_chained,
         "block_n": tiling.block_n,
         "block_k": tiling.block_k,
-        "stages": tiling.stages,
         "num_warps": tiling.warps,
         "launch_pdl": is_chained,
     }
@@ -119,13 +119,20 @@ def multiply(
         if norm:
             folded = folded or fold(weight, bias, scales, norm)
             gain, gain_sums, bias = norm.weight, folded.gain_sums, folded.bias
+        ahead = min(tiling.stages, triton.cdiv(inputs, tiling.block_k))
         flags |= {"has_bias": bias is not None, "norm": ("rms" if norm.is_rms else "layer") if norm else ""}
+        flags |= {"ahead": ahead, "is_whole": ahead * tiling.block_k >= inputs}
+        kernel = one_row
+        if scales is not None and x.dtype != torch.float32 and not inputs % 16:
+            kernel = one_row_int8
+            del flags["has_scales"]
         eps = norm.eps if norm else 0.0
-        one_row[(tiles,)](y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps, **flags)
+        kernel[(tiles,)](y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps, **flags)
         return y
     x = normed(x, norm) if norm else x
     parts, arrivals = _scratch(x.device)
-    flags |= {"has_bias": bias is not None, "padded": max(8, triton.next_power_of_2(rows)), "splits": tiling.splits}
+    flags |= {"has_bias": bias is not None, "padded": max(8, triton.next_power_of_2(rows))}
+    flags |= {"stages": tiling.stages, "splits": tiling.splits}
     assert tiling.splits * flags["padded"] * outputs <= parts.numel() and tiles <= _MOST_TILES, "too large to be split"
     few_rows[(tiles, tiling.splits)](
         y, x, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs, **flags
@@ -160,11 +167,17 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
         share = (512 if is_int8 else 256) // triton.cdiv(outputs, 64)  # programs that keep the GPU busy
         splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
         return Tiling(64, 128, 4, 4 if is_int8 else 6, splits)
-    if outputs >= 6144:
-        return Tiling(8, 512, 2, 3 if is_int8 else 1, registers=128)
-    if outputs >= 4096:
-        return Tiling(8, 1024, 4, 3 if is_int8 else 1, registers=128)
-    return Tiling(4, 2048, 4, 3 if inputs >= 8192 else 1, registers=128)
+    return _one_row_tiling(outputs, inputs, dtype.itemsize)
+
+
+def _one_row_tiling(outputs: int, inputs: int, item_bytes: int) -> Tiling:
+    """Have a thread ask for 256 bytes of the matrix, 16 at a time, and a program for all of its rows at once."""
+    warps = 4
+    tiles = triton.cdiv(inputs, 512 * warps // item_bytes)
+    if tiles > 4:
+        warps, tiles = 2 * warps, triton.cdiv(tiles, 2)
+    block_n = max(1, min(8, 1 << (16 // min(tiles, 16)).bit_length() - 1))
+    return Tiling(block_n, 512 * warps // item_bytes, warps, min(tiles, 16), registers=128)
 
 
 def _norm_block(width: int) -> int:
