@@ -7,7 +7,11 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from backends.fastertransformer.engine.kernels.digits import digits_of
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -75,3 +79,55 @@ def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -
     assert found is out
     assert relative_error(found, expected) < LIMITS[dtype]
     assert poisoned[rows:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(("block_n", "ahead", "warps"), [(8, 1, 4), (4, 2, 8), (2, 3, 4), (1, 9, 4)])
+def test_one_row_is_what_fp64_says_however_much_is_asked_for_ahead(
+    block_n: int, ahead: int, warps: int, has_norm: bool, is_int8: bool, dtype: torch.dtype
+) -> None:
+    from backends.fastertransformer.engine.kernels.product import Tiling, multiply
+    from backends.fastertransformer.engine.linear import Norming
+
+    outputs, inputs = 37, 1104
+    x = drawn(1, inputs, dtype=dtype, seed=1)
+    x[0, 5], x[0, 300:316] = 90.0, 0.0  # one number far from the others, and a group of zeros
+    weight = drawn(outputs, inputs, dtype=dtype, seed=2)
+    scales = drawn(outputs, dtype=dtype, seed=3).abs() * 0.01 if is_int8 else None
+    if is_int8:
+        weight = (weight * 40).clamp(-127, 127).round().to(torch.int8)
+    norm = Norming(1 + 0.1 * drawn(inputs, dtype=dtype, seed=4), drawn(inputs, dtype=dtype, seed=5), 1e-5)
+    tiling = Tiling(block_n, 512, warps, ahead)
+    found = multiply(x, weight, None, scales, norm if has_norm else None, tiling=tiling)
+    expected = x.double()
+    if has_norm:
+        expected = F.layer_norm(expected, (inputs,), norm.weight.double(), norm.bias.double(), norm.eps)
+    expected = expected @ weight.double().T * (1 if scales is None else scales.double())
+    assert relative_error(found, expected) < LIMITS[dtype]
+    for fault in (torch.inf, torch.nan):  # a row that has lost its numbers must tell
+        x[0, 700] = fault
+        assert not multiply(x, weight, None, scales, norm if has_norm else None, tiling=tiling).isfinite().any()
+
+
+@triton.jit
+def write_digits(x, low, high, unit, groups: tl.constexpr, is_native: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, groups)[:, None] * 16 + tl.arange(0, 8)[None, :]
+    words, more, units = digits_of(tl.load(x + at), tl.load(x + at + 8), is_native)
+    tl.store(low + tl.arange(0, groups * 4), words)
+    tl.store(high + tl.arange(0, groups * 4), more)
+    tl.store(unit + tl.arange(0, groups), units)
+
+
+@pytest.mark.parametrize("spread", [1e-20, 1.0, 1e20])
+def test_digits_are_the_numbers_to_one_part_in_16384_of_the_largest_of_16(spread: float) -> None:
+    x = drawn(8, 16, dtype=torch.float32, seed=1) * spread
+    x[3], x[4, 2] = 0.0, 50 * spread
+    low, high = torch.empty(2, 32, dtype=torch.int32, device=DEVICE)
+    unit = torch.empty(8, device=DEVICE)
+    write_digits[(1,)](x, low, high, unit, 8, HAS_GPU)
+    bytes_of = [each.view(torch.uint8).view(8, 16).long() for each in (low, high)]
+    signed = torch.where(bytes_of[1] > 127, bytes_of[1] - 256, bytes_of[1])
+    found = (signed * 256 + bytes_of[0]) * unit[:, None].double()
+    assert ((found - x.double()).abs() <= x.abs().amax(1, keepdim=True).double() / 16384).all()

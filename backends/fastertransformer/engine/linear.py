@@ -205,10 +205,8 @@ class Int8Linear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self._bias, self._full_bias, self._folded = bias, bias, {}
-        scales = weight.abs().amax(dim=1).float().clamp(min=1e-12) / 127  # [out]
-        rounded = (weight.float() / scales[:, None]).round().to(torch.int8)
-        self._weight = rounded.contiguous()
-        self._scales: Tensor = scales.to(weight.dtype)
+        self._scales: Tensor
+        self._weight, self._scales = _quantised(weight)
         kept = (self._weight, self._scales, bias)
         self.size_bytes = sum(each.numel() * each.dtype.itemsize for each in kept if each is not None)
 
@@ -221,6 +219,15 @@ class Int8Linear(Linear):
     def _product(self, x: Tensor) -> Tensor:
         y = F.linear(x, self._weight.to(x.dtype)) * self._scales
         return y if self._bias is None else y + self._bias
+
+
+def _quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Give int8 [out, in], contiguous, and scales [out]."""
+    if weight.is_meta:  # where there are no numbers, and torch would take a second to get ready for them
+        return torch.empty(weight.shape, dtype=torch.int8, device=weight.device), weight[:, 0]
+    scales = weight.abs().amax(dim=1).float().clamp_(min=1e-12).div_(127)
+    rounded = weight.to(torch.float32, copy=True).div_(scales[:, None]).round_().to(torch.int8)
+    return rounded.contiguous(), scales.to(weight.dtype)
 
 
 @lru_cache

@@ -32,9 +32,18 @@ def map_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """
     if not (size := torch.Size(shape).numel()):
         return torch.empty(shape, dtype=dtype)
-    if problem := _problem(path, shape, dtype):
-        raise WeightsError(f"{path}: {problem}")
+    check_file(path, shape, dtype)
     return torch.from_file(str(path), size=size, dtype=dtype).view(shape)
+
+
+def check_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse a file that is missing or has another size; what has no numbers has no file.
+
+    Raises:
+        WeightsError: says which and why.
+    """
+    if torch.Size(shape).numel() and (problem := _problem(path, shape, dtype)):
+        raise WeightsError(f"{path}: {problem}")
 
 
 def planned(dtype: torch.dtype, order: list[tuple[str, tuple[int, ...]]]) -> Shards:

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from .errors import WeightsError
-from .shards import Shards, map_file
+from .shards import Shards, check_file
 
 AHEAD_BYTES = 1 << 30  # of what is read ahead; a larger file is read by itself
-_PIECE_BYTES = 8 << 20
-_THREADS = 8
+_PIECE_BYTES = 16 << 20
+_THREADS = max(4, min(16, len(os.sched_getaffinity(0))))
+_BUFFERS = 3 * _THREADS // 2  # some are being filled, others emptied
 
 
 class StagedFiles:
@@ -48,9 +49,9 @@ class StagedFiles:
         self._is_gpu = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if self._is_gpu else None  # type: ignore[no-untyped-call]
         self._pool = ThreadPoolExecutor(_THREADS, "shards")
-        self._buffers: queue.SimpleQueue[tuple[Tensor, Any]] = queue.SimpleQueue()
-        for _ in range(2 * _THREADS):
-            self._buffers.put((torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=self._is_gpu), None))
+        self._buffers: queue.SimpleQueue[tuple[Tensor | None, Any]] = queue.SimpleQueue()
+        for _ in range(_BUFFERS):
+            self._buffers.put((None, None))  # they are made while others are in use: pinning memory takes its time
 
     def __enter__(self) -> Shards:
         """Give the source."""
@@ -79,7 +80,7 @@ class StagedFiles:
     def _begin(self, file: str, shape: tuple[int, ...]) -> None:
         """Have a file read."""
         path, size = self._directory / file, torch.Size(shape).numel() * self._dtype.itemsize
-        map_file(path, shape, self._dtype)  # says what is wrong with it
+        check_file(path, shape, self._dtype)
         content = torch.empty(size, dtype=torch.uint8, device=self._device)
         free = None
         if self._is_gpu:  # the memory may be that of a tensor which is still being used
@@ -95,15 +96,17 @@ class StagedFiles:
         """Read a piece, and send it on its way."""
         buffer, is_sent = self._buffers.get()
         try:
-            if is_sent is not None:
-                is_sent.synchronize()
-            piece = buffer[: len(target)]
-            with path.open("rb", buffering=0) as source:
-                found = os.preadv(source.fileno(), [piece.numpy().data], start)
-            if found != len(target):
-                raise WeightsError(f"{path}: has become shorter while it was read")
-            # What is loaded in this mode may be written to in no other, and it is each thread's own.
+            # What is loaded in this mode may be written to in no other, and mode and stream are each thread's own.
             with torch.inference_mode(), torch.cuda.stream(self._stream) if self._is_gpu else nullcontext():
+                if buffer is None:
+                    buffer = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=self._is_gpu)
+                if is_sent is not None:
+                    is_sent.synchronize()
+                piece = buffer[: len(target)]
+                with path.open("rb", buffering=0) as source:
+                    found = os.preadv(source.fileno(), [piece.numpy().data], start)
+                if found != len(target):
+                    raise WeightsError(f"{path}: has become shorter while it was read")
                 if self._is_gpu:
                     self._stream.wait_event(free)
                 target.copy_(piece, non_blocking=True)
