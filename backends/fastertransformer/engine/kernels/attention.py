@@ -186,7 +186,7 @@ def _attend(  # noqa: C901 (one kernel)
 
 
 class Scratch:
-    """Memory that all launches of a device share, one after another.
+    """Memory that all launches in a stream share, one after another.
 
     Args:
         device: of all of it.
@@ -209,9 +209,13 @@ class Scratch:
         return self._partial, self._finished
 
 
-@lru_cache
 def scratch_of(device: torch.device) -> Scratch:
-    """Give the memory of a device."""
+    """Give the memory of the stream in use: what is launched in another may run at the same time."""
+    return _scratch_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+
+
+@lru_cache
+def _scratch_of(device: torch.device, stream: int) -> Scratch:
     return Scratch(device)
 
 

@@ -2,8 +2,8 @@
 
 To widen a weight and to multiply it takes more than three instructions, and at the rate of an H200's memory that is most
 of what its processors can do. So the numbers of x are written, 16 together, as q * unit with integers q of 15 bits, and
-those in two digits to base 256: dp4a multiplies four weights by four digits, and its sums are exact. What a number loses
-is at most 2**-14 of the largest of the 16, a quarter of what fp16 may have rounded off that one.
+those in two digits to base 256: dp4a multiplies four weights by four digits, and its sums are exact. A number is off by
+at most 2**-14 of the largest of the 16, a quarter of what fp16 may have rounded off that one.
 """
 
 import triton
@@ -14,7 +14,7 @@ GROUP = tl.constexpr(16)  # numbers that have one unit; they come in two halves,
 
 @triton.jit
 def _words(v, is_native: tl.constexpr):
-    """Put the digits of integers [groups, 8], to each of which 1.5 * 2**23 was added, into words [groups, 2] by fours."""
+    """Put the digits of integers + 1.5 * 2**23, fp32 [groups, 8], into words by fours [groups, 2]."""
     groups: tl.constexpr = v.shape[0]
     if is_native:
         low, high = tl.inline_asm_elementwise(

@@ -18,7 +18,7 @@ from .one_row_int8 import one_row_int8
 from .widen import widen as widen
 
 _MOST_ROWS, _MOST_ROWS_INT8 = 16, 64
-_PARTS_BYTES = 64 << 20
+_PARTS_BYTES = 16 << 20
 _MOST_TILES = 1 << 16
 _MOST_NORM_BLOCK = 8192
 
@@ -133,7 +133,8 @@ def multiply(
     parts, arrivals = _scratch(x.device)
     flags |= {"has_bias": bias is not None, "padded": max(8, triton.next_power_of_2(rows))}
     flags |= {"stages": tiling.stages, "splits": tiling.splits}
-    assert tiling.splits * flags["padded"] * outputs <= parts.numel() and tiles <= _MOST_TILES, "too large to be split"
+    is_in = tiling.splits == 1 or tiling.splits * flags["padded"] * outputs <= parts.numel()
+    assert is_in and tiles <= _MOST_TILES, "too large to be split"
     few_rows[(tiles, tiling.splits)](
         y, x, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs, **flags
     )
@@ -192,8 +193,12 @@ def _abilities(device: torch.device) -> tuple[bool, bool]:
     return True, torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@lru_cache
 def _scratch(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Memory for sums of parts and counts of programs, of a device: kernels that follow each other share it."""
+    """Memory for sums of parts and counts of programs, of the stream in use: its kernels follow each other."""
+    return _scratch_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+
+
+@lru_cache
+def _scratch_of(device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
     parts = torch.empty(_PARTS_BYTES // 4, dtype=torch.float32, device=device)
     return parts, torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
