@@ -3,9 +3,9 @@
     python3 -m benchmarks.gpu_weights --size=20B --directory=/dev/shm/shards
 
 Random shards of that model are written to the directory first, and a safetensors file with the same tensors, and
-removed afterwards. They are in the host's memory then, as those of a model that was served before, or just converted: this
-measures the way from there, not a disk. What a process needs to use a GPU at all is done before. The first load of a
-process also has its pinned memory made; the others are those of a process that has loaded before.
+removed afterwards. They are in the host's memory then, as those of a model that was served before, or just converted:
+this measures the way from there, not a disk. What a process needs to use a GPU at all is done before; the first load of
+a process has its pinned memory made, too.
 """
 
 from __future__ import annotations

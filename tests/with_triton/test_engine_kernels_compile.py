@@ -46,6 +46,12 @@ def keeping(rotation: int) -> dict[str, Any]:
     return {"page_tokens": 32, "heads": 32, "size": 128, "width": 128, "many": 16, "rotation": rotation}
 
 
+def product(norm: str, ahead: int, is_int8: bool, block_n: int = 8) -> dict[str, Any]:
+    tiles = {"block_n": block_n, "block_k": 2048 if is_int8 else 1024, "ahead": ahead, "is_whole": True}
+    kind = {"norm": norm, "activation": "gelu" if norm else "", "has_residual": not norm, "has_bias": True}
+    return {**tiles, **kind, "is_native": True, **({} if is_int8 else {"has_scales": False})}
+
+
 # Module, function, warps, constants, what is another type than usually.
 CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "few heads": ("attention", "_attend", 8, attention(128, True), {}),
@@ -65,6 +71,10 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "widen": ("widen", "_widen", 4, {"block_n": 8, "block_k": 1024, "is_native": True}, {"weight": "*i8"}),
     "norm": ("norm_rows", "norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("draw", "_draw", 16, {"block": 4096}, {"tokens": "*i64", "rows": "*i64"}),
+    "one row, norm": ("one_row", "one_row", 4, product("layer", 4, False, 4), {"bias": "*fp32"}),
+    "one row": ("one_row", "one_row", 8, product("", 8, False, 2), {}),
+    "one row, int8, norm": ("one_row_int8", "one_row_int8", 4, product("layer", 2, True), {"weight": "*i8"}),
+    "one row, int8": ("one_row_int8", "one_row_int8", 8, product("", 4, True, 4), {"weight": "*i8"}),
 }
 
 

@@ -1,9 +1,9 @@
 """A row of numbers as integers, to be multiplied with int8 weights as they are.
 
-To widen a weight and to multiply it takes more than three instructions, and at the rate of an H200's memory that is most
-of what its processors can do. So the numbers of x are written, 16 together, as q * unit with integers q of 15 bits, and
-those in two digits to base 256: dp4a multiplies four weights by four digits, and its sums are exact. A number is off by
-at most 2**-14 of the largest of the 16, a quarter of what fp16 may have rounded off that one.
+To widen a weight and to multiply it takes more than three instructions, and at the rate of an H200's memory that is
+most of what its processors can do. So the numbers of x are written, 16 together, as q * unit with integers q of 15
+bits, and those in two digits to base 256: dp4a multiplies four weights by four digits, and its sums are exact. A number
+is off by at most 2**-14 of the largest of the 16, a quarter of what fp16 may have rounded off that one.
 """
 
 import triton

@@ -55,10 +55,10 @@ def one_row(  # noqa: C901 (one kernel)
     tiles, gains = (), ()
     for step in tl.static_range(ahead):
         here = step * block_k + k
-        tiles += (tl.load(places + here[None, :], (here < inputs)[None, :], 0, eviction_policy="evict_first"),)
+        tiles += (tl.load(places + here[None, :], (here < inputs)[None, :], 0, eviction_policy="evict_first"),)  # type: ignore[assignment]
     for step in tl.static_range(ahead):
         here = step * block_k + k
-        gains += (tl.load(gain + here, here < inputs, 0) if norm != "" else 0,)
+        gains += (tl.load(gain + here, here < inputs, 0) if norm != "" else 0,)  # type: ignore[assignment]
     factors = tl.load(scales + n, is_n, 0).to(tl.float32) if has_scales else 1.0
     shift = tl.load(bias + n, is_n, 0).to(tl.float32) if has_bias else 0.0
     gain_sum = tl.load(gain_sums + n, is_n, 0) if norm == "layer" else 0.0

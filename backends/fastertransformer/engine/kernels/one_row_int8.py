@@ -51,9 +51,9 @@ def one_row_int8(
     tiles, gains = (), ()
     for step in tl.static_range(ahead):
         here = step * (block_k // 4) + word
-        tiles += (tl.load(places + here, here < inputs // 4, 0, eviction_policy="evict_first"),)
+        tiles += (tl.load(places + here, here < inputs // 4, 0, eviction_policy="evict_first"),)  # type: ignore[assignment]
     for step in tl.static_range(ahead):
-        gains += (_gains(gain, step * block_k + k, inputs, norm),)
+        gains += (_gains(gain, step * block_k + k, inputs, norm),)  # type: ignore[assignment]
     factors = tl.load(scales + n, is_n, 0).to(tl.float32)
     shift = tl.load(bias + n, is_n, 0).to(tl.float32) if has_bias else 0.0
     gain_sum = tl.load(gain_sums + n, is_n, 0) if norm == "layer" else 0.0
