@@ -46,6 +46,7 @@ def test_a_made_up_network_has_every_tensor_and_needs_no_shard(tmp_path: Path) -
 def test_staged_files_are_what_the_files_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_bytes: int
 ) -> None:
+    monkeypatch.setattr(staging, "_PART_BYTES", 3000)
     monkeypatch.setattr(staging, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(staging, "AHEAD_BYTES", ahead_bytes)
     shapes = [(7, 300), (1,), (250, 2), (0, 4), (3, 5, 11)]

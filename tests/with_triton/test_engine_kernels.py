@@ -115,8 +115,9 @@ def test_one_row_is_what_fp64_says_however_much_is_asked_for_ahead(
 def write_digits(x, low, high, unit, groups: tl.constexpr, is_native: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, groups)[:, None] * 16 + tl.arange(0, 8)[None, :]
     words, more, units = digits_of(tl.load(x + at), tl.load(x + at + 8), is_native)
-    tl.store(low + tl.arange(0, groups * 4), words)
-    tl.store(high + tl.arange(0, groups * 4), more)
+    for place in tl.static_range(4):
+        tl.store(low + tl.arange(0, groups) * 4 + place, words[place])
+        tl.store(high + tl.arange(0, groups) * 4 + place, more[place])
     tl.store(unit + tl.arange(0, groups), units)
 
 

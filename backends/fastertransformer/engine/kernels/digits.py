@@ -13,65 +13,84 @@ GROUP = tl.constexpr(16)  # numbers that have one unit; they come in two halves,
 
 
 @triton.jit
-def _words(v, is_native: tl.constexpr):
-    """Put the digits of integers + 1.5 * 2**23, fp32 [groups, 8], into words by fours [groups, 2]."""
-    groups: tl.constexpr = v.shape[0]
+def _quarters(v):
+    """Give [groups, 4] as four tensors [groups]; more axes in front are kept."""
+    even, odd = tl.split(tl.reshape(v, v.shape[:-1] + (2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _word(v, is_native: tl.constexpr):
+    """Put the digits of four integers + 1.5 * 2**23, fp32 [groups, 4], into a word of low and one of high digits."""
+    a, b, c, d = _quarters(v)
     if is_native:
         low, high = tl.inline_asm_elementwise(
-            """{ .reg .b32 a, b;
-            prmt.b32 a, $8, $9, 0x0040; prmt.b32 b, $10, $11, 0x0040; prmt.b32 $0, a, b, 0x5410;
-            prmt.b32 a, $8, $9, 0x0051; prmt.b32 b, $10, $11, 0x0051; prmt.b32 $4, a, b, 0x5410;
-            mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; mov.b32 $5, 0; mov.b32 $6, 0; mov.b32 $7, 0; }""",
-            "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
-            [v],
+            """{ .reg .b32 front, back;
+            prmt.b32 front, $2, $3, 0x0040; prmt.b32 back, $4, $5, 0x0040; prmt.b32 $0, front, back, 0x5410;
+            prmt.b32 front, $2, $3, 0x0051; prmt.b32 back, $4, $5, 0x0051; prmt.b32 $1, front, back, 0x5410; }""",
+            "=&r,=&r,r,r,r,r",
+            [a, b, c, d],
             dtype=(tl.int32, tl.int32),
             is_pure=True,
-            pack=4,
+            pack=1,
         )
     else:
-        q, shift = v.to(tl.int32, bitcast=True), (tl.arange(0, 8) % 4 * 8)[None, :]
-        low, high = (q & 255) << shift, ((q >> 8) & 255) << shift
-    return tl.sum(tl.reshape(low, (groups, 2, 4)), 2), tl.sum(tl.reshape(high, (groups, 2, 4)), 2)
+        a, b = a.to(tl.int32, bitcast=True), b.to(tl.int32, bitcast=True)
+        c, d = c.to(tl.int32, bitcast=True), d.to(tl.int32, bitcast=True)
+        low = (a & 255) | ((b & 255) << 8) | ((c & 255) << 16) | (d << 24)
+        high = ((a >> 8) & 255) | (((b >> 8) & 255) << 8) | (((c >> 8) & 255) << 16) | ((d >> 8) << 24)
+    return low, high
 
 
 @triton.jit
 def digits_of(first, second, is_native: tl.constexpr):
-    """Give low (0 to 255) and high (-128 to 127) digits, four a word [groups * 4], and units, fp32 [groups].
+    """Give the words of low (0 to 255) and of high (-128 to 127) digits, four each, and units, [groups] all of them.
 
     first, second: fp32 [groups, 8], halves of each group.
     """
     most = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
     exponent = tl.maximum(most, 1e-30).to(tl.int32, bitcast=True) & 0x7F800000
     scale = (-0x7A800000 - exponent).to(tl.float32, bitcast=True)[:, None]  # 2**13 over the power of two below the most
-    low, high = _words(first * scale + 12582912.0, is_native)
-    lower, higher = _words(second * scale + 12582912.0, is_native)
-    words: tl.constexpr = first.shape[0] * 4
-    low = tl.reshape(tl.permute(tl.join(low, lower), (0, 2, 1)), (words,))
-    high = tl.reshape(tl.permute(tl.join(high, higher), (0, 2, 1)), (words,))
-    return low, high, (exponent - 0x06800000).to(tl.float32, bitcast=True)
+    a, b = tl.split(tl.permute(tl.reshape(first * scale + 12582912.0, (first.shape[0], 2, 4)), (0, 2, 1)))
+    c, d = tl.split(tl.permute(tl.reshape(second * scale + 12582912.0, (first.shape[0], 2, 4)), (0, 2, 1)))
+    a_low, a_high = _word(a, is_native)
+    b_low, b_high = _word(b, is_native)
+    c_low, c_high = _word(c, is_native)
+    d_low, d_high = _word(d, is_native)
+    unit = (exponent - 0x06800000).to(tl.float32, bitcast=True)
+    return (a_low, b_low, c_low, d_low), (a_high, b_high, c_high, d_high), unit
+
+
+@triton.jit
+def _dot(weights, digits, sums, is_signed: tl.constexpr, is_native: tl.constexpr):
+    """Add the products of four weights and four digits to sums: int32 [n, groups]; digits [groups]."""
+    digits = tl.broadcast_to(digits[None, :], weights.shape)
+    if is_native:
+        kind: tl.constexpr = "s32" if is_signed else "u32"
+        sums = tl.inline_asm_elementwise(
+            "dp4a.s32." + kind + " $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [weights, digits, sums],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        for place in tl.static_range(4):
+            up: tl.constexpr = 24 - 8 * place
+            digit = (digits << up) >> 24 if is_signed else (digits >> (8 * place)) & 255
+            sums += ((weights << up) >> 24) * digit
+    return sums
 
 
 @triton.jit
 def sums_of_groups(weights, low, high, is_native: tl.constexpr):
-    """Multiply weights, four a word [n, words], by digits [words], and sum up each group: fp32 [n, words / 4]."""
-    if is_native:
-        sums = tl.inline_asm_elementwise(
-            """{ .reg .b32 low, high;
-            dp4a.s32.u32 low, $4, $8, 0; dp4a.s32.s32 high, $4, $12, 0;
-            dp4a.s32.u32 low, $5, $9, low; dp4a.s32.s32 high, $5, $13, high;
-            dp4a.s32.u32 low, $6, $10, low; dp4a.s32.s32 high, $6, $14, high;
-            dp4a.s32.u32 low, $7, $11, low; dp4a.s32.s32 high, $7, $15, high;
-            mad.lo.s32 $0, high, 256, low; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; }""",
-            "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r",
-            [weights, low[None, :], high[None, :]],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        sums = tl.zeros(weights.shape, tl.int32)
-        for place in tl.static_range(4):
-            up: tl.constexpr = 24 - 8 * place
-            q = ((high << up) >> 24) * 256 + ((low >> (8 * place)) & 255)
-            sums += ((weights << up) >> 24) * q[None, :]
-    return tl.sum(tl.reshape(sums, (weights.shape[0], weights.shape[1] // 4, 4)), 2).to(tl.float32)
+    """Multiply weights, four a word [n, 4 * groups], by the words of digits, and sum up each group: fp32 [n, groups]."""
+    parts = _quarters(tl.reshape(weights, (weights.shape[0], weights.shape[1] // 4, 4)))
+    lows, highs = tl.zeros(parts[0].shape, tl.int32), tl.zeros(parts[0].shape, tl.int32)
+    for place in tl.static_range(4):
+        lows = _dot(parts[place], low[place], lows, False, is_native)
+        highs = _dot(parts[place], high[place], highs, True, is_native)
+    return (highs * 256 + lows).to(tl.float32)
