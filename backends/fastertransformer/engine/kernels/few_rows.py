@@ -1,6 +1,6 @@
-"""A matrix times up to 64 rows on the tensor cores: each program reads some rows of the matrix, or a part of them.
+"""A matrix times some rows on the tensor cores: each program reads some rows of the matrix, or a part of them.
 
-Where the matrix has few rows, several programs share them (splits) to keep all of the GPU busy; the last one to finish
+int8 is multiplied as it is: the rows come in two digits then, as columns of one product; see digit_rows.py. Where the matrix has few rows, several programs share them (splits) to keep all of the GPU busy; the last one to finish
 adds up. It adds in the programs' order, so a result does not change from run to run.
 """
 
@@ -13,44 +13,56 @@ from .elements import activated, widened
 
 @triton.jit(do_not_specialize=["rows"])
 def few_rows(  # noqa: C901 (one kernel)
-    y, x, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs,
+    y, x, units, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs,
     has_scales: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr, has_residual: tl.constexpr,
-    is_native: tl.constexpr, is_chained: tl.constexpr, padded: tl.constexpr, splits: tl.constexpr,
-    block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+    has_digits: tl.constexpr, is_native: tl.constexpr, is_chained: tl.constexpr, padded: tl.constexpr,
+    splits: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Compute y [rows, outputs] = residual + activation(scales * (x @ weight.T) + bias).
 
-    padded: rows, as many as the tensor cores take. parts: fp32 [splits, padded, outputs], any content. arrivals: int32
-    [programs along outputs], zeros before and afterwards.
+    x: [rows, inputs], or its digits, int8 [2, rows, inputs], times units, fp32 [rows].
+    padded: rows that a program multiplies, as many as the tensor cores take. parts: fp32 [splits, rows, outputs], any
+    content. arrivals: int32 [programs along rows and outputs], zeros before and afterwards.
     """
-    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    m = tl.arange(0, padded)
+    blocks = tl.cdiv(rows, padded)  # next to each other, for they read the same part of the matrix
+    n = tl.program_id(0) // blocks * block_n + tl.arange(0, block_n)
+    m = tl.program_id(0) % blocks * padded + tl.arange(0, padded)
     places = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs
     steps = tl.cdiv(inputs, block_k * splits)
     first = tl.program_id(1) * steps * block_k
     if is_chained:
         gdc_wait()
-    sums = tl.zeros([block_n, padded], tl.float32)
+    column = tl.arange(0, 2 * padded if has_digits else padded)
+    row = tl.program_id(0) % blocks * padded + column % padded
+    x += (column // padded * rows + row)[None, :] * inputs
+    is_row = (row < rows)[None, :]
+    sums = tl.zeros([block_n, 2 * padded if has_digits else padded], tl.int32 if has_digits else tl.float32)
     for step in tl.range(0, steps, num_stages=stages):
         k = first + step * block_k + tl.arange(0, block_k)
         is_k = k < inputs
         tile = tl.load(places + k[None, :], is_k[None, :], 0, eviction_policy="evict_first")
-        v = tl.load(x + m[None, :] * inputs + k[:, None], (m < rows)[None, :] & is_k[:, None], 0)
-        sums = tl.dot(widened(tile, v.dtype, is_native), v, sums, input_precision="ieee")
+        v = tl.load(x + k[:, None], is_row & is_k[:, None], 0)
+        if has_digits:
+            sums = tl.dot(tile, v, sums, out_dtype=tl.int32)
+        else:
+            sums = tl.dot(widened(tile, v.dtype, is_native), v, sums, input_precision="ieee")
     if is_chained:  # not earlier: its programs would crowd where this one's have ended first
         gdc_launch_dependents()
+    if has_digits:
+        high, low = tl.split(tl.permute(tl.reshape(sums, (block_n, 2, padded)), (0, 2, 1)))
+        sums = (high.to(tl.float32) * 256 + low.to(tl.float32)) * tl.load(units + m, m < rows, 0)[None, :]
     total = tl.trans(sums)  # [padded, block_n]
     cells = m[:, None] * outputs + n[None, :]
     is_there = (n < outputs)[None, :] & (m < rows)[:, None]
     is_last = True
     if splits > 1:
-        tl.store(parts + tl.program_id(1) * padded * outputs + cells, total, is_there)
+        tl.store(parts + tl.program_id(1) * rows * outputs + cells, total, is_there)
         tl.debug_barrier()  # every thread's part is written before any says so
         is_last = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel") == splits - 1
         if is_last:
             total = tl.zeros([padded, block_n], tl.float32)
             for split in range(splits):
-                total += tl.load(parts + split * padded * outputs + cells, is_there, 0.0, cache_modifier=".cg")
+                total += tl.load(parts + split * rows * outputs + cells, is_there, 0.0, cache_modifier=".cg")
             tl.store(arrivals + tl.program_id(0), 0)
     if is_last:
         if has_scales:

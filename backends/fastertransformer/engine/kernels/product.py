@@ -11,13 +11,14 @@ import triton
 from torch import Tensor
 
 from ..linear import Norming
+from .digit_rows import digit_rows
 from .few_rows import few_rows
 from .norm_rows import norm_rows
 from .one_row import one_row
 from .one_row_int8 import one_row_int8
 from .widen import widen as widen
 
-_MOST_ROWS, _MOST_ROWS_INT8 = 16, 64
+_MOST_ROWS, _MOST_ROWS_INT8 = 16, 512
 _PARTS_BYTES = 16 << 20
 _MOST_TILES = 1 << 16
 _MOST_NORM_BLOCK = 8192
@@ -34,6 +35,7 @@ class Tiling:
         stages: tiles on their way at a time; of one row, those that a program asks for before x is there.
         splits: programs that share a row's columns, on the tensor cores; 0: plain multiplication, of one row.
         registers: of a thread at most; 0: as many as it likes.
+        rows: of x that a program multiplies at most, on the tensor cores.
     """
 
     block_n: int
@@ -42,6 +44,7 @@ class Tiling:
     stages: int = 1
     splits: int = 0
     registers: int = 0
+    rows: int = 64
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def multiply(
     (programmatic dependent launch, from compute capability 9.0 on).
 
     Args:
-        x: [rows, in], contiguous; 1 to 64 rows.
+        x: [rows, in], contiguous; as many rows as choose allows.
         weight: [out, in], contiguous; fp32, fp16, bf16, or int8 with scales.
         bias: [out].
         scales: [out].
@@ -123,22 +126,48 @@ def multiply(
         flags |= {"has_bias": bias is not None, "norm": ("rms" if norm.is_rms else "layer") if norm else ""}
         flags |= {"ahead": ahead, "is_whole": ahead * tiling.block_k >= inputs}
         kernel = one_row
-        if scales is not None and x.dtype != torch.float32 and not inputs % 16:
+        if _has_digits(x, scales):
             kernel = one_row_int8
             del flags["has_scales"]
         eps = norm.eps if norm else 0.0
         kernel[(tiles,)](y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps, **flags)
         return y
-    x = normed(x, norm) if norm else x
+    units = None
+    if has_digits := _has_digits(x, scales):
+        x, units = _digits(x, norm)
+    elif norm:
+        x = normed(x, norm)
     parts, arrivals = _scratch(x.device)
-    flags |= {"has_bias": bias is not None, "padded": max(8, triton.next_power_of_2(rows))}
-    flags |= {"stages": tiling.stages, "splits": tiling.splits}
-    is_in = tiling.splits == 1 or tiling.splits * flags["padded"] * outputs <= parts.numel()
+    padded = max(8, min(tiling.rows, triton.next_power_of_2(rows)))
+    tiles *= triton.cdiv(rows, padded)
+    flags |= {"has_bias": bias is not None, "padded": padded}
+    flags |= {"stages": tiling.stages, "splits": tiling.splits, "has_digits": has_digits}
+    is_in = tiling.splits == 1 or tiling.splits * rows * outputs <= parts.numel()
     assert is_in and tiles <= _MOST_TILES, "too large to be split"
     few_rows[(tiles, tiling.splits)](
-        y, x, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs, **flags
+        y, x, units, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs, **flags
     )
     return y
+
+
+def _has_digits(x: Tensor, scales: Tensor | None) -> bool:
+    """Say whether a product with int8 is one of integers; see digits.py."""
+    return scales is not None and x.dtype != torch.float32 and not x.shape[1] % 16
+
+
+def _digits(x: Tensor, norm: Norming | None) -> tuple[Tensor, Tensor]:
+    """Give norm(x) as digit_rows does, int8 [2, rows, inputs] and fp32 [rows]."""
+    rows, width = x.shape
+    digits = torch.empty(2, rows, width, dtype=torch.int8, device=x.device)
+    units = torch.empty(rows, dtype=torch.float32, device=x.device)
+    gain, shift, eps = (norm.weight, norm.bias, norm.eps) if norm else (None, None, 0.0)
+    _, is_chained = _abilities(x.device)
+    digit_rows[(rows,)](
+        digits, units, x, gain, shift, width, eps,
+        norm=("rms" if norm.is_rms else "layer") if norm else "", has_shift=shift is not None, is_chained=is_chained,
+        block=_norm_block(width), num_warps=8, launch_pdl=is_chained,
+    )  # fmt: skip
+    return digits, units
 
 
 def normed(x: Tensor, norm: Norming) -> Tensor:
@@ -167,18 +196,23 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
     if rows > 1:
         share = (512 if is_int8 else 256) // triton.cdiv(outputs, 64)  # programs that keep the GPU busy
         splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
-        return Tiling(64, 128, 4, 4 if is_int8 else 6, splits)
+        return Tiling(64, 128, 4, 4 if is_int8 else 6, splits if rows <= 64 else 1)
     return _one_row_tiling(outputs, inputs, dtype.itemsize)
 
 
 def _one_row_tiling(outputs: int, inputs: int, item_bytes: int) -> Tiling:
-    """Have a thread ask for 256 bytes of the matrix, 16 at a time, and a program for all of its rows at once."""
-    warps = 4
-    tiles = triton.cdiv(inputs, 512 * warps // item_bytes)
-    if tiles > 4:
-        warps, tiles = 2 * warps, triton.cdiv(tiles, 2)
-    block_n = max(1, min(8, 1 << (16 // min(tiles, 16)).bit_length() - 1))
-    return Tiling(block_n, 512 * warps // item_bytes, warps, min(tiles, 16), registers=128)
+    """Choose for one row: a thread asks for 16 bytes of each tile's row, and for at most 256 before x is there."""
+    wide = Tiling(8, 4096 // item_bytes, 8, 2, registers=128)
+    if item_bytes == 1:
+        if inputs > 16384:
+            return wide
+        if outputs < 4096:
+            return Tiling(4, 2048, 4, 2, registers=128)
+        return Tiling(8 if inputs > 2048 else 16, 2048, 4, 2, registers=128)
+    if inputs >= 8192:
+        return wide
+    tiles = triton.cdiv(inputs, 2048 // item_bytes)
+    return Tiling(4 if tiles <= 4 else 2, 2048 // item_bytes, 4, tiles, registers=128)
 
 
 def _norm_block(width: int) -> int:
