@@ -34,7 +34,7 @@ class Size:
 
     def weight_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
         """Of the matrices that every token needs: the layers', and the table that is its head."""
-        return self._layers_numel * (1 if is_int8 else item_bytes) + self.vocab * self.hidden * item_bytes
+        return (self._layers_numel + self.vocab * self.hidden) * (1 if is_int8 else item_bytes)
 
     def once_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
         """Of the matrices that a request needs once."""

@@ -189,7 +189,7 @@ class Linear:
         x = norm(x) if norm else x
         if self._weight.dtype == torch.float32:
             return self._product(x.float())
-        flat = torch.mm(x.reshape(-1, x.shape[-1]), self._weight.T, out_dtype=torch.float32)
+        flat = torch.mm(x.reshape(-1, x.shape[-1]), self._matrix().T, out_dtype=torch.float32)
         y = flat.view(*x.shape[:-1], -1)
         return y if self._bias is None else y + self._bias
 

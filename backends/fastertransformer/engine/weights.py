@@ -178,7 +178,7 @@ class Reader:
         return Norm(self.tensor(f"{name}.weight", (width,)), bias)
 
     def head(self, name: str | None, shape: tuple[int, int], table: Tensor | None, bias: Tensor | None) -> Linear:
-        """Read the head, or this rank's rows of it; see linear.py.
+        """Read the head, or this rank's rows of it; see linear.py. With int8 weights a GPU's is int8 too.
 
         Args:
             name: None: it has the table's matrix, of which a CPU keeps a second form.
@@ -186,13 +186,23 @@ class Reader:
             table: see name.
             bias: all of it, or None.
         """
-        matrix = self.tensor(name, shape, dtype=self.head_type) if name else table
+        is_int8 = self._precision.is_int8 and not self._is_cpu
+        if name and is_int8:
+            matrix: Tensor | None = self._side_by_side([name], shape, None, first=1)
+        else:
+            matrix = self.tensor(name, shape, dtype=self.head_type) if name else table
         assert matrix is not None
         if self._rank is not None:
             part = vocabulary_part(shape[0], self._rank, self._tensor_para_size)
             rows = slice(part.start, part.stop)
             self.size_bytes -= matrix[len(part) :].nbytes if name else 0
             matrix, bias = matrix[rows], None if bias is None else bias[rows]
+        if is_int8:
+            linear, bias_bytes = Int8Linear(matrix, bias), 0 if bias is None else bias.nbytes
+            self._count(linear.size_bytes - bias_bytes)
+            self.saved_bytes += (matrix.nbytes if name else 0) + bias_bytes - linear.size_bytes
+            self.largest_bytes = max(self.largest_bytes, matrix.nbytes)
+            return linear
         if self._is_cpu and not name:
             self._count(matrix.nbytes)
         return Linear(matrix, bias, is_lent=name is not None and len(matrix) < shape[0])
