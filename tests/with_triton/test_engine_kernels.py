@@ -37,7 +37,9 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("kind", "rows"), [*itertools.product(KINDS, (1, 2, 8, 13)), ("int8, all", 40), ("int8, all", 150)])
+@pytest.mark.parametrize(
+    ("kind", "rows"), [*itertools.product(KINDS, (1, 2, 8, 13)), ("int8, all", 40), ("int8, all", 150)]
+)
 def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -> None:
     from backends.fastertransformer.engine.kernels.product import Tiling, choose, multiply
     from backends.fastertransformer.engine.linear import Norming

@@ -116,7 +116,7 @@ class StagedFiles:
             if self._is_gpu:
                 self._stream.wait_event(free)
             with path.open("rb", buffering=0) as source:
-                for piece in target.split(_PIECE_BYTES):
+                for piece in target.split(_PIECE_BYTES):  # type: ignore[no-untyped-call]
                     self._send(source.fileno(), start, piece)
                     start += len(piece)
 

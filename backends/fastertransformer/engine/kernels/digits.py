@@ -87,7 +87,7 @@ def _dot(weights, digits, sums, is_signed: tl.constexpr, is_native: tl.constexpr
 
 @triton.jit
 def sums_of_groups(weights, low, high, is_native: tl.constexpr):
-    """Multiply weights, four a word [n, 4 * groups], by the words of digits, and sum up each group: fp32 [n, groups]."""
+    """Multiply weights, four a word [n, 4 * groups], by the words of digits, and sum up: fp32 [n, groups]."""
     parts = _quarters(tl.reshape(weights, (weights.shape[0], weights.shape[1] // 4, 4)))
     lows, highs = tl.zeros(parts[0].shape, tl.int32), tl.zeros(parts[0].shape, tl.int32)
     for place in tl.static_range(4):

@@ -1,6 +1,8 @@
 """A matrix times some rows on the tensor cores: each program reads some rows of the matrix, or a part of them.
 
-int8 is multiplied as it is: the rows come in two digits then, as columns of one product; see digit_rows.py. Where the matrix has few rows, several programs share them (splits) to keep all of the GPU busy; the last one to finish
+int8 is multiplied as it is: the rows come in two digits then, as columns of one product; see digit_rows.py.
+
+Where the matrix has few rows, several programs share them (splits) to keep all of the GPU busy; the last one to finish
 adds up. It adds in the programs' order, so a result does not change from run to run.
 """
 
