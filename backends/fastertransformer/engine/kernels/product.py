@@ -133,7 +133,8 @@ def multiply(
         kernel[(tiles,)](y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps, **flags)
         return y
     units = None
-    if has_digits := _has_digits(x, scales):
+    # The tensor cores before these want integers in another order than they are in.
+    if has_digits := _has_digits(x, scales) and (is_chained or not is_native):
         x, units = _digits(x, norm)
     elif norm:
         x = normed(x, norm)
