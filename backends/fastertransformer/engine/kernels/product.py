@@ -133,8 +133,9 @@ def multiply(
         kernel[(tiles,)](y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps, **flags)
         return y
     units = None
-    # The tensor cores before these want integers in another order than they are in.
-    if has_digits := _has_digits(x, scales) and (is_chained or not is_native):
+    # A few rows take longer to be put into digits than the matrix to be widened, and tensor cores before compute
+    # capability 9.0 want integers in another order.
+    if has_digits := _has_digits(x, scales) and rows > _MOST_ROWS and (is_chained or not is_native):
         x, units = _digits(x, norm)
     elif norm:
         x = normed(x, norm)
@@ -188,14 +189,14 @@ def normed(x: Tensor, norm: Norming) -> Tensor:
 def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling | None:
     """Choose the tiles of a product with a matrix [outputs, inputs]; None: torch's own product is faster.
 
-    By what was fastest on an H200 for the matrices of GPTs of 1.3B, 5B and 20B, at 1 and 8 rows, of some 30 tilings;
-    benchmarks/gpu_kernels.py measures them.
+    By what was fastest on an H200 for the matrices of GPTs of 1.3B, 5B and 20B, at 1, 8, 64 and 225 rows, of some 30
+    tilings; benchmarks/gpu_kernels.py measures them.
     """
     is_int8 = dtype == torch.int8
     if not 1 <= rows <= (_MOST_ROWS_INT8 if is_int8 else _MOST_ROWS):
         return None
     if rows > 1:
-        share = (512 if is_int8 else 256) // triton.cdiv(outputs, 64)  # programs that keep the GPU busy
+        share = (512 if is_int8 and rows <= _MOST_ROWS else 256) // triton.cdiv(outputs, 64)  # keeps the GPU busy
         splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
         return Tiling(64, 128, 4, 4 if is_int8 else 6, splits if rows <= 64 else 1)
     return _one_row_tiling(outputs, inputs, dtype.itemsize)
