@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,16 +21,33 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..positions import Rotary
 
 _MOST_PIECES = 32
-_LEAST_CELLS = 128  # of a piece; twice as many are one piece, for putting two together takes longer
-# Bytes of keys, and of values, that a program holds at a time, its warps, and registers of a thread at most (0: as many
-# as it likes). On an H200 a step of 256 rows of 20 to 500 cells and 32 heads takes 271 us with the second, of which
-# reading takes 243; one row of 300 cells takes 6.1 us with the first and 7.5 with the second.
-_FEW, _CROWDED = (32768, 8, 0), (8192, 4, 128)
-_PROGRAMS_PER_PROCESSOR = 2
 _LEAST = tl.constexpr(-1e30)  # a score that none is below; the difference of two infinities is no number
 _LOG2_E = 1.4426950408889634
 NO_BIAS, SLOPES, BY_DISTANCE = 0, 1, 2  # kinds
 
+
+class Tiles(NamedTuple):
+    """How rows' cells are shared.
+
+    Attributes:
+        held: bytes of keys, and of values, that a program holds at a time.
+        warps: of a program.
+        registers: of a thread at most; 0: as many as it likes.
+        least: cells of a piece; twice as many are one piece, for putting two together takes longer.
+        programs: that a processor is to have at least, where there are cells for them.
+    """
+
+    held: int
+    warps: int
+    registers: int
+    least: int
+    programs: int
+
+
+# For as many heads of all rows as a quarter of the processors, as all of them, and for more. On an H200 32 heads of 80
+# cells take 4.5 us with the first and 4.9 with the second, of 1000 14.2 and 8.9; 48 heads of 300 cells 10.9 and 7.2.
+# 256 rows of 20 to 500 cells and 32 heads take 271 with the last, of which reading takes 243.
+_FEW, _SOME, _MANY = Tiles(32768, 8, 0, 128, 2), Tiles(8192, 4, 128, 64, 4), Tiles(8192, 4, 128, 128, 2)
 _VARYING = ("row_stride", "head_stride", "table_stride", "pieces", "distances", "rotary_size")
 
 
@@ -194,7 +212,7 @@ class Scratch:
 
     def __init__(self, device: torch.device) -> None:
         is_gpu = device.type == "cuda"
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else 4
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else 8
         self._device = device
         self._partial = torch.zeros(0, device=device)
         self._finished = torch.zeros(0, dtype=torch.int32, device=device)
@@ -258,16 +276,16 @@ def attend(
     if k is not None and v is not None and not q.stride() == k.stride() == v.stride():
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     scratch, is_chained = scratch_of(q.device), abilities(q.device)
-    wanted = -(-_PROGRAMS_PER_PROCESSOR * scratch.processors // (batch * heads))
-    pieces = min(_MOST_PIECES, wanted)
+    programs, processors = batch * heads, scratch.processors
+    tiles = _FEW if programs <= processors // 4 else _SOME if programs <= processors else _MANY
+    pieces = min(_MOST_PIECES, -(-tiles.programs * processors // programs))
     width = triton.next_power_of_2(size)
-    partial, finished = scratch.get(batch * heads, batch * heads * pieces * (width + 2) if pieces > 1 else 0)
-    held, warps, registers = _CROWDED if batch * heads > scratch.processors else _FEW
-    block = max(16, min(128, held // (width * q.dtype.itemsize)))
+    partial, finished = scratch.get(programs, programs * pieces * (width + 2) if pieces > 1 else 0)
+    block = max(16, min(128, tiles.held // (width * q.dtype.itemsize)))
     out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
-    is_limited = registers and is_chained and kind == NO_BIAS  # a bias takes some more, and so do older GPUs
-    limit = {"maxnreg": registers} if is_limited else {}
+    is_limited = tiles.registers and is_chained and kind == NO_BIAS  # a bias takes some more, and so do older GPUs
+    limit = {"maxnreg": tiles.registers} if is_limited else {}
     _attend[(batch, heads, pieces)](
         q, q if k is None else k, q if v is None else v, memory, tables, positions, windows, out,
         q if bias is None else bias, partial, finished,
@@ -275,8 +293,8 @@ def attend(
         bias.shape[1] if bias is not None and bias.dim() == 2 else 0,
         rotary.width if rotary else 0, math.log2(rotary.base) if rotary else 0.0,
         page_tokens=memory.shape[3], size=size, width=width, block=block, kind=kind,
-        is_cut=pieces > 1, is_new=k is not None, least=_LEAST_CELLS,
+        is_cut=pieces > 1, is_new=k is not None, least=tiles.least,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
-        is_chained=is_chained, num_warps=warps, launch_pdl=is_chained, **limit,
+        is_chained=is_chained, num_warps=tiles.warps, launch_pdl=is_chained, **limit,
     )  # fmt: skip
     return out.transpose(1, 2)
