@@ -17,7 +17,7 @@ LIMITS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 DTYPES = [*LIMITS] if HAS_GPU else [torch.float32]
 SHAPES = [(64, 2, 3, 12), (80, 1, 2, 8), (128, 3, 1, 20), (32, 2, 5, 6), (256, 1, 2, 5)]  # D, H, B, pages of each row
 if HAS_GPU:  # more programs than it has processors: other tiles
-    SHAPES += [(128, 48, 6, 12), (64, 40, 9, 20)]
+    SHAPES += [(128, 20, 3, 30), (128, 48, 6, 12), (64, 40, 9, 20)]
 UNBOUNDED = 1 << 31
 
 
