@@ -1,12 +1,13 @@
-"""Everything that is said to Triton about requests in work, by threads of its own.
+"""Everything that is said to Triton about requests in work, by one thread.
 
 ``execute`` only opens a reply and returns, so the next requests enter while this one is still being worked on; its
 answers are sent later through Triton's response sender, which non-decoupled models may use too (seen with Triton 2.51).
 
-Sending costs the sender's process 0.04 to 0.3 ms and asking whether a client has gone 0.08 to 0.25 ms (measured,
-Triton 2.51), which the engine's steps shall not wait for. Most of that is waiting for Triton, so several threads send.
-Requests take turns. Where tokens come faster than Triton takes them, an answer that has waited for long is left out:
-the next one says all that it said.
+One thread owns all senders. Sending costs the sender's process 0.04 to 0.3 ms and asking whether a client has gone
+0.08 to 0.25 ms (measured, Triton 2.51), which the engine's steps shall not wait for; and a sender must not be asked any
+more once its final answer is sent: Triton has freed what it would look at. (With several threads that send and another
+that asks, tritonserver died under the load of ``benchmarks/under_load.py``.) Requests take turns, and where tokens come
+faster than Triton takes them, an answer that has waited for long is left out: the next one says all that it said.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ import numpy.typing as npt
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
-_SENDERS = 4
 _LONGEST_WAIT_S = 0.1  # of an answer that is followed by another
 _FIRST_PAUSE_S = 5e-3  # before a client is asked for the first time: contexts are run then
 _LEAST_PAUSE_S = 2e-3  # between two questions whether the same client has gone
-_SHARE_OF_QUESTIONS = 0.2  # of the asking thread's time, at most
+_SHARE_OF_QUESTIONS = 0.2  # of the thread's time, at most
 
 
 class Reply:
@@ -35,17 +35,15 @@ class Reply:
 
     Attributes:
         is_cancelled: whether the client has gone or no longer wants an answer.
-        sender: Triton's. It must not be asked any more once the final answer is sent: what it would look at is freed.
-        asking: held while it is asked, and while the final answer is sent.
+        sender: Triton's.
         wanted: outputs.
         waiting: when each answer came, it, and whether it is final.
-        is_queued: whether a thread will look after what is waiting.
+        is_queued: whether the thread will look after what is waiting.
     """
 
     def __init__(self, request: Any, announce: Callable[[Reply], None]) -> None:
         self.is_cancelled = False
         self.sender = request.get_response_sender()
-        self.asking = threading.Lock()
         self.wanted = frozenset(request.requested_output_names())
         self.waiting: deque[tuple[float, Any, bool]] = deque()
         self.is_queued = False
@@ -96,7 +94,7 @@ class Reply:
 
 
 class Replies:
-    """The threads that send answers, and the one that asks whether clients have gone.
+    """The thread that sends answers and asks whether clients have gone.
 
     Args:
         triton: the module triton_python_backend_utils.
@@ -114,73 +112,61 @@ class Replies:
             kind=triton.MetricFamily.COUNTER,
         )
         self._cancelled = self._family.Metric(labels=dict(labels))
-        self._ready: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()  # replies that have something to send
-        self._open: deque[Reply] = deque()  # the one to be asked next in front
-        self._is_open, self._is_closed = threading.Condition(), False
-        threads = [threading.Thread(target=self._send_all, name=f"replies {n}", daemon=True) for n in range(_SENDERS)]
-        self.threads = (*threads, threading.Thread(target=self._ask_all, name="questions", daemon=True))
-        for thread in self.threads:
-            thread.start()
+        # Replies that have something to send, and new ones.
+        self._ready: queue.SimpleQueue[tuple[Reply, bool] | None] = queue.SimpleQueue()
+        self._open: deque[Reply] = deque()  # of the thread alone, the one to be asked next in front
+        self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
+        self._thread.start()
 
     def open(self, request: Any) -> Reply:
         """Take over the answering of a request."""
-        reply = Reply(request, self._ready.put)
-        with self._is_open:
-            self._open.append(reply)
-            if len(self._open) == 1:
-                self._is_open.notify()
+        reply = Reply(request, lambda reply: self._ready.put((reply, False)))
+        self._ready.put((reply, True))
         return reply
 
     def close(self) -> None:
-        """End the threads, when Triton has had every final answer."""
-        with self._is_open:
-            self._is_closed = True
-            self._is_open.notify()
-        for _ in range(_SENDERS):
-            self._ready.put(None)
-        for thread in self.threads:
-            thread.join()
+        """End the thread, when Triton has had every final answer."""
+        self._ready.put(None)
+        self._thread.join()
 
-    def _send_all(self) -> None:
-        while reply := self._ready.get():
-            content, is_final = reply.take()
-            if is_final:
-                with self._is_open:
-                    self._open.remove(reply)
-                with reply.asking:
-                    self._send(reply, content, is_final)
-                reply.mark_sent()
-            else:
-                self._send(reply, content, is_final)
-                if reply.go_on():
-                    self._ready.put(reply)
-
-    def _ask_all(self) -> None:
+    def _run(self) -> None:
+        next_question = 0.0
         while True:
-            with self._is_open:
-                pause_s = 0.0
-                while not self._open and not self._is_closed:
-                    self._is_open.wait()
-                    pause_s = _FIRST_PAUSE_S
-                if self._is_closed:
-                    return
-            time.sleep(pause_s)
-            time.sleep(self._ask_next())
+            pause = max(0.0, next_question - time.monotonic()) if self._open else None
+            try:
+                item = self._ready.get(timeout=pause)
+            except queue.Empty:
+                next_question = self._ask_next()
+                continue
+            if item is None:
+                return
+            reply, is_new = item
+            if not is_new:
+                self._send_next(reply)
+            else:
+                if not self._open:
+                    next_question = time.monotonic() + _FIRST_PAUSE_S
+                self._open.append(reply)
+            if self._open and time.monotonic() >= next_question:
+                next_question = self._ask_next()
 
     def _ask_next(self) -> float:
-        """Ask for one reply whether its client has gone; give the pause until the next question."""
-        with self._is_open:
-            if not self._open:
-                return 0.0
-            reply, count = self._open[0], len(self._open)
-            self._open.rotate(-1)
-            reply.asking.acquire()  # as long as it is open
+        """Ask for one reply whether its client has gone; give the time of the next question."""
         start = time.monotonic()
-        try:
-            reply.is_cancelled = reply.is_cancelled or bool(reply.sender.is_cancelled())
-        finally:
-            reply.asking.release()
-        return max((time.monotonic() - start) / _SHARE_OF_QUESTIONS, _LEAST_PAUSE_S / count)
+        reply = self._open[0]
+        reply.is_cancelled = reply.is_cancelled or bool(reply.sender.is_cancelled())
+        self._open.rotate(-1)
+        now = time.monotonic()
+        return now + max((now - start) / _SHARE_OF_QUESTIONS, _LEAST_PAUSE_S / len(self._open))
+
+    def _send_next(self, reply: Reply) -> None:
+        content, is_final = reply.take()
+        self._send(reply, content, is_final)
+        if is_final:
+            self._open.remove(reply)
+            reply.mark_sent()
+        elif reply.go_on():
+            self._ready.put((reply, False))
 
     def _send(self, reply: Reply, content: Any, is_final: bool) -> None:
         final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -22,7 +22,7 @@ def replies() -> Iterator[Replies]:
     opened = Replies(FakePbUtils("pb_utils"), {"output_ids": np.int32}, has_axis=False, labels={})
     yield opened
     opened.close()
-    assert not any(thread.is_alive() for thread in opened.threads)
+    assert not opened._thread.is_alive()
 
 
 def wait_until(condition: Any) -> None:
