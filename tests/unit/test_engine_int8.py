@@ -14,11 +14,13 @@ from network_runs import CPU, prefill_logits, some_ids
 from backends.fastertransformer.engine.config import read_config
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.layouts import Share, read_model
 from backends.fastertransformer.engine.linear import Int8Linear, Linear
 from backends.fastertransformer.engine.network import Network
 from backends.fastertransformer.engine.precision import Precision, choose_precision
 from backends.fastertransformer.engine.settings import Settings
-from backends.fastertransformer.engine.weights import load_weights
+from backends.fastertransformer.engine.shards import made_up
+from backends.fastertransformer.engine.weights import Reader, load_weights
 
 
 def test_each_output_channel_is_rounded_to_multiples_of_its_own_scale() -> None:
@@ -60,6 +62,26 @@ def test_logits_stay_near_those_of_the_full_weights(ranks: int, tmp_path: Path) 
     matrices = 2 * (4 + 8) * 64 * 64  # of two layers
     scales = 4 * 2 * (3 + 1 + 4 + 1) * 64
     assert sizes[0] - sizes[1] == 3 * matrices - scales
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_gpus_head_is_int8_beside_the_table_that_tokens_are_looked_up_in(has_head: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.ini").write_text(
+        "[gpt]\nhead_num = 4\nsize_per_head = 16\ninter_size = 256\nnum_layer = 1\nmax_pos_seq_len = 32\n"
+        "vocab_size = 100\nstart_id = 0\nend_id = 0\n"
+    )
+    config, found = read_config(tmp_path), []
+    for is_int8 in (False, True):
+        precision, shards = Precision(torch.float16, torch.float16, "", is_int8), made_up(torch.float16, CPU)
+        reader = Reader(config, 1, precision, CPU, False, None, shards)
+        found.append(read_model(reader, config, Share(range(1)), has_head))
+    full, quantised = found
+    assert full.head and quantised.head and isinstance(quantised.head, Int8Linear)
+    assert quantised.token_embedding.dtype == torch.float16
+    matrices, channels = 12 * 64 * 64, (3 + 1 + 4 + 1) * 64
+    head = 100 * 64 + 2 * 100 - (2 * 100 * 64 if has_head else 0)
+    assert quantised.size_bytes == full.size_bytes - matrices + 2 * channels + head
+    assert quantised.saved_bytes == full.size_bytes - quantised.size_bytes
 
 
 def test_int8_mode_is_part_of_the_precision() -> None:

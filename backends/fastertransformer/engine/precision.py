@@ -26,7 +26,7 @@ class Precision:
         rounded: every weight is rounded to this format first: what data_type asks for.
         compute: matrices and KV cache are kept and multiplied in this format.
         note: one line for the log that says what happens.
-        is_int8: whether the layers' matrices are kept as int8 (see linear.py).
+        is_int8: whether the layers' matrices are kept as int8, and on a GPU the head's (see linear.py).
     """
 
     rounded: torch.dtype
