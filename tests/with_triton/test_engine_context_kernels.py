@@ -70,3 +70,32 @@ def test_every_row_is_normed(is_rms: bool, dtype: torch.dtype) -> None:
     expected = F.rms_norm(x.double(), *wide, 1e-5) if is_rms else F.layer_norm(x.double(), *wide, bias.double(), 1e-5)
     found = normed(x, Norming(weight, None if is_rms else bias, 1e-5, is_rms))
     assert float((found.double() - expected).norm() / expected.norm()) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [*LIMITS] if HAS_GPU else [torch.float32], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "slopes", "by distance"])
+@pytest.mark.parametrize("size", [64, 80, 128, 256])
+def test_rows_attend_within_themselves(size: int, kind: str, is_causal: bool, dtype: torch.dtype) -> None:
+    from backends.fastertransformer.engine.kernels.rows import attend_rows
+
+    torch.manual_seed(0)
+    heads, far, rows = 2, 20, [(3, 150), (160, 1), (170, 64), (240, 33)]
+    tokens = 280
+    q, k, v = torch.randn(tokens, 3, heads, size).to(DEVICE, dtype).permute(1, 2, 0, 3).unbind()
+    table = torch.randn(heads, 2 * far + 1, device=DEVICE)
+    bias = {"slopes": torch.rand(heads, device=DEVICE), "by distance": table}.get(kind)
+    begins, lengths = torch.tensor(rows, device=DEVICE).T.contiguous()
+    found = attend_rows(q, k, v, begins, lengths, 150, 0.2, bias, is_causal)
+    for begin, length in rows:
+        own, steps = slice(begin, begin + length), torch.arange(length, device=DEVICE)
+        distance = steps - steps[:, None]
+        scores = q[:, own].double() @ k[:, own].double().transpose(1, 2) * 0.2
+        if kind == "slopes":
+            scores += bias[:, None, None] * distance
+        elif kind == "by distance":
+            scores += table[:, distance.clamp(-far, far) + far]
+        if is_causal:
+            scores = scores.masked_fill(distance > 0, -torch.inf)
+        expected = scores.softmax(-1) @ v[:, own].double()
+        assert float((found[:, own].double() - expected).norm() / expected.norm()) < 2 * LIMITS[dtype]
