@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .attention import ContinuedRows, NewRows, Slots, WholeInput
+from .attention import ContinuedRows, NewRows, Slots
 from .config import ModelConfig, Stack
 from .kernels import can_run_on
 from .layers import Call, Links, adapted, norming, run_layer, split
 from .layouts import ModelWeights, StackWeights
 from .linear import Norming
-from .page_rows import PackedRows, PageTokens, can_pack, kept_source, next_tokens
+from .page_rows import PackedRows, PageTokens, kept_source, next_tokens, whole_input
 from .pages import Cache, PagedCache
 from .positions import Alibi, Bias, Relative, Rotary, Rotation
 
@@ -129,8 +129,7 @@ class Network:
 
     def can_begin(self) -> bool:
         """Say whether begin can do without lengths."""
-        heads = self._like.new_empty(0, self.config.size_per_head)
-        return self._bias is None and can_pack(heads)
+        return can_run_on(self._like.device)
 
     def decode(
         self,
@@ -203,7 +202,7 @@ class Network:
         batch, length = ids.shape
         positions = torch.arange(length, device=ids.device)[None]
         kept: list[Tensor] | None = None if attentions is None else []
-        attend = WholeInput(lengths, length, self._encoder_bias, stack.attention_scale, self._like, kept)
+        attend = whole_input(lengths, length, self._encoder_bias, stack.attention_scale, self._like, kept)
         call = Call(attend, tasks=tasks)
         x = self.links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))
         for layer in weights.layers:

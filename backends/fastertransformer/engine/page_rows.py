@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .attention import Cells, KeptSource, NextTokens, SlotCells, biased
+from .attention import Cells, KeptSource, NextTokens, SlotCells, WholeInput, biased
+from .kernels import can_run_on
 from .pages import PAGE, PageCells, put
 from .positions import Bias, Rotary
 
@@ -60,6 +61,31 @@ class PageTokens:
         return attend(q, k, v, memory, *self._rows, self.rotary)
 
 
+def whole_input(
+    lengths: Tensor, length: int, bias: Bias | None, scale: float, like: Tensor, kept: list[Tensor] | None
+) -> WholeInput | WholeRows:
+    """Say how an encoder attends; see attention.WholeInput."""
+    if can_run_on(like.device) and kept is None:
+        return WholeRows(lengths, length, bias, scale)
+    return WholeInput(lengths, length, bias, scale, like, kept)
+
+
+class WholeRows:
+    """Every token of a row sees every other, by a kernel that needs no mask; see attention.WholeInput."""
+
+    def __init__(self, lengths: Tensor, length: int, bias: Bias | None, scale: float) -> None:
+        begins = torch.arange(len(lengths), device=lengths.device) * length
+        self._rows = begins, lengths, length, scale, bias.by_offset if bias else None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend from q, [B, H, S, D], to k and v."""
+        from .kernels.rows import attend_rows
+
+        parts = [each.transpose(0, 1).flatten(1, 2) for each in (q, k, v)]  # [H, B * S, D]
+        out = attend_rows(parts[0], parts[1], parts[2], *self._rows)
+        return out.view(out.shape[0], len(q), -1, out.shape[2]).transpose(0, 1)
+
+
 class PackedRows:
     """Rows that begin, one behind the other in one row of tokens, so nothing is padded; see attention.NewRows.
 
@@ -93,7 +119,10 @@ class PackedRows:
         self._ends, self._lengths, self._scale = ends, lengths, scale
         self._longest = max(lengths) if lengths else len(rows)
         self._masks: list[Tensor | None] = [None] * len(lengths or ())
-        if bias and lengths:
+        self._is_fused, self._bias = self._pages is not None and rows.is_cuda, bias.by_offset if bias else None
+        if self._is_fused:
+            self._rows = ends[:-1], ends.diff()
+        elif bias and lengths:
             steps = torch.arange(self._longest, device=rows.device)
             mask = biased(steps <= steps[:, None], bias(steps[None], steps[None]), like)
             self._masks = [mask[..., :length, :length] for length in lengths]
@@ -102,7 +131,7 @@ class PackedRows:
         """Keep k and v, [1, H, T, D] each, in a layer's memory, and attend to them."""
         if self._pages is None:  # to its slot a token is a row of its own
             self._cells.write(memory, self._positions[:, None], k.transpose(0, 2), v.transpose(0, 2))
-        elif k.is_cuda:
+        elif self._is_fused:
             from .kernels.keep import keep, turn_and_keep
 
             where = memory, self._pages, self._offsets
@@ -113,14 +142,19 @@ class PackedRows:
                 keep(k[0], v[0], *where)
         else:
             put(memory, self._pages[None], self._offsets[None], k, v)
-        if can_pack(q) and not (self._masks and self._masks[0] is not None):
+        if can_pack(q) and self._bias is None:
             parts = [x[0].transpose(0, 1) for x in (q, k, v)]
             ends, longest = self._ends, self._longest
             out = torch.ops.aten._flash_attention_forward(
                 *parts, ends, ends, longest, longest, 0.0, True, False, scale=self._scale
             )[0]
             return out.transpose(0, 1)[None]  # type: ignore[no-any-return]
-        assert self._lengths, "only the kernel of rows side by side takes lengths from the device"
+        if self._is_fused:
+            from .kernels.rows import attend_rows
+
+            packed = q[0], k[0], v[0], *self._rows
+            return attend_rows(*packed, self._longest, self._scale, self._bias, is_causal=True)[None]
+        assert self._lengths, "only the kernels of rows side by side take lengths from the device"
         out, end = torch.empty_like(q), 0
         for length, mask in zip(self._lengths, self._masks, strict=True):
             own, end = slice(end, end + length), end + length

@@ -17,24 +17,26 @@ class Bias(Protocol):
     Attributes:
         by_distance: of a key before its query: fp32 [H], what each token of distance costs (ALiBi's slopes), or [H, n],
             of each distance, the last of all that are further.
+        by_offset: of any key: fp32 [H] likewise, or [H, 2 n + 1], from n tokens before its query to n behind it.
     """
 
     @property
     def by_distance(self) -> Tensor:
         """See above."""
 
+    @property
+    def by_offset(self) -> Tensor:
+        """See above."""
+
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Positions [B, T] and [B, S] -> [B, H, T, S]."""
-
-
-_MAX_DISTANCE = 128  # of T5's buckets; FasterTransformer and Hugging Face agree on it
 
 
 class Alibi:
     """Penalises distance by each head's slope, fp32 [H]; a Bias."""
 
     def __init__(self, slopes: Tensor) -> None:
-        self.by_distance = slopes
+        self.by_distance = self.by_offset = slopes
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """See Bias."""
@@ -51,8 +53,9 @@ class Relative:
 
     def __init__(self, table: Tensor, is_both_ways: bool) -> None:
         self._table, self._is_both_ways = table, is_both_ways
-        behind = -torch.arange(_MAX_DISTANCE + 1, device=table.device)
-        self.by_distance = table[:, bucket(behind, table.shape[1], is_both_ways)].float().contiguous()
+        offsets = torch.arange(-_MAX_DISTANCE, _MAX_DISTANCE + 1, device=table.device)
+        self.by_offset = table[:, bucket(offsets, table.shape[1], is_both_ways)].float().contiguous()
+        self.by_distance = self.by_offset[:, : _MAX_DISTANCE + 1].flip(1)
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """See Bias."""
