@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
+from backends.fastertransformer.engine.attention import WholeInput
 from backends.fastertransformer.engine.linear import Norming
+from backends.fastertransformer.engine.page_rows import WholeRows
 from backends.fastertransformer.engine.pages import PAGE, put
-from backends.fastertransformer.engine.positions import Rotary, Rotation
+from backends.fastertransformer.engine.positions import Relative, Rotary, Rotation
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -99,3 +101,15 @@ def test_rows_attend_within_themselves(size: int, kind: str, is_causal: bool, dt
             scores = scores.masked_fill(distance > 0, -torch.inf)
         expected = scores.softmax(-1) @ v[:, own].double()
         assert float((found[:, own].double() - expected).norm() / expected.norm()) < 2 * LIMITS[dtype]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_an_encoders_rows_attend_as_with_a_mask(has_bias: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 170, 3 * 3 * 64, device=DEVICE).view(2, 170, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
+    lengths = torch.tensor([170, 17], device=DEVICE)
+    bias = Relative(torch.randn(3, 32, device=DEVICE), is_both_ways=True) if has_bias else None
+    found = WholeRows(lengths, 170, bias, 0.3)(q, k, v)
+    expected = WholeInput(lengths, 170, bias, 0.3, q)(q, k, v)
+    for row, length in enumerate(lengths.tolist()):
+        assert (found[row, :, :length] - expected[row, :, :length]).abs().max() < 2e-5
