@@ -64,7 +64,7 @@ class AgreementArguments(ScriptArguments):
     hidden: int = field(default=512, metadata={"help": "width"})
     vocab: int = field(default=4096, metadata={"help": "rows of the embedding"})
     families: tuple[str, ...] = field(default=tuple(_FAMILIES), metadata={"help": "JSON list of what is compared"})
-    device: str = field(default="cuda", metadata={"help": "what is compared with the CPU"})
+    device: str = field(default="cuda:0", metadata={"help": "what is compared with the CPU"})
 
 
 def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) -> ModelConfig:

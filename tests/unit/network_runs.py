@@ -8,9 +8,10 @@ import torch
 from huggingface_models import VOCAB
 from torch import Tensor
 
+from backends.fastertransformer.engine.attention import Source
 from backends.fastertransformer.engine.cache import CacheShape, KvCache
 from backends.fastertransformer.engine.config import read_config
-from backends.fastertransformer.engine.network import Network, Source
+from backends.fastertransformer.engine.network import Network
 from backends.fastertransformer.engine.precision import Precision
 from backends.fastertransformer.engine.weights import load_weights
 

@@ -109,7 +109,7 @@ def test_an_encoders_rows_attend_as_with_a_mask(has_bias: bool) -> None:
     q, k, v = torch.randn(2, 170, 3 * 3 * 64, device=DEVICE).view(2, 170, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
     lengths = torch.tensor([170, 17], device=DEVICE)
     bias = Relative(torch.randn(3, 32, device=DEVICE), is_both_ways=True) if has_bias else None
-    found = WholeRows(lengths, 170, bias, 0.3)(q, k, v)
+    found = WholeRows(torch.tensor([0, 170], device=DEVICE), lengths, 170, bias, 0.3)(q, k, v)
     expected = WholeInput(lengths, 170, bias, 0.3, q)(q, k, v)
     for row, length in enumerate(lengths.tolist()):
         assert (found[row, :, :length] - expected[row, :, :length]).abs().max() < 2e-5

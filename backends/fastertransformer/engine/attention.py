@@ -9,6 +9,7 @@ The token at position p of a row is kept in cell p % window of the row's slot (c
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -206,6 +207,21 @@ class WholeInput:
             self._kept.append(scores.softmax(-1))
             return self._kept[-1].to(v.dtype) @ v
         return F.scaled_dot_product_attention(q, k, v, self._mask, scale=self._scale)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the rows of an encoder-decoder answer to; see Network.remember.
+
+    Attributes:
+        lengths: [B] of their inputs.
+        longest: the largest of them, known on the host.
+        tasks: [B], each row's IA3 task; None: no row has one.
+    """
+
+    lengths: Tensor
+    longest: int
+    tasks: Tensor | None = None
 
 
 class KeptSource:

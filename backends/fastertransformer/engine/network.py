@@ -11,38 +11,23 @@ the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from .attention import ContinuedRows, NewRows, Slots
+from .attention import ContinuedRows, NewRows, Slots, Source
 from .config import ModelConfig, Stack
 from .kernels import can_run_on
 from .layers import Call, Links, adapted, norming, run_layer, split
 from .layouts import ModelWeights, StackWeights
 from .linear import Norming
-from .page_rows import PackedRows, PageTokens, kept_source, next_tokens, whole_input
-from .pages import Cache, PagedCache
+from .page_rows import PackedRows, PageTokens, WholeRows, kept_source, next_tokens, whole_input
+from .pages import Cache, PagedCache, put
 from .positions import Alibi, Bias, Relative, Rotary, Rotation
-
-
-@dataclass(frozen=True)
-class Source:
-    """What the rows of an encoder-decoder answer to; see Network.remember.
-
-    Attributes:
-        lengths: [B] of their inputs.
-        longest: the largest of them, known on the host.
-        tasks: [B], each row's IA3 task; None: no row has one.
-    """
-
-    lengths: Tensor
-    longest: int
-    tasks: Tensor | None = None
 
 
 class Network:
@@ -107,7 +92,7 @@ class Network:
         return self.links.leave(self._decoder(x, attend, rotate, slots, cache, source))
 
     def begin(self, tokens: Tensor, ends: Tensor, lengths: list[int] | None, cache: Cache) -> Tensor:
-        """Run new rows, one behind the other.
+        """Run new rows, one behind the other: what an encoder is given, where there is one, else contexts.
 
         Args:
             tokens: [3, T]: id, position in its row, and slot of each.
@@ -116,8 +101,10 @@ class Network:
             cache: where keys and values go.
 
         Returns:
-            [T, hidden], before the final norm.
+            [T, hidden], before the final norm; of an encoder behind it.
         """
+        if cache.shape.has_cross:
+            return self._take_in(tokens, ends, lengths, cache)
         kind = (self._bias, self.config.attention_scale, self._like)
         ids, positions, rows = tokens.unbind()
         tables = cache.tables if isinstance(cache, PagedCache) else None
@@ -127,9 +114,21 @@ class Network:
         rotate = None if is_fused else self._rotation(where)
         return self.links.leave(self._decoder(x, attend, rotate, slice(0, 0), cache, None))[0]
 
+    def _take_in(self, tokens: Tensor, ends: Tensor, lengths: list[int] | None, cache: Cache) -> Tensor:
+        """Run the encoder over inputs, see begin, and keep what its decoder needs of them."""
+        assert isinstance(cache, PagedCache) and self.config.encoder, "encode takes what is padded"
+        ids, positions, rows = tokens.unbind()
+        longest, scale = max(lengths) if lengths else len(ids), self.config.encoder.attention_scale
+        attend = WholeRows(ends[:-1], ends.diff(), longest, self._encoder_bias, scale)
+        x = self._encode(lambda: self._embed(ids[None], positions[None], None), (1, len(ids)), Call(attend))
+        places = cache.source_places(rows, positions)
+        for part, (k, v) in zip(cache.cross_memory, self._source_parts(x, None), strict=True):
+            put(part, *places, k, v)
+        return x[0]
+
     def can_begin(self) -> bool:
-        """Say whether begin can do without lengths."""
-        return can_run_on(self._like.device)
+        """Say whether begin can do without lengths, and an encoder's input without padding."""
+        return can_run_on(self._like.device) and not self.config.ia3_num_tasks
 
     def decode(
         self,
@@ -197,19 +196,26 @@ class Network:
         Returns:
             [B, S, hidden], normed; what stands behind a row's length means nothing.
         """
-        stack, weights = self.config.encoder, self.weights.encoder
-        assert stack and weights, "there is no encoder"
+        stack = self.config.encoder
+        assert stack, "there is no encoder"
         batch, length = ids.shape
         positions = torch.arange(length, device=ids.device)[None]
         kept: list[Tensor] | None = None if attentions is None else []
         attend = whole_input(lengths, length, self._encoder_bias, stack.attention_scale, self._like, kept)
-        call = Call(attend, tasks=tasks)
-        x = self.links.enter(lambda: self._embed(ids, positions, embeddings), (batch, length))
+        embed = partial(self._embed, ids, positions, embeddings)
+        encoded = self._encode(embed, (batch, length), Call(attend, tasks=tasks))
+        if attentions is not None and kept is not None:
+            attentions += self.links.gather(kept, (batch, length))
+        return encoded
+
+    def _encode(self, embed: Callable[[], Tensor], shape: tuple[int, int], call: Call) -> Tensor:
+        """Run the encoder on what embed gives, [*shape, hidden]."""
+        stack, weights = self.config.encoder, self.weights.encoder
+        assert stack and weights, "there is no encoder"
+        x = self.links.enter(embed, shape)
         for layer in weights.layers:
             x = run_layer(stack, layer, x, call, self.links)
         x = self.links.spread(self.links.leave(x))
-        if attentions is not None and kept is not None:
-            attentions += self.links.gather(kept, (batch, length))
         norm = norming(stack, weights.final_norm)
         return norm(x) if norm else x
 
@@ -217,13 +223,17 @@ class Network:
         self, encoded: Tensor, lengths: Tensor, slots: Slots, cache: Cache, tasks: Tensor | None = None
     ) -> None:
         """Put the keys and values of what the encoder has made, [B, S, hidden], into the rows' slots."""
-        assert self.weights.decoder, "there is no decoder"
         cells = cache.source_cells(slots)
-        for layer, memory in zip(self.weights.decoder.layers, cache.cross_memory, strict=True):
-            assert layer.cross
-            k, v = split(self.config, layer.cross.key_value(encoded), 2)  # [B, H, S, D]
-            k, v = adapted(k, layer.cross.ia3, 0, tasks), adapted(v, layer.cross.ia3, 1, tasks)
+        for memory, (k, v) in zip(cache.cross_memory, self._source_parts(encoded, tasks), strict=True):
             cells.begin(memory, k, v, lengths)
+
+    def _source_parts(self, encoded: Tensor, tasks: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give each layer's keys and values of what the encoder has made: [B, S, hidden] -> [B, H, S, D] each."""
+        assert self.weights.decoder, "there is no decoder"
+        for layer in self.weights.decoder.layers:
+            assert layer.cross
+            k, v = split(self.config, layer.cross.key_value(encoded), 2)
+            yield adapted(k, layer.cross.ia3, 0, tasks), adapted(v, layer.cross.ia3, 1, tasks)
 
     @property
     def _like(self) -> Tensor:

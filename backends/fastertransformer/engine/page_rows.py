@@ -66,16 +66,24 @@ def whole_input(
 ) -> WholeInput | WholeRows:
     """Say how an encoder attends; see attention.WholeInput."""
     if can_run_on(like.device) and kept is None:
-        return WholeRows(lengths, length, bias, scale)
+        begins = torch.arange(len(lengths), device=lengths.device) * length
+        return WholeRows(begins, lengths, length, bias, scale)
     return WholeInput(lengths, length, bias, scale, like, kept)
 
 
 class WholeRows:
-    """Every token of a row sees every other, by a kernel that needs no mask; see attention.WholeInput."""
+    """Every token of a row sees every other, by a kernel that needs no mask; see attention.WholeInput.
 
-    def __init__(self, lengths: Tensor, length: int, bias: Bias | None, scale: float) -> None:
-        begins = torch.arange(len(lengths), device=lengths.device) * length
-        self._rows = begins, lengths, length, scale, bias.by_offset if bias else None
+    Args:
+        begins: first token of each row among all of them.
+        lengths: of the rows.
+        longest: at least the largest of them.
+        bias: by positions; None: none.
+        scale: of q k.
+    """
+
+    def __init__(self, begins: Tensor, lengths: Tensor, longest: int, bias: Bias | None, scale: float) -> None:
+        self._rows = begins, lengths, longest, scale, bias.by_offset if bias else None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend from q, [B, H, S, D], to k and v."""
@@ -131,15 +139,12 @@ class PackedRows:
         """Keep k and v, [1, H, T, D] each, in a layer's memory, and attend to them."""
         if self._pages is None:  # to its slot a token is a row of its own
             self._cells.write(memory, self._positions[:, None], k.transpose(0, 2), v.transpose(0, 2))
-        elif self._is_fused:
-            from .kernels.keep import keep, turn_and_keep
+        elif self._is_fused and self._rotary:
+            from .kernels.keep import turn_and_keep
 
-            where = memory, self._pages, self._offsets
-            if self._rotary:
-                turned = turn_and_keep(q[0], k[0], v[0], *where, self._positions, self._rotary)
-                q, k = (each[None] for each in turned)
-            else:
-                keep(k[0], v[0], *where)
+            where = memory, self._pages, self._offsets, self._positions
+            turned = turn_and_keep(q[0], k[0], v[0], *where, self._rotary)
+            q, k = (each[None] for each in turned)
         else:
             put(memory, self._pages[None], self._offsets[None], k, v)
         if can_pack(q) and self._bias is None:

@@ -47,14 +47,7 @@ class PageCells:
             steps = torch.arange(k.shape[2], device=k.device)
             pages = self.tables[:, steps // PAGE].masked_fill(steps >= lengths[:, None], 0)
             self._places = pages, (steps % PAGE).repeat(len(pages), 1)
-        if k.is_cuda:
-            from .kernels.keep import keep
-
-            pages, offsets = self._places
-            keys, values = (each.transpose(0, 1).flatten(1, 2) for each in (k, v))  # [H, B * T, D]
-            keep(keys, values, memory, pages.flatten(), offsets.flatten())
-        else:
-            put(memory, *self._places, k, v)
+        put(memory, *self._places, k, v)
 
     def write(self, memory: Tensor, cells: Tensor, k: Tensor, v: Tensor) -> None:
         """See Cells."""
@@ -151,6 +144,10 @@ class PagedCache:
         """Say where rows keep those of what the encoder has made."""
         return PageCells(self._source.on_device[slots])
 
+    def source_places(self, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Say where that of tokens is, [T] each: page and offset, [1, T] each."""
+        return self._source.on_device[slots, positions // PAGE][None], (positions % PAGE)[None]
+
     def copy(self, targets: Array, sources: Array, length: int) -> None:
         """Overwrite slots with what the first ``length`` entries of others hold; all are read before any is written."""
         both = [self._own.pages_of(each, _pages(length)) + self._source.pages_of(each) for each in (targets, sources)]
@@ -188,6 +185,12 @@ class PagedCache:
 
 def put(memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
     """Write k and v, [B, H, T, D], into the pages of their tokens, [B, T], at these offsets."""
+    if k.is_cuda:
+        from .kernels.keep import keep
+
+        keys, values = (each.transpose(0, 1).flatten(1, 2) for each in (k, v))  # [H, B * T, D]
+        keep(keys, values, memory, pages.flatten(), offsets.flatten())
+        return
     memory[0, pages, :, offsets] = k.transpose(1, 2)  # indexed axes come first: [B, T, H, D]
     memory[1, pages, :, offsets] = v.transpose(1, 2)
 

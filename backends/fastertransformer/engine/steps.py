@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .attention import Source
 from .cache import MOST_SLOTS, no_sources, upload
 from .graphs import Chosen, StepGraphs
-from .network import Network, Source
+from .network import Network
 from .pages import Cache, PagedCache
 from .prefixes import Prefix
 from .request import Array
@@ -141,12 +142,18 @@ class Steps:
             wants_attentions: whether somebody asks what each layer attends to.
 
         Returns:
-            [B, S, hidden], and the latter by layer, fp32 [B, H, S, S]; empty where nobody asks.
+            [B, S, hidden], but from pages one row behind the other; and the latter by layer, fp32 [B, H, S, S]; empty
+            where nobody asks.
         """
         self._threads.fit(ids.size)
         given = None if embeddings is None else upload(embeddings, self.device)
-        tokens, known = upload(ids, self.device), upload(np.stack((lengths, tasks)), self.device)
+        known = upload(np.stack((lengths, tasks)), self.device)
         slots = slice(first, first + len(ids))
+        if embeddings is None and isinstance(self.cache, PagedCache) and self.network.can_begin():
+            self.cache.sources[:, slots] = known
+            every = np.concatenate([row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)])
+            return self._begin(every, lengths, first), []
+        tokens = upload(ids, self.device)
         of_tasks = known[1] if self.config.ia3_num_tasks else None
         attentions: list[Tensor] = []
         encoded = self.network.encode(tokens, known[0], of_tasks, given, attentions if wants_attentions else None)
@@ -206,6 +213,9 @@ class Steps:
         Returns:
             [T, hidden], before the final norm; good until the next step.
         """
+        return self._begin(ids, lengths, first)
+
+    def _begin(self, ids: Array, lengths: Array, first: int) -> Tensor:
         rows = np.repeat(np.arange(first, first + len(lengths)), lengths)
         ends = np.concatenate(([0], np.cumsum(lengths)))
         tokens = np.stack((ids, np.arange(len(ids)) - np.repeat(ends[:-1], lengths), rows))  # [3, T]

@@ -46,7 +46,7 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
         from .kernels import draw
 
         draw.warm_up(steps.config.vocab_size, steps.device)
-    has_contexts = steps.packs and steps.network.can_begin()
+    has_contexts = steps.network.can_begin()
     # The largest first: the others fit into its memory.
     sizes = [(rows, 0) for rows in reversed(ROWS)] + [(0, tokens) for tokens in reversed(TOKENS) if has_contexts]
     missing = []

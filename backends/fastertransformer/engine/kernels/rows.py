@@ -15,7 +15,7 @@ from torch import Tensor
 from .attention import NO_BIAS, SLOPES
 
 _LOG2_E = 1.4426950408889634
-_TILES, _SMALL_TILES = (128, 32, 8, 3), (32, 32, 4, 2)  # queries and keys of a program at a time, warps, stages
+_TILES, _SMALL_TILES = (64, 32, 4, 3), (32, 32, 4, 2)  # queries and keys of a program at a time, warps, stages
 
 
 @triton.jit
