@@ -25,7 +25,8 @@ from transformers import T5EncoderModel
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.group import Group
-from backends.fastertransformer.engine.parallel import packed, unpacked
+from backends.fastertransformer.engine.layouts import vocabulary_part
+from backends.fastertransformer.engine.parallel import packed, ranked, unpacked
 from backends.fastertransformer.engine.ranks import Ranks, meet, read_ranks
 from backends.fastertransformer.engine.settings import Settings
 
@@ -288,6 +289,23 @@ def test_a_step_is_read_as_it_was_written(size: int) -> None:
         if ours is not None:
             assert np.shape(ours) == np.shape(theirs)
             np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_largest_key_is_the_likeliest_tokens_and_the_first_of_equals() -> None:
+    values = torch.tensor([-0.0, 0.0, -1.5, 3e38, -3e38, 3e38, 1e-40, float("-inf"), 65504.0])
+    for count in range(1, len(values) + 1):
+        tokens = torch.randperm(1 << 20)[:count].sort().values
+        best = ranked(values[:count], tokens).argmax()
+        assert tokens[best] == tokens[values[:count].argmax()]
+        assert ranked(values[:count], tokens).unique().numel() == count
+
+
+@pytest.mark.parametrize("vocab_size", [4, 97, 50257, 256000])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_token_is_predicted_by_one_rank(vocab_size: int, ranks: int) -> None:
+    parts = [vocabulary_part(vocab_size, rank, ranks) for rank in range(ranks)]
+    assert [token for part in parts for token in part] == list(range(vocab_size))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1 and min(map(len, parts))
 
 
 def place(directory: Path, **changes: object) -> Ranks:
