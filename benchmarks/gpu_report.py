@@ -45,11 +45,11 @@ def read(directory: Path, kind: str) -> dict[str, Lines]:
 
 
 def latencies(directory: Path) -> Lines:
-    """Read the latencies of all requests, on one GPU and on several that add up as the engine does by itself."""
+    """Read the latencies of all requests; of several GPUs those that add up in each other's memory before NCCL's."""
     decoded, scaled = (sum(read(directory, kind).values(), Lines()) for kind in ("decode", "scaling"))
-    several = [line for line in scaled if line["sums"] == "peers"]
+    found = {_case(line): line for line in sorted(scaled, key=lambda line: line["sums"] == "peers")}
     known = {_case(line) for line in decoded}
-    return decoded + several + [line for line in scaled if line["gpus"] == "1" and _case(line) not in known]
+    return decoded + [line for case, line in found.items() if case not in known]
 
 
 def _case(line: dict[str, str]) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def test_half_precision_over_gpus_is_as_near_to_one_gpu_as_its_rounding(
     assert set(ranks.wait(100)) == {0}, ranks.text
     pairs = list(zip(ranks.answers, expected, strict=True))
     away = max(float(np.abs(ours["context_log_probs"] - theirs["context_log_probs"]).max()) for ours, theirs in pairs)
-    same = np.mean([np.mean(ours["output_ids"] == theirs["output_ids"]) for ours, theirs in pairs])
+    same = float(np.mean([np.mean(ours["output_ids"] == theirs["output_ids"]) for ours, theirs in pairs]))
     record_property("log-probability difference", away)
     record_property("tokens that agree", same)
     assert away < {"fp16": 2e-2, "bf16": 1e-1}[data_type]
