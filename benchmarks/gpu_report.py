@@ -128,10 +128,11 @@ def draw(latencies: Lines, path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(_USE_CASES), figsize=(14, 4.5))
     for axis, (lengths, title) in zip(axes, _USE_CASES.items(), strict=True):
         here = [line for line in lines if _lengths(line) == lengths]
-        labels = [f"{line['model']}\n{line['gpus']} GPU" for line in here]
+        labels = [f"{line['model']}\nx {line['gpus']}" for line in here]
         axis.bar(labels, [float(line["ours_ms"]) for line in here], color="tab:blue", label="engine")
         axis.bar(labels, [float(line["floor_ms"]) for line in here], color="tab:gray", label="floor")
         axis.set_title(f"{title}: {lengths[0]} in, {lengths[1]} out")
+        axis.set_xlabel("model x GPUs")
         axis.set_ylabel("latency, ms")
         axis.legend()
     figure.tight_layout()
