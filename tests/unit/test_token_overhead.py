@@ -1,0 +1,41 @@
+"""The made-up store that the path is measured with, and the arithmetic of its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from benchmarks.made_up_repository import EMPTY, write_empty_models, write_repository
+from benchmarks.token_overhead import Arrivals, make_prompt, medians
+
+
+def test_each_empty_model_has_the_tensors_and_steps_of_the_one_it_stands_for(tmp_path: Path) -> None:
+    repository = write_repository(tmp_path, (1, 16, 2), "fp32", 1 << 20)
+    write_empty_models(repository)
+    models = {}
+    for path in repository.glob("*/config.pbtxt"):
+        models[path.parent.name] = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+        assert (path.parent / "1").is_dir()
+    real = {name: model for name, model in models.items() if not name.startswith(EMPTY)}
+    assert set(models) == set(real) | {EMPTY + name for name in real} and len(real) == 4
+    assert real["fastertransformer"].parameters["kv_cache_bytes"].string_value == str(1 << 20)
+    for name, model in real.items():
+        empty = models[EMPTY + name]
+        assert (empty.input, empty.output) == (model.input, model.output)
+        assert empty.model_transaction_policy == model.model_transaction_policy
+        assert [step.model_name for step in empty.ensemble_scheduling.step] == [
+            EMPTY + step.model_name for step in model.ensemble_scheduling.step
+        ]
+        if empty.backend:
+            compile((repository / empty.name / "1" / "model.py").read_text(), name, "exec")
+    prompt = make_prompt(repository, 40, 8)
+    assert (len(prompt.ids), prompt.output_length, prompt.text[:8]) == (40, 8, "The ship")
+
+
+def test_a_further_token_takes_what_lies_between_the_first_answer_and_the_last() -> None:
+    each = Arrivals(1_000_000, (3_000_000, 4_000_000, 9_000_000), tokens=4)  # one answer brought two tokens
+    assert (each.first_ms, each.further_ms) == (2.0, 2.0)
+    slow, slower = (Arrivals(0, (first, first + 3_000_000), 2) for first in (5_000_000, 9_000_000))
+    assert medians([each, slow, slower]) == (5.0, 3.0)
