@@ -53,6 +53,10 @@ def product(norm: str, ahead: int, is_int8: bool, block_n: int = 8) -> dict[str,
     return {**tiles, **kind, "is_native": True, "has_scales": is_int8, "maxnreg": 128}
 
 
+LOOPED = {"block_k": 512, "is_whole": False}
+BF16 = dict.fromkeys(("x", "y", "weight", "gain", "residual"), "*bf16")
+
+
 def products(padded: int, stages: int, splits: int, has_digits: bool) -> dict[str, Any]:
     tiles = {"block_n": 64, "block_k": 128, "stages": stages, "splits": splits, "padded": padded}
     kind = {"has_scales": has_digits, "has_bias": True, "activation": "gelu", "has_residual": True}
@@ -90,6 +94,13 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "64 rows, int8, widened": ("few_rows", "few_rows", 4, products(64, 4, 1, False), {"weight": "*i8"}),
     "digits": ("digit_rows", "digit_rows", 8, {"norm": "layer", "has_shift": True, "block": 8192}, {"digits": "*i8"}),
     "one row, norm": ("one_row", "one_row", 4, product("layer", 4, False, 4), {"bias": "*fp32"}),
+    "one row, bf16, norm": (
+        "one_row",
+        "one_row",
+        2,
+        {**product("layer", 1, False), **LOOPED},
+        {**BF16, "bias": "*fp32"},
+    ),
     "one row": ("one_row", "one_row", 8, product("", 8, False, 2), {}),
     "one row, int8, norm": ("one_row_int8", "one_row_int8", 4, product("layer", 2, True), {"weight": "*i8"}),
     "one row, int8": ("one_row_int8", "one_row_int8", 8, product("", 4, True, 4), {"weight": "*i8"}),
