@@ -63,6 +63,9 @@ def products(padded: int, stages: int, splits: int, has_digits: bool) -> dict[st
     return {**tiles, **kind, "has_digits": has_digits, "is_native": True}
 
 
+ROWS = {"bias": "*fp32"} | dict.fromkeys(("token_stride", "head_stride", "out_stride"), "i64")  # multiples of 16 too
+
+
 def rows(kind: int, is_causal: bool) -> dict[str, Any]:
     return {"size": 128, "width": 128, "block_m": 64, "block_n": 32, "kind": kind, "is_causal": is_causal}
 
@@ -84,8 +87,8 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "turn by pairs": ("keep", "_keep", 4, keeping(rotation=1), {}),
     "turn by halves": ("keep", "_keep", 4, keeping(rotation=2), {}),
     "widen": ("widen", "_widen", 4, {"block_n": 8, "block_k": 1024, "is_native": True}, {"weight": "*i8"}),
-    "rows with slopes": ("rows", "_attend_rows", 4, rows(1, is_causal=True), {"bias": "*fp32"}),
-    "rows by distance": ("rows", "_attend_rows", 4, rows(2, is_causal=False), {"bias": "*fp32"}),
+    "rows with slopes": ("rows", "_attend_rows", 4, rows(1, is_causal=True), ROWS),
+    "rows by distance": ("rows", "_attend_rows", 4, rows(2, is_causal=False), ROWS),
     "norm": ("norm_rows", "norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("draw", "_draw", 16, {"block": 4096}, {"tokens": "*i64", "rows": "*i64"}),
     "few rows": ("few_rows", "few_rows", 4, products(8, 6, 2, False), {}),
