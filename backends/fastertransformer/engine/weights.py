@@ -195,7 +195,7 @@ class Reader:
         if self._rank is not None:
             part = vocabulary_part(shape[0], self._rank, self._tensor_para_size)
             rows = slice(part.start, part.stop)
-            self.size_bytes -= matrix[len(part) :].nbytes if name else 0
+            self.size_bytes -= matrix[len(part) :].nbytes if name and not is_int8 else 0
             matrix, bias = matrix[rows], None if bias is None else bias[rows]
         if is_int8:
             linear, bias_bytes = Int8Linear(matrix, bias), 0 if bias is None else bias.nbytes
