@@ -79,7 +79,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "by distance": ("attention", "_attend", 4, attention(32, True, kind=2), {"bias": "*fp32"}),
     "by pairs": ("attention", "_attend", 8, attention(128, False, rotation=1), {}),
     "by halves": ("attention", "_attend", 4, attention(32, True, rotation=2), {}),
-    "likeliest": ("likeliest", "_take", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64"}),
+    "likeliest": ("likeliest", "_take", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64", "lost": "i32"}),
     "embedding": ("embedding", "_embed", 4, {"has_places": True, "block": 1024}, {"tokens": "*fp16"}),
     "peer sum": ("peer_sum", "_add", 4, PEERS | {"block": 256, "programs": 32}, {"memory": "*i64", "part": "*fp32"}),
     "peer choice": ("peer_choice", "_agree", 1, PEERS, {"memory": "*i64", "tokens": "*i64"}),
