@@ -45,11 +45,15 @@ def read(directory: Path, kind: str) -> dict[str, Lines]:
 
 
 def latencies(directory: Path) -> Lines:
-    """Read the latencies of all requests; of several GPUs those that add up in each other's memory before NCCL's."""
+    """Read the latencies of all requests, each case once.
+
+    Where several were measured, gpu_scaling's counts, sums in each other's memory before NCCL's; then files by name.
+    """
     decoded, scaled = (sum(read(directory, kind).values(), Lines()) for kind in ("decode", "scaling"))
-    found = {_case(line): line for line in sorted(scaled, key=lambda line: line["sums"] == "peers")}
-    known = {_case(line) for line in decoded}
-    return decoded + [line for case, line in found.items() if case not in known]
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for line in (*sorted(scaled, key=lambda line: line["sums"] != "peers"), *decoded):
+        found.setdefault(_case(line), line)
+    return list(found.values())
 
 
 def _case(line: dict[str, str]) -> tuple[str, ...]:
@@ -124,17 +128,25 @@ def draw(latencies: Lines, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = [line for line in use_cases(latencies) if "int8" not in line["data_type"]]
-    figure, axes = pyplot.subplots(1, len(_USE_CASES), figsize=(14, 4.5))
+    lines = [line for line in use_cases(latencies) if line["data_type"] == "fp16"]
+    figure, axes = pyplot.subplots(1, len(_USE_CASES), figsize=(14, 4.8))
     for axis, (lengths, title) in zip(axes, _USE_CASES.items(), strict=True):
-        here = [line for line in lines if _lengths(line) == lengths]
-        labels = [f"{line['model']}\nx {line['gpus']}" for line in here]
-        axis.bar(labels, [float(line["ours_ms"]) for line in here], color="tab:blue", label="engine")
-        axis.bar(labels, [float(line["floor_ms"]) for line in here], color="tab:gray", label="floor")
-        axis.set_title(f"{title}: {lengths[0]} in, {lengths[1]} out")
-        axis.set_xlabel("model x GPUs")
-        axis.set_ylabel("latency, ms")
-        axis.legend()
+        here = [line for line in reversed(lines) if _lengths(line) == lengths]
+        labels = [f"{line['model']}, {line['gpus']} GPU{'s' * (line['gpus'] != '1')}" for line in here]
+        ours, floors = ([float(line[column]) for line in here] for column in ("ours_ms", "floor_ms"))
+        bars = axis.barh(labels, ours, color="#9fc0ea", label="engine")
+        axis.barh(labels, floors, color="#1f5fbf", label="floor")
+        axis.bar_label(
+            bars,
+            padding=3,
+            labels=[f"{value:,.0f} ms, x{value / floor:.2f}" for value, floor in zip(ours, floors, strict=True)],
+        )
+        axis.set_xlim(0, 1.5 * max(ours))
+        axis.set_title(f"{title}: {lengths[0]} in, {lengths[1]} out", loc="left", fontsize=11)
+        axis.set_xlabel("latency of a request, ms (x floor)")
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    axes[0].legend(loc="lower right", frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
