@@ -139,11 +139,14 @@ def test_t5_is_measured_and_reported(t5: tuple[Served, Any, SentencePieceProcess
     assert list(loads["state"]) == ["ok"] and not loads["failed_requests"].any()
 
 
-def test_lambada_of_t5_is_refused_before_anything_runs(t5: tuple[Served, Any, SentencePieceProcessor]) -> None:
+def test_lambada_of_t5_is_scored_by_the_drop_in_engine_and_refused_for_fastertransformers(
+    t5: tuple[Served, Any, SentencePieceProcessor],
+) -> None:
     served, _, _ = t5
-    refused = served.main("[convert,export,deploy,evaluate,benchmark]")
+    assert "lambada_openai_perplexity" in served.ask("[evaluate]")
+    refused = served.main("[convert,export,deploy,evaluate]", "deployment.engine=fastertransformer")
     assert refused.returncode == 1 and "running" not in refused.stdout
-    assert refused.stderr.startswith("slipway: ") and "(T5), and lambada scores" in refused.stderr
+    assert refused.stderr.startswith("slipway: ") and "(T5), and lambada scores given words" in refused.stderr
 
 
 def test_t5s_decoder_writes_what_transformers_writes(

@@ -29,7 +29,7 @@ LONG = 20  # enough for all beams to end: at the limit the two definitions diffe
 
 
 def settings_of(directory: Path, model_type: str = "T5") -> Settings:
-    return Settings(directory, 1, 1, "fp32", cpu_threads=1, model_type=model_type)
+    return Settings(directory, 1, 1, "fp32", cpu_threads=1, model_type=model_type, kv_cache_bytes=1 << 26)
 
 
 @pytest.fixture(scope="module", params=["slots", "pages"])
