@@ -23,18 +23,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.fastertransformer.engine.cache import UNBOUNDED, CacheShape, KvCache
-from backends.fastertransformer.engine.config import ModelConfig, read_config
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape, KvCache
+from backends.fastertransformer.engine.attention.pages import PagedCache
+from backends.fastertransformer.engine.checkpoint.config import ModelConfig, read_config
+from backends.fastertransformer.engine.checkpoint.layouts import Share, read_model
+from backends.fastertransformer.engine.checkpoint.weights import Reader, load_weights
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.kernels import can_run_on
-from backends.fastertransformer.engine.layouts import Share, read_model
-from backends.fastertransformer.engine.network import Network
-from backends.fastertransformer.engine.pages import PagedCache
+from backends.fastertransformer.engine.network.network import Network
+from backends.fastertransformer.engine.network.steps import Steps
 from backends.fastertransformer.engine.precision import choose_precision
-from backends.fastertransformer.engine.request import Array
+from backends.fastertransformer.engine.requests.request import Array
 from backends.fastertransformer.engine.settings import Settings
-from backends.fastertransformer.engine.steps import Steps
-from backends.fastertransformer.engine.weights import Reader, load_weights
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_sizes import for_encoder
 from handover.arguments import ScriptArguments

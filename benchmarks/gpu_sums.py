@@ -3,7 +3,8 @@
     python3 -m benchmarks.gpu_sums --gpus=4 --csv=sums.csv
 
 A captured graph of 100 sums of fp16 rows with a residual, as a step has them: by NCCL, in the memory of the peers
-(engine/peers.py), and by torch's one-shot sum in symmetric memory, which adds no residual. Times are of one sum, us.
+(engine/ranks/peers.py), and by torch's one-shot sum in symmetric memory, which adds no residual. Times are of one sum,
+in us.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from backends.fastertransformer.engine.group import Group
-from backends.fastertransformer.engine.peers import open_peers
-from backends.fastertransformer.engine.ranks import Ranks
+from backends.fastertransformer.engine.ranks.group import Group
+from backends.fastertransformer.engine.ranks.peers import open_peers
+from backends.fastertransformer.engine.ranks.ranks import Ranks
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.gpu_models import Table, median_seconds, need_gpu
 from handover.arguments import ScriptArguments

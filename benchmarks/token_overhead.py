@@ -16,7 +16,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
 from backends.fastertransformer.engine.engine import Engine
-from backends.fastertransformer.engine.sequence import Answer
+from backends.fastertransformer.engine.generation.sequence import Answer
 from benchmarks.made_up_repository import EMPTY
 from evaluation.load.wire import encode
 from evaluation.load.workload import Prompt

@@ -19,7 +19,7 @@ from handover.endpoint import RUN_VARIABLE
 from handover.errors import ServerError
 
 ENGINE_VARIABLE = "SLIPWAY_RANKS"
-"""Tells a process of our engine what it is; ``backends/fastertransformer/engine/ranks.py`` reads it."""
+"""Tells a process of our engine what it is; ``backends/fastertransformer/engine/ranks/ranks.py`` reads it."""
 
 _CLOSED = ("--allow-http=false", "--allow-grpc=false", "--allow-metrics=false")
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backends.fastertransformer.engine.cache import UNBOUNDED
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED
 from backends.fastertransformer.engine.loading import load_steps
+from backends.fastertransformer.engine.network.steps import Steps
 from backends.fastertransformer.engine.settings import Settings
-from backends.fastertransformer.engine.steps import Steps
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source

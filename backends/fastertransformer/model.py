@@ -30,10 +30,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
 from fastertransformer.engine.errors import EngineError  # noqa: E402
-from fastertransformer.engine.group import Group  # noqa: E402
+from fastertransformer.engine.generation.sequence import INVALID, Answer  # noqa: E402
 from fastertransformer.engine.precision import choose_device  # noqa: E402
-from fastertransformer.engine.ranks import read_ranks  # noqa: E402
-from fastertransformer.engine.sequence import INVALID, Answer  # noqa: E402
+from fastertransformer.engine.ranks.group import Group  # noqa: E402
+from fastertransformer.engine.ranks.ranks import read_ranks  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
 

@@ -1,7 +1,7 @@
 """A rank other than the first: holds its part of the network and takes part until rank 0 ends.
 
 ``python3 -m backends.fastertransformer.worker``; what it is among the others stands in SLIPWAY_RANKS, see
-engine/ranks.py, and what to load it hears from rank 0. It needs no Triton.
+engine/ranks/ranks.py, and what to load it hears from rank 0. It needs no Triton.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 import sys
 
 from .engine.errors import EngineError
-from .engine.group import Group
 from .engine.loading import load_steps
-from .engine.parallel import follow
 from .engine.precision import choose_device
-from .engine.ranks import VARIABLE, read_ranks
+from .engine.ranks.group import Group
+from .engine.ranks.parallel import follow
+from .engine.ranks.ranks import VARIABLE, read_ranks
 
 
 def main() -> int:

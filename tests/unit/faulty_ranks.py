@@ -35,7 +35,7 @@ def break_network(network: Any, tokens: tuple[int, ...]) -> None:
 def work() -> int:
     sys.path.insert(0, str(PROJECT / "backends"))
     from fastertransformer import worker
-    from fastertransformer.engine.network import Network
+    from fastertransformer.engine.network.network import Network
 
     break_network(Network, (FAILS_EVERYWHERE, FAILS_IN_RANK_1))
     return worker.main()
@@ -70,9 +70,9 @@ def lead(shards: str, device: str, count: str) -> None:
     sys.path.insert(0, str(PROJECT))
     from rank_processes import workers_of
 
-    from backends.fastertransformer.engine import crew
     from backends.fastertransformer.engine.engine import open_engine
-    from backends.fastertransformer.engine.network import Network
+    from backends.fastertransformer.engine.network.network import Network
+    from backends.fastertransformer.engine.ranks import crew
     from backends.fastertransformer.engine.settings import Settings
 
     if device == "cpu":

@@ -8,12 +8,12 @@ import torch
 from huggingface_models import VOCAB
 from torch import Tensor
 
-from backends.fastertransformer.engine.attention import Source
-from backends.fastertransformer.engine.cache import CacheShape, KvCache
-from backends.fastertransformer.engine.config import read_config
-from backends.fastertransformer.engine.network import Network
+from backends.fastertransformer.engine.attention.attention import Source
+from backends.fastertransformer.engine.attention.cache import CacheShape, KvCache
+from backends.fastertransformer.engine.checkpoint.config import read_config
+from backends.fastertransformer.engine.checkpoint.weights import load_weights
+from backends.fastertransformer.engine.network.network import Network
 from backends.fastertransformer.engine.precision import Precision
-from backends.fastertransformer.engine.weights import load_weights
 
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32, "")

@@ -6,10 +6,10 @@ import pytest
 from asking import CPU
 
 from backends.fastertransformer.engine import loading
-from backends.fastertransformer.engine.cache import CacheShape
-from backends.fastertransformer.engine.pages import PagedCache
+from backends.fastertransformer.engine.attention.cache import CacheShape
+from backends.fastertransformer.engine.attention.pages import PagedCache
+from backends.fastertransformer.engine.network.steps import Steps
 from backends.fastertransformer.engine.settings import Settings
-from backends.fastertransformer.engine.steps import Steps
 
 
 def have_pages(patch: pytest.MonkeyPatch) -> None:

@@ -114,9 +114,9 @@ def rank_environment(rank: int, world_size: int, directory: Path, on_gpu: bool =
 def main(shards: str, directory: str, model_type: str, data_type: str, *numbers: str) -> None:
     sys.path.insert(0, str(PROJECT))
     from backends.fastertransformer.engine.engine import open_engine
-    from backends.fastertransformer.engine.group import Group
     from backends.fastertransformer.engine.precision import choose_device
-    from backends.fastertransformer.engine.ranks import read_ranks
+    from backends.fastertransformer.engine.ranks.group import Group
+    from backends.fastertransformer.engine.ranks.ranks import read_ranks
     from backends.fastertransformer.engine.settings import Settings
 
     ranks = read_ranks(os.environ)

@@ -16,7 +16,7 @@ import yaml
 from huggingface_models import build
 from nemo_archive import HIDDEN, NEMO, TOKENIZER, gpt_config, gpt_state, write_gpt, write_nemo
 
-from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.checkpoint.config import read_config
 from export_scripts.arguments import ConvertArguments
 from export_scripts.check import inspect_checkpoint
 from export_scripts.convert import convert

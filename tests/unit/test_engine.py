@@ -12,8 +12,8 @@ import torch
 from gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2LMHeadModel
 
-from backends.fastertransformer.engine import contexts, scheduler
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.generation import contexts, scheduler
 from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.fastertransformer.engine.cache import UNBOUNDED, CacheShape, KvCache, free_bytes
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape, KvCache, free_bytes
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.loading import choose_budget
 from backends.fastertransformer.engine.settings import Settings

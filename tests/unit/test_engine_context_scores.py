@@ -8,8 +8,8 @@ import torch
 from asking import CPU, Tensors, ask, prompts, tiny_gpt2
 from transformers import GPT2LMHeadModel
 
-from backends.fastertransformer.engine import contexts
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.generation import contexts
 
 WANTED = {"is_return_context_log_probs": True}
 

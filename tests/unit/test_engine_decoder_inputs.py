@@ -17,7 +17,7 @@ from test_engine_t5 import LONG, ask, by_hugging_face, cut, settings_of, sources
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.vocabulary import VOCABULARIES
+from backends.fastertransformer.engine.requests.vocabulary import VOCABULARIES
 
 ROWS, BEGUN, COUNTS = sources(9, 4, 14, 1), sources(6, 1, 0, 11), [5, 3, 12, 7]
 KINDS = {
@@ -155,8 +155,8 @@ def test_malformed_ones_are_refused(opened: tuple[Any, Engine], change: dict[str
 
 def test_they_take_positions(tmp_path: Path) -> None:
     """A decoder with learned positions has as many as config.ini says."""
-    from backends.fastertransformer.engine.config import ModelConfig, Stack
-    from backends.fastertransformer.engine.request import parse_request
+    from backends.fastertransformer.engine.checkpoint.config import ModelConfig, Stack
+    from backends.fastertransformer.engine.requests.request import parse_request
 
     sizes = {"head_num": 2, "size_per_head": 4, "inter_size": 8, "num_layer": 1}
     config = ModelConfig(

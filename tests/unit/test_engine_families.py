@@ -14,10 +14,10 @@ from network_runs import CPU, answers_logits, decode_logits, mixed_logits, open_
 from torch import Tensor
 from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
+from backends.fastertransformer.engine.checkpoint.weights import alibi_slopes
 from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.positions import bucket
+from backends.fastertransformer.engine.network.positions import bucket
 from backends.fastertransformer.engine.settings import Settings
-from backends.fastertransformer.engine.weights import alibi_slopes
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 

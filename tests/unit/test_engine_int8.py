@@ -11,16 +11,16 @@ from family_shards import write_family
 from huggingface_models import build
 from network_runs import CPU, prefill_logits, some_ids
 
-from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.checkpoint.config import read_config
+from backends.fastertransformer.engine.checkpoint.layouts import Share, read_model
+from backends.fastertransformer.engine.checkpoint.shards import made_up
+from backends.fastertransformer.engine.checkpoint.weights import Reader, load_weights
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.layouts import Share, read_model
 from backends.fastertransformer.engine.linear import Int8Linear, Linear
-from backends.fastertransformer.engine.network import Network
+from backends.fastertransformer.engine.network.network import Network
 from backends.fastertransformer.engine.precision import Precision, choose_precision
 from backends.fastertransformer.engine.settings import Settings
-from backends.fastertransformer.engine.shards import made_up
-from backends.fastertransformer.engine.weights import Reader, load_weights
 
 
 def test_each_output_channel_is_rounded_to_multiples_of_its_own_scale() -> None:

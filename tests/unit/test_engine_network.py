@@ -10,8 +10,8 @@ import torch
 from gpt2_checkpoint import random_gpt2, write_shards
 from network_runs import decode_logits, mixed_logits, new_cache, open_network, prefill_logits
 
-from backends.fastertransformer.engine.attention import cell_positions
-from backends.fastertransformer.engine.cache import UNBOUNDED
+from backends.fastertransformer.engine.attention.attention import cell_positions
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 

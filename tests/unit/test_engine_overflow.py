@@ -10,9 +10,9 @@ import pytest
 import torch
 from asking import CPU, VOCABULARY, Tensors, ask, generated, prompts, tiny_gpt2, word_list
 
-from backends.fastertransformer.engine.cache import CacheShape, KvCache
+from backends.fastertransformer.engine.attention.cache import CacheShape, KvCache
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.sequence import FAILED, Answer
+from backends.fastertransformer.engine.generation.sequence import FAILED, Answer
 
 NEVER = 4000  # an end_id outside the vocabulary
 SAMPLED = {"runtime_top_k": 5, "random_seed": 3}

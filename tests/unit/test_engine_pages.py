@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from backends.fastertransformer.engine.cache import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.attention.pages import PAGE, PagedCache
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.pages import PAGE, PagedCache
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(layers=2, head_num=3, size_per_head=4, dtype=torch.float32)

@@ -22,12 +22,12 @@ from test_engine_families import random_t5
 from test_engine_prefixes import write as write_with_prefixes
 from transformers import T5EncoderModel
 
+from backends.fastertransformer.engine.checkpoint.layouts import vocabulary_part
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.group import Group
-from backends.fastertransformer.engine.layouts import vocabulary_part
-from backends.fastertransformer.engine.parallel import packed, ranked, unpacked
-from backends.fastertransformer.engine.ranks import Ranks, meet, read_ranks
+from backends.fastertransformer.engine.ranks.group import Group
+from backends.fastertransformer.engine.ranks.parallel import packed, ranked, unpacked
+from backends.fastertransformer.engine.ranks.ranks import Ranks, meet, read_ranks
 from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")

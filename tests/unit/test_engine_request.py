@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.fastertransformer.engine.config import ModelConfig
+from backends.fastertransformer.engine.checkpoint.config import ModelConfig
 from backends.fastertransformer.engine.errors import RequestError
-from backends.fastertransformer.engine.request import parse_request
+from backends.fastertransformer.engine.requests.request import parse_request
 
 CONFIG = ModelConfig(
     head_num=2, size_per_head=4, inter_size=8, num_layer=1, vocab_size=100, max_pos_seq_len=20, start_id=3, end_id=7

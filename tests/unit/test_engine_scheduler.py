@@ -11,15 +11,15 @@ import pytest
 from asking import CPU, END, Tensors, ask, generated, prompts, tiny_gpt2, word_list
 from paged_steps import paged_steps
 
+from backends.fastertransformer.engine.attention.pages import PagedCache
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.generation.scheduler import Scheduler
+from backends.fastertransformer.engine.generation.sequence import Answer, Job
 from backends.fastertransformer.engine.loading import load_steps
-from backends.fastertransformer.engine.pages import PagedCache
-from backends.fastertransformer.engine.request import parse_request
-from backends.fastertransformer.engine.scheduler import Scheduler
-from backends.fastertransformer.engine.sequence import Answer, Job
+from backends.fastertransformer.engine.network.steps import Steps
+from backends.fastertransformer.engine.requests.request import parse_request
 from backends.fastertransformer.engine.settings import Settings
-from backends.fastertransformer.engine.steps import Steps
 
 NEVER = 4000  # an end_id outside the vocabulary
 SETUPS = [(4, True, 0), (64, True, 90), (64, True, 9), (5, False, 0)]

@@ -16,14 +16,14 @@ from asking import CPU, ask, generated, prompts, tiny_gpt2, word_list
 from paged_steps import paged_steps
 from transformers import GPT2LMHeadModel
 
+from backends.fastertransformer.engine.attention.pages import PagedCache
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.generation.scheduler import Scheduler
+from backends.fastertransformer.engine.generation.sequence import Answer, Job
 from backends.fastertransformer.engine.loading import load_steps
-from backends.fastertransformer.engine.pages import PagedCache
-from backends.fastertransformer.engine.request import parse_request
-from backends.fastertransformer.engine.scheduler import Scheduler
-from backends.fastertransformer.engine.sequence import Answer, Job
+from backends.fastertransformer.engine.network.steps import Steps
+from backends.fastertransformer.engine.requests.request import parse_request
 from backends.fastertransformer.engine.settings import Settings
-from backends.fastertransformer.engine.steps import Steps
 
 NEVER = 4000
 TOKEN_BYTES = 3 * 2 * 32 * 4  # layers, k and v, hidden, fp32

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from backends.fastertransformer.engine import staging
-from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.checkpoint import staging
+from backends.fastertransformer.engine.checkpoint.config import read_config
+from backends.fastertransformer.engine.checkpoint.shards import made_up
+from backends.fastertransformer.engine.checkpoint.staging import StagedFiles
+from backends.fastertransformer.engine.checkpoint.weights import load_weights
 from backends.fastertransformer.engine.errors import WeightsError
 from backends.fastertransformer.engine.precision import choose_precision
-from backends.fastertransformer.engine.shards import made_up
-from backends.fastertransformer.engine.staging import StagedFiles
-from backends.fastertransformer.engine.weights import load_weights
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

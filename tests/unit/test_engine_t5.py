@@ -15,13 +15,13 @@ from paged_steps import have_pages, paged_steps
 from test_engine_families import random_t5
 from transformers import T5EncoderModel
 
+from backends.fastertransformer.engine.attention.pages import PagedCache
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.generation.scheduler import Scheduler
+from backends.fastertransformer.engine.generation.sequence import Answer, Job
 from backends.fastertransformer.engine.loading import load_steps
-from backends.fastertransformer.engine.pages import PagedCache
-from backends.fastertransformer.engine.request import parse_request
-from backends.fastertransformer.engine.scheduler import Scheduler
-from backends.fastertransformer.engine.sequence import Answer, Job
+from backends.fastertransformer.engine.requests.request import parse_request
 from backends.fastertransformer.engine.settings import Settings
 
 COUNT = 10

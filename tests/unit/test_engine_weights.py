@@ -12,8 +12,8 @@ import torch
 from gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2LMHeadModel
 
-from backends.fastertransformer.engine import weights as weights_module
-from backends.fastertransformer.engine.config import read_config
+from backends.fastertransformer.engine.checkpoint import weights as weights_module
+from backends.fastertransformer.engine.checkpoint.config import read_config
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import ConfigIniError, EngineError, WeightsError
 from backends.fastertransformer.engine.precision import choose_device, choose_precision
@@ -184,9 +184,9 @@ def test_loading_takes_little_memory_beyond_the_weights(tmp_path: Path) -> None:
     program = (
         "import sys, torch\n"
         "from pathlib import Path\n"
-        "from backends.fastertransformer.engine.config import read_config\n"
+        "from backends.fastertransformer.engine.checkpoint.config import read_config\n"
         "from backends.fastertransformer.engine.precision import choose_precision\n"
-        "from backends.fastertransformer.engine.weights import load_weights\n"
+        "from backends.fastertransformer.engine.checkpoint.weights import load_weights\n"
         "torch.set_num_threads(1)\n"
         "torch.nn.functional.linear(torch.ones(2, 8), torch.ones(8, 8))\n"
         "def anonymous():\n"

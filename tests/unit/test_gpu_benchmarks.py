@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from backends.fastertransformer.engine.config import read_config
-from backends.fastertransformer.engine.layouts import Share, read_model
+from backends.fastertransformer.engine.checkpoint.config import read_config
+from backends.fastertransformer.engine.checkpoint.layouts import Share, read_model
+from backends.fastertransformer.engine.checkpoint.shards import planned
+from backends.fastertransformer.engine.checkpoint.weights import Reader
 from backends.fastertransformer.engine.precision import choose_precision
-from backends.fastertransformer.engine.shards import planned
-from backends.fastertransformer.engine.weights import Reader
 from benchmarks.continuous import News, answer_all
 from benchmarks.gpu_load import mixed_asks
 from benchmarks.gpu_report import main

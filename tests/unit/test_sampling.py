@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from backends.fastertransformer.engine.sampling import (
+from backends.fastertransformer.engine.generation.sampling import (
     apply_min_length,
     apply_repetition_penalty,
     apply_temperature,

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
-from backends.fastertransformer.engine.attention import WholeInput
+from backends.fastertransformer.engine.attention.attention import WholeInput
+from backends.fastertransformer.engine.attention.page_rows import WholeRows
+from backends.fastertransformer.engine.attention.pages import PAGE, put
 from backends.fastertransformer.engine.linear import Norming
-from backends.fastertransformer.engine.page_rows import WholeRows
-from backends.fastertransformer.engine.pages import PAGE, put
-from backends.fastertransformer.engine.positions import Relative, Rotary, Rotation
+from backends.fastertransformer.engine.network.positions import Relative, Rotary, Rotation
 
 HAS_GPU = torch.cuda.is_available()
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.fastertransformer.engine.pages import PAGE
-from backends.fastertransformer.engine.positions import Rotary, Rotation
-from backends.fastertransformer.engine.sampling import LOST, draw, keep_top_k, keep_top_p, likeliest
+from backends.fastertransformer.engine.attention.pages import PAGE
+from backends.fastertransformer.engine.generation.sampling import LOST, draw, keep_top_k, keep_top_p, likeliest
+from backends.fastertransformer.engine.network.positions import Rotary, Rotation
 
 HAS_GPU = torch.cuda.is_available()
 

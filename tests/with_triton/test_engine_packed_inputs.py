@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from backends.fastertransformer.engine.cache import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.network import Network
-from backends.fastertransformer.engine.pages import PagedCache
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.attention.pages import PagedCache
+from backends.fastertransformer.engine.checkpoint.weights import load_weights
+from backends.fastertransformer.engine.network.network import Network
 from backends.fastertransformer.engine.precision import choose_precision
-from backends.fastertransformer.engine.weights import load_weights
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from .config import ModelConfig
+from .checkpoint.config import ModelConfig
 from .errors import EngineError, GroupLostError
-from .group import Group
+from .generation.scheduler import Scheduler
+from .generation.sequence import FAILED, INVALID, Answer, Job
 from .loading import Loaded, begin_thread, load
 from .precision import choose_device
-from .prompts import read_prompt_tables
-from .request import Array, Request, parse_request
-from .scheduler import Scheduler
-from .sequence import FAILED, INVALID, Answer, Job
+from .ranks.group import Group
+from .requests.prompts import read_prompt_tables
+from .requests.request import Array, Request, parse_request
 from .settings import Settings
 
 _log = logging.getLogger(__name__)

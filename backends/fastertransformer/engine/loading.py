@@ -11,22 +11,22 @@ from dataclasses import dataclass
 
 import torch
 
-from .cache import CacheShape, KvCache, free_bytes
-from .config import ModelConfig, read_config
-from .crew import Crew, needs_crew
+from .attention.cache import CacheShape, KvCache, free_bytes
+from .attention.pages import Cache, PagedCache
+from .checkpoint.config import ModelConfig, read_config
+from .checkpoint.layouts import Share
+from .checkpoint.prefixes import read_prefixes
+from .checkpoint.weights import load_weights
 from .errors import EngineError
-from .group import Group
 from .kernels import can_run_on
-from .layouts import Share
-from .network import Network
-from .pages import Cache, PagedCache
-from .parallel import Leader, ProcessLinks
+from .network.network import Network
+from .network.steps import Steps
+from .network.warmup import warm_up
 from .precision import choose_device, choose_precision
-from .prefixes import read_prefixes
+from .ranks.crew import Crew, needs_crew
+from .ranks.group import Group
+from .ranks.parallel import Leader, ProcessLinks
 from .settings import Settings
-from .steps import Steps
-from .warmup import warm_up
-from .weights import load_weights
 
 _log = logging.getLogger(__name__)
 _SPARE_BYTES = 1 << 30  # of a GPU, for what contexts and captured steps work on

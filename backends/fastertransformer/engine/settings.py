@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .config import FILE_NAME, MODEL_TYPES
+from .checkpoint.config import FILE_NAME, MODEL_TYPES
 from .errors import EngineError
 from .keys import COUNT, INDEX, Keys, fraction, one_of
 

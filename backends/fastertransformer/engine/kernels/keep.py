@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..positions import Rotary
+from ..network.positions import Rotary
 
 _BLOCK = 2048
 

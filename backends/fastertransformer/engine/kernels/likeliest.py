@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..sampling import LOST
+from ..generation.sampling import LOST
 from .attention import abilities, scratch_of
 
 _PARTS = 32  # programs of a row

@@ -1,0 +1,1 @@
+"""Keys and values, and how tokens attend to them."""

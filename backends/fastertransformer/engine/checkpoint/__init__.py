@@ -1,0 +1,1 @@
+"""From config.ini and shards to weights in memory."""

@@ -1,0 +1,1 @@
+"""Which sequences are in a step, and which token each takes next."""

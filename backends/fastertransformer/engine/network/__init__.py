@@ -1,0 +1,1 @@
+"""The network, and the steps that generation asks of it."""

@@ -1,0 +1,117 @@
+"""CUDA graphs: one launch in place of some hundreds, for each of a few numbers of rows of a decode step, or of tokens.
+
+What is captured reads everything that differs from one time to the next (ids, positions, windows, pages) from the
+device's memory, at addresses that never change, so once, when the model is loaded, is enough. A step of fewer rows than
+were captured takes some that nobody has along: they write to the page of nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..attention.cache import MOST_SLOTS, upload
+from ..attention.pages import PagedCache
+from ..requests.request import Array
+from .network import Network
+
+Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the likeliest tokens, see sampling.likeliest
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+TOKENS = (16, 32, 64, 128, 256, 512)
+_MOST_CONTEXTS = 16  # rows whose contexts are captured together
+T = TypeVar("T")
+
+
+class Graphs(Generic[T]):
+    """What was captured, by size.
+
+    Args:
+        take: does the work of a size; what it returns is the same memory each time that the graph runs.
+        pool: memory that several share, so that none's result outlives the next one's run.
+    """
+
+    def __init__(self, take: Callable[[int], T], pool: Any) -> None:
+        self._take, self._pool = take, pool
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, T]] = {}
+
+    def capture(self, size: int) -> None:
+        """Do the work of a size, so that all it needs is compiled, and capture it."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._take(size)
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            result = self._take(size)
+        self._graphs[size] = graph, result
+
+    def size_of(self, count: int) -> int:
+        """Give the least size that was captured and has room for so much; 0: none has."""
+        return min((size for size in self._graphs if size >= count), default=0)
+
+    def run(self, size: int) -> T:
+        """Do the work of a size that was captured."""
+        graph, result = self._graphs[size]
+        graph.replay()
+        return result
+
+
+class StepGraphs:
+    """The steps of a process that were captured.
+
+    Args:
+        network: of the process.
+        cache: its.
+        decode: runs one token of each of so many rows.
+    """
+
+    def __init__(self, network: Network, cache: PagedCache, decode: Callable[[int], Chosen]) -> None:
+        self._network, self._cache = network, cache
+        pool = torch.cuda.graph_pool_handle()
+        self._decode, self._begin = Graphs(decode, pool), Graphs(self._run_contexts, pool)
+        self._device = cache.tables.device
+        # Id, position and slot of each token; MOST_SLOTS is nobody's.
+        self._nobody = np.array([[0], [0], [MOST_SLOTS]])
+        self._tokens = upload(np.repeat(self._nobody, TOKENS[-1], 1), self._device)
+        self._ends = torch.zeros(_MOST_CONTEXTS + 2, dtype=torch.int32, device=self._device)
+
+    def capture(self, rows: int, tokens: int) -> None:
+        """Capture a decode step of so many rows, and contexts of so many tokens; 0: none."""
+        if rows:
+            self._decode.capture(rows)
+        if tokens and self._network.can_begin():
+            self._begin.capture(tokens)
+
+    def decode(self, count: int) -> Chosen | None:
+        """Take a decode step; None: no graph is large enough."""
+        if not (size := self._decode.size_of(count)):
+            return None
+        logits, tokens = self._decode.run(size)
+        return logits[:count], tokens[:count]
+
+    def room_for(self, tokens: int, rows: int) -> int:
+        """Say which size takes contexts of so many tokens together; 0: none does."""
+        return self._begin.size_of(tokens) if rows <= _MOST_CONTEXTS else 0
+
+    def begin(self, size: int, tokens: Array, ends: Array) -> Tensor:
+        """Run contexts; see Steps.begin.
+
+        Args:
+            size: that room_for gave.
+            tokens: int64 [3, T]: ids, positions, slots.
+            ends: int64 [B + 1].
+        """
+        padded = np.concatenate((tokens, np.repeat(self._nobody, size - tokens.shape[1], 1)), 1)
+        self._tokens[:, :size] = upload(padded, self._device)
+        # What is behind the rows is a row of its own, and behind it there are rows without tokens.
+        every = np.concatenate((ends, np.full(len(self._ends) - len(ends), size)))
+        self._ends.copy_(upload(every.astype(np.int32), self._device))
+        return self._begin.run(size)
+
+    def _run_contexts(self, size: int) -> Tensor:
+        return self._network.begin(self._tokens[:, :size], self._ends, None, self._cache)

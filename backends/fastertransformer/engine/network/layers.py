@@ -1,0 +1,175 @@
+"""A layer of either stack, whatever its family: attention and MLP, their norms, and the residual stream around them.
+
+B: rows of a call; T: tokens of this call; S: keys that a row looks at; H: heads of this process; D: size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..checkpoint.config import Stack
+from ..checkpoint.layouts import CrossWeights, LayerWeights, Norm
+from ..generation.sampling import likeliest
+from ..kernels import can_run_on
+from ..linear import Linear, Norming
+from .positions import Rotation
+
+
+class Links:
+    """Where the network goes on in other processes; this is the case that it does not. See parallel.ProcessLinks.
+
+    Attributes:
+        is_split: whether several processes share each layer, and the vocabulary.
+    """
+
+    is_split = False
+
+    def share(self, ids: Tensor) -> Tensor:
+        """Give every process rank 0's numbers."""
+        return ids
+
+    def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
+        """Give what the first layer here works on, [*shape, hidden]: the embedding, or an earlier process's result."""
+        return embed()
+
+    def add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
+        """Add a product to x in place: this process's alone, or the sum of all processes' parts of it."""
+        return linear.fused(inner, residual=x)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Pass on what the last layer here has made; gives the last layer of all's where this process predicts."""
+        return x
+
+    def hand_out(self, hidden: Tensor) -> Tensor:
+        """Give every process that predicts rank 0's hidden states, [N, hidden], in place."""
+        return hidden
+
+    def gather_logits(self, logits: Tensor) -> Tensor:
+        """Put the processes' parts of the vocabulary side by side, [N, part] -> [N, V] in rank 0."""
+        return logits
+
+    def choose(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
+        """Choose the likeliest tokens, have the next step begin with them, and go on by a position.
+
+        Args:
+            logits: fp32 [N, V], or this process's part of the vocabulary.
+            ids: int64 [N]; takes the tokens.
+            positions: int64 [N]; each is raised by 1.
+
+        Returns:
+            int64 [N]; see sampling.likeliest.
+        """
+        if can_run_on(logits.device):
+            from ..kernels.likeliest import take_likeliest
+
+            return take_likeliest(logits, ids, positions)
+        tokens = likeliest(logits)
+        ids.copy_(tokens.clamp(min=0))
+        positions += 1
+        return tokens
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Give every process what the last layer of all has made."""
+        return x
+
+    def gather(self, parts: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
+        """Give what every layer of the encoder attends to, [B, H, S, S] each, of [B, S] and what the layers here do."""
+        return parts
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all layers of a stack share in one call.
+
+    Attributes:
+        attend: q, k, v (and the layer's part of the cache) -> attended, [B, H, T, D] each.
+        rotate: turns queries and keys; None: not.
+        tasks: [B], see network.Source.
+        attend_source: q and the layer's part of what was kept of the encoder's output -> attended.
+    """
+
+    attend: Callable[..., Tensor]
+    rotate: Rotation | None = None
+    tasks: Tensor | None = None
+    attend_source: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+def run_layer(
+    stack: Stack, layer: LayerWeights, x: Tensor, call: Call, links: Links, memory: Sequence[Tensor] = ()
+) -> Tensor:
+    """Run a layer on x [B, T, hidden], which is overwritten; memory: its own and its cross part of the cache."""
+    first, second = norming(stack, layer.input_norm), norming(stack, layer.post_norm)
+    if stack.is_parallel:
+        normed = x
+        if not second:  # both work on the same numbers; of one row a product norms what it multiplies for nothing
+            assert first
+            normed, first, second = (x, first, first) if x.shape[:2] == (1, 1) else (first(x), None, None)
+        attended = _attend(stack, layer, normed, first, call, memory[:1])
+        inner = _mlp(stack, layer, normed, second, call.tasks)
+        return links.add(links.add(x, layer.attention_out, attended), layer.mlp_out, inner)
+    before, behind = ((first, second), (None, None)) if stack.is_pre_norm else ((None, None), (first, second))
+    x = links.add(x, layer.attention_out, _attend(stack, layer, x, before[0], call, memory[:1]))
+    x = behind[0](x) if behind[0] else x
+    if layer.cross:
+        x = links.add(x, layer.cross.out, _attend_source(stack, layer.cross, x, call, memory[1]))
+    x = links.add(x, layer.mlp_out, _mlp(stack, layer, x, before[1], call.tasks))
+    return behind[1](x) if behind[1] else x
+
+
+def _attend(
+    stack: Stack,
+    layer: LayerWeights,
+    x: Tensor,
+    norm: Norming | None,
+    call: Call,
+    memory: Sequence[Tensor],
+) -> Tensor:
+    """Give what the heads of this process attend to, [B, T, H * D]."""
+    q, k, v = split(stack, layer.qkv.fused(x, norm), 3)  # [B, H, T, D] each
+    k, v = adapted(k, layer.ia3, 0, call.tasks), adapted(v, layer.ia3, 1, call.tasks)
+    if call.rotate:
+        q, k = call.rotate(q), call.rotate(k)
+    return _joined(call.attend(q, k, v, *memory))
+
+
+def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, call: Call, memory: Tensor) -> Tensor:
+    assert call.attend_source
+    (q,) = split(stack, cross.query.fused(x, norming(stack, cross.norm)), 1)
+    return _joined(call.attend_source(q, memory))
+
+
+def split(stack: Stack, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """[B, T, parts * H * D] -> [B, H, T, D] each."""
+    return x.view(*x.shape[:2], parts, -1, stack.size_per_head).permute(2, 0, 3, 1, 4).unbind()
+
+
+def norming(stack: Stack, norm: Norm | None) -> Norming | None:
+    """Give a norm as the stack computes it."""
+    return Norming(norm.weight, norm.bias, stack.layernorm_eps, stack.is_rms) if norm else None
+
+
+def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norming | None, tasks: Tensor | None) -> Tensor:
+    """Give the inner layer of norm(x): [B, T, hidden] -> this process's part of [B, T, inter]."""
+    if layer.mlp_gate and norm:
+        x, norm = norm(x), None
+    inner = layer.mlp_in.fused(x, norm, stack.activation)
+    if layer.mlp_gate:
+        inner *= layer.mlp_gate(x)
+    if layer.ia3 and tasks is not None:
+        inner *= layer.ia3[2][tasks][:, None]
+    return inner
+
+
+def adapted(x: Tensor, ia3: tuple[Tensor, ...] | None, index: int, tasks: Tensor | None) -> Tensor:
+    """Scale keys or values, [B, H, T, D], by their rows' tasks."""
+    if ia3 is None or tasks is None:
+        return x
+    return x * ia3[index][tasks].view(len(tasks), -1, 1, x.shape[-1])
+
+
+def _joined(x: Tensor) -> Tensor:
+    """[B, H, T, D] -> [B, T, H * D]."""
+    return x.transpose(1, 2).flatten(2)

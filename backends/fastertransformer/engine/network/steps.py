@@ -1,0 +1,349 @@
+"""What generation asks of the network: a step at a time, on the slots of the cache.
+
+The one process that samples calls these; where the network is spread over several, ``parallel`` has every other process
+take the same steps. So a step's arguments are numbers and numpy arrays, and its result stays on the device.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..attention.attention import Source
+from ..attention.cache import MOST_SLOTS, no_sources, upload
+from ..attention.pages import Cache, PagedCache
+from ..checkpoint.prefixes import Prefix
+from ..generation.sampling import likeliest
+from ..requests.request import Array
+from .graphs import Chosen, StepGraphs
+from .network import Network
+from .threads import Threads
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+STEP_NAMES: list[str] = []
+_log = logging.getLogger(__name__)
+
+
+def _step(take: Callable[Concatenate[Steps, _P], _R]) -> Callable[Concatenate[Steps, _P], _R]:
+    """Make a method one that all processes take together."""
+    STEP_NAMES.append(take.__name__)
+
+    @wraps(take)
+    def together(self: Steps, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.together(take.__name__, args):
+            return take(self, *args, **kwargs)
+
+    return together
+
+
+class Steps:
+    """The steps of one process. Arguments of a step are given by position.
+
+    Args:
+        network: all of it, or this process's part.
+        cache: of that part.
+        prefixes: of that part, by task.
+
+    Attributes:
+        ids: int64 [MOST_SLOTS], on the device: the token of each slot that comes next into the network.
+        positions: int64 [MOST_SLOTS], on the device: where that stands.
+    """
+
+    def __init__(self, network: Network, cache: Cache, prefixes: Sequence[Prefix] = ()) -> None:
+        self.network, self.cache, self._prefixes = network, cache, prefixes
+        self.config = network.config
+        self._threads = Threads(network)
+        self.device = network.weights.like.device
+        self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
+        self._saved: dict[int, Any] = {}
+        self._graphs: StepGraphs | None = None
+        self._said: set[str] = set()
+        self._given: Tensor | None = None  # rank 0's hidden states that are asked about
+        self._decoded: Tensor | None = None  # this process's logits of the last decode
+
+    def together(self, name: str, arguments: Sequence[Any]) -> AbstractContextManager[None]:
+        """Have the other processes take the step too; a process that is alone has none."""
+        return nullcontext()
+
+    def check(self) -> None:
+        """Raise GroupLostError where another process was lost: what the device gives then means nothing."""
+
+    def doubt(self) -> None:
+        """Likewise where numbers are not finite because a process was waited for in vain."""
+
+    @_step
+    def place(
+        self,
+        first: int,
+        needs: Array,
+        positions: Array,
+        windows: Array,
+        sources: Array,
+        keys: Array,
+        tasks: Array,
+        ids: Array | None = None,
+    ) -> None:
+        """Give the slots from ``first`` on to new rows; int64 [n] each.
+
+        Args:
+            first: slot; those before it keep what they have.
+            needs: entries of the cache that each will take.
+            positions: where each row stands behind its context.
+            windows: how many tokens each keeps.
+            sources: tokens that each row's encoder is given; 0: there is none.
+            keys: what each goes on from, see save; -1: nothing.
+            tasks: whose prefix each begins with; -1: nobody's.
+            ids: what comes next into the network, of rows that begin with a step; None: contexts are run.
+        """
+        saved = {slot: self._saved.pop(key) for slot, key in enumerate(keys.tolist(), first) if key >= 0}
+        self.cache.place(first, needs, windows, sources, saved)
+        self.positions[first : first + len(needs)] = upload(positions, self.device)
+        if ids is not None:
+            self.ids[first : first + len(needs)] = upload(ids, self.device)
+        for slot, task in enumerate(tasks.tolist(), first):
+            if task >= 0:
+                self.cache.restore(slot, self._prefixes[task])
+
+    @_step
+    def leave(self, count: int, kept: int, targets: Array, sources: Array, length: int) -> None:
+        """Free slots; see KvCache.leave."""
+        self.cache.leave(count, kept, targets, sources, length)
+        if len(targets):
+            to, of = upload(np.stack((targets, sources)), self.device)
+            self.ids[to], self.positions[to] = self.ids[of], self.positions[of]
+
+    @_step
+    def encode(
+        self,
+        ids: Array,
+        lengths: Array,
+        tasks: Array,
+        first: int,
+        embeddings: Array | None = None,
+        wants_attentions: int = 0,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run the encoder, and have the slots from ``first`` on remember what it makes.
+
+        Args:
+            ids: int64 [B, S], padded.
+            lengths: int64 [B].
+            tasks: int64 [B], IA3 task of each row; -1: none.
+            first: slot of the first row.
+            embeddings: see extend.
+            wants_attentions: whether somebody asks what each layer attends to.
+
+        Returns:
+            [B, S, hidden], but from pages one row behind the other; and the latter by layer, fp32 [B, H, S, S]; empty
+            where nobody asks.
+        """
+        self._threads.fit(ids.size)
+        given = None if embeddings is None else upload(embeddings, self.device)
+        known = upload(np.stack((lengths, tasks)), self.device)
+        slots = slice(first, first + len(ids))
+        if embeddings is None and isinstance(self.cache, PagedCache) and self.network.can_begin():
+            self.cache.sources[:, slots] = known
+            every = np.concatenate([row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)])
+            return self._begin(every, lengths, first), []
+        tokens = upload(ids, self.device)
+        of_tasks = known[1] if self.config.ia3_num_tasks else None
+        attentions: list[Tensor] = []
+        encoded = self.network.encode(tokens, known[0], of_tasks, given, attentions if wants_attentions else None)
+        if self.config.family == "t5":
+            self.cache.sources[:, slots] = known
+            self.network.remember(encoded, known[0], slots, self.cache, of_tasks)
+        return encoded, attentions
+
+    def _source(self, slots: slice, longest: int) -> Source | None:
+        """Say what rows answer to, given their longest source."""
+        if not self.cache.shape.has_cross:
+            return None
+        lengths, tasks = self.cache.sources[:, slots]
+        return Source(lengths, longest, tasks if self.config.ia3_num_tasks else None)
+
+    @_step
+    def extend(
+        self,
+        ids: Array,
+        starts: Array,
+        lengths: Array,
+        first: int,
+        longest: int,
+        longest_source: int = 0,
+        embeddings: Array | None = None,
+    ) -> Tensor:
+        """Run several tokens of each of the rows in the slots from ``first`` on; see Network.extend.
+
+        Args:
+            ids: int64 [B, T], padded.
+            starts: int64 [B].
+            lengths: int64 [B].
+            first: slot of the first row.
+            longest: the most entries that a row has afterwards.
+            longest_source: the most tokens that a row's encoder was given; 0: there is none.
+            embeddings: fp32 [B, T, hidden], NaN where a token has its own; None: all have.
+
+        Returns:
+            [B, T, hidden], before the final norm.
+        """
+        self._threads.fit(ids.size)
+        given = None if embeddings is None else upload(embeddings, self.device)
+        tokens, begins, counts = (upload(array, self.device) for array in (ids, starts, lengths))
+        slots = slice(first, first + len(ids))
+        past, source = begins if starts.any() else None, self._source(slots, longest_source)
+        return self.network.extend(tokens, past, counts, slots, self.cache, longest, given, source)
+
+    @_step
+    def begin(self, ids: Array, lengths: Array, first: int) -> Tensor:
+        """Run the contexts of the new rows in the slots from ``first`` on, one behind the other: nothing is padded.
+
+        Args:
+            ids: int64 [T].
+            lengths: int64 [B] of the rows, T together.
+            first: slot of the first row.
+
+        Returns:
+            [T, hidden], before the final norm; good until the next step.
+        """
+        return self._begin(ids, lengths, first)
+
+    def _begin(self, ids: Array, lengths: Array, first: int) -> Tensor:
+        rows = np.repeat(np.arange(first, first + len(lengths)), lengths)
+        ends = np.concatenate(([0], np.cumsum(lengths)))
+        tokens = np.stack((ids, np.arange(len(ids)) - np.repeat(ends[:-1], lengths), rows))  # [3, T]
+        if self._graphs and (size := self._graphs.room_for(len(ids), len(lengths))):
+            return self._graphs.begin(size, tokens, ends)[: len(ids)]
+        self._threads.fit(len(ids))
+        known, behind = upload(tokens, self.device), upload(ends.astype(np.int32), self.device)
+        return self.network.begin(known, behind, lengths.tolist(), self.cache)
+
+    @_step
+    def decode(self, count: int, longest: int, longest_source: int = 0) -> Chosen:
+        """Run one token of each of the first rows, and go on to their next positions.
+
+        Args:
+            count: N.
+            longest: the most entries that a row has afterwards.
+            longest_source: see extend.
+
+        Returns:
+            What follows, where this process predicts: good until the next step. The likeliest tokens are what the next
+            step goes on from, unless ids is written to.
+        """
+        chosen = None
+        if self._graphs and (chosen := self._graphs.decode(count)) is None:
+            self._say_once("%d rows are more than any captured step has: such steps are taken kernel by kernel", count)
+        chosen = chosen or self._decode(count, longest, longest_source)
+        self._decoded = chosen[0]
+        return chosen
+
+    def _decode(self, count: int, longest: int = 1, longest_source: int = 0) -> Chosen:
+        self._threads.fit(count)
+        rows = slice(0, count)
+        ids, positions = self.ids[rows], self.positions[rows]
+        hidden = self.network.decode(ids, positions, rows, self.cache, longest, self._source(rows, longest_source))
+        if not self.network.weights.head:
+            positions += 1
+            return hidden, ids
+        logits = self.network.logits(hidden)
+        return logits, self.network.links.choose(logits, ids, positions)
+
+    def choose(self, hidden: Tensor) -> Chosen:
+        """Say what follows hidden states, [N, hidden]."""
+        logits = self.logits(hidden)
+        return logits, likeliest(logits)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head: [..., hidden] -> fp32 [..., V]."""
+        if not self.network.links.is_split:
+            return self.network.logits(hidden)
+        self._given = hidden.reshape(-1, hidden.shape[-1])
+        return self.predict(len(self._given)).view(*hidden.shape[:-1], -1)
+
+    @_step
+    def predict(self, count: int) -> Tensor:
+        """Say what follows rank 0's hidden states, so many of them, by all processes that have a part of the head."""
+        given, self._given = self._given, None
+        if not self.network.weights.head:
+            return self.network.weights.like
+        if given is None:
+            given = self.network.weights.like.new_empty(count, self.config.hidden_units)
+        links = self.network.links
+        return links.gather_logits(self.network.logits(links.hand_out(given)))
+
+    def whole(self, chosen: Chosen) -> Tensor:
+        """Give the logits of all tokens, fp32 [N, V], of what choose or the last decode gave."""
+        logits = chosen[0]
+        return logits if logits.shape[1] == self.config.vocab_size else self.gather()
+
+    @_step
+    def gather(self) -> Tensor:
+        """Put together what the processes have of the logits of the last decode, [N, V]."""
+        if not self.network.weights.head or self._decoded is None:
+            return self.network.weights.like
+        return self.network.links.gather_logits(self._decoded)
+
+    def go_on_with(self, first: int, tokens: Tensor) -> None:
+        """Have the slots from ``first`` on begin their next step with tokens, [N]."""
+        self.ids[first : first + len(tokens)] = tokens
+        self.tell(first, first + len(tokens))
+
+    @_step
+    def tell(self, first: int, end: int) -> None:
+        """Let every process know rank 0's tokens of slots."""
+        self.network.links.share(self.ids[first:end])
+
+    @property
+    def packs(self) -> bool:
+        """Whether begin is how rows without a past begin; else extend is."""
+        return not self.cache.shape.has_cross
+
+    @_step
+    def capture(self, rows: int, tokens: int) -> None:
+        """Have a graph of the steps of so many rows, or of contexts of so many tokens; no slot may be in use."""
+        if self._graphs is None:
+            assert isinstance(self.cache, PagedCache), "only pages stay where they are"
+            self._graphs = StepGraphs(self.network, self.cache, self._decode)
+        self._graphs.capture(rows, tokens)
+        self.positions.zero_()
+        self.cache.sources.copy_(no_sources(self.device))
+
+    @_step
+    def copy(self, targets: Array, sources: Array, length: int) -> None:
+        """Overwrite slots with what the first ``length`` entries of others hold: int64 [n] each."""
+        self.cache.copy(targets, sources, length)
+
+    @_step
+    def wipe(self, slots: Array) -> None:
+        """Forget what slots hold, int64 [n], so that no number stays that is not finite."""
+        self.cache.wipe(slots)
+
+    @_step
+    def save(self, slot: int, length: int, key: int) -> None:
+        """Keep a slot's first ``length`` entries; the slot is about to be left."""
+        self._saved[key] = self.cache.save(slot, length)
+
+    @_step
+    def forget(self, key: int) -> None:
+        """Drop what was saved under a key, if anything."""
+        if key in self._saved:
+            self.cache.forget(self._saved.pop(key))
+
+    def _say_once(self, text: str, *values: object) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _log.warning(text, *values)
+
+    def close(self) -> None:
+        """Take leave: no step follows."""
+        if self._graphs:
+            self._graphs = None
+            gc.collect()  # at once: NCCL does not part from a process while a graph still uses it

@@ -1,0 +1,1 @@
+"""What clients ask for: tensors, checked, as rows."""

@@ -1,0 +1,140 @@
+"""Which input tensors each family of models has, and what they may hold.
+
+Names, types and shapes: FasterTransformer's GPT and T5 guides; ``min_length`` and ``presence_penalty``, which its
+Triton guides leave out, are in the tables of ``ParallelGpt``'s and ``T5Decoding``'s inputs.
+``is_return_context_log_probs`` is this engine's own, and so is T5's ``decoder_input_ids``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RequestError
+
+Array = npt.NDArray[Any]
+
+BEAM_WIDTH_LIMIT = 64  # FasterTransformer's kernels; see beam.py for the widths that its backend takes
+NEVER = 0xFFFFFFFF  # a token that never comes
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One value a row.
+
+    Attributes:
+        dtypes: numpy types that are accepted.
+        default: of every row where the tensor is not sent; None: required, or from config.ini.
+        low, high: inclusive bounds; low is of floats only.
+    """
+
+    dtypes: tuple[type, ...]
+    default: float | None
+    low: float = -np.inf
+    high: float = np.inf
+
+    def read(self, name: str, tensors: Mapping[str, Array], batch: int, default: float | None) -> Array:
+        """Check a tensor, [B] or [B, 1] -> [B]; the default, or this one's own, where it is not sent."""
+        if name not in tensors:
+            value = self.default if default is None else default
+            assert value is not None  # required tensors are checked by name first
+            return np.full(batch, value, self.dtypes[0])
+        array = of_type(name, tensors[name], *self.dtypes)
+        if array.shape not in ((batch,), (batch, 1)):
+            raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, 1]")
+        values = array.reshape(batch)
+        if values.dtype.kind == "f":
+            is_legal = np.isfinite(values) & (values >= self.low) & (values <= self.high)
+            refuse_rows(name, values, ~is_legal, f"a number from {self.low:g} to {self.high:g}")
+        elif self.high < np.inf:
+            refuse_rows(name, values, values > self.high, f"at most {self.high:g}")
+        return values
+
+
+def of_type(name: str, array: Array, *dtypes: type) -> Array:
+    """Give the tensor, or refuse it if it has none of these types."""
+    if array.dtype not in dtypes:
+        expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
+    return array
+
+
+def refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
+    """Refuse a tensor for the first row that breaks a rule."""
+    if is_bad.any():
+        row = int(is_bad.argmax())
+        raise RequestError(f"{name} is {values[row]} in row {row}; it must be {rule}")
+
+
+_FLOAT, _UINT, _BOOL = (np.float32,), (np.uint32,), (np.bool_,)
+_SMALLEST = float(np.finfo(np.float32).tiny)
+_REQUIRED = Scalar(_UINT, None)
+SCALARS = {
+    "beam_width": Scalar(_UINT, 1, high=BEAM_WIDTH_LIMIT),
+    "runtime_top_k": Scalar(_UINT, 0),
+    "runtime_top_p": Scalar(_FLOAT, 0.0, 0.0, 1.0),
+    "top_p_decay": Scalar(_FLOAT, 1.0),
+    "top_p_min": Scalar(_FLOAT, 1e-6),
+    "top_p_reset_ids": Scalar(_UINT, NEVER),
+    "temperature": Scalar(_FLOAT, 1.0, 0.0),
+    "repetition_penalty": Scalar(_FLOAT, 1.0, _SMALLEST),
+    "presence_penalty": Scalar(_FLOAT, 0.0),
+    "len_penalty": Scalar(_FLOAT, 0.0),
+    "beam_search_diversity_rate": Scalar(_FLOAT, 0.0),
+    "min_length": Scalar((np.int32, np.uint32), 0),
+    "random_seed": Scalar((np.uint64, np.int32), 0),  # int32: stores and clients of FasterTransformer 1.x
+    "is_return_log_probs": Scalar(_BOOL, False),
+    "is_return_context_cum_log_probs": Scalar(_BOOL, False),
+    "is_return_context_log_probs": Scalar(_BOOL, False),
+    "is_return_context_embeddings": Scalar(_BOOL, False),
+    "session_len": Scalar(_UINT, 0),
+    "memory_len": Scalar(_UINT, 0),
+    "prompt_learning_task_name_ids": Scalar(_UINT, 0),
+    "request_prompt_lengths": Scalar(_UINT, 0),
+    "request_prompt_type": Scalar(_UINT, 0),
+    "ia3_tasks": Scalar((np.int32,), -1),
+    "decoder_input_lengths": Scalar(_UINT, 0),
+    "is_return_attentions": Scalar(_BOOL, False),
+    "start_id": Scalar(_UINT, None),
+    "end_id": Scalar(_UINT, None),
+}
+_LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding", "decoder_input_ids")
+_CONTROLS = ("START", "END")  # of Triton's sequence batcher
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a family of models calls its inputs.
+
+    Attributes:
+        lengths: of the inputs.
+        output: most tokens to generate; empty where nothing is generated.
+        absent: what cannot be sent; such scalars have their defaults.
+    """
+
+    lengths: str
+    output: str
+    absent: frozenset[str]
+
+    @property
+    def scalars(self) -> dict[str, Scalar]:
+        """All of one value a row."""
+        return {**dict.fromkeys(filter(None, (self.lengths, self.output)), _REQUIRED), **SCALARS}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all inputs."""
+        return frozenset(("input_ids", *self.scalars, *_LISTS, *_CONTROLS)) - self.absent
+
+
+_ENCODERS = frozenset(("ia3_tasks", "is_return_attentions"))  # the latter of an encoder alone
+_T5_ONLY = _ENCODERS | {"decoder_input_ids", "decoder_input_lengths"}
+_GPT_ONLY = frozenset(("is_return_context_embeddings", "session_len", "memory_len", *_CONTROLS))
+_GPT = Vocabulary("input_lengths", "request_output_len", absent=_T5_ONLY)
+_T5 = Vocabulary("sequence_length", "max_output_len", absent=_GPT_ONLY | {"is_return_attentions"})
+_ENCODER = Vocabulary("sequence_length", "", absent=frozenset((*SCALARS, *_LISTS, *_CONTROLS)) - _ENCODERS)
+VOCABULARIES = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "t5": _T5, "t5-encoder": _ENCODER}
