@@ -26,7 +26,7 @@ _TOGETHER_S = 300.0  # until all have begun: the import of torch from a cold dis
 _FAREWELL_S = 20.0
 _POLL_S = 0.5
 _GRACE_S = 5.0  # for an error that says more
-_PACKAGES = Path(__file__).resolve().parents[2]
+_PACKAGES = Path(__file__).resolve().parents[3]
 
 
 def needs_crew(settings: Settings, device: torch.device) -> bool:
