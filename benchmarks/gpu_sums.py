@@ -135,6 +135,7 @@ def measure(rank: int, arguments: SumsArguments, directory: str) -> None:
         if table:
             table.add(Row(size, rows, numbers * 2 / 1000, nccl_us, peers_us, symmetric_us, error))
     group.agree(1)
+    group.lines.say_farewell()
     group.leave()
 
 

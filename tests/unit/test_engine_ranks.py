@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,8 +28,9 @@ from backends.fastertransformer.engine.checkpoint.layouts import vocabulary_part
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.ranks.group import Group
+from backends.fastertransformer.engine.ranks.lines import Lines
 from backends.fastertransformer.engine.ranks.parallel import packed, ranked, unpacked
-from backends.fastertransformer.engine.ranks.ranks import Ranks, meet, read_ranks
+from backends.fastertransformer.engine.ranks.ranks import Ranks, read_ranks
 from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")
@@ -322,14 +325,37 @@ def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_
 def test_a_rank_finds_rank_0_that_comes_after_one_that_is_gone(tmp_path: Path) -> None:
     """The same run again, as after a requeue: the port in the file is closed until rank 0 has come."""
     (tmp_path / "rendezvous").write_text('{"host": "127.0.0.1", "port": 1, "run": "now"}')
-    found: list[Any] = []
-    seeker = threading.Thread(target=lambda: found.append(meet(place(tmp_path, rank=1, timeout_s=60))))
+    found: list[Lines] = []
+    seeker = threading.Thread(target=lambda: found.append(Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))))
     seeker.start()
     time.sleep(1)
-    store = meet(place(tmp_path, timeout_s=60))
-    store.set("key", "value")
+    lines = Lines(place(tmp_path, world_size=2, timeout_s=60), b"value")
     seeker.join(50)
-    assert found and found[0].get("key") == b"value"
+    assert found and found[0].greeting == b"value"
+    for one, other in ((lines, found[0]), (found[0], lines)):
+        one.send(b"word")
+        assert other.receive(10) == [b"word"]
+        one.say_farewell()
+    lines.close(), found[0].close()
+    assert not lines.lost and not found[0].lost
+
+
+def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
+    lines: list[Lines] = []
+    first = threading.Thread(target=lambda: lines.append(Lines(place(tmp_path, world_size=2, timeout_s=60), b"value")))
+    first.start()
+    while not (tmp_path / "rendezvous").exists():
+        time.sleep(0.01)
+    address = json.loads((tmp_path / "rendezvous").read_text())
+    with socket.create_connection((address["host"], address["port"])) as one:
+        one.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
+        with socket.create_connection((address["host"], address["port"])):  # says nothing
+            second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))
+    first.join(50)
+    assert second.greeting == b"value" and not lines[0].lost
+    second.close()
+    assert lines[0].learn_of_loss(10) == "rank 1 is lost: it has hung up"
+    lines[0].close()
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"host": "127.0.0.1", "port": 1, "run": "before"}'])
@@ -337,7 +363,7 @@ def test_a_rank_waits_for_rank_0_of_its_own_run_only(content: str | None, tmp_pa
     if content is not None:
         (tmp_path / "rendezvous").write_text(content)
     with pytest.raises(EngineError, match="rank 1: rank 0 has not come within 1 s"):
-        meet(place(tmp_path, rank=1))
+        Lines(place(tmp_path, rank=1))
 
 
 def test_what_the_environment_says() -> None:

@@ -48,7 +48,7 @@ torch.save(found, f"{directory}/found{rank}")
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_add_up_what_torch_adds_up(size: int, tmp_path: Path) -> None:
     if torch.cuda.is_available():
-        pytest.skip("the GPU's own memory is tests/unit/test_engine_ranks_gpu.py's: no GPU is needed here")
+        pytest.skip("the GPU's own memory is tests/unit/test_engine_ranks.py's: no GPU is needed here")
     most = max(SIZES)
     for rank in range(size):
         (tmp_path / f"memory{rank}").write_bytes(bytes(2 * size * most * 8))

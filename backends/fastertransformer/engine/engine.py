@@ -139,7 +139,7 @@ class Engine:
     def _begin_anew(self, problem: str) -> None:
         """Fail what has begun; with processes of our own, start them anew and go on with what waits.
 
-        Where somebody else has started them, this one ends with them in a moment; see ranks.Watch.
+        Where somebody else has started them, this one ends with them in a moment; see ranks/lines.py.
         """
         _log.error("%s", problem)
         waiting = self._scheduler.surrender(problem)

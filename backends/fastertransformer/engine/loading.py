@@ -80,7 +80,7 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
         if group is None and needs_crew(settings, device):
             crew = Crew(settings)
             undo.callback(crew.kill)
-            group = Group(crew.ranks, device, settings)
+            group = Group(crew.ranks, device, settings, crew)
         if group:
             undo.callback(group.leave)
         threads = _choose_threads(settings, group)

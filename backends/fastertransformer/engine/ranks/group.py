@@ -1,11 +1,13 @@
-"""Processes that hold a network together: how they come together, tell each other what to do, and part.
+"""Processes that hold a network together: how they come together and part.
 
 Rank r is the tensor rank r % T of the pipeline stage r // T, as in FasterTransformer.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,20 +15,18 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore  # torch.distributed.PrefixStore; mypy finds it here only
+from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore; mypy finds it here only
 
 from ..checkpoint.config import ModelConfig
 from ..checkpoint.layouts import Share
 from ..errors import EngineError
 from ..settings import Settings
 from .crew import Crew
-from .lines import Lines
-from .ranks import Ranks, Watch, first_line, meet
-from .verdicts import Verdicts
+from .lines import LOOPBACK, Lines
+from .ranks import Ranks
 
 _FAREWELL_S = 20.0
-_WORD_S = 2.0  # more than a crew takes to see that a process has ended
-# The others wait for the next step for as long as nobody asks anything; that all live is Watch's matter.
+# The others wait for as long as a step takes; that all live is Lines' matter.
 _NO_TIMEOUT = timedelta(days=3650)
 
 
@@ -37,6 +37,7 @@ class Group:
         ranks: of this process.
         device: of this process.
         settings: of the model; rank 0 has them, and the others are given its.
+        crew: the others, where this process has started them.
 
     Attributes:
         ranks: of this process.
@@ -45,12 +46,9 @@ class Group:
         tensor_size: processes of each stage.
         stages: of all.
         tensor_rank, stage: this process's place.
-        everybody: torch's group of all.
-        neighbours: torch's group of this stage.
-        watch: over the others.
-        verdicts: on steps that failed.
-        lost: what has happened, once another process is lost and this one outlives it.
-        on_loss: is called then, from any thread.
+        neighbours: torch's group of this stage; its default group is of all.
+        lines: between rank 0 and the others.
+        on_loss: is called, from any thread, once another process is lost and this one outlives it.
         at_loss: are called before, so that nothing here waits for a process that is gone.
 
     Raises:
@@ -58,54 +56,57 @@ class Group:
             is in another group.
     """
 
-    lost = ""
     on_loss: Callable[[], None] | None = None
 
-    def __init__(self, ranks: Ranks, device: torch.device, settings: Settings | None = None) -> None:
+    def __init__(
+        self, ranks: Ranks, device: torch.device, settings: Settings | None = None, crew: Crew | None = None
+    ) -> None:
         if dist.is_initialized():
             raise EngineError("this process has an engine of several processes already; close that one first")
-        self.ranks, self.rank, store = ranks, ranks.rank, meet(ranks)
-        self._is_on_gpu, self._is_lost = device.type == "cuda", threading.Event()
-        with self.loss_is_an_error("rank 0 has not said what to load"):
-            if settings:
-                store.set("settings", settings.to_json())
-            self.settings = Settings.from_json(store.get("settings"))
-        self.tensor_size, self.stages = self.settings.tensor_para_size, self.settings.pipeline_para_size
-        if ranks.world_size != self.tensor_size * self.stages:
-            raise EngineError(
-                f"world_size ({ranks.world_size}) should equal to tensor_para_size_ * pipeline_para_size_"
-                f" ({self.tensor_size} * {self.stages} here)"
-            )
-        self.stage, self.tensor_rank = divmod(self.rank, self.tensor_size)
-        if ranks.local_size == ranks.world_size:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
-        with self.loss_is_an_error("not every rank has come"):
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore("group", store),
-                rank=self.rank,
-                world_size=ranks.world_size,
-                timeout=timedelta(seconds=ranks.timeout_s),
-            )
-            self.watch = Watch(ranks, store)
-            self.verdicts = Verdicts(PrefixStore("verdicts", store), ranks.rank, ranks.world_size)
-            groups = [
-                dist.new_group(list(range(first, first + self.tensor_size)), timeout=_NO_TIMEOUT)
-                for first in range(0, ranks.world_size, self.tensor_size)
-            ]
-            self.everybody = dist.new_group(timeout=_NO_TIMEOUT)
-            self._lines = Lines(ranks, PrefixStore("lines", store), store.host)
-        self.neighbours = groups[self.stage]
+        self.ranks, self.rank, self._is_on_gpu = ranks, ranks.rank, device.type == "cuda"
         self.at_loss: list[Callable[[], None]] = []
+        store, greeting = None, ""
+        if settings:
+            _check_size(ranks, settings)
+            store = _open_store(ranks)
+            greeting = json.dumps([store.port, settings.to_json()])
+        self.lines = Lines(ranks, greeting.encode(), crew.check if crew else lambda: None)
+        port, said = json.loads(self.lines.greeting)
+        self.settings = Settings.from_json(said)
+        self.tensor_size, self.stages = self.settings.tensor_para_size, self.settings.pipeline_para_size
+        self.stage, self.tensor_rank = divmod(self.rank, self.tensor_size)
+        if ranks.is_one_host:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
+        try:
+            with self.loss_is_an_error("not every rank has come"):
+                self._join(device, store or TCPStore(self.lines.host, port, wait_for_workers=False))
+        except BaseException:
+            self.lines.close()
+            raise
+
+    def _join(self, device: torch.device, store: TCPStore) -> None:
+        store.set_timeout(timedelta(seconds=self.ranks.timeout_s))
+        backend = "gloo"
+        if self._is_on_gpu:
+            torch.cuda.set_device(device)
+            backend = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
+        )
+        assert dist.group.WORLD
+        self.neighbours: dist.ProcessGroup = dist.group.WORLD
+        if self.stages > 1:
+            self.neighbours, _ = dist.new_subgroups(self.tensor_size, timeout=_NO_TIMEOUT)  # type: ignore[no-untyped-call]
+
+    @property
+    def lost(self) -> str:
+        """What has happened, once another process is lost."""
+        return self.lines.lost
 
     def outlive(self, crew: Crew) -> None:
         """From now on do not end with the others: where one is lost all are ended, so that nothing waits for them."""
 
-        def end_all(problem: str) -> None:
-            self.lost = problem
-            self._is_lost.set()
+        def end_all() -> None:
             crew.kill()
             for release in self.at_loss:
                 release()
@@ -114,18 +115,11 @@ class Group:
             if self.on_loss:
                 self.on_loss()
 
-        self.watch.on_loss, crew.on_end = end_all, self.watch.give_up
-
-    def learn_of_loss(self) -> str:
-        """Wait a moment for word of who was lost, where that is not this process's end."""
-        if self.watch.on_loss:
-            self._is_lost.wait(_WORD_S)
-        return self.lost
+        self.lines.on_loss = end_all
 
     def leave(self) -> None:
         """Part from the others, whatever becomes of them; this process can then join other groups."""
-        self.watch.end()
-        self._lines.close()
+        self.lines.close()
         farewell = threading.Thread(target=_abort if self.lost and self._is_on_gpu else _part, daemon=True)
         farewell.start()
         farewell.join(_FAREWELL_S)  # NCCL's waits for the others, which may be gone
@@ -148,16 +142,8 @@ class Group:
         """
         least = torch.tensor([room])
         with self.loss_is_an_error("another rank could not load its part"):
-            dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self.everybody)
+            dist.all_reduce(least, op=dist.ReduceOp.MIN)
         return int(least)
-
-    def announce(self, message: bytes) -> None:
-        """Tell all other ranks."""
-        self._lines.send(message)
-
-    def hear(self) -> bytes:
-        """Wait for what rank 0 announces."""
-        return self._lines.receive()
 
     @contextmanager
     def loss_is_an_error(self, problem: str) -> Iterator[None]:
@@ -167,6 +153,34 @@ class Group:
         except (RuntimeError, OSError) as error:
             me = f"rank {self.rank} of {self.ranks.world_size}"
             raise EngineError(f"{me}: {problem}: {first_line(error)}") from error
+
+
+def _check_size(ranks: Ranks, settings: Settings) -> None:
+    tensor, pipeline = settings.tensor_para_size, settings.pipeline_para_size
+    if ranks.world_size != tensor * pipeline:
+        raise EngineError(
+            f"world_size ({ranks.world_size}) should equal to tensor_para_size_ * pipeline_para_size_"
+            f" ({tensor} * {pipeline} here)"
+        )
+
+
+def _open_store(ranks: Ranks) -> TCPStore:
+    """Open what torch's processes find each other through, on a free port."""
+    host = LOOPBACK if ranks.is_one_host else ""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host or socket.gethostname(),
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def first_line(error: Exception) -> str:
+    """Leave out the stack that torch appends to its messages."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _part() -> None:

@@ -1,81 +1,211 @@
-"""What rank 0 tells the others goes over a connection to each: sooner there than by a broadcast of gloo's."""
+"""Connections between rank 0 and every other rank: how they find each other, talk, and notice a loss.
+
+Rank 0 listens on a free port and writes its address into a file that all can read; the others wait for that file. Each
+has two lines to rank 0. One is for words: what rank 0 announces comes sooner so than by a broadcast of gloo's. On the
+other both ends give a sign of life every second. A rank that gives none any more, or hangs up, is lost, however it
+ended and whatever its neighbours wait for. A network with a rank lost is of no use, so every process that notices ends.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
+from pathlib import Path
 
-from torch._C._distributed_c10d import Store  # torch.distributed.Store; mypy finds it here only
+from ..errors import EngineError
+from .ranks import Ranks
 
-from .ranks import LOOPBACK, Ranks
-
-_LENGTH_BYTES = 8
-_SECRET_BYTES = 16
-_KEY = "lines"
+LOOPBACK = "127.0.0.1"
+_WORDS, _LIFE = 0, 1
+_SECRET_BYTES, _NUMBER_BYTES = 16, 8
+_SIGN, _FAREWELL = b".", b"!"
+_SIGN_S, _POLL_S, _CONNECT_S = 1.0, 0.2, 3.0
+_GRACE_S = 5.0  # for an error that says more, and the answers to requests that have failed
 
 
 class Lines:
-    """Connections between rank 0 and the others.
+    """Of one process.
 
     Args:
         ranks: of this process.
-        store: that all share.
+        greeting: what rank 0 tells everybody who comes.
+        check: raises an EngineError where it is of no use to wait for the others any more.
+
+    Attributes:
+        greeting: rank 0's.
         host: rank 0's.
+        lost: what has happened, once a rank is lost.
+        on_loss: is called then, from any thread; this process ends in a moment where nobody can do better.
 
     Raises:
-        OSError: not every rank has come in time.
+        EngineError: not every rank has come in time.
     """
 
-    def __init__(self, ranks: Ranks, store: Store, host: str) -> None:
-        self._lines: list[socket.socket] = []
-        if ranks.rank == 0:
-            self._accept(ranks, store)
-        else:
-            store.wait([_KEY], timedelta(seconds=ranks.timeout_s))
-            port, secret = store.get(_KEY).decode().split()
-            self._lines.append(socket.create_connection((host, int(port)), ranks.timeout_s))
-            self._lines[0].sendall(bytes.fromhex(secret))
-        for line in self._lines:
-            line.settimeout(None)  # nobody may ask anything for days; that all live is Watch's matter
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, ranks: Ranks, greeting: bytes = b"", check: Callable[[], None] = lambda: None) -> None:
+        self._ranks, self.greeting, self.lost = ranks, greeting, ""
+        self.host = LOOPBACK if ranks.is_one_host else socket.gethostname()
+        self.on_loss: Callable[[], None] = self._end_process
+        self._lines: dict[tuple[int, int], socket.socket] = {}  # by what it is for, and whose the other end is
+        self._is_lost, self._is_over, self._is_closed = (threading.Event() for _ in range(3))
+        threading.Thread(target=self._give_signs, name="signs of life", daemon=True).start()
+        try:
+            (self._find if ranks.rank else self._gather)(check)
+        except BaseException:
+            self.close()
+            raise
 
-    def _accept(self, ranks: Ranks, store: Store) -> None:
-        secret = secrets.token_bytes(_SECRET_BYTES)
-        with socket.create_server((LOOPBACK if ranks.local_size == ranks.world_size else "", 0)) as listener:
-            listener.settimeout(ranks.timeout_s)
-            store.set(_KEY, f"{listener.getsockname()[1]} {secret.hex()}")
-            while len(self._lines) < ranks.world_size - 1:
-                line, _ = listener.accept()
-                line.settimeout(ranks.timeout_s)
-                if _read(line, _SECRET_BYTES) == secret:
-                    self._lines.append(line)
-                else:
-                    line.close()
+    def _gather(self, check: Callable[[], None]) -> None:
+        secret, deadline = secrets.token_bytes(_SECRET_BYTES), time.monotonic() + self._ranks.timeout_s
+        with socket.create_server((LOOPBACK if self._ranks.is_one_host else "", 0)) as listener:
+            listener.settimeout(_POLL_S)
+            address = {"host": self.host, "port": listener.getsockname()[1], "secret": secret.hex()}
+            file = Path(self._ranks.rendezvous)
+            draft = file.with_name(f"{file.name}.{os.getpid()}")
+            draft.write_text(json.dumps(address | {"run": self._ranks.run}))
+            draft.replace(file)
+            while len(self._lines) < 2 * (self._ranks.world_size - 1):
+                check()
+                if self.lost or time.monotonic() > deadline:
+                    raise EngineError(self.lost or f"rank 0: not all have come within {self._ranks.timeout_s:g} s")
+                with suppress(OSError):  # nobody has come yet, or somebody else
+                    self._let_in(listener.accept()[0], secret)
+
+    def _let_in(self, line: socket.socket, secret: bytes) -> None:
+        line.settimeout(_CONNECT_S)
+        said, kind, rank = _read(line, _SECRET_BYTES), _read_number(line), _read_number(line)
+        if said == secret:
+            _write(line, self.greeting)
+            self._open(line, kind, rank)
+        else:
+            line.close()
+
+    def _find(self, check: Callable[[], None]) -> None:
+        deadline = time.monotonic() + self._ranks.timeout_s
+        while time.monotonic() < deadline:
+            check()
+            # No file, an unfinished one, or one of an earlier start, with a port that nobody listens at any more.
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                address = json.loads(Path(self._ranks.rendezvous).read_text())
+                if address["run"] == self._ranks.run:
+                    self.host = address["host"]
+                    lines = [self._call(kind, address["port"], bytes.fromhex(address["secret"])) for kind in (0, 1)]
+                    for kind, line in enumerate(lines):
+                        self._open(line, kind, 0)
+                    return
+            time.sleep(_POLL_S)
+        rank, timeout_s, file = self._ranks.rank, self._ranks.timeout_s, self._ranks.rendezvous
+        raise EngineError(f"rank {rank}: rank 0 has not come within {timeout_s:g} s ({file})")
+
+    def _call(self, kind: int, port: int, secret: bytes) -> socket.socket:
+        line = socket.create_connection((self.host, port), _CONNECT_S)
+        numbers = (number.to_bytes(_NUMBER_BYTES, "big") for number in (kind, self._ranks.rank))
+        line.sendall(b"".join((secret, *numbers)))
+        self.greeting = _read(line, _read_number(line))
+        return line
+
+    def _open(self, line: socket.socket, kind: int, rank: int) -> None:
+        line.settimeout(self._ranks.silence_s if kind == _LIFE else None)  # nobody may ask anything for days
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lines[kind, rank] = line  # in place of one that somebody has given up who calls again
+        if kind == _LIFE:
+            threading.Thread(target=self._watch, args=(line, rank), name="watch", daemon=True).start()
+
+    def _of(self, kind: int) -> list[socket.socket]:
+        return [line for (of, _), line in list(self._lines.items()) if of == kind]
+
+    def _give_signs(self) -> None:
+        while not self._is_over.wait(_SIGN_S):
+            for line in self._of(_LIFE):
+                with suppress(OSError):  # whoever watches it says so
+                    line.sendall(_SIGN)
+
+    def _watch(self, line: socket.socket, rank: int) -> None:
+        problem = "it has hung up"
+        try:
+            while signs := line.recv(1 << 10):
+                if _FAREWELL in signs:
+                    self._is_over.set()
+                    return
+        except OSError as error:
+            is_silent = isinstance(error, TimeoutError)
+            problem = f"no sign of life for {self._ranks.silence_s:g} s" if is_silent else str(error)
+        self.give_up(f"rank {rank} is lost: {problem}")
+
+    def give_up(self, problem: str) -> None:
+        """Say what has happened, and end this process in a moment, or see on_loss."""
+        if self._is_over.is_set():
+            return
+        self._is_over.set()  # the first word is the right one
+        sys.stderr.write(f"fastertransformer: rank {self._ranks.rank} of {self._ranks.world_size}: {problem}\n")
+        sys.stderr.flush()
+        self.lost = problem
+        self._is_lost.set()
+        self.on_loss()
+
+    def _end_process(self) -> None:
+        def end() -> None:
+            if not self._is_closed.wait(_GRACE_S):
+                os._exit(1)
+
+        threading.Thread(target=end, daemon=True).start()
+
+    def learn_of_loss(self, timeout_s: float) -> str:
+        """Wait a moment for word of who was lost."""
+        self._is_lost.wait(timeout_s)
+        return self.lost
 
     def send(self, message: bytes) -> None:
-        """Send a message to all other ranks.
+        """Send a message to rank 0, or from rank 0 to all others.
 
         Raises:
             OSError: one of them is gone.
         """
-        for line in self._lines:
-            line.sendall(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
+        for line in self._of(_WORDS):
+            _write(line, message)
 
-    def receive(self) -> bytes:
-        """Wait for rank 0's next message.
+    def receive(self, timeout_s: float | None = None) -> list[bytes]:
+        """Wait for the next message of rank 0, or of each of the others in their order.
 
         Raises:
-            OSError: rank 0 is gone.
+            OSError: one of them is gone, or has said nothing in time.
         """
-        return _read(self._lines[0], int.from_bytes(_read(self._lines[0], _LENGTH_BYTES), "big"))
+        messages = []
+        for line in self._of(_WORDS):
+            line.settimeout(timeout_s)
+            messages.append(_read(line, _read_number(line)))
+            line.settimeout(None)
+        return messages
+
+    def say_farewell(self) -> None:
+        """Let nobody take the end of this process for a loss, nor this one that of another."""
+        self._is_over.set()
+        for line in self._of(_LIFE):
+            with suppress(OSError):
+                line.sendall(_FAREWELL)
 
     def close(self) -> None:
         """Hang up."""
-        for line in self._lines:
+        self._is_over.set()
+        self._is_closed.set()
+        for line in list(self._lines.values()):
             with suppress(OSError):
-                line.close()
+                line.shutdown(socket.SHUT_RDWR)
+            line.close()
+
+
+def _write(line: socket.socket, message: bytes) -> None:
+    line.sendall(len(message).to_bytes(_NUMBER_BYTES, "big") + message)
+
+
+def _read_number(line: socket.socket) -> int:
+    return int.from_bytes(_read(line, _NUMBER_BYTES), "big")
 
 
 def _read(line: socket.socket, size: int) -> bytes:

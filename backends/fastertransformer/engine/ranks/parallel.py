@@ -15,8 +15,7 @@ from __future__ import annotations
 import logging
 import marshal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -35,15 +34,17 @@ from ..linear import Linear
 from ..network.layers import Links
 from ..network.network import Network
 from ..network.steps import STEP_NAMES, Steps
-from .group import Group
+from .group import Group, first_line
+from .lines import Lines
 from .peers import open_peers
-from .ranks import first_line
 
 _log = logging.getLogger(__name__)
 _PEER_ROWS = 16  # of hidden numbers that are summed through the peers' memory
 _LAST = (1 << 32) - 1
 _LOST_KEY = (1 << 63) - 1
-_CLOSE = -1  # a step's number is its place in STEP_NAMES
+_CLOSE, _GO_ON, _END = -1, -2, -3  # in place of a step's number, which is its place in STEP_NAMES
+_PATIENCE_S = 10.0  # until the slowest process has failed too
+_WORD_S = 2.0  # more than it takes to see that a process has ended
 _OUT_OF_STEP = "another rank is lost, or a step failed"
 
 
@@ -58,7 +59,7 @@ class ProcessLinks(Links):
 
     def share(self, ids: Tensor) -> Tensor:
         """Have rank 0's, in place."""
-        dist.broadcast(ids, 0, group=self._group.everybody)
+        dist.broadcast(ids, 0)
         return ids
 
     def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
@@ -66,7 +67,7 @@ class ProcessLinks(Links):
         if self._group.stage == 0:
             return embed()
         x = torch.empty((*shape, self._config.hidden_units), dtype=self._dtype, device=self._device)
-        dist.recv(x, self._group.rank - self._group.tensor_size, group=self._group.everybody)
+        dist.recv(x, self._group.rank - self._group.tensor_size)
         return x
 
     def has_given_up(self) -> bool:
@@ -88,11 +89,11 @@ class ProcessLinks(Links):
         """Send to the next stage, from the last one to the first; what the first returns is the last one's."""
         group, last = self._group, self._group.stages - 1
         if group.stage < last:
-            dist.send(x.contiguous(), group.rank + group.tensor_size, group=group.everybody)
+            dist.send(x.contiguous(), group.rank + group.tensor_size)
             if group.stage == 0:
-                dist.recv(x, last * group.tensor_size + group.tensor_rank, group=group.everybody)
+                dist.recv(x, last * group.tensor_size + group.tensor_rank)
         elif last:
-            dist.send(x.contiguous(), group.tensor_rank, group=group.everybody)
+            dist.send(x.contiguous(), group.tensor_rank)
         return x
 
     def hand_out(self, hidden: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ class ProcessLinks(Links):
         for layer, part in zip(share.encoder_layers, parts, strict=True):
             heads = self._group.tensor_rank * part.shape[1]
             whole[layer, :, heads : heads + part.shape[1]] = part
-        dist.all_reduce(whole, group=self._group.everybody)
+        dist.all_reduce(whole)
         return list(whole)
 
 
@@ -158,7 +159,7 @@ class Leader(Steps):
 
     def __init__(self, network: Network, cache: Cache, prefixes: Sequence[Prefix], group: Group) -> None:
         super().__init__(network, cache, prefixes)
-        self._group, self._number = group, 0
+        self._group = group
 
     def check(self) -> None:
         """See Steps."""
@@ -176,26 +177,39 @@ class Leader(Steps):
         """See Steps."""
         self.check()
         try:
-            self._group.announce(packed(STEP_NAMES.index(name), arguments))
+            self._group.lines.send(packed(STEP_NAMES.index(name), arguments))
         except OSError as error:
             raise self._lost(error) from error
-        self._number += 1
         try:
             yield
         except Exception as error:
-            if self._group.verdicts.pass_on(self._number, error, lambda: bool(self._group.lost)):
-                raise
-            raise self._lost(error) from error
+            if not self._has_failed_everywhere(error):
+                raise self._lost(error) from error
+            raise
+
+    def _has_failed_everywhere(self, error: Exception) -> bool:
+        """Wait for what the others say of a step that has failed here, and tell them.
+
+        What a request brings about (an input that nobody foresaw, too little memory) all meet at the same place, for
+        all take the same steps: they are still in step with each other, and that request alone fails.
+        """
+        lines = self._group.lines
+        with suppress(OSError):
+            is_alike = all(said == _kind(error) for said in lines.receive(_PATIENCE_S))
+            lines.send(packed(_GO_ON if is_alike else _END))
+            return is_alike
+        return False
 
     def _lost(self, error: Exception) -> GroupLostError:
-        problem = self._group.learn_of_loss() or f"{_OUT_OF_STEP}: {first_line(error)}"
-        self._group.watch.give_up(problem)
+        lines = self._group.lines
+        problem = lines.learn_of_loss(_WORD_S) or f"{_OUT_OF_STEP}: {first_line(error)}"
+        lines.give_up(problem)
         return GroupLostError(problem)
 
     def close(self) -> None:
         """Send the other processes home."""
-        self._group.watch.end()
-        self._group.announce(packed(_CLOSE, ()))
+        self._group.lines.send(packed(_CLOSE))
+        self._group.lines.say_farewell()
         super().close()
         self._group.leave()
 
@@ -206,19 +220,29 @@ def follow(steps: Steps, group: Group) -> None:
     Raises:
         EngineError: rank 0 or another process was lost, or a step failed.
     """
+    lines = group.lines
     with group.loss_is_an_error(_OUT_OF_STEP), torch.inference_mode():
-        for number in count(1):
-            kind, arguments = unpacked(group.hear())
-            if kind == _CLOSE:
-                steps.close()
-                group.leave()
-                return
+        while (step := unpacked(*lines.receive()))[0] != _CLOSE:
             try:
-                getattr(steps, STEP_NAMES[kind])(*arguments)
+                getattr(steps, STEP_NAMES[step[0]])(*step[1])
             except Exception as error:
-                if not group.verdicts.await_on(number, error):
+                if not _is_forgiven(error, lines):
                     raise
                 _log.warning("a step failed in every rank: %s", first_line(error))
+    steps.close()
+    group.leave()
+
+
+def _is_forgiven(error: Exception, lines: Lines) -> bool:
+    """Say whether all have failed like this process; else rank 0 goes on without it, or not at all."""
+    with suppress(OSError):
+        lines.send(_kind(error))
+        return unpacked(*lines.receive(_PATIENCE_S))[0] == _GO_ON
+    return False
+
+
+def _kind(error: Exception) -> bytes:
+    return type(error).__name__.encode()
 
 
 def ranked(values: Tensor, tokens: Tensor) -> Tensor:
@@ -227,7 +251,7 @@ def ranked(values: Tensor, tokens: Tensor) -> Tensor:
     return (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32) + (_LAST - tokens)
 
 
-def packed(kind: int, arguments: Sequence[Any]) -> bytes:
+def packed(kind: int, arguments: Sequence[Any] = ()) -> bytes:
     """Write a step down as data, unlike a pickle: its number, and each argument, a whole number, an array or None."""
     return marshal.dumps((kind, [_plain(argument) for argument in arguments]))
 
