@@ -57,7 +57,7 @@ class Client:
 
     @property
     def count(self) -> int:
-        return len(self.job.sequences[0].tokens[0])
+        return len(self.job.sequences[0].beams[0].tokens)
 
 
 def run(scheduler: Scheduler) -> int:

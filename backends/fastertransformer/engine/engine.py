@@ -16,6 +16,7 @@ from .checkpoint.config import ModelConfig
 from .errors import EngineError, GroupLostError
 from .generation.scheduler import Scheduler
 from .generation.sequence import FAILED, INVALID, Answer, Job
+from .generation.sessions import Session
 from .loading import Loaded, begin_thread, load
 from .precision import choose_device
 from .ranks.group import Group
@@ -49,15 +50,17 @@ class Engine:
         self._device = loaded.steps.device
         self._arrivals: queue.SimpleQueue[Job | None | object] = queue.SimpleQueue()
         self._is_closed = False
-        self._begin_with(loaded)
+        self._begin_with(loaded, {})
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def _begin_with(self, loaded: Loaded) -> None:
+    def _begin_with(self, loaded: Loaded, known: dict[int | str, Session]) -> None:
         self._loaded, self._steps = loaded, loaded.steps
         self.description = loaded.description
-        idle_s = self._settings.session_idle_s
-        self._scheduler = Scheduler(loaded.steps, self._max_rows, self._settings.has_inflight_batching, idle_s)
+        settings = self._settings
+        self._scheduler = Scheduler(
+            loaded.steps, self._max_rows, settings.has_inflight_batching, settings.session_idle_s, known=known
+        )
         if loaded.group:
             loaded.group.on_loss = lambda: self._arrivals.put(_LOOK)
 
@@ -92,7 +95,7 @@ class Engine:
         """Answer several requests and wait for all.
 
         Returns:
-            The output tensors of each; see sequence.output_tensors.
+            The output tensors of each; see outputs.output_tensors.
 
         Raises:
             EngineError: one of them failed.
@@ -142,33 +145,35 @@ class Engine:
         Where somebody else has started them, this one ends with them in a moment; see ranks/lines.py.
         """
         _log.error("%s", problem)
-        waiting = self._scheduler.surrender(problem)
+        waiting = self._scheduler.give_up(problem, only_begun=self._loaded.crew is not None)
         if not self._loaded.crew:
-            for job in waiting:
-                job.answer(Answer(None, problem, code=FAILED))
             return
         self._loaded.abandon()
-        sessions = self._scheduler.sessions.detach()
+        known = self._scheduler.sessions.known
         del self._scheduler, self._loaded, self._steps
+        if loaded := self._load_anew():
+            self._begin_with(loaded, known)
+            _log.warning("the other processes were started anew; %d requests that had not begun go on", len(waiting))
+            for job in waiting:
+                self._add(job)
+            return
+        for job in waiting:
+            job.answer(Answer(None, problem, code=FAILED))
+        _log.critical("the other processes cannot be started anew, so this one ends")
+        os._exit(1)
+
+    def _load_anew(self) -> Loaded | None:
+        """Load once more what was lost; None: it was tried in vain."""
         for tries in range(1, _LOAD_TRIES + 1):
             gc.collect()  # memory of what is lost
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
             try:
-                self._begin_with(load(self._settings, self._device))
-                self._scheduler.sessions.attach(sessions)
-                break
+                return load(self._settings, self._device)
             except EngineError as error:
                 _log.error("loading anew failed (%d of %d): %s", tries, _LOAD_TRIES, error)
                 time.sleep(_PAUSE_S)
-        else:
-            for job in waiting:
-                job.answer(Answer(None, problem, code=FAILED))
-            _log.critical("the other processes cannot be started anew, so this one ends")
-            os._exit(1)
-        _log.warning("the other processes were started anew; %d requests that had not begun go on", len(waiting))
-        for job in waiting:
-            self._add(Job(job.request, job.answer, job.is_streaming, job.is_cancelled, session=job.session))
+        return None
 
     def _take_arrivals(self) -> bool:
         """Hand over what has come, and wait for it if there is nothing to do; false: it is time to end."""

@@ -12,25 +12,25 @@ from torch import Tensor
 
 from ..attention.cache import UNBOUNDED
 from ..network.steps import Steps
-from .choice import Choice, Flight, Owners
+from .choice import Flight, Owners, choose_next
+from .contexts import run_contexts
 from .sequence import Sequence
+from .slots import SlotState, numbers_of
 
 
 class Batch:
-    """Sequences in the order of their coming, as far as they have not moved.
+    """Sequences in the order of their coming.
 
     Args:
         steps: the network and its cache.
-
-    Attributes:
-        owners: sequence and beam in each slot in use.
     """
 
     def __init__(self, steps: Steps) -> None:
-        self._steps, self._choice = steps, Choice(steps)
+        self._steps = steps
+        self._state = SlotState(steps.config.vocab_size, steps.device)
         self._sequences: list[Sequence] = []
-        self._is_rearranged = False  # since the last choice
-        self.owners: Owners = []
+        self._owners: Owners = []
+        self._is_rearranged = False  # since the last step
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
@@ -38,24 +38,25 @@ class Batch:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def join(self, new: list[Sequence], take_key: Callable[[Sequence], int]) -> int:
-        """Give sequences their slots.
+    def join(self, new: list[Sequence], take_key: Callable[[Sequence], int]) -> Tensor | None:
+        """Give sequences their slots, and run their contexts.
 
         Args:
             new: those.
             take_key: gives what was saved of one; see Sessions.take.
 
         Returns:
-            Their first slot. Their first beams are side by side, for those are one pass of the network.
+            The last hidden state of each of their slots, see run_contexts.
         """
-        first = len(self.owners)
+        first = len(self._owners)
         self._sequences += new
-        self.owners += [(sequence, 0) for sequence in new]
-        self.owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
-        rows = self.owners[first:]
+        # Their first beams are side by side, for those are one pass of the network.
+        self._owners += [(sequence, 0) for sequence in new]
+        self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
+        rows = self._owners[first:]
         self._steps.place(
             first,
-            np.array([sequence.need for sequence, _ in rows]),
+            np.array([sequence.entries for sequence, _ in rows]),
             np.array([sequence.cached for sequence, _ in rows]),
             np.array([sequence.window or UNBOUNDED for sequence, _ in rows]),
             np.array([sequence.source_length for sequence, _ in rows]),
@@ -64,32 +65,32 @@ class Batch:
             np.array([sequence.context.ids[-1] for sequence, _ in rows]) if new[0].source else None,
         )
         self._settle()
-        return first
+        hidden = run_contexts(self._steps, rows, first)
+        for sequence in new:  # a GPU is busy with their contexts
+            sequence.numbers = numbers_of(sequence.job.request, sequence.row, self._steps.config.vocab_size)
+        self._state.write(first, [sequence for sequence, _ in rows])
+        return hidden
 
-    def begin(self, first: int) -> None:
-        """Let what chooses tokens know of the sequences from a slot on; a GPU is then busy with their contexts."""
-        self._choice.begin(first, self.owners[first:])
-
-    def launch(self, before: int, hidden: Tensor | None) -> Flight:
+    def launch(self, hidden: Tensor | None) -> Flight:
         """Ask for the next token of every slot.
 
         Args:
-            before: slots whose rows go on from their last token.
-            hidden: last hidden state of the others, [n, hidden]; None: there are none.
+            hidden: last hidden state of those that have just come, [n, hidden]; None: all go on from their last token.
         """
+        for sequence in self._sequences:
+            sequence.launched += 1
+        before = len(self._owners) - (0 if hidden is None else len(hidden))
         parts = []
         if before:
-            going_on = dict.fromkeys(sequence for sequence, _ in self.owners[:before])
-            longest = max(min(each.cached + 1, each.window or UNBOUNDED) for each in going_on)
+            going_on = dict.fromkeys(sequence for sequence, _ in self._owners[:before])
+            longest = max(min(each.cached, each.window or UNBOUNDED) for each in going_on)
             parts.append(self._steps.decode(before, longest, max(each.source_length for each in going_on)))
         if hidden is not None:
             parts.append(self._steps.choose(hidden))
-        for sequence in self._sequences:
-            sequence.launched += 1
         if self._is_rearranged:
-            self._choice.arrange(self.owners)
+            self._state.arrange([sequence for sequence, _ in self._owners])
             self._is_rearranged = False
-        return self._choice.launch(list(self.owners), before, parts)
+        return choose_next(self._steps, self._state, list(self._owners), before, parts)
 
     def wipe(self, sequences: list[Sequence]) -> None:
         """Forget what the slots of sequences hold."""
@@ -101,23 +102,23 @@ class Batch:
             return
         gone = set(sequences)
         self._sequences = [sequence for sequence in self._sequences if sequence not in gone]
-        stays = np.array([sequence not in gone for sequence, _ in self.owners])
+        stays = np.array([sequence not in gone for sequence, _ in self._owners])
         kept = int(stays.sum())
         gaps = np.flatnonzero(~stays[:kept])
         sources = kept + np.flatnonzero(stays[kept:])
-        length = max((self.owners[source][0].cached for source in sources.tolist()), default=0)
-        self._steps.leave(len(self.owners), kept, gaps, sources, length)
+        length = max((self._owners[source][0].cached for source in sources.tolist()), default=0)
+        self._steps.leave(len(self._owners), kept, gaps, sources, length)
         if len(gaps):
-            self._choice.move(gaps, sources)
+            self._state.copy(gaps, sources)
         for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):
-            self.owners[gap] = self.owners[source]
-        del self.owners[kept:]
+            self._owners[gap] = self._owners[source]
+        del self._owners[kept:]
         self._settle()
 
     def _settle(self) -> None:
         """Note who sits where."""
         for sequence in self._sequences:
             sequence.slots = [0] * sequence.width
-        for slot, (sequence, place) in enumerate(self.owners):
+        for slot, (sequence, place) in enumerate(self._owners):
             sequence.slots[place] = slot
         self._is_rearranged = True

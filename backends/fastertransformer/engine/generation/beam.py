@@ -19,8 +19,9 @@ the diversity rate and changes nothing without one. FasterTransformer's GPT back
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -49,27 +50,28 @@ class Candidate:
     gain: float
 
 
-@dataclass(frozen=True)
-class Ending:
-    """A beam that was taken out.
+@dataclass
+class Beam:
+    """One way in which a sequence goes on; without a search the only one.
 
     Attributes:
+        tokens: generated so far.
+        log_probs: of these; empty where nobody wants them.
+        score: sum of log-probabilities, as far as somebody wants it.
+        has_ended: by its end_id or a stop word.
         rank: at its end.
-        score: sum of log-probabilities.
-        tokens: all of it.
-        log_probs: of these.
     """
 
-    rank: float
-    score: float
-    tokens: list[int]
-    log_probs: list[float]
+    tokens: array[int] = field(default_factory=lambda: array("I"))  # an answer takes it without a look at each
+    log_probs: list[float] = field(default_factory=list)
+    score: float = 0.0
+    has_ended: bool = False
+    rank: float = 0.0
 
 
 def candidates(
     log_probs: Tensor,
-    scores: Sequence[float],
-    has_ended: Sequence[bool],
+    beams: Sequence[Beam],
     end_id: int,
     length: int,
     len_penalty: float,
@@ -79,8 +81,7 @@ def candidates(
 
     Args:
         log_probs: [K, V], log softmax of the penalised logits.
-        scores: of the beams.
-        has_ended: which of them have one continuation only, for nothing.
+        beams: of which those that have ended have one continuation only, for nothing.
         end_id: of the sequence; outside the vocabulary no beam ends by it.
         length: see above.
         len_penalty: of the request.
@@ -91,9 +92,10 @@ def candidates(
     # One that a stop word ended has its continuation even without an end_id.
     is_end = torch.arange(vocab, device=device) == (end_id if end_id < vocab else 0)
     only_end = torch.where(is_end, 0.0, MASKED)
-    log_probs = torch.where(torch.tensor(has_ended, device=device)[:, None], only_end, log_probs)
+    has_ended = torch.tensor([each.has_ended for each in beams], device=device)
+    log_probs = torch.where(has_ended[:, None], only_end, log_probs)
     best, tokens = log_probs.topk(min(2 * width, vocab), dim=-1)  # [K, 2K], descending
-    totals = best + torch.tensor(scores, device=device)[:, None]
+    totals = best + torch.tensor([each.score for each in beams], device=device)[:, None]
     place = torch.arange(best.shape[1], device=device) % width
     ranks = totals / (length**len_penalty if length > 1 else 1.0) + diversity_rate * place
     order = ranks.flatten().topk(min(2 * width, ranks.numel())).indices  # [2K]

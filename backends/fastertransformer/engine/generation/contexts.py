@@ -2,65 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Several
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..attention.cache import upload
 from ..network.steps import Steps
 from ..requests.prompts import Context
 from ..requests.request import Array
 from .sequence import Sequence
 
-_PAST_TOKENS = 4096  # of one pass of a conversation's earlier tokens
+_PASS_TOKENS = 4096  # of one pass of a conversation without a window
 _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
 
 
-def run_contexts(steps: Steps, new: list[Sequence], first: int) -> Tensor | None:
+def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int) -> Tensor | None:
     """Run the contexts of sequences that have just come.
 
     Args:
         steps: the network and its cache.
-        new: sequences, whose slots begin at ``first``: their first beams side by side, then the others.
+        owners: sequence and beam of each of the slots from ``first`` on: all first beams, then the others.
         first: slot.
 
     Returns:
-        The last hidden state of each of their slots, [n, hidden]; None: what has an encoder begins with a step.
+        The last hidden state of each of these slots, [n, hidden]; None: what has an encoder begins with a step.
     """
+    new = [sequence for sequence, beam in owners if not beam]
+    states: list[Tensor] = []  # of each context, [T, hidden]
     if steps.config.encoder:
         _encode(steps, new, first)
-        _copy_to_beams(steps, new, _begin_decoders(steps, new, first))
+        if any(len(sequence.context.ids) > 1 for sequence in new):  # not start_id alone
+            states = _extend(steps, new, first)  # the last token is run once more, by the first step
+    elif are_packed(steps, new):
+        lengths = [len(sequence.context.ids) for sequence in new]
+        hidden = steps.begin(np.concatenate([sequence.context.ids for sequence in new]), np.array(lengths), first)
+        states = list(torch.split(hidden, lengths))
+    else:
+        states = [_go_on(steps, new[0])] if new[0].line else _extend(steps, new, first)
+    for sequence, state in zip(new, states, strict=False):
+        _note_context(steps, sequence, state)
+    pairs = [(slot, sequence.slots[0]) for slot, (sequence, beam) in enumerate(owners, first) if beam]
+    if pairs:  # all beams begin as the first one does
+        others, sources = np.array(pairs).T
+        steps.copy(others, sources, max(sequence.cached for sequence in new))
+    if steps.config.encoder:
         return None
-    for sequence in new:
-        if sequence.lacks_past:
-            _remake_past(steps, sequence)
-    if are_packed(steps, new):
-        last = _begin(steps, new, first)
-        return _give_beams(steps, new, first, last, max(len(sequence.context.ids) for sequence in new))
-    ids, lengths, embeddings = _side_by_side([sequence.context for sequence in new])
-    starts = np.array([sequence.start for sequence in new])
-    if new[0].start and new[0].window and lengths[0] > new[0].window:  # one token more than a pass may have
-        steps.extend(ids[:, :1], starts, np.ones_like(lengths), first, min(int(starts[0]) + 1, new[0].window))
-        ids, lengths, starts = ids[:, 1:].copy(), lengths - 1, starts + 1
-    ends = [min(int(end), each.window or int(end)) for end, each in zip(starts + lengths, new, strict=True)]
-    longest = max(ends)
-    hidden = steps.extend(ids, starts, lengths, first, longest, 0, embeddings)
-    for row, sequence in enumerate(new):
-        _note_context(steps, sequence, hidden[row, : lengths[row]])
-    rows = torch.arange(len(new), device=hidden.device)
-    last = hidden[rows, upload(lengths - 1, hidden.device)]
-    return _give_beams(steps, new, first, last, longest)
-
-
-def _remake_past(steps: Steps, sequence: Sequence) -> None:
-    """Compute again what a row of a conversation had in the cache: in passes as long as a memory allows."""
-    assert sequence.line
-    ids = np.array(sequence.line.tokens[: sequence.start], np.int64)
-    size = sequence.window or _PAST_TOKENS
-    for start in range(0, len(ids), size):
-        end = min(start + size, len(ids))
-        known = np.array([start]), np.array([end - start])
-        steps.extend(ids[None, start:end].copy(), *known, sequence.slots[0], min(end, sequence.window or end))
+    last = {sequence: state[-1] for sequence, state in zip(new, states, strict=True)}
+    return torch.stack([last[sequence] for sequence, _ in owners])
 
 
 def are_packed(steps: Steps, new: list[Sequence]) -> bool:
@@ -69,38 +58,31 @@ def are_packed(steps: Steps, new: list[Sequence]) -> bool:
     return steps.packs and not has_past
 
 
-def _begin(steps: Steps, new: list[Sequence], first: int) -> Tensor:
-    """Run contexts one behind the other; give the last hidden state of each, [B, hidden]."""
-    contexts = [sequence.context.ids for sequence in new]
-    lengths = np.array([len(ids) for ids in contexts])
-    ends = np.cumsum(lengths)
-    hidden = steps.begin(np.concatenate(contexts), lengths, first)  # [T, hidden]
-    for sequence, length, end in zip(new, lengths.tolist(), ends.tolist(), strict=True):
-        _note_context(steps, sequence, hidden[end - length : end])
-    return hidden[upload(ends - 1, hidden.device)]
+def _extend(steps: Steps, new: list[Sequence], first: int) -> list[Tensor]:
+    """Run contexts side by side; give the hidden states of each, [T, hidden]."""
+    ids, lengths, embeddings = _side_by_side([sequence.context for sequence in new])
+    starts = np.array([sequence.start for sequence in new])
+    source = max(sequence.source_length for sequence in new)
+    hidden = steps.extend(ids, starts, lengths, first, int((starts + lengths).max()), source, embeddings)
+    return [hidden[row, :length] for row, length in enumerate(lengths.tolist())]
 
 
-def _give_beams(steps: Steps, new: list[Sequence], first: int, last: Tensor, longest: int) -> Tensor:
-    """Let all beams of a sequence begin as its first one does; see run_contexts.
+def _go_on(steps: Steps, sequence: Sequence) -> Tensor:
+    """Run a conversation's context in passes no longer than its window; give its hidden states, [T, hidden].
 
-    Args:
-        steps: see run_contexts.
-        new: likewise.
-        first: likewise.
-        last: hidden states of the first beams, [B, hidden].
-        longest: the most entries that one has.
+    What the cache has lost of the conversation is run before it.
     """
-    sources = _copy_to_beams(steps, new, longest)
-    return torch.cat((last, last[upload(sources - first, last.device)])) if len(sources) else last
-
-
-def _copy_to_beams(steps: Steps, new: list[Sequence], longest: int) -> Array:
-    """Give the other beams of sequences what the first one has; give the slot that each of them begins like."""
-    pairs = sorted((slot, sequence.slots[0]) for sequence in new for slot in sequence.slots[1:])
-    others, sources = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
-    if pairs:
-        steps.copy(others, sources, longest)
-    return sources
+    start, ids, window = sequence.start, sequence.context.ids, sequence.window
+    if sequence.lacks_past:
+        assert sequence.line
+        start, ids = 0, np.concatenate((np.array(sequence.line.tokens[:start], np.int64), ids))
+    states = []
+    for begin in range(start, start + len(ids), window or _PASS_TOKENS):
+        part = ids[begin - start :][: window or _PASS_TOKENS]
+        end = begin + len(part)
+        known = np.array([begin]), np.array([len(part)])
+        states.append(steps.extend(part[None], *known, sequence.slots[0], min(end, window or end))[0])
+    return torch.cat(states)[-len(sequence.context.ids) :]
 
 
 def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
@@ -118,22 +100,6 @@ def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
             sequence.attentions = of_row.cpu().numpy()
 
 
-def _begin_decoders(steps: Steps, new: list[Sequence], first: int) -> int:
-    """Run what decoders are made to begin with; give the most entries that one has: 0 where none begins with anything.
-
-    The last token of each is run once more, by its first step.
-    """
-    ids, lengths, _ = _side_by_side([sequence.context for sequence in new])
-    longest = ids.shape[1]
-    if longest == 1:  # start_id
-        return 0
-    source = max(sequence.source_length for sequence in new)
-    hidden = steps.extend(ids, np.zeros_like(lengths), lengths, first, longest, source)
-    for row, sequence in enumerate(new):
-        _note_context(steps, sequence, hidden[row, : lengths[row]])
-    return longest
-
-
 def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
     """Compute what is asked about a context itself, given its hidden states, [T, hidden]."""
     if sequence.wants("context_embeddings"):
@@ -142,25 +108,23 @@ def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
         return
     log_probs, best = _score_context(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
     if sequence.wants("context_cum_log_probs"):
-        sequence.scores = [float(log_probs.double().sum()), *sequence.scores[1:]]
+        sequence.beams[0].score = float(log_probs.double().sum())
     if sequence.wants("context_log_probs"):
         own = sequence.context.own_tokens
         sequence.context_scores = log_probs.cpu().numpy()[own], best.cpu().numpy()[own]
 
 
 def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Compare each token with what its predecessors make of it: [n, hidden] of the last n tokens, [T].
+    """Compare each token, [T], with what its predecessors, [T, hidden], make of it.
 
     Returns:
-        The token's log-probability, fp32 [T], and the most probable token in its place, [T]; 0 where no state is
-        given of the token before it, so for the first.
+        The token's log-probability, fp32 [T], and the most probable token in its place, [T]; 0 for the first.
     """
     log_probs, best = torch.zeros(len(ids), device=ids.device), torch.zeros_like(ids)
-    shift = len(ids) - len(hidden) + 1  # from a state to the token that it predicts
     block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))
-    for first in range(0, len(hidden) - 1, block):
-        end = min(first + block, len(hidden) - 1)
-        rows, targets = steps.logits(hidden[first:end]).log_softmax(dim=-1), slice(first + shift, end + shift)
+    for first in range(1, len(ids), block):
+        targets = slice(first, min(first + block, len(ids)))
+        rows = steps.logits(hidden[first - 1 : targets.stop - 1]).log_softmax(dim=-1)
         log_probs[targets] = rows.gather(1, ids[targets, None])[:, 0]
         best[targets] = rows.argmax(dim=-1)
     return log_probs, best

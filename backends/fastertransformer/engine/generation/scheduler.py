@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
-from torch import Tensor
 
-from ..attention.cache import MOST_SLOTS, Need
+from ..attention.cache import MOST_SLOTS
 from ..errors import GroupLostError, RequestError
 from ..network.steps import Steps
 from .batch import Batch
 from .choice import Flight
-from .contexts import are_packed, run_contexts
+from .contexts import are_packed
+from .outputs import output_tensors
 from .sampling import LOST
-from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence, output_tensors
-from .sessions import Sessions
+from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence
+from .sessions import Session, Sessions
 
 _PREFILL_TOKENS = 4096  # of one prefill pass, padding included: bounds its memory and what others wait for it
 
@@ -42,6 +43,7 @@ class Scheduler:
             when it is done (FasterTransformer's static batching).
         session_idle_s: seconds after which a conversation is forgotten.
         runs_ahead: whether a step is asked for before the last one's tokens are known; None: on a GPU.
+        known: conversations that began on other steps; see Sessions.
 
     Attributes:
         sessions: conversations.
@@ -54,258 +56,207 @@ class Scheduler:
         is_inflight: bool = True,
         session_idle_s: float = 60.0,
         runs_ahead: bool | None = None,
+        known: dict[int | str, Session] | None = None,
     ) -> None:
         self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
         self._waiting: deque[Sequence] = deque()
-        self._chosen: deque[Sequence] = deque()  # of the next batch, where batches are static
         self._batch = Batch(steps)
+        self._is_filling = True  # whether the batch takes more
         self._flights: deque[Flight] = deque()  # of tokens that have been asked for
         self._runs_ahead = steps.device.type == "cuda" if runs_ahead is None else runs_ahead
-        self.sessions = Sessions(steps, steps.config, session_idle_s)
+        self.sessions = Sessions(steps, steps.config, session_idle_s, known)
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._batch or self._waiting or self._chosen)
+        return not (self._batch or self._waiting)
 
     def add(self, job: Job) -> None:
         """Let a request wait for its turn; one that can never fit is answered at once."""
+        job.sequences = [Sequence(job, row) for row in range(job.request.batch_size)]
+        try:
+            self.sessions.join(job)
+            for sequence in job.sequences:
+                self._check_need(sequence)
+        except RequestError as error:
+            self._end(job, Answer(None, str(error), code=INVALID))
+        else:
+            self._waiting.extend(job.sequences)
+
+    def _check_need(self, sequence: Sequence) -> None:
         cache = self._steps.cache
-        if job.session is not None:
-            try:
-                self.sessions.join(job)
-            except RequestError as error:
-                _answer(job, Answer(None, str(error), code=INVALID))
-                return
-        for sequence in job.sequences:
-            if (need := cache.bytes_of([_need(sequence)])) > cache.budget_bytes:
-                problem = (
-                    f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x"
-                    f" {sequence.need + sequence.source_length} tokens of {cache.shape.token_bytes} bytes; there are"
-                    f" {cache.budget_bytes} (see kv_cache_bytes)"
-                )
-                self._finish(job, Answer(None, problem, code=INVALID))
-                return
-        self._waiting.extend(job.sequences)
+        if (need := cache.bytes_of([sequence.need])) > cache.budget_bytes:
+            tokens = sequence.entries + sequence.source_length
+            raise RequestError(
+                f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x {tokens} tokens of"
+                f" {cache.shape.token_bytes} bytes; there are {cache.budget_bytes} (see kv_cache_bytes)"
+            )
 
     @torch.inference_mode()
     def step(self) -> None:
         """Have every sequence in the batch given its next token."""
-        self._drop_cancelled()
-        before = len(self._batch.owners)
-        hidden = self._prefill(self._admit())
-        if hidden is None:  # nobody has come, or a decoder that begins with one token: with a step like any other
-            before = len(self._batch.owners)
+        for job in _jobs([*self._batch, *self._waiting]):
+            if _is_cancelled(job):
+                self._end(job, Answer(None, "cancelled", code=CANCELLED))
+        new = self._admit()
+        suspects: Iterable[Sequence] = new
         try:
+            hidden = self._batch.join(new, self.sessions.take) if new else None
+            suspects = self._batch
             depth = 0
             if any(sequence.launched < sequence.steps for sequence in self._batch):
-                self._flights.append(self._batch.launch(before, hidden))
+                self._flights.append(self._batch.launch(hidden))
                 depth = int(self._runs_ahead and not any(sequence.needs_host for sequence in self._batch))
             while len(self._flights) > depth:
                 self._deliver(self._land(self._flights.popleft()))
-            if any(sequence.is_done for sequence in self._batch):  # by an encoder alone
-                self._deliver(list(self._batch))
+            self._deliver([sequence for sequence in self._batch if sequence.is_done])  # by an encoder alone
         except GroupLostError:
             raise
         except Exception as error:
-            _log.exception("a step of %d sequences failed", len(self._batch))
-            self._isolate(f"generation failed: {error}")
+            _log.exception("a step failed")
+            self._isolate(list(suspects), f"generation failed: {error}")
 
-    def _isolate(self, problem: str) -> None:
-        """Begin anew with the sequences of a step that failed, one after the other, to see whose fault it was.
+    def _isolate(self, failed: list[Sequence], problem: str) -> None:
+        """Begin anew with sequences that have failed together, one after the other, to see whose fault it was.
 
         One that was alone fails.
         """
-        failed = list(self._batch)
         self._leave(failed)
         if len(failed) == 1:
-            self._drop(failed[0].job, Answer(None, problem, code=FAILED))
-        else:
-            again = [each.begin_anew() for each in failed]
-            (self._waiting if self._is_inflight else self._chosen).extendleft(reversed(again))
+            self._end(failed[0].job, Answer(None, problem, code=FAILED))
+            return
+        for sequence in reversed(failed):
+            sequence.begin_anew()
+            self._waiting.appendleft(sequence)
+        self._is_filling = True
 
     @torch.inference_mode()  # the cache was made in it, and may be written to
-    def give_up(self, problem: str) -> None:
-        """Answer everything that waits or is in the batch with a problem."""
-        jobs = self._jobs([*self._batch, *self._waiting, *self._chosen])
+    def give_up(self, problem: str, only_begun: bool = False) -> list[Job]:
+        """Answer requests with a problem: those that have been in the batch, or all; give the others, in order."""
+        jobs = _jobs([*self._batch, *self._waiting])
         with suppress(GroupLostError):  # nobody is left to take the step with
             self._leave(list(self._batch))
         for job in jobs:
-            self._drop(job, Answer(None, problem, code=FAILED))
-
-    def surrender(self, problem: str) -> list[Job]:
-        """Answer what has begun with a problem; give the requests that have not, in order, to go on elsewhere."""
-        jobs = self._jobs([*self._batch, *self._chosen, *self._waiting])
-        begun = {sequence.job for sequence in self._batch}
-        begun |= {job for job in jobs if any(each.count or each.answered or each.is_done for each in job.sequences)}
-        self._chosen, self._waiting = deque(), deque(job.sequences[0] for job in jobs if job in begun)
-        self.give_up(problem)
-        return [job for job in jobs if job not in begun]
+            if job.has_begun or not only_begun:
+                self._end(job, Answer(None, problem, code=FAILED))
+        return _jobs(self._waiting)
 
     # Coming.
 
     def _admit(self) -> list[Sequence]:
         """Take those that wait and fit into the batch, in order, as many as one prefill pass takes."""
-        self._make_room()
-        queue = self._waiting
-        if not self._is_inflight:
-            if not self._batch and not self._chosen:
-                while self._waiting and self._fits([*self._chosen, self._waiting[0]]):
-                    self._chosen.append(self._waiting.popleft())
-            queue = self._chosen
+        self._is_filling |= self._is_inflight or not self._batch
         new: list[Sequence] = []
-        while queue and self._is_one_pass([*new, queue[0]]) and self._fits([*new, queue[0]]):
-            new.append(queue.popleft())
+        while self._is_filling and self._waiting:
+            more = [*new, self._waiting[0]]
+            if self._fits(more):
+                if not self._is_one_pass(more):
+                    return new
+                new.append(self._waiting.popleft())
+                new[-1].job.has_begun = True
+            elif (
+                self._batch or new or not self.sessions.end_oldest()
+            ):  # with nobody else, it is they who are in the way
+                break
+        self._is_filling = self._is_inflight
         return new
-
-    def _make_room(self) -> None:
-        """Where nothing is in the batch the next sequence fits, but for conversations that are idle."""
-        while not self._batch and (queue := self._chosen or self._waiting) and not self._fits([queue[0]]):
-            if not self.sessions.end_oldest():
-                return
 
     def _fits(self, new: list[Sequence]) -> bool:
         everyone = [*self._batch, *new]
-        if len(everyone) > 1 and any(each.is_suspect for each in everyone):
+        if len(everyone) > 1 and any(each.count < each.alone_for for each in everyone):
             return False
         cache = self._steps.cache
         has_slots = len(everyone) <= self._max_rows and sum(each.width for each in everyone) <= MOST_SLOTS
-        return has_slots and cache.bytes_of(map(_need, everyone)) + self.sessions.idle_bytes <= cache.budget_bytes
+        needed = cache.bytes_of([each.need for each in everyone])
+        return has_slots and needed + self.sessions.idle_bytes <= cache.budget_bytes
 
     def _is_one_pass(self, new: list[Sequence]) -> bool:
         if len(new) == 1:
             return True
         lengths = [max(len(each.context.ids), each.source_length) for each in new]
         tokens = sum(lengths) if are_packed(self._steps, new) else len(new) * max(lengths)
-        return tokens <= _PREFILL_TOKENS and not any(each.runs_alone or each.line for each in new)
-
-    def _prefill(self, new: list[Sequence]) -> Tensor | None:
-        """Run the contexts of new sequences; give the last hidden state of each of their slots, see run_contexts."""
-        if not new:
-            return None
-        try:
-            first = self._batch.join(new, self.sessions.take)
-            hidden = run_contexts(self._steps, new, first)
-            self._batch.begin(first)
-            return hidden
-        except GroupLostError:
-            raise
-        except Exception as error:
-            _log.exception("the contexts of %d sequences failed", len(new))
-            self._leave(new)
-            if len(new) == 1:
-                self._drop(new[0].job, Answer(None, f"generation failed: {error}", code=FAILED))
-            for sequence in reversed(new if len(new) > 1 else []):  # whose fault was it?
-                sequence.runs_alone = True
-                (self._waiting if self._is_inflight else self._chosen).appendleft(sequence)
-            return None
+        return tokens <= _PREFILL_TOKENS and not any(each.alone_for >= 0 or each.line for each in new)
 
     # Going on.
 
     def _land(self, flight: Flight) -> list[Sequence]:
         """Hand out tokens that have come to the host; give the sequences that have some."""
-        tokens, log_probs = flight.land()
+        landed = flight.land()
         self._steps.check()
-        here = set(self._batch)
-        found = [sequence for sequence, place in flight.owners if not place and sequence in here]  # others have left
-        here, lost = set(found), []
-        for slot, ((sequence, _), token) in enumerate(zip(flight.owners, tokens, strict=True)):
+        here = set(self._batch)  # others have left
+        lost: dict[Sequence, None] = {}
+        for (sequence, _), token, gains in landed:
             if sequence not in here:
                 continue
             if token == LOST:
-                lost.append(sequence)
+                lost[sequence] = None
             elif sequence.width == 1 and sequence.limit:
-                if slot in log_probs:
-                    full, reported = log_probs[slot]
-                    sequence.scores[0] += full
-                    sequence.log_probs[0].append(reported)
-                sequence.take(0, token)
+                sequence.put(sequence.beams[0], token, *gains)
+        found = [sequence for (sequence, beam), _, _ in landed if not beam and sequence in here]
         for sequence in found:
-            sequence.count += 1
-            sequence.is_done = sequence.finish()
-        self._drop_lost(list(dict.fromkeys(lost)))
-        return found
+            sequence.finish()
+        return self._drop_lost(list(lost), found) if lost else found
 
-    def _drop_lost(self, lost: list[Sequence]) -> None:
-        """Fail the requests whose numbers are infinite or NaN: they would spoil whoever has their slots next."""
-        if lost:
-            self._steps.doubt()
-            self._batch.wipe(lost)
-        for sequence in lost:
-            problem = f"generation failed: the network's numbers overflow in row {sequence.row}"
-            hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
-            if sequence in self._batch:
-                self._drop(sequence.job, Answer(None, problem + hint, code=FAILED))
+    def _drop_lost(self, lost: list[Sequence], found: list[Sequence]) -> list[Sequence]:
+        """Fail the requests whose numbers are infinite or NaN, and give the sequences of the others."""
+        self._steps.doubt()
+        self._batch.wipe(lost)  # they would spoil whoever has their slots next
+        hint = "fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
+        rows = {sequence.job: sequence.row for sequence in lost}
+        for job, row in rows.items():
+            problem = f"generation failed: the network's numbers overflow in row {row}; {hint}"
+            self._end(job, Answer(None, problem, code=FAILED))
+        return [sequence for sequence in found if sequence.job not in rows]
 
     # Leaving.
 
     def _deliver(self, news: list[Sequence]) -> None:
         """Answer what is done or streams of sequences that have news, and let those that are done leave."""
-        here = set(self._batch)
-        jobs = self._jobs([sequence for sequence in news if sequence in here])
-        self._save([sequence for sequence in self._batch if sequence.is_done])
-        self._leave([sequence for sequence in self._batch if sequence.is_done])
-        for job in jobs:
-            if job.is_done or (job.is_streaming and not job.is_known):
-                try:
-                    answer = Answer(output_tensors(job), is_final=job.is_done)
-                except Exception as error:
-                    _log.exception("an answer could not be laid out")
-                    answer = Answer(None, f"generation failed: {error}", code=FAILED)
-                if not job.is_done:
-                    if not _answer(job, answer):
-                        self._drop(job)
-                else:
-                    self._finish(job, answer)
-
-    def _drop_cancelled(self) -> None:
-        for job in self._jobs([*self._batch, *self._waiting, *self._chosen]):
+        self._leave([sequence for sequence in self._batch if sequence.is_done], is_saved=True)
+        for job in _jobs(news):
+            if not (job.is_done or (job.is_streaming and job.has_news)):
+                continue
             try:
-                is_cancelled = job.is_cancelled is not None and job.is_cancelled()
-            except Exception:
-                _log.exception("is_cancelled failed")
-                is_cancelled = True
-            if is_cancelled:
-                self._drop(job, Answer(None, "cancelled", code=CANCELLED))
+                answer = Answer(output_tensors(job), is_final=job.is_done)
+            except Exception as error:
+                _log.exception("an answer could not be laid out")
+                answer = Answer(None, f"generation failed: {error}", code=FAILED)
+            if answer.is_final:
+                self._end(job, answer)
+            elif not _is_taken(job, answer):
+                self._end(job, None)
 
-    @staticmethod
-    def _jobs(sequences: list[Sequence]) -> list[Job]:
-        return list(dict.fromkeys(sequence.job for sequence in sequences))
-
-    def _drop(self, job: Job, answer: Answer | None = None) -> None:
-        """Take all sequences of a request out."""
-        if answer and answer.code == CANCELLED:
-            self._save([sequence for sequence in self._batch if sequence.job is job])
-        self._leave([sequence for sequence in self._batch if sequence.job is job])
-        for name in ("_waiting", "_chosen"):
-            setattr(self, name, deque(each for each in getattr(self, name) if each.job is not job))
-        self._finish(job, answer)
-
-    def _finish(self, job: Job, answer: Answer | None) -> None:
-        """Give a request its last answer, if it takes one."""
-        if job.session is not None:
-            self.sessions.leave(job, has_failed=answer is None or answer.code not in ("", CANCELLED, INVALID))
+    def _end(self, job: Job, answer: Answer | None) -> None:
+        """Take all sequences of a request out, and give it its last answer, if it takes one."""
+        is_cancelled = answer is not None and answer.code == CANCELLED
+        self._leave([sequence for sequence in self._batch if sequence.job is job], is_saved=is_cancelled)
+        self._waiting = deque(sequence for sequence in self._waiting if sequence.job is not job)
+        self.sessions.leave(job, has_failed=answer is None or answer.code not in ("", CANCELLED, INVALID))
         if answer:
-            _answer(job, answer)
+            _is_taken(job, answer)
 
-    def _save(self, sequences: list[Sequence]) -> None:
-        """Keep what conversations go on from."""
-        for sequence in sequences:
-            if sequence.line and not sequence.job.request.ends_session:
-                self.sessions.save(sequence)
-
-    def _leave(self, sequences: list[Sequence]) -> None:
-        """Free slots."""
+    def _leave(self, sequences: list[Sequence], is_saved: bool = False) -> None:
+        """Free slots; keep what conversations go on from."""
+        for sequence in sequences if is_saved else ():
+            self.sessions.save(sequence)
         self._batch.leave(sequences)
         if not self._batch:
             self._flights.clear()
 
 
-def _need(sequence: Sequence) -> Need:
-    return sequence.width, sequence.need, sequence.source_length
+def _jobs(sequences: Iterable[Sequence]) -> list[Job]:
+    return list(dict.fromkeys(sequence.job for sequence in sequences))
 
 
-def _answer(job: Job, answer: Answer) -> bool:
+def _is_cancelled(job: Job) -> bool:
+    try:
+        return job.is_cancelled is not None and job.is_cancelled()
+    except Exception:
+        _log.exception("is_cancelled failed")
+        return True
+
+
+def _is_taken(job: Job, answer: Answer) -> bool:
     """Hand an answer over; false if its taker failed."""
     try:
         job.answer(answer)

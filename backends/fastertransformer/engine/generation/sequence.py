@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ..requests.request import Array, Request
-from .beam import DEAD, Candidate, Ending
+from .beam import DEAD, Beam, Candidate
 
 if TYPE_CHECKING:
     from .sessions import Line
-    from .slots import Traits
 
 INVALID, FAILED, CANCELLED = "INVALID_ARG", "INTERNAL", "CANCELLED"  # names of Triton's error codes
 
@@ -23,7 +20,7 @@ class Answer:
     """What a request gets.
 
     Attributes:
-        tensors: the output so far by FasterTransformer's names, see output_tensors; None with a problem.
+        tensors: the output so far by FasterTransformer's names, see outputs.py; None with a problem.
         problem: why there is none.
         is_final: whether this is the last answer. A request that does not stream gets one only.
         code: the problem's kind, a name of pb_utils.TritonError.
@@ -44,56 +41,28 @@ class Job:
         answer: takes the answers.
         is_streaming: whether it is answered after every token.
         is_cancelled: says whether anybody still waits.
-        sequences: of its rows.
         session: key of the conversation that it continues; None: none.
+        sequences: of its rows, as soon as it waits for its turn.
+        has_begun: whether one of them has been in the batch.
     """
 
     request: Request
     answer: Callable[[Answer], None]
     is_streaming: bool = False
     is_cancelled: Callable[[], bool] | None = None
-    sequences: list[Sequence] = field(default_factory=list)
     session: int | str | None = None
-    _laid: Array | None = None  # output_ids so far, see lay_out_ids
-
-    def __post_init__(self) -> None:
-        """Make its sequences."""
-        self.sequences = [Sequence(self, row) for row in range(self.request.batch_size)]
+    sequences: list[Sequence] = field(default_factory=list)
+    has_begun: bool = False
 
     @property
     def is_done(self) -> bool:
         """Whether no sequence is still generated."""
         return all(sequence.is_done for sequence in self.sequences)
 
-    def lay_out_ids(self) -> Array:
-        """Give output_ids as far as they are known; see output_tensors.
-
-        What has been laid out once stays, but for beams, which change their tokens: a stream asks at every token.
-        """
-        request = self.request
-        if self._laid is None or request.beam_width > 1:
-            shown = max(request.input_ids.shape[1], *(len(sequence.shown) for sequence in self.sequences))
-            fill = np.zeros(request.batch_size) if request.sources else request.scalars["end_id"]
-            shape = request.batch_size, request.beam_width, shown + int(request.output_lengths.max())
-            self._laid = np.repeat(fill.astype(np.uint32), shape[1] * shape[2]).reshape(shape)
-            for row, sequence in enumerate(self.sequences):
-                self._laid[row, :, : len(sequence.shown)] = sequence.shown
-                sequence.laid = 0
-        for row, sequence in enumerate(self.sequences):
-            for beam, tokens in enumerate(sequence.tokens):
-                start = len(sequence.shown)
-                self._laid[row, beam, start + sequence.laid : start + len(tokens)] = tokens[sequence.laid :]
-            sequence.laid = len(sequence.tokens[0])
-        return self._laid.copy()
-
-    def begin_anew(self, sequence: Sequence) -> None:
-        """Put a sequence in its row's place."""
-        self.sequences[sequence.row], self._laid = sequence, None
-
     @property
-    def is_known(self) -> bool:
-        """Whether a row that was begun anew has nothing yet that was not answered before."""
-        return any(each.count <= each.answered for each in self.sequences if each.answered)
+    def has_news(self) -> bool:
+        """Whether every row that was begun anew has something that may not have been answered before."""
+        return all(each.is_done or each.count >= each.alone_for for each in self.sequences)
 
 
 @dataclass(eq=False)
@@ -103,20 +72,16 @@ class Sequence:
     Attributes:
         job: whose row it is.
         row: which.
-        tokens: generated so far, by beam.
-        log_probs: of these tokens, likewise; empty where nobody wants them.
-        scores: cum_log_probs by beam.
-        has_ended: by beam.
-        slots: of the beams, while it is in the batch.
+        shown: int64 [n], what its answer begins with: a conversation so far, and the input without prompts.
+        beams: what has been generated; see begin.
         endings: beams that were taken out, of an encoder-decoder.
         count: tokens of each beam that the host knows.
         launched: tokens of each beam that have been asked for.
         is_done: nothing more is generated.
-        runs_alone: whether its context failed together with others' and is run on its own.
-        is_suspect: whether a step failed that it took with others; it takes no more with any.
-        answered: tokens that were answered before it was begun anew.
-        laid: tokens that its job has laid out.
-        traits: what it needs of a step, as soon as it has a slot.
+        slots: of the beams, while it is in the batch.
+        alone_for: tokens that it makes without any other sequence, because a step that it took with others has failed;
+            0: their contexts have failed, and its own is run alone; -1: nothing has failed.
+        numbers: what sampling is told of it, as soon as it has a slot; see slots.py.
         encoded: [S, hidden], where the answer is what the encoder makes.
         attentions: fp32 [layers, heads, S, S], where they are wanted beside it.
         context_embedding: fp32 [hidden], where it is wanted.
@@ -124,65 +89,57 @@ class Sequence:
             where they are wanted.
         line: the row of a conversation that it continues; see sessions.py.
         start: entries that the cache has of it before its context: a conversation's, or a prefix prompt's.
-        known: tokens of the conversation before the request.
         lacks_past: whether the conversation's entries are not there any more, and must be made again.
         window: entries that are kept at most; 0: all.
     """
 
     job: Job
     row: int
-    tokens: list[list[int]] = field(init=False)
-    log_probs: list[list[float]] = field(init=False)
-    scores: list[float] = field(init=False)
-    has_ended: list[bool] = field(init=False)
     slots: list[int] = field(default_factory=list)
-    endings: list[Ending] = field(default_factory=list)
-    count: int = 0
-    launched: int = 0
-    is_done: bool = False
-    runs_alone: bool = False
-    is_suspect: bool = False
-    answered: int = 0
-    laid: int = 0
-    traits: Traits | None = None
+    alone_for: int = -1
+    numbers: dict[str, Any] = field(default_factory=dict)
     encoded: Array | None = None
     attentions: Array | None = None
     context_embedding: Array | None = None
     context_scores: tuple[Array, Array] | None = None
     line: Line | None = None
-    start: int = 0
-    known: int = 0
     lacks_past: bool = False
     window: int = 0
 
     def __post_init__(self) -> None:
-        """Begin with nothing generated."""
+        """Take its row of the request."""
         request, self.width = self.job.request, self.job.request.beam_width
         self.limit = int(request.output_lengths[self.row])
         self.end_id = int(request.scalars["end_id"][self.row])
-        self.shown = request.input_ids[self.row, : request.input_lengths[self.row]].tolist()
+        self.shown = request.input_ids[self.row, : request.input_lengths[self.row]]
         self.context = request.contexts[self.row]
         self.start = self.context.prefix_length
         self.source = request.sources[self.row] if request.sources else None
         self.bad_words, self.stop_words = request.bad_words[self.row], request.stop_words[self.row]
-        self.tokens = [[] for _ in range(self.width)]
-        self.log_probs = [[] for _ in range(self.width)]
-        self.scores = [0.0] + [DEAD] * (self.width - 1)
-        self.has_ended = [False] * self.width
+        self.begin()
 
-    def begin_anew(self) -> Sequence:
-        """Put a suspect that has nothing yet in its place, and give it."""
-        fresh = Sequence(self.job, self.row, is_suspect=True, answered=max(self.answered, self.count))
-        fresh.line, fresh.start, fresh.known, fresh.window = self.line, self.start, self.known, self.window
-        fresh.context, fresh.shown = self.context, self.shown
-        self.job.begin_anew(fresh)
-        return fresh
+    def begin(self) -> None:
+        """Have nothing generated yet."""
+        self.beams = [Beam(score=DEAD if beam else 0.0) for beam in range(self.width)]
+        self.endings: list[Beam] = []
+        self.count = self.launched = 0
+        self.is_done = False
+
+    def begin_anew(self) -> None:
+        """Have nothing generated any more, after a step that has failed; see alone_for."""
+        self.alone_for = max(self.alone_for, self.launched)
+        self.begin()
 
     @property
-    def need(self) -> int:
-        """Entries of the cache that each beam takes in the end."""
+    def entries(self) -> int:
+        """Of the cache that each beam takes in the end."""
         most = self.start + len(self.context.ids) + self.limit
         return min(most, self.window) if self.window else most
+
+    @property
+    def need(self) -> tuple[int, int, int]:
+        """What the cache must have room for; see cache.Need."""
+        return self.width, self.entries, self.source_length
 
     @property
     def steps(self) -> int:
@@ -210,159 +167,74 @@ class Sequence:
         """Say whether it has is_return_<name>."""
         return bool(self.job.request.scalars[f"is_return_{name}"][self.row])
 
-    def tail(self, beam: int, count: int) -> list[int]:
-        """Give the last tokens of a beam's shown input and output."""
-        tokens = self.tokens[beam]
-        missing = count - len(tokens)
-        return [*self.shown[-missing:], *tokens] if missing > 0 else tokens[len(tokens) - count :]
+    def tail(self, beam: Beam, count: int) -> list[int]:
+        """Give the last tokens of its shown input and a beam's output."""
+        missing = count - len(beam.tokens)
+        if missing > 0:
+            return [*self.shown[-missing:].tolist(), *beam.tokens]
+        return beam.tokens[len(beam.tokens) - count :].tolist()
+
+    def put(self, beam: Beam, token: int, gain: float | None = None, log_prob: float = 0.0) -> None:
+        """Put a token behind a beam.
+
+        Args:
+            beam: of it.
+            token: is put there.
+            gain: what it adds to the score; None: nobody asks for that, nor for ``log_prob``.
+            log_prob: what is answered as its log-probability.
+        """
+        words = self.stop_words
+        is_stop = bool(words) and words.is_completed_by(token, self.tail(beam, words.reach))
+        beam.tokens.append(token)
+        beam.has_ended = is_stop or token == self.end_id
+        if gain is not None:
+            beam.score += gain
+            beam.log_probs.append(log_prob)
 
     @property
     def beam_length(self) -> int:
         """What beam search divides by at the coming step; see beam.py."""
         if self.source:
             return self.count + 1
-        return len(self.context.ids) + len(self.tokens[0]) - self.has_ended[0]
+        return len(self.context.ids) + len(self.beams[0].tokens) - self.beams[0].has_ended
 
     def branch(self, found: list[Candidate]) -> list[Candidate]:
         """Choose the beams that go on, from what beam.candidates gave; give those chosen, K of them."""
-        chosen = found[: self.width] if self.source is None else self._take_out(found)
-        had_ended = [self.has_ended[each.parent] for each in chosen]
-        self.tokens = [list(self.tokens[each.parent]) for each in chosen]
-        self.log_probs = [list(self.log_probs[each.parent]) for each in chosen]
-        self.scores, self.has_ended = [each.score for each in chosen], had_ended
-        for beam, each in enumerate(chosen):
-            if not had_ended[beam]:
-                self.log_probs[beam].append(each.gain)
-                self.take(beam, each.token)
+        if self.source:
+            found = [each for place, each in enumerate(found) if not self._take_out(each, place)]
+        chosen = found[: self.width]
+        self.beams = [self._child(each) for each in chosen]
         return chosen
 
-    def _take_out(self, found: list[Candidate]) -> list[Candidate]:
-        """Keep the candidates that end, if they are among the K best; give the K best of the others."""
-        chosen: list[Candidate] = []
-        for place, each in enumerate(found):
-            had_ended = self.has_ended[each.parent]
-            if not had_ended and each.token != self.end_id:
-                chosen.append(each)
-            elif place < self.width:
-                new = ([], []) if had_ended else ([each.token], [each.gain])
-                tokens, log_probs = self.tokens[each.parent] + new[0], self.log_probs[each.parent] + new[1]
-                self.keep(Ending(each.rank, each.score, tokens, log_probs))
-        return chosen[: self.width]
+    def _child(self, found: Candidate) -> Beam:
+        parent = self.beams[found.parent]
+        child = Beam(parent.tokens[:], parent.log_probs[:], found.score, parent.has_ended, found.rank)
+        if not parent.has_ended:
+            self.put(child, found.token, 0.0, found.gain)
+        return child
 
-    def keep(self, ending: Ending) -> None:
-        """Keep a beam that was taken out, if it is among the K best."""
+    def _take_out(self, found: Candidate, place: int) -> bool:
+        """Say whether a candidate ends; keep it, if it is among the K best."""
+        has_ended = self.beams[found.parent].has_ended or found.token == self.end_id
+        if has_ended and place < self.width:
+            self._keep(self._child(found))
+        return has_ended
+
+    def _keep(self, ending: Beam) -> None:
         self.endings = sorted([*self.endings, ending], key=lambda each: -each.rank)[: self.width]
 
-    def finish(self) -> bool:
-        """Say whether the step just taken was the last one; if so, put the beams in order."""
-        is_last = all(self.has_ended) or self.count >= self.limit or len(self.endings) == self.width
-        if is_last and self.source and self.width > 1 and self.limit:
+    def finish(self) -> None:
+        """Note that a step's tokens are known; after the last one put the beams in order."""
+        self.count += 1
+        all_ended = all(beam.has_ended for beam in self.beams)
+        self.is_done = all_ended or self.count >= self.limit or len(self.endings) == self.width
+        if self.is_done and self.source and self.width > 1 and self.limit:
             self._settle_endings()
-        return is_last
 
     def _settle_endings(self) -> None:
         """Put the K best in place of the beams, those that have not ended among them unless K have."""
         penalty = float(self.job.request.scalars["len_penalty"][self.row])
-        if len(self.endings) < self.width:
-            for score, tokens, log_probs in zip(self.scores, self.tokens, self.log_probs, strict=True):
-                self.keep(Ending(score / len(tokens) ** penalty, score, tokens, log_probs))
-        self.tokens = [ending.tokens for ending in self.endings]
-        self.log_probs = [ending.log_probs for ending in self.endings]
-        self.scores = [ending.score for ending in self.endings]
-
-    def take(self, beam: int, token: int) -> None:
-        """Put a token behind a beam."""
-        is_stop = bool(self.stop_words) and self.stop_words.is_completed_by(
-            token, self.tail(beam, self.stop_words.reach)
-        )
-        self.tokens[beam].append(token)
-        self.has_ended[beam] = is_stop or token == self.end_id
-
-
-def output_tensors(job: Job) -> dict[str, Array]:
-    """Lay out the output so far as FasterTransformer does.
-
-    Returns:
-        output_ids: uint32 [B, K, L + max request_output_len]: each row's input, its tokens right behind it, then its
-            end_id. Of an encoder-decoder int32 [B, K, T + max max_output_len]: what the decoder began with, its
-            tokens, then 0; here and below its "input" is decoder_input_ids, [B, T], T = 0 without one.
-        sequence_length: uint32 [B, K]: input and generated tokens, a final end_id included. (FasterTransformer counts
-            from the longest input of the batch; here it is the row's own, so it does not depend on other rows.) Of an
-            encoder-decoder int32.
-        response_input_lengths: int32 [B, K]; not of an encoder-decoder.
-        cum_log_probs: fp32 [B, K], and output_log_probs: fp32 [B, K, max request_output_len]: only where a row has
-            is_return_log_probs; 0 in the others. With is_return_context_cum_log_probs the first begins with the
-            log-probabilities (without temperature and penalty) of the input's tokens that have one. Of a beam
-            they are those of its own tokens. (FasterTransformer does not follow a beam back in output_log_probs.)
-        context_embeddings: fp32 [B, K, hidden]: only where a row has is_return_context_embeddings.
-        context_log_probs: fp32 [B, L], and context_argmax_ids: uint32 [B, L]: only where a row has
-            is_return_context_log_probs. Of each token of the input its log-probability (without temperature and
-            penalty) after those before it, and the most probable token in its place. 0 for a row's first token (but
-            a decoder's comes after start_id), for tokens of a conversation's earlier requests, in padding and in the
-            other rows.
-        output_hidden_state: fp32 [B, S, hidden], of an encoder without a decoder, which has none of the above. S is
-            input_ids' width.
-        output_attentions: fp32 [B, layers, heads, S, S], beside it where any row has is_return_attentions: how much of
-            each key (last axis) each query takes; 0 in padding. (FasterTransformer leaves numbers without a meaning in
-            the rows of queries that are padding.)
-    """
-    request = job.request
-    if job.sequences[0].encoded is not None:
-        width = request.source_width
-        encoded = {"output_hidden_state": _stacked([each.encoded for each in job.sequences], (width, 0))}
-        if request.wants("attentions"):
-            rows = [each.attentions for each in job.sequences]
-            encoded["output_attentions"] = _stacked(rows, (0, 0, width, width))
-        return encoded
-    width = request.beam_width
-    ids = job.lay_out_ids()
-    inputs = np.array([[len(sequence.shown)] * width for sequence in job.sequences], np.int32)
-    lengths = inputs + np.array([[len(tokens) for tokens in sequence.tokens] for sequence in job.sequences], np.int32)
-    tensors: dict[str, Array] = {
-        "output_ids": ids,
-        "sequence_length": lengths.astype(np.uint32),
-        "response_input_lengths": inputs,
-    }
-    if request.sources:
-        tensors = {"output_ids": ids.astype(np.int32), "sequence_length": lengths}
-    if request.wants("log_probs"):
-        tensors |= _token_scores(job)
-    if request.wants("context_embeddings"):
-        embeddings = _stacked([sequence.context_embedding for sequence in job.sequences])
-        tensors["context_embeddings"] = np.repeat(embeddings[:, None], width, axis=1)
-    if request.wants("context_log_probs"):
-        tensors |= _context_scores(job.sequences, ids.shape[2] - int(request.output_lengths.max()))
-    return tensors
-
-
-def _token_scores(job: Job) -> dict[str, Array]:
-    batch, width = job.request.batch_size, job.request.beam_width
-    scores = np.zeros((batch, width), np.float32)
-    log_probs = np.zeros((batch, width, int(job.request.output_lengths.max())), np.float32)
-    for row, sequence in enumerate(job.sequences):
-        if sequence.wants("log_probs"):
-            scores[row] = sequence.scores
-            for beam, gains in enumerate(sequence.log_probs):
-                log_probs[row, beam, : len(gains)] = gains
-    return {"cum_log_probs": scores, "output_log_probs": log_probs}
-
-
-def _context_scores(sequences: list[Sequence], width: int) -> dict[str, Array]:
-    log_probs, best = np.zeros((len(sequences), width), np.float32), np.zeros((len(sequences), width), np.uint32)
-    for row, sequence in enumerate(sequences):
-        if sequence.context_scores is not None and sequence.shown:
-            count = min(len(sequence.shown), len(sequence.context_scores[0]))  # an empty input was a start_id
-            place = slice(len(sequence.shown) - count, len(sequence.shown))
-            log_probs[row, place], best[row, place] = (values[-count:] for values in sequence.context_scores)
-    return {"context_log_probs": log_probs, "context_argmax_ids": best}
-
-
-def _stacked(rows: list[Array | None], least: tuple[int, ...] = ()) -> Array:
-    """Put arrays under each other, filled up with zeros to the longest, at least to ``least``; None is zeros."""
-    sizes = [row.shape for row in rows if row is not None] + ([least] if least else [])
-    shape = [max(axis) for axis in zip(*sizes, strict=True)] if sizes else [0]
-    stacked = np.zeros((len(rows), *shape), np.float32)
-    for target, row in zip(stacked, rows, strict=True):
-        if row is not None:
-            target[tuple(slice(size) for size in row.shape)] = row
-    return stacked
+        for beam in self.beams if len(self.endings) < self.width else ():
+            beam.rank = beam.score / len(beam.tokens) ** penalty
+            self._keep(beam)
+        self.beams = self.endings

@@ -12,7 +12,6 @@ went with a step that failed are computed again from the tokens, when they are n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -28,7 +27,7 @@ from .sequence import Job, Sequence
 
 @dataclass
 class Line:
-    """One row of a conversation.
+    """One row of a conversation, as a request has left it.
 
     Attributes:
         tokens: all of it.
@@ -44,7 +43,9 @@ class Line:
 
 
 @dataclass
-class _Session:
+class Session:
+    """A conversation: its rows, how many tokens each may have, and how many of them are seen; 0: all."""
+
     lines: list[Line]
     session_len: int
     memory_len: int
@@ -59,39 +60,47 @@ class Sessions:
         steps: keep what is saved.
         config: dimensions.
         idle_s: seconds after which a conversation is forgotten.
-        clock: gives seconds.
+        known: those that began on other steps, which were lost with all keys and values.
+
+    Attributes:
+        known: all, by key.
     """
 
     def __init__(
-        self, steps: Steps, config: ModelConfig, idle_s: float, clock: Callable[[], float] = time.monotonic
+        self, steps: Steps, config: ModelConfig, idle_s: float, known: dict[int | str, Session] | None = None
     ) -> None:
-        self._steps, self._config, self._idle_s, self._clock = steps, config, idle_s, clock
-        self._sessions: dict[int | str, _Session] = {}
+        self._steps, self._config, self._idle_s, self._clock = steps, config, idle_s, time.monotonic
+        self.known = known or {}
         self._keys = count()
+        for session in self.known.values():
+            session.is_busy = False
+            for line in session.lines:
+                line.key = None
 
     @property
     def patience_s(self) -> float | None:
         """Seconds until a conversation may have been idle for too long; None: there is none."""
-        return self._idle_s if self._sessions else None
+        return self._idle_s if self.known else None
 
     @property
     def idle_bytes(self) -> int:
         """Of what is saved of conversations that are idle. What a busy one has saved is within its request's need."""
-        idle = [line for each in self._sessions.values() if not each.is_busy for line in each.lines]
+        idle = [line for each in self.known.values() if not each.is_busy for line in each.lines]
         return sum(self._steps.cache.bytes_of_saved(line.entries) for line in idle if line.key is not None)
 
     def join(self, job: Job) -> None:
-        """Let a request begin or continue the conversation that it names: its sequences learn what came before.
+        """Let a request begin or continue a conversation, if it names one: its sequences learn what came before.
 
         Raises:
             RequestError: there is no such conversation, it is busy, or the request does not fit it.
         """
-        assert job.session is not None
+        if job.session is None:
+            return
         self.expire()
         contexts = [sequence.context for sequence in job.sequences]
         if job.request.beam_width > 1 or any(each.embeddings is not None or each.prefix_length for each in contexts):
             raise RequestError("beam_width above 1 and prompts do not go with interactive generation")
-        known = self._sessions.get(job.session)
+        known = self.known.get(job.session)
         if known and known.is_busy:
             raise RequestError(f"session {job.session} has not answered its last request yet")
         if job.request.starts_session:
@@ -105,15 +114,15 @@ class Sessions:
         for sequence, line in zip(job.sequences, known.lines, strict=True):
             _continue(sequence, line, known.memory_len)
         known.is_busy = True
-        self._sessions[job.session] = known
+        self.known[job.session] = known
 
-    def _new(self, job: Job) -> _Session:
+    def _new(self, job: Job) -> Session:
         scalars = job.request.scalars
         # FasterTransformer takes the first row's, which is all rows'.
         session_len, memory_len = (int(scalars[name][0]) for name in ("session_len", "memory_len"))
-        return _Session([Line() for _ in job.sequences], session_len, memory_len)
+        return Session([Line() for _ in job.sequences], session_len, memory_len)
 
-    def _check_lengths(self, job: Job, session: _Session) -> None:
+    def _check_lengths(self, job: Job, session: Session) -> None:
         if len(session.lines) != len(job.sequences):
             raise RequestError(f"session {job.session} has {len(session.lines)} rows, the request {len(job.sequences)}")
         most = min(session.session_len or self._config.max_pos_seq_len, self._config.max_pos_seq_len)
@@ -127,6 +136,9 @@ class Sessions:
                 )
             if session.memory_len and new > session.memory_len:
                 raise RequestError(f"row {sequence.row} has {new} tokens, over memory_len {session.memory_len}")
+            if line.tokens and line.cached == len(line.tokens) and not len(sequence.shown):
+                what = "continues a session with no input and nothing left to go on from"
+                raise RequestError(f"row {sequence.row} {what}")
 
     def take(self, sequence: Sequence) -> int:
         """Give the key of what was saved of a row, which is about to be put back into the cache; -1: there is none."""
@@ -137,49 +149,35 @@ class Sessions:
         return key
 
     def save(self, sequence: Sequence) -> None:
-        """Keep a row that leaves its slot."""
-        line = sequence.line
-        assert line
-        tokens = [*sequence.shown, *sequence.tokens[0]]
-        if sequence.has_ended[0]:
+        """Keep a row that leaves its slot, if it is a conversation's."""
+        if not sequence.line or sequence.job.request.ends_session:
+            return
+        tokens = [*sequence.shown.tolist(), *sequence.beams[0].tokens]
+        if sequence.beams[0].has_ended:
             tokens.pop()
         cached, key = min(sequence.cached, len(tokens)), next(self._keys)
         entries = min(cached, sequence.window) if sequence.window else cached
         self._steps.save(sequence.slots[0], entries, key)
-        line.tokens, line.cached, line.entries, line.key = tokens, cached, entries, key
+        sequence.line = Line(tokens, cached, key, entries)
 
     def leave(self, job: Job, has_failed: bool) -> None:
-        """Note that a request is over; where it has failed its conversation is again what it was before."""
-        if job.session in self._sessions:
-            session = self._sessions[job.session]
-            session.is_busy, session.used_s = False, self._clock()
-            if job.request.ends_session or (has_failed and job.request.starts_session):
-                self.end(job.session)
-            elif has_failed:
-                for sequence, line in zip(job.sequences, session.lines, strict=True):
-                    self._take_back(sequence, line)
-
-    def _take_back(self, sequence: Sequence, line: Line) -> None:
-        """Let a row have its tokens of before, if some have been put behind them: others of its request failed."""
-        if len(line.tokens) > sequence.known:
-            self._forget(line)
-            line.tokens, line.cached = line.tokens[: sequence.known], sequence.start
-
-    def detach(self) -> dict[int | str, _Session]:
-        """Give all conversations without their keys and values, to go on with other steps."""
-        for session in self._sessions.values():
-            session.is_busy = False
-            for line in session.lines:
-                line.key, line.entries = None, 0
-        return self._sessions
-
-    def attach(self, sessions: dict[int | str, _Session]) -> None:
-        """Go on with what another has detached."""
-        self._sessions |= sessions
+        """Note that a request is over: unless it has failed its conversation is what it has made of it."""
+        lines = [sequence.line for sequence in job.sequences if sequence.line]
+        if job.session not in self.known or not lines:  # it has not joined
+            return
+        session = self.known[job.session]
+        session.is_busy, session.used_s = False, self._clock()
+        for line, before in zip(lines, session.lines, strict=True):
+            if has_failed and line is not before:
+                self._forget(line)
+        if not has_failed:
+            session.lines = lines
+        if job.request.ends_session or (has_failed and job.request.starts_session):
+            self.end(job.session)
 
     def end(self, key: int | str) -> None:
         """Forget a conversation, if there is one."""
-        session = self._sessions.pop(key, None)
+        session = self.known.pop(key, None)
         for line in session.lines if session else ():
             self._forget(line)
 
@@ -192,12 +190,12 @@ class Sessions:
     def expire(self) -> None:
         """Forget the conversations that have been idle for too long."""
         deadline = self._clock() - self._idle_s
-        for key in [key for key, each in self._sessions.items() if not each.is_busy and each.used_s < deadline]:
+        for key in [key for key, each in self.known.items() if not each.is_busy and each.used_s < deadline]:
             self.end(key)
 
     def end_oldest(self) -> bool:
         """Forget the one that has been idle longest; false: there is none."""
-        idle = {key: each.used_s for key, each in self._sessions.items() if not each.is_busy}
+        idle = {key: each.used_s for key, each in self.known.items() if not each.is_busy}
         if idle:
             self.end(min(idle, key=lambda key: idle[key]))
         return bool(idle)
@@ -205,12 +203,9 @@ class Sessions:
 
 def _continue(sequence: Sequence, line: Line, window: int) -> None:
     """Let a sequence go on from a row of a conversation."""
-    pending, new = line.tokens[line.cached :], sequence.context.ids
-    if line.tokens and not sequence.shown:  # nothing new: the start token is for a beginning
+    before, new = np.array(line.tokens, np.int64), sequence.context.ids
+    if line.tokens and not len(sequence.shown):  # nothing new: the start token is for a beginning
         new = new[:0]
-    ids = np.concatenate((np.array(pending, np.int64), new))
-    if not len(ids):
-        raise RequestError(f"row {sequence.row} continues a session with no input and nothing left to go on from")
-    sequence.context = Context(ids)
-    sequence.line, sequence.start, sequence.known, sequence.window = line, line.cached, len(line.tokens), window
-    sequence.shown = [*line.tokens, *sequence.shown]
+    sequence.context = Context(np.concatenate((before[line.cached :], new)))
+    sequence.shown = np.concatenate((before, sequence.shown))
+    sequence.line, sequence.start, sequence.window = line, line.cached, window

@@ -1,0 +1,103 @@
+"""What has come out of a request so far, laid out as FasterTransformer does."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..requests.request import Array
+from .sequence import Job, Sequence
+
+
+def output_tensors(job: Job) -> dict[str, Array]:
+    """Lay out the output so far.
+
+    Returns:
+        output_ids: uint32 [B, K, L + max request_output_len]: each row's input, its tokens right behind it, then its
+            end_id. Of an encoder-decoder int32 [B, K, T + max max_output_len]: what the decoder began with, its
+            tokens, then 0; here and below its "input" is decoder_input_ids, [B, T], T = 0 without one.
+        sequence_length: uint32 [B, K]: input and generated tokens, a final end_id included. (FasterTransformer counts
+            from the longest input of the batch; here it is the row's own, so it does not depend on other rows.) Of an
+            encoder-decoder int32.
+        response_input_lengths: int32 [B, K]; not of an encoder-decoder.
+        cum_log_probs: fp32 [B, K], and output_log_probs: fp32 [B, K, max request_output_len]: only where a row has
+            is_return_log_probs; 0 in the others. With is_return_context_cum_log_probs the first begins with the
+            log-probabilities (without temperature and penalty) of the input's tokens that have one. Of a beam
+            they are those of its own tokens. (FasterTransformer does not follow a beam back in output_log_probs.)
+        context_embeddings: fp32 [B, K, hidden]: only where a row has is_return_context_embeddings.
+        context_log_probs: fp32 [B, L], and context_argmax_ids: uint32 [B, L]: only where a row has
+            is_return_context_log_probs. Of each token of the input its log-probability (without temperature and
+            penalty) after those before it, and the most probable token in its place. 0 for a row's first token (but
+            a decoder's comes after start_id), for tokens of a conversation's earlier requests, in padding and in the
+            other rows.
+        output_hidden_state: fp32 [B, S, hidden], of an encoder without a decoder, which has none of the above. S is
+            input_ids' width.
+        output_attentions: fp32 [B, layers, heads, S, S], beside it where any row has is_return_attentions: how much of
+            each key (last axis) each query takes; 0 in padding. (FasterTransformer leaves numbers without a meaning in
+            the rows of queries that are padding.)
+    """
+    request, rows = job.request, job.sequences
+    if rows[0].encoded is not None:
+        width = request.source_width
+        encoded = {"output_hidden_state": _stacked([each.encoded for each in rows], (width, 0))}
+        if request.wants("attentions"):
+            encoded["output_attentions"] = _stacked([each.attentions for each in rows], (0, 0, width, width))
+        return encoded
+    width = max(request.input_ids.shape[1], *(len(each.shown) for each in rows))
+    tensors = _tokens(job, width)
+    if request.wants("log_probs"):
+        tensors |= _token_scores(job)
+    if request.wants("context_embeddings"):
+        embeddings = _stacked([each.context_embedding for each in rows])
+        tensors["context_embeddings"] = np.repeat(embeddings[:, None], request.beam_width, axis=1)
+    if request.wants("context_log_probs"):
+        tensors |= _context_scores(rows, width)
+    return tensors
+
+
+def _tokens(job: Job, width: int) -> dict[str, Array]:
+    request = job.request
+    is_decoder = bool(request.sources)
+    size = request.batch_size, request.beam_width, width + int(request.output_lengths.max())
+    ids = np.zeros(size, np.int32 if is_decoder else np.uint32)
+    if not is_decoder:
+        ids[:] = request.scalars["end_id"][:, None, None]
+    inputs = np.zeros(size[:2], np.int32)
+    lengths = np.zeros(size[:2], ids.dtype)
+    for row, sequence in enumerate(job.sequences):
+        start = len(sequence.shown)
+        inputs[row], ids[row, :, :start] = start, sequence.shown
+        for place, beam in enumerate(sequence.beams):
+            lengths[row, place] = end = start + len(beam.tokens)
+            ids[row, place, start:end] = beam.tokens
+    tensors = {"output_ids": ids, "sequence_length": lengths}
+    return tensors if is_decoder else tensors | {"response_input_lengths": inputs}
+
+
+def _token_scores(job: Job) -> dict[str, Array]:
+    size = job.request.batch_size, job.request.beam_width
+    scores, log_probs = np.zeros(size, np.float32), np.zeros((*size, int(job.request.output_lengths.max())), np.float32)
+    for row, sequence in enumerate(job.sequences):
+        for place, beam in enumerate(sequence.beams if sequence.wants("log_probs") else ()):
+            scores[row, place], log_probs[row, place, : len(beam.log_probs)] = beam.score, beam.log_probs
+    return {"cum_log_probs": scores, "output_log_probs": log_probs}
+
+
+def _context_scores(rows: list[Sequence], width: int) -> dict[str, Array]:
+    log_probs, best = np.zeros((len(rows), width), np.float32), np.zeros((len(rows), width), np.uint32)
+    for row, sequence in enumerate(rows):
+        if sequence.context_scores is not None and len(sequence.shown):
+            count = min(len(sequence.shown), len(sequence.context_scores[0]))  # an empty input was a start_id
+            place = slice(len(sequence.shown) - count, len(sequence.shown))
+            log_probs[row, place], best[row, place] = (values[-count:] for values in sequence.context_scores)
+    return {"context_log_probs": log_probs, "context_argmax_ids": best}
+
+
+def _stacked(rows: list[Array | None], least: tuple[int, ...] = ()) -> Array:
+    """Put arrays under each other, filled up with zeros to the longest, at least to ``least``; None is zeros."""
+    sizes = [row.shape for row in rows if row is not None] + ([least] if least else [])
+    shape = [max(axis) for axis in zip(*sizes, strict=True)] if sizes else [0]
+    stacked = np.zeros((len(rows), *shape), np.float32)
+    for target, row in zip(stacked, rows, strict=True):
+        if row is not None:
+            target[tuple(slice(size) for size in row.shape)] = row
+    return stacked
