@@ -39,11 +39,12 @@ class RankProcesses:
         model_type: str = "GPT",
         engines: int = 1,
         data_type: str = "fp32",
+        has_peer_sums: bool = True,
     ) -> None:
         self.answers_file = directory / "answers"
         (directory / "requests").write_bytes(pickle.dumps(requests))
         worker = ["-m", "backends.fastertransformer.worker"]
-        numbers = map(str, (tensor, pipeline, engines))
+        numbers = map(str, (tensor, pipeline, engines, int(has_peer_sums)))
         leader = [__file__, str(shards), str(directory), model_type, data_type, *numbers]
         hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         self.processes, self.outputs = [], []
@@ -121,9 +122,10 @@ def main(shards: str, directory: str, model_type: str, data_type: str, *numbers:
 
     ranks = read_ranks(os.environ)
     device = choose_device(local_rank=ranks.local_rank if ranks else 0)
-    tensor, pipeline, engines = map(int, numbers)
+    tensor, pipeline, engines, has_peer_sums = map(int, numbers)
     settings = Settings(Path(shards), tensor, pipeline, data_type, 1, model_type)
-    settings = replace(settings, has_process_per_rank=ranks is None, kv_cache_bytes=CACHE_BYTES)
+    settings = replace(settings, has_process_per_rank=ranks is None, has_peer_sums=bool(has_peer_sums))
+    settings = replace(settings, kv_cache_bytes=CACHE_BYTES)
     answers = []
     for _ in range(engines):
         engine = open_engine(settings, device, Group(ranks, device, settings) if ranks else None)

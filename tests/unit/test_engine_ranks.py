@@ -114,11 +114,13 @@ def test_any_layout_gives_what_one_process_gives(tensor: int, pipeline: int, tmp
     assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cpu")
 
 
+@pytest.mark.parametrize("has_peer_sums", [True, False])
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 1), (2, 2), (4, 1)])
-def test_any_layout_gives_what_one_gpu_gives(tensor: int, pipeline: int, tmp_path: Path) -> None:
+def test_any_layout_gives_what_one_gpu_gives(tensor: int, pipeline: int, has_peer_sums: bool, tmp_path: Path) -> None:
     if torch.cuda.device_count() < tensor * pipeline:
         pytest.skip("no GPU for each rank")
-    assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cuda")
+    assert_layout_gives_what_one_process_gives(tensor, pipeline, tmp_path, "cuda", has_peer_sums=has_peer_sums)
+    assert "sums are NCCL's" not in running[-1].text
 
 
 @pytest.mark.parametrize("data_type", ["fp16", "bf16"])
@@ -163,7 +165,7 @@ def test_a_process_opens_one_engine_of_several_processes_after_another(device: s
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (2, 2)])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
 def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(
     tensor: int, pipeline: int, device: str, tmp_path: Path
 ) -> None:
