@@ -26,6 +26,7 @@ from .lines import LOOPBACK, Lines
 from .ranks import Ranks
 
 _FAREWELL_S = 20.0
+_parting = threading.Lock()
 # The others wait for as long as a step takes; that all live is Lines' matter.
 _NO_TIMEOUT = timedelta(days=3650)
 
@@ -90,6 +91,8 @@ class Group:
         if self._is_on_gpu:
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
+            # Else torch ends this process when another is gone, which may be one that outlives it.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
         )
@@ -184,11 +187,13 @@ def first_line(error: Exception) -> str:
 
 
 def _part() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with _parting:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _abort() -> None:
     """End what NCCL waits for in kernels that run, and forget all groups."""
-    if dist.is_initialized():
-        dist.distributed_c10d._abort_process_group()
+    with _parting:
+        if dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
