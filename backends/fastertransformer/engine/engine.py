@@ -62,7 +62,7 @@ class Engine:
             loaded.steps, self._max_rows, settings.has_inflight_batching, settings.session_idle_s, known=known
         )
         if loaded.group:
-            loaded.group.on_loss = lambda: self._arrivals.put(_LOOK)
+            loaded.group.lines.at_loss.append(lambda: self._arrivals.put(_LOOK))
 
     def parse(self, tensors: Mapping[str, Array]) -> Request:
         """Check one request; see request.parse_request."""

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -49,15 +49,11 @@ class Group:
         tensor_rank, stage: this process's place.
         neighbours: torch's group of this stage; its default group is of all.
         lines: between rank 0 and the others.
-        on_loss: is called, from any thread, once another process is lost and this one outlives it.
-        at_loss: are called before, so that nothing here waits for a process that is gone.
 
     Raises:
         EngineError: their number is not tensor_para_size x pipeline_para_size, not all came in time, or this process
             is in another group.
     """
-
-    on_loss: Callable[[], None] | None = None
 
     def __init__(
         self, ranks: Ranks, device: torch.device, settings: Settings | None = None, crew: Crew | None = None
@@ -65,7 +61,6 @@ class Group:
         if dist.is_initialized():
             raise EngineError("this process has an engine of several processes already; close that one first")
         self.ranks, self.rank, self._is_on_gpu = ranks, ranks.rank, device.type == "cuda"
-        self.at_loss: list[Callable[[], None]] = []
         store, greeting = None, ""
         if settings:
             _check_size(ranks, settings)
@@ -108,17 +103,10 @@ class Group:
 
     def outlive(self, crew: Crew) -> None:
         """From now on do not end with the others: where one is lost all are ended, so that nothing waits for them."""
-
-        def end_all() -> None:
-            crew.kill()
-            for release in self.at_loss:
-                release()
-            if self._is_on_gpu:  # what it waits for on its streams never comes
-                threading.Thread(target=_abort, daemon=True).start()
-            if self.on_loss:
-                self.on_loss()
-
-        self.lines.on_loss = end_all
+        self.lines.at_loss.append(crew.kill)
+        if self._is_on_gpu:  # what it waits for on its streams never comes
+            self.lines.at_loss.append(threading.Thread(target=_abort, daemon=True).start)
+        self.lines.is_fatal = False
 
     def leave(self) -> None:
         """Part from the others, whatever becomes of them; this process can then join other groups."""

@@ -42,7 +42,8 @@ class Lines:
         greeting: rank 0's.
         host: rank 0's.
         lost: what has happened, once a rank is lost.
-        on_loss: is called then, from any thread; this process ends in a moment where nobody can do better.
+        at_loss: are called then, from any thread.
+        is_fatal: whether this process ends then, in a moment.
 
     Raises:
         EngineError: not every rank has come in time.
@@ -51,7 +52,8 @@ class Lines:
     def __init__(self, ranks: Ranks, greeting: bytes = b"", check: Callable[[], None] = lambda: None) -> None:
         self._ranks, self.greeting, self.lost = ranks, greeting, ""
         self.host = LOOPBACK if ranks.is_one_host else socket.gethostname()
-        self.on_loss: Callable[[], None] = self._end_process
+        self.at_loss: list[Callable[[], object]] = []
+        self.is_fatal = True
         self._lines: dict[tuple[int, int], socket.socket] = {}  # by what it is for, and whose the other end is
         self._is_lost, self._is_over, self._is_closed = (threading.Event() for _ in range(3))
         threading.Thread(target=self._give_signs, name="signs of life", daemon=True).start()
@@ -139,7 +141,7 @@ class Lines:
         self.give_up(f"rank {rank} is lost: {problem}")
 
     def give_up(self, problem: str) -> None:
-        """Say what has happened, and end this process in a moment, or see on_loss."""
+        """Say what has happened, and end this process in a moment if that is fatal."""
         if self._is_over.is_set():
             return
         self._is_over.set()  # the first word is the right one
@@ -147,17 +149,17 @@ class Lines:
         sys.stderr.flush()
         self.lost = problem
         self._is_lost.set()
-        self.on_loss()
+        if self.is_fatal:
+            threading.Thread(target=self._end_process, daemon=True).start()
+        for act in self.at_loss:
+            act()
 
     def _end_process(self) -> None:
-        def end() -> None:
-            if not self._is_closed.wait(_GRACE_S):
-                os._exit(1)
+        if not self._is_closed.wait(_GRACE_S):
+            os._exit(1)
 
-        threading.Thread(target=end, daemon=True).start()
-
-    def learn_of_loss(self, timeout_s: float) -> str:
-        """Wait a moment for word of who was lost."""
+    def learn_of_loss(self, timeout_s: float = 2.0) -> str:
+        """Wait for word of who was lost, for more than it takes to see that a process has ended."""
         self._is_lost.wait(timeout_s)
         return self.lost
 
@@ -171,7 +173,7 @@ class Lines:
             _write(line, message)
 
     def receive(self, timeout_s: float | None = None) -> list[bytes]:
-        """Wait for the next message of rank 0, or of each of the others in their order.
+        """Wait for the next message of rank 0, which is empty where none follows, or of each of the others.
 
         Raises:
             OSError: one of them is gone, or has said nothing in time.
@@ -184,11 +186,12 @@ class Lines:
         return messages
 
     def say_farewell(self) -> None:
-        """Let nobody take the end of this process for a loss, nor this one that of another."""
+        """Let nobody take the end of this process for a loss, nor this one that of another: no message follows."""
         self._is_over.set()
-        for line in self._of(_LIFE):
-            with suppress(OSError):
+        with suppress(OSError):
+            for line in self._of(_LIFE):
                 line.sendall(_FAREWELL)
+            self.send(b"")
 
     def close(self) -> None:
         """Hang up."""

@@ -42,9 +42,8 @@ _log = logging.getLogger(__name__)
 _PEER_ROWS = 16  # of hidden numbers that are summed through the peers' memory
 _LAST = (1 << 32) - 1
 _LOST_KEY = (1 << 63) - 1
-_CLOSE, _GO_ON, _END = -1, -2, -3  # in place of a step's number, which is its place in STEP_NAMES
+_GO_ON, _END = b"go on", b"end"
 _PATIENCE_S = 10.0  # until the slowest process has failed too
-_WORD_S = 2.0  # more than it takes to see that a process has ended
 _OUT_OF_STEP = "another rank is lost, or a step failed"
 
 
@@ -196,19 +195,18 @@ class Leader(Steps):
         lines = self._group.lines
         with suppress(OSError):
             is_alike = all(said == _kind(error) for said in lines.receive(_PATIENCE_S))
-            lines.send(packed(_GO_ON if is_alike else _END))
+            lines.send(_GO_ON if is_alike else _END)
             return is_alike
         return False
 
     def _lost(self, error: Exception) -> GroupLostError:
         lines = self._group.lines
-        problem = lines.learn_of_loss(_WORD_S) or f"{_OUT_OF_STEP}: {first_line(error)}"
+        problem = lines.learn_of_loss() or f"{_OUT_OF_STEP}: {first_line(error)}"
         lines.give_up(problem)
         return GroupLostError(problem)
 
     def close(self) -> None:
         """Send the other processes home."""
-        self._group.lines.send(packed(_CLOSE))
         self._group.lines.say_farewell()
         super().close()
         self._group.leave()
@@ -222,9 +220,10 @@ def follow(steps: Steps, group: Group) -> None:
     """
     lines = group.lines
     with group.loss_is_an_error(_OUT_OF_STEP), torch.inference_mode():
-        while (step := unpacked(*lines.receive()))[0] != _CLOSE:
+        while message := lines.receive()[0]:
+            kind, arguments = unpacked(message)
             try:
-                getattr(steps, STEP_NAMES[step[0]])(*step[1])
+                getattr(steps, STEP_NAMES[kind])(*arguments)
             except Exception as error:
                 if not _is_forgiven(error, lines):
                     raise
@@ -237,7 +236,7 @@ def _is_forgiven(error: Exception, lines: Lines) -> bool:
     """Say whether all have failed like this process; else rank 0 goes on without it, or not at all."""
     with suppress(OSError):
         lines.send(_kind(error))
-        return unpacked(*lines.receive(_PATIENCE_S))[0] == _GO_ON
+        return lines.receive(_PATIENCE_S) == [_GO_ON]
     return False
 
 
@@ -251,8 +250,8 @@ def ranked(values: Tensor, tokens: Tensor) -> Tensor:
     return (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32) + (_LAST - tokens)
 
 
-def packed(kind: int, arguments: Sequence[Any] = ()) -> bytes:
-    """Write a step down as data, unlike a pickle: its number, and each argument, a whole number, an array or None."""
+def packed(kind: int, arguments: Sequence[Any]) -> bytes:
+    """Write a step down as data, unlike a pickle: its place in STEP_NAMES and its arguments: numbers, arrays, None."""
     return marshal.dumps((kind, [_plain(argument) for argument in arguments]))
 
 

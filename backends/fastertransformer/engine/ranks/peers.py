@@ -104,7 +104,7 @@ def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
         offset = memory.data_ptr() - handle.buffer_ptrs[group.tensor_rank]
         peers = Peers(memory, [each + offset for each in handle.buffer_ptrs], group.tensor_rank, handle)
         torch.cuda.synchronize(device)
-        group.at_loss.append(peers.give_up)
+        group.lines.at_loss.append(peers.give_up)
         problem = ""
     except Exception as error:  # whatever the driver says
         peers, problem = None, str(error)
