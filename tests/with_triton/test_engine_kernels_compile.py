@@ -53,7 +53,6 @@ def product(norm: str, ahead: int, is_int8: bool, block_n: int = 8) -> dict[str,
     return {**tiles, **kind, "is_native": True, "has_scales": is_int8, "maxnreg": 128}
 
 
-LOOPED = {"block_k": 512, "is_whole": False}
 BF16 = dict.fromkeys(("x", "y", "weight", "gain", "residual"), "*bf16")
 
 
@@ -97,13 +96,8 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "64 rows, int8, widened": ("few_rows", "few_rows", 4, products(64, 4, 1, False), {"weight": "*i8"}),
     "digits": ("digit_rows", "digit_rows", 8, {"norm": "layer", "has_shift": True, "block": 8192}, {"digits": "*i8"}),
     "one row, norm": ("one_row", "one_row", 4, product("layer", 4, False, 4), {"bias": "*fp32"}),
-    "one row, bf16, norm": (
-        "one_row",
-        "one_row",
-        2,
-        {**product("layer", 1, False), **LOOPED},
-        {**BF16, "bias": "*fp32"},
-    ),
+    "one row, bf16, norm": ("one_row", "one_row", 4, product("layer", 8, False, 2), {**BF16, "bias": "*fp32"}),
+    "one row, bf16": ("one_row", "one_row", 8, {**product("", 2, False), "block_k": 2048}, BF16),
     "one row": ("one_row", "one_row", 8, product("", 8, False, 2), {}),
     "one row, int8, norm": ("one_row_int8", "one_row_int8", 4, product("layer", 2, True), {"weight": "*i8"}),
     "one row, int8": ("one_row_int8", "one_row_int8", 8, product("", 4, True, 4), {"weight": "*i8"}),

@@ -199,9 +199,6 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
         share = (512 if is_int8 and rows <= _MOST_ROWS else 256) // triton.cdiv(outputs, 64)  # keeps the GPU busy
         splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
         return Tiling(64, 128, 4, 4 if is_int8 else 6, splits if rows <= 64 else 1)
-    if dtype == torch.bfloat16:  # all asked for ahead, it spills registers: 5B, 60/20 took 73 ms where fp16 takes 53
-        block_n, block_k, warps = (8, 512, 2) if outputs >= 6144 else (8, 1024, 4) if outputs >= 4096 else (4, 2048, 4)
-        return Tiling(block_n, block_k, warps, 1, registers=128)
     return _one_row_tiling(outputs, inputs, dtype.itemsize)
 
 
