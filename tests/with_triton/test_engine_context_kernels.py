@@ -82,13 +82,13 @@ def test_rows_attend_within_themselves(size: int, kind: str, is_causal: bool, dt
     from backends.fastertransformer.engine.kernels.rows import attend_rows
 
     torch.manual_seed(0)
-    heads, far, rows = 2, 20, [(3, 150), (160, 1), (170, 64), (240, 33)]
-    tokens = 280
+    heads, far, rows = 2, 20, [(3, 270), (280, 1), (290, 64), (360, 33)]
+    tokens = 400
     q, k, v = torch.randn(tokens, 3, heads, size).to(DEVICE, dtype).permute(1, 2, 0, 3).unbind()
     table = torch.randn(heads, 2 * far + 1, device=DEVICE)
     bias = {"slopes": torch.rand(heads, device=DEVICE), "by distance": table}.get(kind)
     begins, lengths = torch.tensor(rows, device=DEVICE).T.contiguous()
-    found = attend_rows(q, k, v, begins, lengths, 150, 0.2, bias, is_causal)
+    found = attend_rows(q, k, v, begins, lengths, 270, 0.2, bias, is_causal)
     for begin, length in rows:
         own, steps = slice(begin, begin + length), torch.arange(length, device=DEVICE)
         distance = steps - steps[:, None]

@@ -66,7 +66,8 @@ ROWS = {"bias": "*fp32"} | dict.fromkeys(("token_stride", "head_stride", "out_st
 
 
 def rows(kind: int, is_causal: bool) -> dict[str, Any]:
-    return {"size": 128, "width": 128, "block_m": 64, "block_n": 32, "kind": kind, "is_causal": is_causal}
+    tiles = {"block_m": 64, "block_n": 64} if is_causal else {"block_m": 128, "block_n": 32, "maxnreg": 128}
+    return {"size": 128, "width": 128, **tiles, "kind": kind, "is_causal": is_causal, "is_native": True}
 
 
 # Module, function, warps, constants, what is another type than usually.
@@ -87,7 +88,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "turn by halves": ("keep", "_keep", 4, keeping(rotation=2), {}),
     "widen": ("widen", "_widen", 4, {"block_n": 8, "block_k": 1024, "is_native": True}, {"weight": "*i8"}),
     "rows with slopes": ("rows", "_attend_rows", 4, rows(1, is_causal=True), ROWS),
-    "rows by distance": ("rows", "_attend_rows", 4, rows(2, is_causal=False), ROWS),
+    "rows by distance": ("rows", "_attend_rows", 8, rows(2, is_causal=False), ROWS),
     "norm": ("norm_rows", "norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("draw", "_draw", 16, {"block": 4096}, {"tokens": "*i64", "rows": "*i64"}),
     "few rows": ("few_rows", "few_rows", 4, products(8, 6, 2, False), {}),
