@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _PEER_ROWS = 16  # of hidden numbers that are summed through the peers' memory
 _LAST = (1 << 32) - 1
 _LOST_KEY = (1 << 63) - 1
-_GO_ON, _END = b"go on", b"end"
+_GO_ON = b"go on"
 _PATIENCE_S = 10.0  # until the slowest process has failed too
 _OUT_OF_STEP = "another rank is lost, or a step failed"
 
@@ -187,16 +187,16 @@ class Leader(Steps):
             raise
 
     def _has_failed_everywhere(self, error: Exception) -> bool:
-        """Wait for what the others say of a step that has failed here, and tell them.
+        """Wait for what the others say of a step that has failed here, and let them go on if it has there.
 
         What a request brings about (an input that nobody foresaw, too little memory) all meet at the same place, for
         all take the same steps: they are still in step with each other, and that request alone fails.
         """
         lines = self._group.lines
         with suppress(OSError):
-            is_alike = all(said == _kind(error) for said in lines.receive(_PATIENCE_S))
-            lines.send(_GO_ON if is_alike else _END)
-            return is_alike
+            if all(said == _kind(error) for said in lines.receive(_PATIENCE_S)):
+                lines.send(_GO_ON)
+                return True
         return False
 
     def _lost(self, error: Exception) -> GroupLostError:
