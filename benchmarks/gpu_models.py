@@ -127,7 +127,8 @@ class Table:
 
     def __init__(self, path: Path | None, commit: str) -> None:
         self._path, self._rows = path, list[dict[str, Any]]()
-        self._where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit}
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        self._where = {"gpu": gpu, "torch": torch.__version__, "commit": commit}
 
     def add(self, row: Any) -> None:
         """Print a row, and write all so far."""

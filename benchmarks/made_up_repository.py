@@ -59,17 +59,20 @@ _CODE = {
 
     def execute(self, requests):
         for request in requests:
-            ids, wanted = read(request, "input_ids"), int(read(request, "request_output_len").max())
-            self.requests.put((request.get_response_sender(), np.pad(ids, ((0, 0), (0, wanted)))[:, None, :], wanted))
+            ids, count = read(request, "input_ids"), int(read(request, "request_output_len").max())
+            whole = np.pad(ids, ((0, 0), (0, count)))[:, None, :]
+            # What is not asked for Triton (2.51) frees without Python's lock, which ends the stub under Python 3.12.
+            self.requests.put((request.get_response_sender(), whole, count, request.requested_output_names()))
 
     def answer_all(self):
         while True:
-            sender, whole, wanted = self.requests.get()
-            inputs = np.full(whole.shape[:2], whole.shape[2] - wanted, np.int32)
-            for count in range(1, wanted + 1):
+            sender, whole, last, wanted = self.requests.get()
+            inputs = np.full(whole.shape[:2], whole.shape[2] - last, np.int32)
+            for count in range(1, last + 1):
                 lengths = (inputs + count).astype(np.uint32)
-                response = respond(output_ids=whole, sequence_length=lengths, response_input_lengths=inputs)
-                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if count == wanted else 0)
+                outputs = dict(output_ids=whole, sequence_length=lengths, response_input_lengths=inputs)
+                response = respond(**{name: outputs[name] for name in outputs if name in wanted})
+                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if count == last else 0)
 """,
     PREPROCESSING: """    def execute(self, requests):
         words = np.array([[[0], [-1]]], np.int32)
@@ -114,10 +117,7 @@ def write_repository(directory: Path, shape: Sequence[int], data_type: str, kv_c
 
 
 def write_empty_models(repository: Path) -> None:
-    """Put models beside those of a decoupled repository that compute nothing.
-
-    Under Python 3.12 Triton's stub (2.51) dies of them at the first answer.
-    """
+    """Put models beside those of a decoupled repository that compute nothing."""
     serving = Serving("gpt", 1, 1, "fp32", 0, 0, "", 64, 0, True, VOCAB_SIZE - 1, VOCAB_SIZE - 1)
     for make in (gpt.engine, gpt.preprocessing, gpt.postprocessing, gpt.ensemble):
         _write_empty(repository, make(serving))

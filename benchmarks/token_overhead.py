@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from backends.fastertransformer.engine.engine import Engine
 from backends.fastertransformer.engine.generation.sequence import Answer
+from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import EMPTY
 from evaluation.load.wire import encode
 from evaluation.load.workload import Prompt
@@ -52,6 +53,23 @@ class Arrivals:
     def further_ms(self) -> float:
         """To each further token, on average."""
         return (self.chunk_ns[-1] - self.chunk_ns[0]) / 1e6 / (self.tokens - 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: medians, and what they are above those of the engine in process."""
+
+    model: str
+    data_type: str
+    input_length: int
+    output_length: int
+    clients: int
+    requests: int
+    first_ms: float
+    first_added_ms: float
+    further_ms: float
+    further_added_ms: float
+    side: str
 
 
 Side = Callable[[int], Awaitable[list[Arrivals]]]  # asks so many requests at once, and waits for all
@@ -123,13 +141,21 @@ def through_triton(channel: Any, model: str, prompt: Prompt) -> Side:
 
 
 def show_tokens(
-    engine: Engine, url: str, repository: Path, lengths: tuple[int, int], clients: Sequence[int], rounds: int
+    engine: Engine, url: str, repository: Path, table: Table, asked: tuple[tuple[int, int], Sequence[int], int]
 ) -> None:
-    """Print the table: medians over the requests of all rounds, in which the sides take turns."""
+    """Fill the table: medians over the requests of all rounds, in which the sides take turns.
+
+    Args:
+        engine: in process.
+        url: of gRPC.
+        repository: that is served there.
+        table: of Row.
+        asked: tokens in and out, requests at once, turns of each side.
+    """
+    lengths, clients, rounds = asked
     prompt = make_prompt(repository, *lengths)
     names = [name for name in (ENGINE, ENSEMBLE, EMPTY + ENGINE, EMPTY + ENSEMBLE) if (repository / name).is_dir()]
-    print(f"token by token, {len(prompt.ids)} in, {prompt.output_length} out, medians of {rounds * (_BLOCK - 1)} turns")
-    print(f"{'clients':>7} {'side':24} {'first ms':>9} {'added':>7} {'further ms':>11} {'added':>7}")
+    model = f"{engine.config.num_layer} x {engine.config.hidden_units}", engine.config.weight_data_type
 
     async def measure() -> None:
         async with grpc.aio.insecure_channel(url) as channel:
@@ -137,9 +163,13 @@ def show_tokens(
             sides |= {name: through_triton(channel, name, prompt) for name in names}
             for count in clients:
                 # The empty ones answer one request after the other.
-                asked = {name: ask for name, ask in sides.items() if count == 1 or not name.startswith(EMPTY)}
-                turns = await _turns(asked, count, rounds)
-                _show(count, {name: medians(each) for name, each in turns.items()})
+                here = {name: ask for name, ask in sides.items() if count == 1 or not name.startswith(EMPTY)}
+                turns = await _turns(here, count, rounds)
+                base = medians(next(iter(turns.values())))
+                for name, each in turns.items():
+                    first, further = medians(each)
+                    figures = first, first - base[0], further, further - base[1]
+                    table.add(Row(*model, len(prompt.ids), prompt.output_length, count, len(each), *figures, name))
 
     asyncio.run(measure())
 
@@ -157,10 +187,3 @@ async def _turns(sides: dict[str, Side], count: int, rounds: int) -> dict[str, l
 def medians(turns: Sequence[Arrivals]) -> tuple[float, float]:
     """Give the medians of the first and the further tokens' times."""
     return statistics.median(each.first_ms for each in turns), statistics.median(each.further_ms for each in turns)
-
-
-def _show(count: int, figures: dict[str, tuple[float, float]]) -> None:
-    base_first, base_further = next(iter(figures.values()))
-    for name, (first, further) in figures.items():
-        added = f"{first - base_first:+7.2f} {further:11.3f} {further - base_further:+7.3f}"
-        print(f"{count:7} {name:24} {first:9.2f} {added}", flush=True)

@@ -33,6 +33,7 @@ from tritonclient.utils import np_to_triton_dtype
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.precision import choose_device
 from backends.fastertransformer.engine.settings import read_settings
+from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import write_empty_models, write_repository
 from benchmarks.token_overhead import show_tokens
 from deployment.arguments import ServeArguments
@@ -65,6 +66,8 @@ class OverheadArguments(ScriptArguments):
     data_type: str | None = field(default=None, metadata={"help": "made up: fp32 (on a CPU), fp16 (on a GPU) or bf16"})
     empty_models: bool = field(default=True, metadata={"help": "made up: serve models too that compute nothing"})
     kv_cache_bytes: int = field(default=1 << 30, metadata={"help": "made up: of each of the two engines"})
+    csv: Path | None = field(default=None, metadata={"help": "file to write, token by token"})
+    commit: str = field(default="", metadata={"help": "what is measured, for the file"})
     start_timeout_s: float = field(default=120, metadata={"help": "seconds until a server of its own must be ready"})
 
 
@@ -161,8 +164,8 @@ def main(argv: Sequence[str]) -> None:
         engine = open_same_engine(client, repository)
         print(engine.description)
         if client.get_model_config(MODEL).config.model_transaction_policy.decoupled:
-            lengths, clients = arguments.lengths, arguments.clients
-            show_tokens(engine, endpoint.grpc_url, repository, lengths, clients, arguments.rounds)
+            asked = arguments.lengths, arguments.clients, arguments.rounds
+            show_tokens(engine, endpoint.grpc_url, repository, Table(arguments.csv, arguments.commit), asked)
         else:
             show_whole(engine, client, arguments)
 
