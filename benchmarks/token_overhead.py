@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import threading
 import time
@@ -26,6 +27,7 @@ from export_scripts.names import ENGINE, ENSEMBLE, PREPROCESSING
 from export_scripts.tokenizer_models.slipway_tokenizer import load_tokenizer
 from handover.errors import ServerError
 
+NEW_STREAM = ", a new stream"
 _BLOCK = 5  # measurements of a side before its neighbour's turn, the first of which is not counted
 _TEXT = "The ship lay at the slipway, and nobody had thought of asking how she would ever come down into the water. "
 
@@ -51,8 +53,8 @@ class Arrivals:
 
     @property
     def further_ms(self) -> float:
-        """To each further token, on average."""
-        return (self.chunk_ns[-1] - self.chunk_ns[0]) / 1e6 / (self.tokens - 1)
+        """To each further token, on average; 0 where there is none."""
+        return (self.chunk_ns[-1] - self.chunk_ns[0]) / 1e6 / max(1, self.tokens - 1)
 
 
 @dataclass(frozen=True)
@@ -114,28 +116,71 @@ def in_process(engine: Engine, prompt: Prompt) -> Side:
     return ask
 
 
-def through_triton(channel: Any, model: str, prompt: Prompt) -> Side:
-    """Ask a decoupled model: one connection, a stream a request."""
-    payload = encode(model, prompt, is_text=model.endswith(ENSEMBLE)).payload
-    stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+class Stream:
+    """One gRPC stream that is kept open from request to request, as tritonclient keeps one.
 
-    async def one() -> Arrivals:
+    Args:
+        channel: of the connection.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+
+    async def ask(self, payload: bytes) -> list[int]:
+        """Send one request; when each of its answers came.
+
+        Raises:
+            ServerError: it was refused.
+        """
+        chunks = []
+        await self._call.write(payload)
+        while raw := await self._call.read():
+            now = time.perf_counter_ns()
+            message = messages.ModelStreamInferResponse.FromString(raw)
+            if message.error_message:
+                raise ServerError(message.error_message)
+            if message.infer_response.outputs:
+                chunks.append(now)
+            if message.infer_response.parameters["triton_final_response"].bool_param:
+                return chunks
+        raise ServerError("the stream ended before the last answer")
+
+    async def end(self) -> None:
+        """Let it go."""
+        await self._call.done_writing()
+
+
+def through_triton(channel: Any, model: str, prompt: Prompt, is_kept: bool = True) -> Side:
+    """Ask a decoupled model over one connection, each client in a stream of its own: kept open, or new each time."""
+    request = messages.ModelInferRequest.FromString(encode(model, prompt, is_text=model.endswith(ENSEMBLE)).payload)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    payload, kept = request.SerializeToString(), list[Stream]()
+
+    async def one(index: int) -> Arrivals:
         sent_ns = time.perf_counter_ns()
-        call = stream()
-        chunks: list[int] = []
-        await call.write(payload)
-        await call.done_writing()
-        answers = []
-        async for raw in call:
-            chunks.append(time.perf_counter_ns())
-            answers.append(raw)
-        problem = messages.ModelStreamInferResponse.FromString(answers[-1]).error_message
-        if problem:
-            raise ServerError(f"{model}: {problem}")
+        stream = kept[index] if is_kept else Stream(channel)
+        chunks = await stream.ask(payload)
+        if not is_kept:
+            await stream.end()
         return Arrivals(sent_ns, tuple(chunks), prompt.output_length)
 
     async def ask(count: int) -> list[Arrivals]:
-        return await asyncio.gather(*(one() for _ in range(count)))
+        while is_kept and len(kept) < count:
+            kept.append(Stream(channel))
+        return await asyncio.gather(*(one(index) for index in range(count)))
+
+    return ask
+
+
+def refused(channel: Any) -> Side:
+    """Ask for a model that there is not: what gRPC takes, and the server's reading of a request."""
+    stream = Stream(channel)
+
+    async def ask(count: int) -> list[Arrivals]:
+        sent_ns = time.perf_counter_ns()
+        with contextlib.suppress(ServerError):
+            await stream.ask(messages.ModelInferRequest(model_name="none").SerializeToString())
+        return [Arrivals(sent_ns, (time.perf_counter_ns(),), 1)]
 
     return ask
 
@@ -161,9 +206,12 @@ def show_tokens(
         async with grpc.aio.insecure_channel(url) as channel:
             sides = {"engine in process": in_process(engine, prompt)}
             sides |= {name: through_triton(channel, name, prompt) for name in names}
+            new = {f"{name}{NEW_STREAM}": through_triton(channel, name, prompt, is_kept=False) for name in names}
+            alone = {**new, "gRPC alone": refused(channel)}
             for count in clients:
                 # The empty ones answer one request after the other.
                 here = {name: ask for name, ask in sides.items() if count == 1 or not name.startswith(EMPTY)}
+                here |= alone if count == 1 else {}
                 turns = await _turns(here, count, rounds)
                 base = medians(next(iter(turns.values())))
                 for name, each in turns.items():
