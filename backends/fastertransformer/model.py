@@ -73,6 +73,8 @@ class TritonPythonModel:
             except Exception as error:
                 pb_utils.Logger.log_error(f"a request could not be read: {error!r}")
                 reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
+        for reply in replies:  # not before: it would wake a thread that takes turns with this one
+            self._replies.watch(reply)
         if not self._settings.has_inflight_batching:  # Triton fills the next batch meanwhile
             for reply in replies:
                 reply.wait()

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 _LONGEST_WAIT_S = 0.1  # of an answer that is followed by another
 _FIRST_PAUSE_S = 5e-3  # before a client is asked for the first time: contexts are run then
-_LEAST_PAUSE_S = 2e-3  # between two questions whether the same client has gone
+_LEAST_PAUSE_S = 10e-3  # between two questions whether the same client has gone
+_PATIENCE_S = 10e-3  # a question that is due waits so long for an answer to be sent: it is a while then to the next
 _SHARE_OF_QUESTIONS = 0.2  # of the thread's time, at most
 
 
@@ -39,6 +41,7 @@ class Reply:
         wanted: outputs.
         waiting: when each answer came, it, and whether it is final.
         is_queued: whether the thread will look after what is waiting.
+        is_done: whether the final answer is sent, after which the sender must not be touched.
     """
 
     def __init__(self, request: Any, announce: Callable[[Reply], None]) -> None:
@@ -46,7 +49,7 @@ class Reply:
         self.sender = request.get_response_sender()
         self.wanted = frozenset(request.requested_output_names())
         self.waiting: deque[tuple[float, Any, bool]] = deque()
-        self.is_queued = False
+        self.is_queued = self.is_done = False
         self._announce, self._lock, self._is_sent = announce, threading.Lock(), threading.Event()
 
     def send(self, tensors: Tensors, is_final: bool) -> None:
@@ -88,8 +91,9 @@ class Reply:
         """Wait until the final answer is sent."""
         self._is_sent.wait()
 
-    def mark_sent(self) -> None:
-        """Let those go who wait."""
+    def end(self) -> None:
+        """Let those go who wait: the final answer is sent."""
+        self.is_done = True
         self._is_sent.set()
 
 
@@ -120,9 +124,11 @@ class Replies:
 
     def open(self, request: Any) -> Reply:
         """Take over the answering of a request."""
-        reply = Reply(request, lambda reply: self._ready.put((reply, False)))
+        return Reply(request, lambda reply: self._ready.put((reply, False)))
+
+    def watch(self, reply: Reply) -> None:
+        """Ask from now on, until it is answered, whether its client has gone."""
         self._ready.put((reply, True))
-        return reply
 
     def close(self) -> None:
         """End the thread, when Triton has had every final answer."""
@@ -132,7 +138,7 @@ class Replies:
     def _run(self) -> None:
         next_question = 0.0
         while True:
-            pause = max(0.0, next_question - time.monotonic()) if self._open else None
+            pause = max(0.0, next_question + _PATIENCE_S - time.monotonic()) if self._open else None
             try:
                 item = self._ready.get(timeout=pause)
             except queue.Empty:
@@ -143,11 +149,12 @@ class Replies:
             reply, is_new = item
             if not is_new:
                 self._send_next(reply)
-            else:
+            elif not reply.is_done:
                 if not self._open:
                     next_question = time.monotonic() + _FIRST_PAUSE_S
                 self._open.append(reply)
-            if self._open and time.monotonic() >= next_question:
+            delay = 0.0 if self._ready.empty() else _PATIENCE_S
+            if self._open and time.monotonic() >= next_question + delay:
                 next_question = self._ask_next()
 
     def _ask_next(self) -> float:
@@ -163,8 +170,9 @@ class Replies:
         content, is_final = reply.take()
         self._send(reply, content, is_final)
         if is_final:
-            self._open.remove(reply)
-            reply.mark_sent()
+            with suppress(ValueError):  # answered before it was watched
+                self._open.remove(reply)
+            reply.end()
         elif reply.go_on():
             self._ready.put((reply, False))
 

@@ -236,18 +236,21 @@ def encode_word_lists(tokenizer: Tokenizer, rows: Sequence[str]) -> NDArray[np.i
     Returns:
         [batch, 2, ids of the longest row, at least 1].
     """
-    words = [
-        [ids for line in csv.reader(io.StringIO(row)) for word in line if (ids := tokenizer.encode(word))]
-        for row in rows
-    ]
+    words = [_encode_words(tokenizer, row) if row else [] for row in rows]
     length = max([1, *(sum(map(len, row)) for row in words)])
     result = np.zeros((len(words), 2, length), dtype=np.int32)
     result[:, 1] = -1
+    if not any(words):  # the rule
+        return result
     for index, row in enumerate(words):
         flat = [token for ids in row for token in ids]
         result[index, 0, : len(flat)] = flat
         result[index, 1, : len(row)] = np.cumsum([len(ids) for ids in row])
     return result
+
+
+def _encode_words(tokenizer: Tokenizer, row: str) -> list[list[int]]:
+    return [ids for line in csv.reader(io.StringIO(row)) for word in line if (ids := tokenizer.encode(word))]
 
 
 def decode_rows(

@@ -119,6 +119,8 @@ def test_a_failure_is_the_final_answer(replies: Replies) -> None:
 def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> None:
     requests = [FakeRequest({}) for _ in range(64)]
     opened = [replies.open(request) for request in requests]
+    for reply in opened:
+        replies.watch(reply)
     wait_until(lambda: all(request.questions for request in requests))
     requests[40].is_cancelled = True
     start = time.monotonic()
@@ -133,11 +135,27 @@ def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> 
 
 def test_nobody_is_asked_when_nothing_is_open(replies: Replies) -> None:
     request = FakeRequest({})
-    replies.open(request).send({}, is_final=True)
+    reply = replies.open(request)
+    replies.watch(reply)
+    reply.send({}, is_final=True)
     request.wait()
     asked = request.questions
     time.sleep(0.02)
     assert request.questions == asked
+
+
+def test_nobody_is_asked_whose_answer_came_before_he_was_watched(replies: Replies) -> None:
+    early, open_one = FakeRequest({}), FakeRequest({})
+    reply = replies.open(early)
+    reply.send({}, is_final=True)
+    early.wait()
+    replies.watch(reply)
+    other = replies.open(open_one)
+    replies.watch(other)
+    wait_until(lambda: open_one.questions > 2)
+    assert not early.questions
+    other.send({}, is_final=True)
+    other.wait()
 
 
 def test_an_answer_that_cannot_be_sent_concerns_its_request_alone(

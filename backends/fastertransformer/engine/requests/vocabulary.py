@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Scalar:
         if name not in tensors:
             value = self.default if default is None else default
             assert value is not None  # required tensors are checked by name first
-            return np.full(batch, value, self.dtypes[0])
+            return _constant(batch, value, self.dtypes[0])
         array = of_type(name, tensors[name], *self.dtypes)
         if array.shape not in ((batch,), (batch, 1)):
             raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, 1]")
@@ -53,6 +54,14 @@ class Scalar:
         elif self.high < np.inf:
             refuse_rows(name, values, values > self.high, f"at most {self.high:g}")
         return values
+
+
+@lru_cache(maxsize=4096)
+def _constant(batch: int, value: float, dtype: type) -> Array:
+    """Make the values of a tensor that is not sent; most of a request's are, so they are made once for each size."""
+    values = np.full(batch, value, dtype)
+    values.flags.writeable = False
+    return values
 
 
 def of_type(name: str, array: Array, *dtypes: type) -> Array:
@@ -120,12 +129,12 @@ class Vocabulary:
     output: str
     absent: frozenset[str]
 
-    @property
+    @cached_property
     def scalars(self) -> dict[str, Scalar]:
         """All of one value a row."""
         return {**dict.fromkeys(filter(None, (self.lengths, self.output)), _REQUIRED), **SCALARS}
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """Of all inputs."""
         return frozenset(("input_ids", *self.scalars, *_LISTS, *_CONTROLS)) - self.absent
