@@ -59,7 +59,7 @@ class Scalar:
 @lru_cache(maxsize=4096)
 def _constant(batch: int, value: float, dtype: type) -> Array:
     """Make the values of a tensor that is not sent; most of a request's are, so they are made once for each size."""
-    values = np.full(batch, value, dtype)
+    values: Array = np.full(batch, value, dtype)
     values.flags.writeable = False
     return values
 
