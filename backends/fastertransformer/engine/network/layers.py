@@ -27,9 +27,9 @@ class Links:
 
     is_split = False
 
-    def share(self, ids: Tensor) -> Tensor:
-        """Give every process rank 0's numbers."""
-        return ids
+    def share(self, x: Tensor) -> Tensor:
+        """Give every process rank 0's numbers, in place."""
+        return x
 
     def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
         """Give what the first layer here works on, [*shape, hidden]: the embedding, or an earlier process's result."""
@@ -42,10 +42,6 @@ class Links:
     def leave(self, x: Tensor) -> Tensor:
         """Pass on what the last layer here has made; gives the last layer of all's where this process predicts."""
         return x
-
-    def hand_out(self, hidden: Tensor) -> Tensor:
-        """Give every process that predicts rank 0's hidden states, [N, hidden], in place."""
-        return hidden
 
     def gather_logits(self, logits: Tensor) -> Tensor:
         """Put the processes' parts of the vocabulary side by side, [N, part] -> [N, V] in rank 0."""

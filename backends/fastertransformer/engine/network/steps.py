@@ -272,12 +272,13 @@ class Steps:
     def predict(self, count: int) -> Tensor:
         """Say what follows rank 0's hidden states, so many of them, by all processes that have a part of the head."""
         given, self._given = self._given, None
-        if not self.network.weights.head:
-            return self.network.weights.like
         if given is None:
             given = self.network.weights.like.new_empty(count, self.config.hidden_units)
         links = self.network.links
-        return links.gather_logits(self.network.logits(links.hand_out(given)))
+        given = links.share(given.contiguous())
+        if not self.network.weights.head:
+            return self.network.weights.like
+        return links.gather_logits(self.network.logits(given))
 
     def whole(self, chosen: Chosen) -> Tensor:
         """Give the logits of all tokens, fp32 [N, V], of what choose or the last decode gave."""

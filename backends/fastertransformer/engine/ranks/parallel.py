@@ -56,10 +56,10 @@ class ProcessLinks(Links):
         self._peers = open_peers(group, device, _PEER_ROWS * config.hidden_units)
         self._part = vocabulary_part(config.vocab_size, group.tensor_rank, group.tensor_size)
 
-    def share(self, ids: Tensor) -> Tensor:
-        """Have rank 0's, in place."""
-        dist.broadcast(ids, 0)
-        return ids
+    def share(self, x: Tensor) -> Tensor:
+        """Broadcast over all."""
+        dist.broadcast(x, 0)
+        return x
 
     def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
         """Embed in the first stage, receive in the others."""
@@ -94,12 +94,6 @@ class ProcessLinks(Links):
         elif last:
             dist.send(x.contiguous(), group.tensor_rank)
         return x
-
-    def hand_out(self, hidden: Tensor) -> Tensor:
-        """Broadcast over the first stage."""
-        hidden = hidden.contiguous()
-        dist.broadcast(hidden, 0, group=self._group.neighbours)
-        return hidden
 
     def gather_logits(self, logits: Tensor) -> Tensor:
         """Gather in rank 0."""
