@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape, KvCache
-from backends.fastertransformer.engine.attention.pages import PagedCache
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.attention.pages import KvCache
 from backends.fastertransformer.engine.checkpoint.config import ModelConfig, read_config
 from backends.fastertransformer.engine.checkpoint.layouts import Share, read_model
 from backends.fastertransformer.engine.checkpoint.weights import Reader, load_weights
@@ -112,10 +112,8 @@ def open_steps(directory: Path, config: ModelConfig, kind: str, device: torch.de
     network = Network(config, load_weights(directory, config, 1, precision, device))
     has_cross = config.encoder is not None
     shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, precision.compute, has_cross)
-    if not can_run_on(device):
-        return Steps(network, KvCache(shape, device, 1 << 30))
-    steps = Steps(network, PagedCache(shape, device, 1 << 30, 96))
-    for rows, tokens in ((4, 0), (0, 128)) if how != "eager" else ():
+    steps = Steps(network, KvCache(shape, device, 1 << 30, 96))
+    for rows, tokens in ((4, 0), (0, 128)) if how != "eager" and can_run_on(device) else ():
         steps.capture(rows, tokens)
     return steps
 
@@ -128,20 +126,16 @@ def run(steps: Steps) -> Tensor:
     lengths, nothing = np.array([40, 9, 23]), np.full(3, -1)
     source = 40 if steps.config.encoder else 0
     steps.place(0, np.full(3, 96), lengths + 8, np.full(3, UNBOUNDED), np.full(3, source), nothing, nothing)
+    contexts = np.concatenate([row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)])
     if source:
-        steps.encode(ids[:, :40].copy(), lengths, nothing, 0)
-    if steps.packs:
-        contexts = [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
-        packed = steps.begin(np.concatenate(contexts), lengths, 0)
-        begins = np.cumsum(lengths) - lengths
-        hidden = [torch.stack([packed[begin : begin + 9] for begin in begins.tolist()])]
-    else:
-        hidden = [steps.extend(ids[:, :40].copy(), np.zeros_like(lengths), lengths, 0, 40, source)[:, :9]]
-    hidden.append(steps.extend(ids[:, 40:48].copy(), lengths, np.full(3, 8), 0, 48, source))
+        steps.encode(contexts, lengths, nothing, 0)
+    begun = steps.extend(contexts, np.zeros_like(lengths), lengths, 0).split(lengths.tolist())
+    hidden = [torch.stack([row[:9] for row in begun])]
+    hidden.append(steps.extend(ids[:, 40:48].flatten(), lengths, np.full(3, 8), 0).view(3, 8, -1))
     logits = [steps.logits(torch.cat(hidden, 1)).cpu()]
     for step in range(8, 24):
         steps.ids[:3] = torch.from_numpy(ids[:, 40 + step])
-        logits.append(steps.decode(3, 41 + step, source)[0][:, None].cpu())
+        logits.append(steps.decode(3)[0][:, None].cpu())
     return torch.cat(logits, 1)
 
 

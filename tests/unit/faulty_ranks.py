@@ -22,14 +22,14 @@ FAILS_EVERYWHERE, FAILS_IN_RANK_1 = 13, 14
 
 
 def break_network(network: Any, tokens: tuple[int, ...]) -> None:
-    begin = network.begin
+    extend = network.extend
 
     def broken(self: Any, given: Any, *rest: Any) -> Any:
         if any(bool((given[0] == token).any()) for token in tokens):
             raise ValueError("this token is poison")
-        return begin(self, given, *rest)
+        return extend(self, given, *rest)
 
-    network.begin = broken
+    network.extend = broken
 
 
 def work() -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from huggingface_models import VOCAB
 from torch import Tensor
 
-from backends.fastertransformer.engine.attention.attention import Source
-from backends.fastertransformer.engine.attention.cache import CacheShape, KvCache
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.attention.pages import KvCache
+from backends.fastertransformer.engine.attention.rows import Rows
 from backends.fastertransformer.engine.checkpoint.config import read_config
 from backends.fastertransformer.engine.checkpoint.weights import load_weights
 from backends.fastertransformer.engine.network.network import Network
@@ -33,22 +35,29 @@ def new_cache(
 ) -> KvCache:
     config, has_cross = network.config, cross_capacity > 0
     shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, torch.float32, has_cross)
-    cache = KvCache(shape, CPU, 1 << 30)
-    cache.reserve(slots, capacity, cross_capacity)
-    for block in cache.memory + cache.cross_memory:
+    cache = KvCache(shape, CPU, 1 << 22, max(capacity, cross_capacity))
+    for block in cache.memory:
         block.fill_(1e4)  # what an earlier row left must not matter
-    if window:
-        cache.windows.fill_(window)
+    every = np.ones(slots, np.int64)
+    cache.place(0, capacity * every, (window or UNBOUNDED) * every, cross_capacity * every, {})
     return cache
+
+
+def in_a_row(parts: list[Tensor], starts: list[int], slots: list[int]) -> Rows:
+    """Put tokens of rows, [n] each, one behind the other."""
+    lengths = [len(part) for part in parts]
+    positions = [start + torch.arange(length) for start, length in zip(starts, lengths, strict=True)]
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    of_rows = torch.tensor(slots).repeat_interleave(torch.tensor(lengths))
+    return Rows(torch.cat(parts), torch.cat(positions), of_rows, ends, lengths)
 
 
 @torch.inference_mode()
 def prefill_logits(network: Network, ids: Tensor) -> Tensor:
     """[B, T] -> [B, T, V], all at once."""
     batch, length = ids.shape
-    cache = new_cache(network, batch, length)
-    lengths = torch.full((batch,), length)
-    return network.logits(network.extend(ids, None, lengths, slice(0, batch), cache, length))
+    rows = in_a_row(list(ids), [0] * batch, list(range(batch)))
+    return network.logits(network.extend(rows, new_cache(network, batch, length))).view(batch, length, -1)
 
 
 @torch.inference_mode()
@@ -57,11 +66,8 @@ def decode_logits(network: Network, ids: Tensor, first: int = 1) -> Tensor:
     batch, length = ids.shape
     cache = new_cache(network, batch + 2, length)
     slots = torch.arange(batch).flip(0) + 1
-    network.extend(ids[:, :first], None, torch.full((batch,), first), slots, cache, first)
-    hidden = [
-        network.decode(ids[:, step], torch.full((batch,), step), slots, cache, step + 1)
-        for step in range(first, length)
-    ]
+    network.extend(in_a_row(list(ids[:, :first]), [0] * batch, slots.tolist()), cache)
+    hidden = [network.decode(ids[:, step], torch.full((batch,), step), slots, cache) for step in range(first, length)]
     return network.logits(torch.stack(hidden, 1))
 
 
@@ -73,17 +79,27 @@ def mixed_logits(network: Network, ids: Tensor, cuts: list[list[int]]) -> list[T
     hidden: list[list[Tensor]] = [[] for _ in range(batch)]
     starts = [0] * batch
     for ends in zip(*cuts, strict=True):
-        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-        chunk = torch.full((batch, max(lengths)), 1)
-        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            chunk[row, : end - start] = ids[row, start:end]
-        out = network.extend(chunk, torch.tensor(starts), torch.tensor(lengths), slice(0, batch), cache, max(ends))
-        for row, count in enumerate(lengths):
-            hidden[row].append(out[row, :count])
+        parts = [row[start:end] for row, start, end in zip(ids, starts, ends, strict=True)]
+        rows = in_a_row(parts, starts, list(range(batch)))
+        out = network.extend(rows, cache, longest=max(ends) if any(starts) else 0)
+        for row, states in enumerate(out.split([len(part) for part in parts])):
+            hidden[row].append(states)
         starts = list(ends)
     positions = torch.tensor(starts)
-    out = network.decode(ids[torch.arange(batch), positions], positions, slice(0, batch), cache, max(starts) + 1)
+    out = network.decode(ids[torch.arange(batch), positions], positions, slice(0, batch), cache)
     return [network.logits(torch.cat([*parts, out[row : row + 1]])) for row, parts in enumerate(hidden)]
+
+
+def encoded_rows(
+    network: Network, inputs: Tensor, lengths: Tensor, cache: KvCache, tasks: Tensor | None = None
+) -> Tensor:
+    """Run the encoder over inputs [B, S] of the slots from 1 on -> [T, hidden]."""
+    slots = slice(1, len(inputs) + 1)
+    cache.sources[0, slots] = lengths
+    if tasks is not None:
+        cache.sources[1, slots] = tasks
+    parts = [row[:length] for row, length in zip(inputs, lengths.tolist(), strict=True)]
+    return network.encode(in_a_row(parts, [0] * len(parts), list(range(1, len(inputs) + 1))), cache)
 
 
 @torch.inference_mode()
@@ -93,11 +109,10 @@ def answers_logits(
     """Answer inputs [B, S] of those lengths with ids [B, T] -> [B, T, V]: ``first`` tokens at once, then one by one."""
     batch, length = ids.shape
     cache = new_cache(network, batch + 1, length, cross_capacity=inputs.shape[1] + 3)
-    slots, source = slice(1, batch + 1), Source(lengths, int(lengths.max()), tasks)
-    network.remember(network.encode(inputs, lengths, tasks), lengths, slots, cache, tasks)
-    counts = torch.full((batch,), first)
-    hidden = [network.extend(ids[:, :first], None, counts, slots, cache, first, source=source)]
+    encoded_rows(network, inputs, lengths, cache, tasks)
+    slots = list(range(1, batch + 1))
+    hidden = [network.extend(in_a_row(list(ids[:, :first]), [0] * batch, slots), cache).view(batch, first, -1)]
     for step in range(first, length):
         positions = torch.full((batch,), step)
-        hidden.append(network.decode(ids[:, step], positions, slots, cache, step + 1, source)[:, None])
+        hidden.append(network.decode(ids[:, step], positions, slice(1, batch + 1), cache)[:, None])
     return network.logits(torch.cat(hidden, 1))

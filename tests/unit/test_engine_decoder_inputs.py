@@ -11,7 +11,6 @@ import pytest
 import torch
 from asking import CPU, Tensors
 from family_shards import write_family
-from paged_steps import have_pages
 from test_engine_families import random_t5
 from test_engine_t5 import LONG, ask, by_hugging_face, cut, settings_of, sources
 
@@ -26,15 +25,12 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=[("t5", 2, "slots"), ("t5-v1.1", 1, "slots"), ("t5-v1.1", 1, "pages")], ids=str)
+@pytest.fixture(scope="module", params=[("t5", 2), ("t5-v1.1", 1)], ids=str)
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Engine]:
-    kind, ranks, cache = request.param
+    kind, ranks = request.param
     model = random_t5(**KINDS[kind])
     settings = replace(settings_of(write_family(model, tmp_path_factory.mktemp("t5"), ranks)), tensor_para_size=ranks)
-    with pytest.MonkeyPatch.context() as patch:
-        if cache == "pages":
-            have_pages(patch)
-        return model, open_engine(settings, CPU)
+    return model, open_engine(settings, CPU)
 
 
 def begin(rows: list[list[int]], begun: list[list[int]], output: Any, **scalars: Any) -> Tensors:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gpt2_checkpoint import random_gpt2, write_shards
-from network_runs import decode_logits, mixed_logits, new_cache, open_network, prefill_logits
+from network_runs import decode_logits, in_a_row, mixed_logits, new_cache, open_network, prefill_logits
 
 from backends.fastertransformer.engine.attention.attention import cell_positions
 from backends.fastertransformer.engine.attention.cache import UNBOUNDED
@@ -54,9 +54,10 @@ def test_a_window_sees_the_last_tokens_only(tmp_path: Path) -> None:
     hidden = []
     with torch.inference_mode():
         for start, end in ((0, 5), (5, 11), (11, 13), (13, 19)):  # one of them goes round the end
-            starts, lengths = torch.full((2,), start), torch.full((2,), end - start)
-            hidden.append(network.extend(ids[:, start:end], starts, lengths, slice(0, 2), cache, min(end, window)))
-        hidden.append(network.decode(ids[:, 19], torch.full((2,), 19), slice(0, 2), cache, window)[:, None])
+            rows = in_a_row(list(ids[:, start:end]), [start, start], [0, 1])
+            out = network.extend(rows, cache, longest=min(end, window) if start else 0)
+            hidden.append(out.view(2, end - start, -1))
+        hidden.append(network.decode(ids[:, 19], torch.full((2,), 19), slice(0, 2), cache)[:, None])
         logits = network.logits(torch.cat(hidden, 1))
     assert (logits - expected).abs().max() < TOLERANCE
 
@@ -72,8 +73,8 @@ def test_embeddings_stand_in_for_token_embeddings_where_they_are_numbers(tmp_pat
     cache = new_cache(network, 2, 9)
     embeddings = given.masked_fill(keeps_own, float("nan"))
     with torch.inference_mode():
-        hidden = network.extend(ids, None, torch.tensor([9, 9]), slice(0, 2), cache, 9, embeddings)
-        assert (network.logits(hidden) - expected).abs().max() < TOLERANCE
+        hidden = network.extend(in_a_row(list(ids), [0, 0], [0, 1]), cache, embeddings.flatten(0, 1))
+        assert (network.logits(hidden).view_as(expected) - expected).abs().max() < TOLERANCE
 
 
 def test_cells_hold_the_last_position_that_fell_on_them() -> None:

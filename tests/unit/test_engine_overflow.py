@@ -10,7 +10,8 @@ import pytest
 import torch
 from asking import CPU, VOCABULARY, Tensors, ask, generated, prompts, tiny_gpt2, word_list
 
-from backends.fastertransformer.engine.attention.cache import CacheShape, KvCache
+from backends.fastertransformer.engine.attention.cache import CacheShape
+from backends.fastertransformer.engine.attention.pages import KvCache
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.generation.sequence import FAILED, Answer
 
@@ -69,10 +70,12 @@ def test_a_choice_among_nothing_is_still_a_token(engine: Engine) -> None:
 
 
 def test_a_wiped_slot_is_as_a_new_one() -> None:
-    cache = KvCache(CacheShape(2, 2, 4, torch.float32, has_cross=True), CPU, 1 << 20)
-    cache.reserve(4, 8, 8)
-    for block in (*cache.memory, *cache.cross_memory):
+    cache = KvCache(CacheShape(2, 2, 4, torch.float32, has_cross=True), CPU, 1 << 20, 8)
+    eight = np.full(4, 8)
+    cache.place(0, eight, eight, eight, {})
+    for block in cache.memory:
         block.fill_(float("nan"))
     cache.wipe(np.array([1, 3]))
-    for block in (*cache.memory, *cache.cross_memory):
-        assert (block[:, [1, 3]] == 0).all() and block[:, [0, 2]].isnan().all()
+    for table in (cache.tables, cache.source_tables):
+        for block in cache.memory:
+            assert (block[:, table[[1, 3], 0]] == 0).all() and block[:, table[[0, 2], 0]].isnan().all()

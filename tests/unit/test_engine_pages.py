@@ -1,4 +1,4 @@
-"""The cache of a GPU: pages change hands, content does not move; each operation as the cache of slots does it."""
+"""The cache: pages change hands, content does not move."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.attention.pages import PAGE, PagedCache
+from backends.fastertransformer.engine.attention.pages import PAGE, KvCache, by_entry, put
 from backends.fastertransformer.engine.errors import EngineError
 
 CPU = torch.device("cpu")
@@ -15,27 +15,28 @@ SHAPE = CacheShape(layers=2, head_num=3, size_per_head=4, dtype=torch.float32)
 PAGE_BYTES = PAGE * 2 * 2 * 3 * 4 * 4  # tokens, layers, k and v, heads, size, fp32
 
 
-def opened(pages: int = 12) -> PagedCache:
-    return PagedCache(SHAPE, CPU, (pages + 1) * PAGE_BYTES + 5, longest=4 * PAGE)
+def opened(pages: int = 12) -> KvCache:
+    return KvCache(SHAPE, CPU, (pages + 1) * PAGE_BYTES + 5, longest=4 * PAGE)
 
 
-def place(cache: PagedCache, first: int, *needs: int, **more: object) -> None:
+def place(cache: KvCache, first: int, *needs: int, **more: object) -> None:
     count = len(needs)
     windows, sources = np.full(count, UNBOUNDED), np.zeros(count, np.int64)
     cache.place(first, np.array(needs), windows, sources, more.get("saved", {}))  # type: ignore[arg-type]
 
 
-def fill(cache: PagedCache, slot: int, count: int) -> torch.Tensor:
+def fill(cache: KvCache, slot: int, count: int) -> torch.Tensor:
     """Write random entries, [layers, 2, H, count, D]."""
     content = torch.randn(2, 2, 3, count, 4)
+    steps = torch.arange(count)
     for block, (k, v) in zip(cache.memory, content, strict=True):
-        cache.cells(slice(slot, slot + 1)).begin(block, k[None], v[None], torch.tensor([count]))
+        put(block, cache.tables[slot, steps // PAGE], steps % PAGE, k, v)
     return content
 
 
-def held(cache: PagedCache, slot: int, count: int) -> torch.Tensor:
-    cells = cache.cells(slice(slot, slot + 1))
-    return torch.stack([torch.stack(cells.read(block, count))[:, 0] for block in cache.memory])
+def held(cache: KvCache, slot: int, count: int) -> torch.Tensor:
+    entries = (cache.tables[slot, :, None] * PAGE + torch.arange(PAGE)).flatten()[:count]
+    return torch.stack([by_entry(block)[:, 0, :, entries] for block in cache.memory])
 
 
 def test_rows_keep_what_they_have_while_others_come_and_leave() -> None:
@@ -44,14 +45,14 @@ def test_rows_keep_what_they_have_while_others_come_and_leave() -> None:
     place(cache, 2, 65)
     content = [fill(cache, slot, count) for slot, count in enumerate((40, 10, 65))]
     addresses = [block.data_ptr() for block in (*cache.memory, cache.tables, cache.windows)]
-    cache.leave(3, 2, np.array([0]), np.array([2]), 65)  # the last moves in where the first was
+    cache.leave(3, 2, np.array([0]), np.array([2]))  # the last moves in where the first was
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 1, 10), content[1])
     place(cache, 2, 64, 32, 33)
     more = fill(cache, 2, 64)
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 2, 64), more)
     assert addresses == [block.data_ptr() for block in (*cache.memory, cache.tables, cache.windows)]
-    cache.leave(5, 0, np.array([], int), np.array([], int), 0)
-    assert sorted(cache._free) == list(range(1, 13)) and not cache.tables.any() and (cache.windows == 1).all()
+    cache.leave(5, 0, np.array([], int), np.array([], int))
+    assert cache._free._runs == [range(1, 13)] and not cache.tables.any() and (cache.windows == 1).all()
 
 
 def test_the_budget_is_kept_page_by_page() -> None:
@@ -77,15 +78,15 @@ def test_what_is_saved_comes_back_in_another_slot_and_counts_while_it_is_away() 
     place(cache, 0, 40, 90)
     content = fill(cache, 1, 80)
     saved = cache.save(1, 70)
-    cache.leave(2, 0, np.array([], int), np.array([], int), 0)
+    cache.leave(2, 0, np.array([], int), np.array([], int))
     assert len(cache._free) == 12 - 3 and cache.bytes_of_saved(70) == 3 * PAGE_BYTES
     place(cache, 0, 5)
     fill(cache, 0, 5)
     place(cache, 1, 100, saved={1: saved})
     assert torch.equal(held(cache, 1, 70), content[..., :70, :]) and len(cache._free) == 12 - 5
     cache.forget(cache.save(1, 64))
-    cache.leave(2, 0, np.array([], int), np.array([], int), 0)
-    assert sorted(cache._free) == list(range(1, 13))
+    cache.leave(2, 0, np.array([], int), np.array([], int))
+    assert cache._free._runs == [range(1, 13)]
 
 
 def test_given_entries_are_put_in_front_and_a_wiped_slot_is_as_a_new_one() -> None:

@@ -13,7 +13,6 @@ import torch
 from asking import CPU, Tensors, ask, generated, tiny_gpt2
 from family_shards import write_family
 from huggingface_models import HEADS, HIDDEN, LAYERS, VOCAB, build
-from paged_steps import have_pages
 from test_engine_prompts import add_tasks
 from transformers import DynamicCache
 
@@ -101,14 +100,10 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Engine]:
     return model, open_engine(settings, CPU)
 
 
-@pytest.mark.parametrize(("ranks", "has_pages"), [(1, False), (2, False), (1, True)])
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_row_has_the_prefix_of_its_own_task(
-    family: str, ranks: int, has_pages: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_row_has_the_prefix_of_its_own_task(family: str, ranks: int, tmp_path: Path) -> None:
     model, settings = write(family, tmp_path, ranks)
-    if has_pages:
-        have_pages(monkeypatch)
     engine = open_engine(replace(settings, kv_cache_bytes=1 << 24), CPU)
     lines, tasks, counts = prompts(6, 1, 9, 4), [0, 2, 1, 2], [9, 7, 3, 9]
     asking = {"prompt_learning_task_name_ids": tasks, "is_return_log_probs": True}

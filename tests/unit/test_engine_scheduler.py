@@ -11,7 +11,7 @@ import pytest
 from asking import CPU, END, Tensors, ask, generated, prompts, tiny_gpt2, word_list
 from paged_steps import paged_steps
 
-from backends.fastertransformer.engine.attention.pages import PagedCache
+from backends.fastertransformer.engine.attention.rows import Rows
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.generation.scheduler import Scheduler
@@ -117,8 +117,8 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(
             np.testing.assert_array_equal(answer.tensors[name], expected[name])
         for name in set(expected) & {"cum_log_probs", "output_log_probs"}:
             np.testing.assert_allclose(answer.tensors[name], expected[name], atol=1e-4)
-    if isinstance(steps.cache, PagedCache):
-        assert len(steps.cache._free) == pages == len(set(steps.cache._free)) and not steps.cache.tables.any()
+    assert len(steps.cache._free._runs) == 1 and not steps.cache.tables.any()
+    assert not pages or len(steps.cache._free) == pages
 
 
 def test_running_ahead_asks_for_a_step_before_the_last_ones_tokens_are_known(steps: Steps) -> None:
@@ -207,22 +207,22 @@ def test_cancelling_stops_within_one_token(steps: Steps, is_streaming: bool) -> 
 
 def test_the_cache_stays_within_its_budget_and_a_request_waits_for_room(settings: Settings) -> None:
     token_bytes = 3 * 2 * 32 * 4  # layers, k and v, hidden, fp32
-    steps, _ = load_steps(replace(settings, kv_cache_bytes=40 * token_bytes), CPU)
+    steps, _ = load_steps(replace(settings, kv_cache_bytes=3 * 32 * token_bytes), CPU)  # a page is nobody's
     scheduler = Scheduler(steps, 64)
     first = Client(scheduler, steps, ask(prompts(10), 10, end_id=NEVER))
     second = Client(scheduler, steps, ask(prompts(5), 12, end_id=NEVER))
     third = Client(scheduler, steps, ask(prompts(2), 3, end_id=NEVER))
-    too_long = Client(scheduler, steps, ask(prompts(5, 11), 30))
+    too_long = Client(scheduler, steps, ask(prompts(5, 11), [20, 30], beam_width=2))
     assert too_long.answers[0].code == "INVALID_ARG"
-    assert f"row 1 needs {41 * token_bytes} bytes of KV cache: 1 x 41 tokens" in str(too_long.answers[0].problem)
-    assert f"there are {40 * token_bytes}" in str(too_long.answers[0].problem)
+    assert f"row 1 needs {128 * token_bytes} bytes of KV cache: 2 x 41 tokens" in str(too_long.answers[0].problem)
+    assert f"there are {64 * token_bytes}" in str(too_long.answers[0].problem)
     wide = Client(scheduler, steps, ask(prompts(5), 6, beam_width=4))
     assert "4 x 11 tokens" in str(wide.answers[0].problem)
     scheduler.step()
-    assert (first.count, second.count, third.count) == (1, 1, 0)  # 3 x 20 tokens are too many
+    assert (first.count, second.count, third.count) == (1, 1, 0)  # three are too many
     while third.count == 0:
         scheduler.step()
-        assert sum(block.numel() * 4 for block in steps.cache.memory) <= 40 * token_bytes
+        assert sum(block.numel() * 4 for block in steps.cache.memory) <= 96 * token_bytes
     assert first.answers and second.count == 11 and not second.answers
     run(scheduler)
     assert [len(each.tokens) for each in (first, second, third)] == [10, 12, 3]
@@ -231,14 +231,14 @@ def test_the_cache_stays_within_its_budget_and_a_request_waits_for_room(settings
 def test_a_request_whose_context_fails_fails_alone(
     engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = steps.network.begin
+    extend = steps.network.extend
 
-    def explode(tokens: Any, *rest: Any) -> Any:
-        if (tokens[0] == 77).any():
+    def explode(rows: Rows, *rest: Any) -> Any:
+        if (rows.ids == 77).any():
             raise RuntimeError("out of memory")
-        return begin(tokens, *rest)
+        return extend(rows, *rest)
 
-    monkeypatch.setattr(steps.network, "begin", explode)
+    monkeypatch.setattr(steps.network, "extend", explode)
     scheduler = Scheduler(steps, 8)
     tensors = [ask([[8, 9]], 9), ask([[1, 77, 2], [3, 4]], 9), ask([[5, 6, 7]], 4)]
     early = Client(scheduler, steps, tensors[0])

@@ -16,7 +16,6 @@ from asking import CPU, ask, generated, prompts, tiny_gpt2, word_list
 from paged_steps import paged_steps
 from transformers import GPT2LMHeadModel
 
-from backends.fastertransformer.engine.attention.pages import PagedCache
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.generation.scheduler import Scheduler
 from backends.fastertransformer.engine.generation.sequence import Answer, Job
@@ -39,19 +38,16 @@ def model(made: tuple[GPT2LMHeadModel, Settings]) -> GPT2LMHeadModel:
     return made[0]
 
 
-@pytest.fixture(params=[False, True], ids=["slots", "pages"])
-def steps(made: tuple[GPT2LMHeadModel, Settings], request: pytest.FixtureRequest) -> Steps:
-    return paged_steps(made[1]) if request.param else load_steps(made[1], CPU)[0]
+@pytest.fixture
+def steps(made: tuple[GPT2LMHeadModel, Settings]) -> Steps:
+    return paged_steps(made[1])
 
 
 class Talk:
     """A scheduler, and conversations on it."""
 
     def __init__(self, steps: Steps, idle_s: float = 60.0, is_inflight: bool = True) -> None:
-        self.steps, self.scheduler = (
-            steps,
-            Scheduler(steps, 8, is_inflight, idle_s, runs_ahead=isinstance(steps.cache, PagedCache)),
-        )
+        self.steps, self.scheduler = steps, Scheduler(steps, 8, is_inflight, idle_s, runs_ahead=True)
 
     def submit(
         self, key: Any, rows: list[list[int]], count: Any, start: bool = False, end: bool = False, **scalars: Any
@@ -168,8 +164,7 @@ def test_a_cancelled_answer_leaves_what_has_come(steps: Steps, model: GPT2LMHead
     job.is_cancelled = lambda: True
     talk.scheduler.step()
     assert answers[0].code == "CANCELLED"
-    came = 4 - isinstance(steps.cache, PagedCache)  # the last one was on its way
-    expected = greedy(model, greedy(model, first, came) + second, 5)
+    expected = greedy(model, greedy(model, first, 3) + second, 5)  # the fourth was on its way
     assert talk.say("c", [second], 5)["output_ids"][0, 0].tolist() == expected
 
 
@@ -182,15 +177,14 @@ def test_idle_conversations_are_forgotten(steps: Steps) -> None:
     now[0] = 11.0
     assert "session old does not exist" in talk.say("old", prompts(3), 2)
     assert "output_ids" in talk.say("new", prompts(3), 2)
-    entries = 32 if isinstance(steps.cache, PagedCache) else 9  # all but the last token of 3 + 2 + 3 + 2; a page
-    assert talk.scheduler.sessions.idle_bytes == entries * TOKEN_BYTES
+    assert talk.scheduler.sessions.idle_bytes == 32 * TOKEN_BYTES  # a page
     now[0] = 30.0
     talk.scheduler.sessions.expire()
     assert not talk.steps._saved and talk.scheduler.sessions.patience_s is None
 
 
 def test_the_one_that_was_idle_longest_makes_room(made: tuple[GPT2LMHeadModel, Settings]) -> None:
-    small, _ = load_steps(replace(made[1], kv_cache_bytes=40 * TOKEN_BYTES), CPU)
+    small, _ = load_steps(replace(made[1], kv_cache_bytes=3 * 32 * TOKEN_BYTES), CPU)
     talk = Talk(small)
     talk.say("a", prompts(10), 4, start=True)  # 13 tokens are kept
     talk.say("b", prompts(10), 4, start=True)

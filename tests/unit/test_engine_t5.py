@@ -11,16 +11,14 @@ import pytest
 import torch
 from asking import CPU, Tensors
 from family_shards import write_family
-from paged_steps import have_pages, paged_steps
+from paged_steps import paged_steps
 from test_engine_families import random_t5
 from transformers import T5EncoderModel
 
-from backends.fastertransformer.engine.attention.pages import PagedCache
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.generation.scheduler import Scheduler
 from backends.fastertransformer.engine.generation.sequence import Answer, Job
-from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.requests.request import parse_request
 from backends.fastertransformer.engine.settings import Settings
 
@@ -32,13 +30,10 @@ def settings_of(directory: Path, model_type: str = "T5") -> Settings:
     return Settings(directory, 1, 1, "fp32", cpu_threads=1, model_type=model_type, kv_cache_bytes=1 << 26)
 
 
-@pytest.fixture(scope="module", params=["slots", "pages"])
-def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Engine]:
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Engine]:
     model = random_t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "pages":
-            have_pages(patch)
-        return model, open_engine(settings_of(write_family(model, tmp_path_factory.mktemp("t5"), 1)), CPU)
+    return model, open_engine(settings_of(write_family(model, tmp_path_factory.mktemp("t5"), 1)), CPU)
 
 
 def sources(*lengths: int, vocab: int = 90) -> list[list[int]]:
@@ -133,9 +128,7 @@ def test_beam_search_is_hugging_faces_with_early_stopping(
 
 def test_requests_that_come_at_any_time_get_what_they_get_alone(opened: tuple[Any, Engine], tmp_path: Path) -> None:
     model, engine = opened
-    settings = settings_of(write_family(model, tmp_path, 1))
-    has_pages = isinstance(engine._steps.cache, PagedCache)
-    steps = paged_steps(settings) if has_pages else load_steps(settings, CPU)[0]
+    steps = paged_steps(settings_of(write_family(model, tmp_path, 1)))
     scheduler, generator = Scheduler(steps, 6), np.random.default_rng(1)
     jobs, answers = [], []
     for index in range(10):
@@ -154,20 +147,14 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(opened: tuple[An
         expected = engine.generate([engine.parse(tensors)])[0]["output_ids"]
         assert found[0].tensors
         np.testing.assert_array_equal(found[0].tensors["output_ids"], expected)
-    if has_pages:
-        assert isinstance(steps.cache, PagedCache) and len(steps.cache._free) * 32 * steps.cache.shape.token_bytes == (
-            steps.cache.budget_bytes
-        )
+    assert len(steps.cache._free) * 32 * steps.cache.shape.token_bytes == steps.cache.budget_bytes
 
 
-@pytest.mark.parametrize("has_pages", [False, True])
-def test_ia3_tasks_are_a_rows_own(has_pages: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ia3_tasks_are_a_rows_own(tmp_path: Path) -> None:
     """A vector of ones changes nothing, which Hugging Face shows; another changes the tokens of its rows alone."""
     model = random_t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     shards = write_family(model, tmp_path, 1)
     add_ia3(shards, model.config)
-    if has_pages:
-        have_pages(monkeypatch)
     engine = open_engine(settings_of(shards), CPU)
     rows = sources(8, 8, 5)
     lines = [rows[0], rows[0], rows[2]]

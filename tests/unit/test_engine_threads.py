@@ -85,7 +85,7 @@ def test_small_products_are_made_by_one_thread(
         steps, _ = load_steps(Settings(shards, 1, 1, "fp32", cpu_threads=3), torch.device("cpu"))
         seen = []
         monkeypatch.setattr(steps.network, "extend", lambda *_: seen.append(torch.get_num_threads()))
-        steps.extend(np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64), np.ones(rows, np.int64), 0, 1)
+        steps.extend(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.ones(rows, np.int64), 0)
         assert seen == [threads]
     finally:
         torch.set_num_threads(before)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
-
-from backends.fastertransformer.engine.attention.attention import WholeInput
 from backends.fastertransformer.engine.attention.page_rows import WholeRows
-from backends.fastertransformer.engine.attention.pages import PAGE, put
+
+from backends.fastertransformer.engine.attention.pages import PAGE
 from backends.fastertransformer.engine.linear import Norming
 from backends.fastertransformer.engine.network.positions import Relative, Rotary, Rotation
 
@@ -36,7 +36,8 @@ def test_tokens_are_turned_and_kept(heads: int, size: int, rotary: Rotary | None
     if rotary:
         turn = Rotation(positions[None], rotary, torch.float32)
         expected_q, expected_k = turn(expected_q), turn(expected_k)
-    put(expected, pages[None], offsets[None], expected_k.to(dtype), v)
+    expected[0, pages, :, offsets] = expected_k[0].to(dtype).transpose(0, 1)  # indexed axes come first: [T, H, D]
+    expected[1, pages, :, offsets] = v[0].transpose(0, 1)
     if rotary:
         found = turn_and_keep(q[0], k[0], v[0], memory, pages, offsets, positions, rotary)
         for mine, theirs in zip(found, (expected_q[0], expected_k[0]), strict=True):
@@ -104,12 +105,13 @@ def test_rows_attend_within_themselves(size: int, kind: str, is_causal: bool, dt
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_an_encoders_rows_attend_as_with_a_mask(has_bias: bool) -> None:
+def test_an_encoders_rows_attend_as_with_a_mask(has_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    q, k, v = torch.randn(2, 170, 3 * 3 * 64, device=DEVICE).view(2, 170, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
-    lengths = torch.tensor([170, 17], device=DEVICE)
+    q, k, v = torch.randn(1, 187, 3 * 3 * 64, device=DEVICE).view(1, 187, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
     bias = Relative(torch.randn(3, 32, device=DEVICE), is_both_ways=True) if has_bias else None
-    found = WholeRows(torch.tensor([0, 170], device=DEVICE), lengths, 170, bias, 0.3)(q, k, v)
-    expected = WholeInput(lengths, 170, bias, 0.3, q)(q, k, v)
-    for row, length in enumerate(lengths.tolist()):
-        assert (found[row, :, :length] - expected[row, :, :length]).abs().max() < 2e-5
+    rows = NumberedRows.of(np.zeros(187, int), np.zeros(2, int), np.array([170, 17]), 0).on(DEVICE)
+    outs = []
+    for has_kernels in (False, True):
+        monkeypatch.setattr(attention, "can_run_on", lambda _, answer=has_kernels: answer)
+        outs.append(WholeRows(rows, Manner(0.3, bias), q)(q, k, v))
+    assert (outs[0] - outs[1]).abs().max() < 2e-5

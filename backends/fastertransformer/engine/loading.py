@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from .attention.cache import CacheShape, KvCache, free_bytes
-from .attention.pages import Cache, PagedCache
+from .attention.cache import CacheShape, free_bytes
+from .attention.pages import KvCache
 from .checkpoint.config import ModelConfig, read_config
 from .checkpoint.layouts import Share
 from .checkpoint.prefixes import read_prefixes
 from .checkpoint.weights import load_weights
 from .errors import EngineError
-from .kernels import can_run_on
 from .network.network import Network
 from .network.steps import Steps
 from .network.warmup import warm_up
@@ -151,16 +150,14 @@ def _open_cache(
     device: torch.device,
     sharers: int,
     group: Group | None,
-) -> Cache:
+) -> KvCache:
     """Open a cache for as many tokens as in every other process of a group."""
     budget = choose_budget(settings, free_bytes(device) // sharers, device)
     if group:
         shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
         budget = group.agree(budget // shape_bytes) * shape_bytes
-    if not can_run_on(device) or config.family == "t5-encoder":  # which keeps nothing
-        return KvCache(shape, device, budget)
     longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
-    return PagedCache(shape, device, budget, longest)
+    return KvCache(shape, device, budget, longest)
 
 
 def choose_budget(settings: Settings, free: int, device: torch.device) -> int:

@@ -1,135 +1,175 @@
-"""Attention over the cache: which cells a call's tokens are kept in, which keys each token sees, and with what bias.
+"""Attention, by what a call's tokens are to their rows: each kind once, with the kernels of a GPU or with torch.
 
-B: rows; T: tokens of the call; S: keys that a row looks at; H: heads; D: size of a head.
+B: rows; T: tokens of the call; S: entries that a row looks at; H: heads; D: size of a head.
 
-The token at position p of a row is kept in cell p % window of the row's slot (cache.py): a slot remembers the last
-``window`` tokens. What else a slot holds, and what padding has left there, is masked.
+A decoder's tokens are kept in the pages of their rows (pages.py) and see what the row has there, as far as its window
+goes. What else is in the pages, and what padding has left there, is never seen.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from ..network.positions import Bias
-
-Slots = Tensor | slice  # which slot each row has: [B], or neighbours in order, whose memory is read where it is
-
-
-class Cells(Protocol):
-    """Where some rows keep their keys and values in a layer's part of the cache."""
-
-    def begin(self, memory: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> None:
-        """Keep the first tokens of rows, k and v [B, H, T, D], of which ``lengths`` [B] are real."""
-
-    def write(self, memory: Tensor, cells: Tensor, k: Tensor, v: Tensor) -> None:
-        """Keep tokens, k and v [B, H, T, D], in cells [B, T] of their rows."""
-
-    def read(self, memory: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """Give what the first cells of each row hold, [B, H, longest, D] each."""
+from ..kernels import can_run_on
+from ..network.positions import Bias, Rotary, Rotation
+from .pages import PAGE, KvCache, by_entry, put
+from .rows import Rows
 
 
-class SlotCells:
-    """Cells of slots that are one piece of memory each: memory is [2 (k, v), slots, H, capacity, D]."""
+class Manner(NamedTuple):
+    """How a stack attends.
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-
-    def begin(self, memory: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> None:
-        """See Cells."""
-        length = k.shape[2]
-        memory[0, self._slots, :, :length], memory[1, self._slots, :, :length] = k, v
-
-    def write(self, memory: Tensor, cells: Tensor, k: Tensor, v: Tensor) -> None:
-        """See Cells."""
-        rows = indices(self._slots, k)[:, None]
-        memory[0, rows, :, cells] = k.transpose(1, 2)  # indexed axes come first: [B, T, H, D]
-        memory[1, rows, :, cells] = v.transpose(1, 2)
-
-    def read(self, memory: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """See Cells."""
-        return memory[0, self._slots, :, :longest], memory[1, self._slots, :, :longest]
-
-
-class NewRows:
-    """Rows that begin: token t is at position t, and sees what comes before it.
-
-    Args:
-        lengths: [B], how many of T are real.
-        length: T.
-        cells: of the rows.
-        bias: by positions; None: none.
+    Attributes:
         scale: of q k.
-        like: a tensor on the device, in the format of keys.
+        bias: by positions; None: none.
+        rotary: how queries and keys are turned; None: they are not.
     """
 
-    def __init__(
-        self, lengths: Tensor, length: int, cells: Cells, bias: Bias | None, scale: float, like: Tensor
-    ) -> None:
-        self._lengths, self._cells, self._scale, self._mask = lengths, cells, scale, None
-        if bias:
-            steps = torch.arange(length, device=like.device)
-            self._mask = biased(steps <= steps[:, None], bias(steps[None], steps[None]), like)
+    scale: float
+    bias: Bias | None = None
+    rotary: Rotary | None = None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-        """Keep k and v, [B, H, T, D] each, in a layer's memory, and attend to them."""
-        self._cells.begin(memory, k, v, self._lengths)
-        is_causal = self._mask is None
-        return F.scaled_dot_product_attention(q, k, v, self._mask, is_causal=is_causal, scale=self._scale)
+    def turning(self, positions: Tensor, like: Tensor) -> Rotation | None:
+        """Say how torch turns queries and keys of tokens at positions, [B or 1, T]."""
+        return Rotation(positions, self.rotary, like.dtype) if self.rotary else None
+
+
+class WholeRows:
+    """Rows one behind the other, each of which sees itself: all of it, as an encoder does.
+
+    Args:
+        rows: those.
+        manner: how to attend.
+        like: a tensor on the device, in the format of keys.
+        kept: takes what each call's queries attend to, fp32 [B, H, S, S]; None: nobody asks.
+    """
+
+    _is_causal = False
+
+    def __init__(self, rows: Rows, manner: Manner, like: Tensor, kept: list[Tensor] | None = None) -> None:
+        self._rows, self._manner, self._kept = rows, manner, kept
+        self._has_kernels, self._mask = can_run_on(like.device), None
+        if self._has_kernels:
+            self._begins, self._counts = rows.ends[:-1], rows.ends.diff()
+        if manner.bias and (kept is not None or not self._has_kernels):
+            steps = torch.arange(rows.longest, device=like.device)
+            is_seen = (steps <= steps[:, None]) | (not self._is_causal)
+            self._mask = biased(is_seen, manner.bias(steps[None], steps[None]), like)  # [1, H, S, S]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
+        """Attend from q to k and v, [1, H, T, D] each."""
+        scale, bias = self._manner.scale, self._manner.bias
+        if self._is_causal and bias is None and can_pack(q):
+            parts = [x[0].transpose(0, 1) for x in (q, k, v)]
+            ends, longest = self._rows.ends, self._rows.longest
+            out = torch.ops.aten._flash_attention_forward(
+                *parts, ends, ends, longest, longest, 0.0, True, False, scale=scale
+            )[0]
+            return out.transpose(0, 1)[None]  # type: ignore[no-any-return]
+        if self._has_kernels and self._kept is None:
+            from ..kernels.rows import attend_rows  # needs Triton, which torch for GPUs brings along
+
+            packed = q[0], k[0], v[0], self._begins, self._counts
+            table = bias.by_offset if bias else None
+            return attend_rows(*packed, self._rows.longest, scale, table, is_causal=self._is_causal)[None]
+        return self._one_by_one(q, k, v)
+
+    def _one_by_one(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend row by row, with torch."""
+        lengths = self._rows.lengths
+        assert lengths, "only the kernels take lengths from the device"
+        out, kept = torch.empty_like(q), []
+        rows = zip(*(torch.split(each, lengths, 2) for each in (q, k, v, out)), strict=True)
+        for length, (query, key, value, place) in zip(lengths, rows, strict=True):
+            mask, scale = None if self._mask is None else self._mask[..., :length, :length], self._manner.scale
+            if self._kept is None:
+                is_causal = self._is_causal and mask is None
+                place[:] = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
+            else:
+                scores = (query @ key.transpose(2, 3)).float() * scale
+                weights = (scores if mask is None else scores + mask).softmax(-1)
+                place[:] = weights.to(value.dtype) @ value
+                kept.append(F.pad(weights, (0, self._rows.longest - length) * 2))
+        if self._kept is not None:
+            self._kept.append(torch.cat(kept))
+        return out
+
+
+class NewRows(WholeRows):
+    """Rows that begin, one behind the other: each token sees what comes before it in its row, and is kept.
+
+    Args:
+        cache: where.
+        rows: see WholeRows.
+        manner: likewise.
+        like: likewise.
+    """
+
+    _is_causal = True
+
+    def __init__(self, cache: KvCache, rows: Rows, manner: Manner, like: Tensor) -> None:
+        super().__init__(rows, manner, like)
+        self._places = cache.tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        self._turn = None if self._has_kernels else manner.turning(rows.positions[None], like)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
+        """Keep k and v, [1, H, T, D] each, in a layer's memory, and attend to them."""
+        assert memory is not None
+        if self._has_kernels and self._manner.rotary:
+            from ..kernels.keep import turn_and_keep
+
+            where = memory, *self._places, self._rows.positions
+            q, k = (each[None] for each in turn_and_keep(q[0], k[0], v[0], *where, self._manner.rotary))
+        else:
+            q, k = (self._turn(q), self._turn(k)) if self._turn else (q, k)
+            put(memory, *self._places, k[0], v[0])
+        return super().__call__(q, k, v)
 
 
 class ContinuedRows:
-    """Rows that go on from what their slots hold, several tokens at a time.
+    """Rows that go on from what their slots hold, several tokens at a time, one row behind the other.
 
     Args:
-        starts: [B], position of the first token.
-        lengths: [B], how many of T are real.
-        length: T.
-        cells: of the rows.
-        windows: [B] of the slots.
-        longest: cells of a slot to look at.
-        bias: by positions; None: none.
-        scale: of q k.
+        cache: holds what they go on from.
+        rows: see WholeRows; none has more tokens than its window, and their lengths are known.
+        longest: at least the entries that a row has in use.
+        manner: how to attend.
         like: a tensor on the device, in the format of keys.
     """
 
-    def __init__(
-        self,
-        starts: Tensor,
-        lengths: Tensor,
-        length: int,
-        cells: Cells,
-        windows: Tensor,
-        longest: int,
-        bias: Bias | None,
-        scale: float,
-        like: Tensor,
-    ) -> None:
-        self._cells, self._scale, self._longest = cells, scale, longest
-        steps = torch.arange(length, device=starts.device)
-        positions = starts[:, None] + steps  # [B, T]
-        held = cell_positions(starts - 1, windows, longest)  # [B, S]
-        keys = torch.cat((held, positions), 1)  # [B, S + T]
-        too_old = (positions - windows[:, None])[:, :, None]  # [B, T, 1]
-        is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= positions[:, :, None])
-        self._mask = biased(is_seen[:, None], bias(positions, keys) if bias else None, like)  # [B, 1 or H, T, S + T]
-        # Padding writes what the last real token writes, to the same place.
-        self._sources = torch.minimum(steps, lengths[:, None] - 1)  # [B, T]
-        self._targets = (starts[:, None] + self._sources) % windows[:, None]  # [B, T]
+    def __init__(self, cache: KvCache, rows: Rows, longest: int, manner: Manner, like: Tensor) -> None:
+        _, positions, slots, ends, _ = rows
+        begins, counts, every = ends[:-1].long(), ends.diff(), torch.arange(len(slots), device=like.device)
+        first, starts = slots[begins], positions[begins][:, None]
+        windows, steps = cache.windows[first], torch.arange(rows.longest, device=like.device)
+        self._scale, self._turn = manner.scale, manner.turning(positions[None], like)
+        # For all rows at once they are padded: behind a row's last token that one stands again, as a later one.
+        padded = starts + steps  # [B, n]
+        self._tokens = begins[:, None] + torch.minimum(steps, counts[:, None] - 1)  # [B, n]
+        row = torch.searchsorted(ends[1:], every, right=True, out_int32=True)
+        self._origin = row, every - begins[row]
+        held = cell_positions(starts[:, 0] - 1, windows, longest)  # [B, S]
+        keys, too_old = torch.cat((held, padded), 1), (padded - windows[:, None])[:, :, None]
+        is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= padded[:, :, None])
+        self._mask = biased(is_seen[:, None], manner.bias(padded, keys) if manner.bias else None, like)
+        entries = positions % cache.windows[slots]
+        self._places = cache.tables[slots, entries // PAGE], entries % PAGE
+        self._pages, self._longest = cache.tables[first, : -(-longest // PAGE)], longest
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
         """See NewRows."""
-        held, values = self._cells.read(memory, self._longest)
-        keys, values = torch.cat((held, k), 2), torch.cat((values, v), 2)  # [B, H, S + T, D]
-        attended = F.scaled_dot_product_attention(q, keys, values, self._mask, scale=self._scale)
-        index = self._sources[:, None, :, None].expand_as(k)
-        self._cells.write(memory, self._targets, k.gather(2, index), v.gather(2, index))
-        return attended
+        q, k = (self._turn(q), self._turn(k)) if self._turn else (q, k)
+        query, *new = (each[0][:, self._tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
+        held = (part[self._pages].transpose(1, 2).flatten(2, 3)[:, :, : self._longest] for part in memory)
+        keys, values = (torch.cat(parts, 2) for parts in zip(held, new, strict=True))  # [B, H, S + n, D]
+        attended = F.scaled_dot_product_attention(query, keys, values, self._mask, scale=self._scale)
+        put(memory, *self._places, k[0], v[0])
+        return attended.transpose(1, 2)[self._origin].transpose(0, 1)[None]
 
 
 class NextTokens:
@@ -137,122 +177,99 @@ class NextTokens:
 
     Args:
         positions: [B], its position.
-        cells: of the rows.
-        windows: [B] of the slots.
-        longest: cells of a slot to look at.
-        bias: by positions; None: none.
-        scale: of q k.
+        tables: int32 [B, width], pages of each row.
+        windows: [B].
+        manner: how to attend.
         like: a tensor on the device, in the format of keys.
     """
 
-    def __init__(
-        self,
-        positions: Tensor,
-        cells: Cells,
-        windows: Tensor,
-        longest: int,
-        bias: Bias | None,
-        scale: float,
-        like: Tensor,
-    ) -> None:
-        self._cells, self._scale, self._longest = cells, scale, longest
-        self._targets = (positions % windows)[:, None]
-        self._mask = None
+    def __init__(self, positions: Tensor, tables: Tensor, windows: Tensor, manner: Manner, like: Tensor) -> None:
+        scale, bias, rotary = manner
+        self._scale, self._mask = scale, None
+        self._launch = (tables, positions, windows, scale, bias.by_distance if bias else None, rotary)
+        self._has_kernels = can_run_on(like.device)
+        if self._has_kernels:
+            return
+        self._turn = manner.turning(positions[:, None], like)
+        entries = positions % windows
+        self._places = tables.gather(1, (entries // PAGE)[:, None])[:, 0], entries % PAGE
+        lengths = torch.minimum(positions + 1, windows)
+        self._held = Held(tables, lengths)
         if bias:
-            held = cell_positions(positions, windows, longest)  # [B, S]
-            self._mask = biased((held >= 0)[:, None, None], bias(positions[:, None], held), like)
-        elif len(positions) > 1:  # a row that is alone fills all cells in use
-            in_use = torch.arange(longest, device=positions.device) < torch.minimum(positions + 1, windows)[:, None]
-            self._mask = in_use[:, None, None]  # [B, 1, 1, S]
+            held = cell_positions(positions, windows, int(lengths.max()))
+            self._mask = biased((held >= 0)[:, None, None], bias(positions[:, None], held), like)  # [B, H, 1, S]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-        """See NewRows."""
-        self._cells.write(memory, self._targets, k, v)
-        keys, values = self._cells.read(memory, self._longest)
-        return F.scaled_dot_product_attention(q, keys, values, self._mask, scale=self._scale)
+        """Keep k and v, [B, H, 1, D] each, in a layer's memory, and attend to what is there."""
+        if self._has_kernels:
+            from ..kernels.attention import attend
 
-
-class WholeInput:
-    """Every token of a row sees every other: an encoder's attention, and a decoder's to what the encoder has made.
-
-    Args:
-        lengths: [B], real tokens.
-        length: S.
-        bias: by positions; None: none.
-        scale: of q k.
-        like: a tensor on the device, in the format of keys.
-        kept: takes what each call's queries attend to, fp32 [B, H, T, S]; None: nobody asks.
-    """
-
-    def __init__(
-        self,
-        lengths: Tensor,
-        length: int,
-        bias: Bias | None,
-        scale: float,
-        like: Tensor,
-        kept: list[Tensor] | None = None,
-    ) -> None:
-        self._scale, self._kept = scale, kept
-        steps = torch.arange(length, device=lengths.device)
-        is_real = (steps < lengths[:, None])[:, None, None]  # [B, 1, 1, S]
-        self._mask = biased(is_real, bias(steps[None], steps[None]) if bias else None, like)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from q, [B, H, T, D], to k and v, [B, H, S, D] -> [B, H, T, D]."""
-        if self._kept is not None:
-            scores = (q @ k.transpose(2, 3)).float() * self._scale
-            is_bias = self._mask.dtype != torch.bool
-            scores = scores + self._mask if is_bias else scores.masked_fill(~self._mask, -math.inf)
-            self._kept.append(scores.softmax(-1))
-            return self._kept[-1].to(v.dtype) @ v
-        return F.scaled_dot_product_attention(q, k, v, self._mask, scale=self._scale)
-
-
-@dataclass(frozen=True)
-class Source:
-    """What the rows of an encoder-decoder answer to; see Network.remember.
-
-    Attributes:
-        lengths: [B] of their inputs.
-        longest: the largest of them, known on the host.
-        tasks: [B], each row's IA3 task; None: no row has one.
-    """
-
-    lengths: Tensor
-    longest: int
-    tasks: Tensor | None = None
+            return attend(q, k, v, memory, *self._launch)
+        q, k = (self._turn(q), self._turn(k)) if self._turn else (q, k)
+        put(memory, *self._places, k[:, :, 0].transpose(0, 1), v[:, :, 0].transpose(0, 1))
+        return self._held.attend(q, memory, self._mask, self._scale)
 
 
 class KeptSource:
-    """What the encoder has made of each row's input, kept as keys and values: every token of a row sees all of it.
+    """What was kept of the encoder's output: every token sees all that its row's encoder was given.
 
     Args:
-        cells: where that is.
-        lengths: [B], of the inputs.
-        longest: the largest of them.
+        tables: int32 [n, width], pages of that: of rows with one token each, or of each token of rows one behind the
+            other.
+        lengths: int64 [n].
         scale: of q k.
-        like: a tensor on the device, in the format of keys.
     """
 
-    def __init__(self, cells: Cells, lengths: Tensor, longest: int, scale: float, like: Tensor) -> None:
-        self._cells, self._longest = cells, longest
-        self._attend = WholeInput(lengths, longest, None, scale, like)
+    def __init__(self, tables: Tensor, lengths: Tensor, scale: float) -> None:
+        self._launch, self._scale = (tables, lengths, lengths, scale), scale  # a window of its length: all is seen
+        self._held = None if can_run_on(lengths.device) else Held(tables, lengths)
 
     def __call__(self, q: Tensor, memory: Tensor) -> Tensor:
-        """Attend from q, [B, H, T, D], to what a layer's memory has."""
-        return self._attend(q, *self._cells.read(memory, self._longest))
+        """Attend from q, [n, H, 1, D] or [1, H, n, D], to what a layer's memory has."""
+        if q.shape[2] > 1:
+            return self(q.transpose(0, 2), memory).transpose(0, 2)
+        if self._held:
+            return self._held.attend(q, memory, None, self._scale)
+        from ..kernels.attention import attend
+
+        return attend(q, None, None, memory, *self._launch)
 
 
-def indices(slots: Slots, rows: Tensor) -> Tensor:
-    """Give the slots of [B, ...] rows as [B]."""
-    if isinstance(slots, Tensor):
-        return slots
-    return torch.arange(slots.start or 0, slots.stop, device=rows.device)
+class Held:
+    """What rows have in their pages, as torch reads it: where it is, if a row's pages are neighbours.
+
+    Each row is attended to on its own, so nothing is copied, and none looks at more than it has.
+
+    Args:
+        tables: int32 [B, width], pages of each row.
+        lengths: [B], entries.
+    """
+
+    def __init__(self, tables: Tensor, lengths: Tensor) -> None:
+        self._lengths: list[int] = lengths.tolist()
+        pages = tables[:, : -(-max(self._lengths) // PAGE)].long()
+        steps = PAGE * torch.arange(1, pages.shape[1], device=pages.device)
+        is_torn = ((pages.diff() != 1) & (steps < lengths[:, None])).any(1).tolist()
+        begins = (pages[:, 0] * PAGE).tolist()
+        inside = torch.arange(PAGE, device=pages.device)
+        self._places: list[int | Tensor] = [
+            (pages[row, :, None] * PAGE + inside).flatten()[:length] if torn else begin
+            for row, (begin, length, torn) in enumerate(zip(begins, self._lengths, is_torn, strict=True))
+        ]
+
+    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
+        whole, parts = by_entry(memory), []
+        for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
+            held = whole.narrow(3, place, length) if isinstance(place, int) else whole.index_select(3, place)
+            keys, values = held.unbind()
+            own = None if mask is None else mask[row : row + 1, ..., :length]
+            parts.append(F.scaled_dot_product_attention(query, keys, values, own, scale=scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def cell_positions(last: Tensor, windows: Tensor, cells: int) -> Tensor:
-    """Say which position each of the first cells holds once the one at ``last`` is written.
+    """Say which position each of the first entries holds once the one at ``last`` is written.
 
     Args:
         last: [B].
@@ -275,3 +292,8 @@ def biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
     length = mask.shape[-1]
     # A GPU's attention takes rows that begin at multiples of 16 bytes; others are copied in every layer.
     return F.pad(mask, (0, -length % 8))[..., :length] if mask.is_cuda and length % 8 else mask
+
+
+def can_pack(like: Tensor) -> bool:
+    """Say whether torch has a kernel for heads, [..., D], of this format that takes rows side by side."""
+    return like.is_cuda and like.dtype != torch.float32 and like.shape[-1] % 8 == 0 and like.shape[-1] <= 256

@@ -1,7 +1,8 @@
-"""Which pages of a pool each slot has: lists on the host, and a table on the device that what runs there reads."""
+"""Which pages each slot has: lists on the host, and a table on the device that what runs there reads."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,11 +12,55 @@ from ..requests.request import Array
 from .cache import MOST_SLOTS, upload
 
 
+class PagePool:
+    """Pages that nobody has, as runs of neighbours.
+
+    Whoever takes some has neighbours if there are any, which a CPU reads where they are; and the lowest, so that memory
+    that was never used stays untouched.
+
+    Args:
+        pages: all there are.
+    """
+
+    def __init__(self, pages: range) -> None:
+        self._runs = [pages]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def take(self, count: int, behind: int = 0) -> list[int]:
+        """Take so many pages: the neighbours of the one that they come behind, or each other's, if it can be."""
+        places = [place for place, run in enumerate(self._runs) if len(run) >= count]
+        if places:
+            place = min(places, key=lambda place: self._runs[place].start != behind + 1)
+            run = self._runs[place]
+            self._runs[place : place + 1] = [run[count:]] if len(run) > count else []
+            return list(run[:count])
+        pages: list[int] = []
+        while len(pages) < count:
+            run = self._runs.pop(0)
+            pages += run[: count - len(pages)]
+        self.give(list(run[run.index(pages[-1]) + 1 :]))
+        return pages
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Give pages back."""
+        for page in pages:
+            place = bisect(self._runs, page, key=lambda run: run.start)
+            start, end = page, page + 1
+            if place < len(self._runs) and self._runs[place].start == end:
+                end = self._runs.pop(place).stop
+            if place and self._runs[place - 1].stop == start:
+                place -= 1
+                start = self._runs.pop(place).start
+            self._runs.insert(place, range(start, end))
+
+
 class PageTable:
     """The pages of every slot in use.
 
     Args:
-        free: numbers of pages that nobody has; several tables may share it.
+        free: pages that nobody has; several tables may share it.
         width: pages that a slot has at most.
         device: where the table lives.
 
@@ -24,7 +69,7 @@ class PageTable:
         owned: the same by slot, without zeros.
     """
 
-    def __init__(self, free: list[int], width: int, device: torch.device) -> None:
+    def __init__(self, free: PagePool, width: int, device: torch.device) -> None:
         self._free, self._device = free, device
         self.owned: list[list[int]] = []
         self._rows = np.zeros((MOST_SLOTS + 1, width), np.int32)
@@ -35,7 +80,8 @@ class PageTable:
         first = len(self.owned)
         for slot, count in enumerate(counts, first):
             pages = given.get(slot, [])
-            self.owned.append(pages + [self._free.pop() for _ in range(count - len(pages))])
+            more = count - len(pages)
+            self.owned.append(pages + (self._free.take(more, pages[-1] if pages else 0) if more else []))
         self._announce(first, len(self.owned))
 
     def leave(self, kept: int, moved: Mapping[int, int]) -> None:
@@ -43,7 +89,7 @@ class PageTable:
         count, stay = len(self.owned), set(moved.values())
         for slot, pages in enumerate(self.owned):
             if slot in moved or (slot >= kept and slot not in stay):
-                self._free += reversed(pages)
+                self._free.give(pages)
         for target, source in moved.items():
             self.owned[target] = self.owned[source]
         del self.owned[kept:]

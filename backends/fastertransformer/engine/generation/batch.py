@@ -82,9 +82,7 @@ class Batch:
         before = len(self._owners) - (0 if hidden is None else len(hidden))
         parts = []
         if before:
-            going_on = dict.fromkeys(sequence for sequence, _ in self._owners[:before])
-            longest = max(min(each.cached, each.window or UNBOUNDED) for each in going_on)
-            parts.append(self._steps.decode(before, longest, max(each.source_length for each in going_on)))
+            parts.append(self._steps.decode(before))
         if hidden is not None:
             parts.append(self._steps.choose(hidden))
         if self._is_rearranged:
@@ -106,8 +104,7 @@ class Batch:
         kept = int(stays.sum())
         gaps = np.flatnonzero(~stays[:kept])
         sources = kept + np.flatnonzero(stays[kept:])
-        length = max((self._owners[source][0].cached for source in sources.tolist()), default=0)
-        self._steps.leave(len(self._owners), kept, gaps, sources, length)
+        self._steps.leave(len(self._owners), kept, gaps, sources)
         if len(gaps):
             self._state.copy(gaps, sources)
         for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):

@@ -34,10 +34,6 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
         _encode(steps, new, first)
         if any(len(sequence.context.ids) > 1 for sequence in new):  # not start_id alone
             states = _extend(steps, new, first)  # the last token is run once more, by the first step
-    elif are_packed(steps, new):
-        lengths = [len(sequence.context.ids) for sequence in new]
-        hidden = steps.begin(np.concatenate([sequence.context.ids for sequence in new]), np.array(lengths), first)
-        states = list(torch.split(hidden, lengths))
     else:
         states = [_go_on(steps, new[0])] if new[0].line else _extend(steps, new, first)
     for sequence, state in zip(new, states, strict=False):
@@ -52,19 +48,16 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
     return torch.stack([last[sequence] for sequence, _ in owners])
 
 
-def are_packed(steps: Steps, new: list[Sequence]) -> bool:
-    """Say whether contexts are run one behind the other; else they are padded to the longest."""
-    has_past = any(sequence.start or sequence.context.embeddings is not None for sequence in new)
-    return steps.packs and not has_past
+def are_packed(new: list[Sequence]) -> bool:
+    """Say whether contexts go through the network one behind the other; else the device pads them to the longest."""
+    return not any(sequence.start for sequence in new)
 
 
 def _extend(steps: Steps, new: list[Sequence], first: int) -> list[Tensor]:
-    """Run contexts side by side; give the hidden states of each, [T, hidden]."""
-    ids, lengths, embeddings = _side_by_side([sequence.context for sequence in new])
-    starts = np.array([sequence.start for sequence in new])
-    source = max(sequence.source_length for sequence in new)
-    hidden = steps.extend(ids, starts, lengths, first, int((starts + lengths).max()), source, embeddings)
-    return [hidden[row, :length] for row, length in enumerate(lengths.tolist())]
+    """Run contexts; give the hidden states of each, [T, hidden]."""
+    ids, lengths, embeddings = _in_a_row([sequence.context for sequence in new])
+    hidden = steps.extend(ids, np.array([sequence.start for sequence in new]), lengths, first, embeddings)
+    return list(torch.split(hidden, lengths.tolist()))
 
 
 def _go_on(steps: Steps, sequence: Sequence) -> Tensor:
@@ -79,22 +72,20 @@ def _go_on(steps: Steps, sequence: Sequence) -> Tensor:
     states = []
     for begin in range(start, start + len(ids), window or _PASS_TOKENS):
         part = ids[begin - start :][: window or _PASS_TOKENS]
-        end = begin + len(part)
-        known = np.array([begin]), np.array([len(part)])
-        states.append(steps.extend(part[None], *known, sequence.slots[0], min(end, window or end))[0])
+        states.append(steps.extend(part, np.array([begin]), np.array([len(part)]), sequence.slots[0]))
     return torch.cat(states)[-len(sequence.context.ids) :]
 
 
 def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
     """Run the encoder for new sequences."""
-    ids, lengths, embeddings = _side_by_side([sequence.source for sequence in new if sequence.source])
+    ids, lengths, embeddings = _in_a_row([sequence.source for sequence in new if sequence.source])
     tasks = np.array([int(each.job.request.scalars["ia3_tasks"][each.row]) for each in new])
     is_encoder_only = steps.config.family != "t5"
     wants_attentions = is_encoder_only and any(sequence.job.request.wants("attentions") for sequence in new)
     encoded, attentions = steps.encode(ids, lengths, tasks, first, embeddings, int(wants_attentions))
+    states = torch.split(encoded, lengths.tolist())
     for row, sequence in enumerate(new if is_encoder_only else ()):
-        length = lengths[row]
-        sequence.encoded, sequence.is_done = encoded[row, :length].float().cpu().numpy(), True
+        sequence.encoded, sequence.is_done, length = states[row].float().cpu().numpy(), True, lengths[row]
         if sequence.job.request.wants("attentions"):
             of_row = torch.stack([layer[row, :, :length, :length] for layer in attentions])
             sequence.attentions = of_row.cpu().numpy()
@@ -130,17 +121,14 @@ def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> tuple[Tensor, T
     return log_probs, best
 
 
-def _side_by_side(contexts: list[Context]) -> tuple[Array, Array, Array | None]:
-    """Give ids [B, T], lengths [B], and embeddings [B, T, hidden] where any has some."""
-    lengths = np.array([len(context.ids) for context in contexts])
-    ids = np.zeros((len(contexts), lengths.max()), np.int64)
-    for row, context in zip(ids, contexts, strict=True):
-        row[: len(context.ids)] = context.ids
-    given = {row: context.embeddings for row, context in enumerate(contexts) if context.embeddings is not None}
+def _in_a_row(contexts: list[Context]) -> tuple[Array, Array, Array | None]:
+    """Give ids [T], one context's behind the other's, lengths [B], and embeddings [T, hidden] where any has some."""
+    ids, lengths = np.concatenate([each.ids for each in contexts]), np.array([len(each.ids) for each in contexts])
+    given = [each.embeddings for each in contexts if each.embeddings is not None]
     if not given:
         return ids, lengths, None
-    hidden = next(iter(given.values())).shape[1]
-    embeddings = np.full((*ids.shape, hidden), np.nan, np.float32)
-    for row, content in given.items():
-        embeddings[row, : len(content)] = content
+    embeddings = np.full((len(ids), given[0].shape[1]), np.nan, np.float32)
+    for begin, each in zip(np.cumsum(lengths) - lengths, contexts, strict=True):
+        if each.embeddings is not None:
+            embeddings[begin : begin + len(each.embeddings)] = each.embeddings
     return ids, lengths, embeddings

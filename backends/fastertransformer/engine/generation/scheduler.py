@@ -174,7 +174,7 @@ class Scheduler:
         if len(new) == 1:
             return True
         lengths = [max(len(each.context.ids), each.source_length) for each in new]
-        tokens = sum(lengths) if are_packed(self._steps, new) else len(new) * max(lengths)
+        tokens = sum(lengths) if are_packed(new) else len(new) * max(lengths)
         return tokens <= _PREFILL_TOKENS and not any(each.alone_for >= 0 or each.line for each in new)
 
     # Going on.

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..attention.cache import MOST_SLOTS, upload
-from ..attention.pages import PagedCache
-from ..requests.request import Array
+from ..attention.pages import KvCache
+from ..attention.rows import NumberedRows, Rows
 from .network import Network
 
 Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the likeliest tokens, see sampling.likeliest
@@ -70,7 +70,7 @@ class StepGraphs:
         decode: runs one token of each of so many rows.
     """
 
-    def __init__(self, network: Network, cache: PagedCache, decode: Callable[[int], Chosen]) -> None:
+    def __init__(self, network: Network, cache: KvCache, decode: Callable[[int], Chosen]) -> None:
         self._network, self._cache = network, cache
         pool = torch.cuda.graph_pool_handle()
         self._decode, self._begin = Graphs(decode, pool), Graphs(self._run_contexts, pool)
@@ -84,7 +84,7 @@ class StepGraphs:
         """Capture a decode step of so many rows, and contexts of so many tokens; 0: none."""
         if rows:
             self._decode.capture(rows)
-        if tokens and self._network.can_begin():
+        if tokens and self._network.can_be_captured():
             self._begin.capture(tokens)
 
     def decode(self, count: int) -> Chosen | None:
@@ -94,24 +94,20 @@ class StepGraphs:
         logits, tokens = self._decode.run(size)
         return logits[:count], tokens[:count]
 
-    def room_for(self, tokens: int, rows: int) -> int:
-        """Say which size takes contexts of so many tokens together; 0: none does."""
-        return self._begin.size_of(tokens) if rows <= _MOST_CONTEXTS else 0
-
-    def begin(self, size: int, tokens: Array, ends: Array) -> Tensor:
-        """Run contexts; see Steps.begin.
-
-        Args:
-            size: that room_for gave.
-            tokens: int64 [3, T]: ids, positions, slots.
-            ends: int64 [B + 1].
-        """
-        padded = np.concatenate((tokens, np.repeat(self._nobody, size - tokens.shape[1], 1)), 1)
+    def begin(self, rows: NumberedRows) -> Tensor | None:
+        """Run contexts, or what encoders are given; None: no graph has room for them. See Steps.extend."""
+        count = rows.tokens.shape[1]
+        size = self._begin.size_of(count) if len(rows.lengths) <= _MOST_CONTEXTS else 0
+        if not size:
+            return None
+        padded = np.concatenate((rows.tokens, np.repeat(self._nobody, size - count, 1)), 1)
         self._tokens[:, :size] = upload(padded, self._device)
         # What is behind the rows is a row of its own, and behind it there are rows without tokens.
-        every = np.concatenate((ends, np.full(len(self._ends) - len(ends), size)))
-        self._ends.copy_(upload(every.astype(np.int32), self._device))
-        return self._begin.run(size)
+        ends = np.concatenate((rows.ends, np.full(len(self._ends) - len(rows.ends), size)))
+        self._ends.copy_(upload(ends.astype(np.int32), self._device))
+        return self._begin.run(size)[:count]
 
     def _run_contexts(self, size: int) -> Tensor:
-        return self._network.begin(self._tokens[:, :size], self._ends, None, self._cache)
+        take = self._network.encode if self._cache.shape.has_cross else self._network.extend
+        ids, positions, slots = self._tokens[:, :size]
+        return take(Rows(ids, positions, slots, self._ends, None), self._cache)

@@ -5,7 +5,7 @@ B: rows of a call; T: tokens of this call; S: keys that a row looks at; H: heads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,7 +15,6 @@ from ..checkpoint.layouts import CrossWeights, LayerWeights, Norm
 from ..generation.sampling import likeliest
 from ..kernels import can_run_on
 from ..linear import Linear, Norming
-from .positions import Rotation
 
 
 class Links:
@@ -82,35 +81,33 @@ class Call:
 
     Attributes:
         attend: q, k, v (and the layer's part of the cache) -> attended, [B, H, T, D] each.
-        rotate: turns queries and keys; None: not.
-        tasks: [B], see network.Source.
-        attend_source: q and the layer's part of what was kept of the encoder's output -> attended.
+        tasks: [B, T], each token's IA3 task; None: none has one.
+        attend_source: q and the layer's part of the cache -> attended, to what was kept of the encoder's output.
     """
 
     attend: Callable[..., Tensor]
-    rotate: Rotation | None = None
     tasks: Tensor | None = None
     attend_source: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def run_layer(
-    stack: Stack, layer: LayerWeights, x: Tensor, call: Call, links: Links, memory: Sequence[Tensor] = ()
+    stack: Stack, layer: LayerWeights, x: Tensor, call: Call, links: Links, memory: Tensor | None = None
 ) -> Tensor:
-    """Run a layer on x [B, T, hidden], which is overwritten; memory: its own and its cross part of the cache."""
+    """Run a layer on x [B, T, hidden], which is overwritten; memory: the layer's part of the cache."""
     first, second = norming(stack, layer.input_norm), norming(stack, layer.post_norm)
     if stack.is_parallel:
         normed = x
         if not second:  # both work on the same numbers; of one row a product norms what it multiplies for nothing
             assert first
             normed, first, second = (x, first, first) if x.shape[:2] == (1, 1) else (first(x), None, None)
-        attended = _attend(stack, layer, normed, first, call, memory[:1])
+        attended = _attend(stack, layer, normed, first, call, memory)
         inner = _mlp(stack, layer, normed, second, call.tasks)
         return links.add(links.add(x, layer.attention_out, attended), layer.mlp_out, inner)
     before, behind = ((first, second), (None, None)) if stack.is_pre_norm else ((None, None), (first, second))
-    x = links.add(x, layer.attention_out, _attend(stack, layer, x, before[0], call, memory[:1]))
+    x = links.add(x, layer.attention_out, _attend(stack, layer, x, before[0], call, memory))
     x = behind[0](x) if behind[0] else x
     if layer.cross:
-        x = links.add(x, layer.cross.out, _attend_source(stack, layer.cross, x, call, memory[1]))
+        x = links.add(x, layer.cross.out, _attend_source(stack, layer.cross, x, call, memory))
     x = links.add(x, layer.mlp_out, _mlp(stack, layer, x, before[1], call.tasks))
     return behind[1](x) if behind[1] else x
 
@@ -121,18 +118,16 @@ def _attend(
     x: Tensor,
     norm: Norming | None,
     call: Call,
-    memory: Sequence[Tensor],
+    memory: Tensor | None,
 ) -> Tensor:
     """Give what the heads of this process attend to, [B, T, H * D]."""
     q, k, v = split(stack, layer.qkv.fused(x, norm), 3)  # [B, H, T, D] each
     k, v = adapted(k, layer.ia3, 0, call.tasks), adapted(v, layer.ia3, 1, call.tasks)
-    if call.rotate:
-        q, k = call.rotate(q), call.rotate(k)
-    return _joined(call.attend(q, k, v, *memory))
+    return _joined(call.attend(q, k, v, memory))
 
 
-def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, call: Call, memory: Tensor) -> Tensor:
-    assert call.attend_source
+def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, call: Call, memory: Tensor | None) -> Tensor:
+    assert call.attend_source and memory is not None
     (q,) = split(stack, cross.query.fused(x, norming(stack, cross.norm)), 1)
     return _joined(call.attend_source(q, memory))
 
@@ -155,15 +150,15 @@ def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norming | None, tas
     if layer.mlp_gate:
         inner *= layer.mlp_gate(x)
     if layer.ia3 and tasks is not None:
-        inner *= layer.ia3[2][tasks][:, None]
+        inner *= layer.ia3[2][tasks]
     return inner
 
 
 def adapted(x: Tensor, ia3: tuple[Tensor, ...] | None, index: int, tasks: Tensor | None) -> Tensor:
-    """Scale keys or values, [B, H, T, D], by their rows' tasks."""
+    """Scale keys or values, [B, H, T, D], by their tokens' tasks, [B, T]."""
     if ia3 is None or tasks is None:
         return x
-    return x * ia3[index][tasks].view(len(tasks), -1, 1, x.shape[-1])
+    return x * ia3[index][tasks].view(*tasks.shape, -1, x.shape[-1]).transpose(1, 2)
 
 
 def _joined(x: Tensor) -> Tensor:

@@ -11,15 +11,15 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..attention.attention import Source
-from ..attention.cache import MOST_SLOTS, no_sources, upload
-from ..attention.pages import Cache, PagedCache
+from ..attention.cache import MOST_SLOTS, upload
+from ..attention.pages import KvCache
+from ..attention.rows import NumberedRows, Rows
 from ..checkpoint.prefixes import Prefix
 from ..generation.sampling import likeliest
 from ..requests.request import Array
@@ -58,19 +58,19 @@ class Steps:
         positions: int64 [MOST_SLOTS], on the device: where that stands.
     """
 
-    def __init__(self, network: Network, cache: Cache, prefixes: Sequence[Prefix] = ()) -> None:
+    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
         self.network, self.cache, self._prefixes = network, cache, prefixes
         self.config = network.config
         self._threads = Threads(network)
         self.device = network.weights.like.device
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
-        self._saved: dict[int, Any] = {}
+        self._saved: dict[int, list[int]] = {}
         self._graphs: StepGraphs | None = None
         self._said: set[str] = set()
         self._given: Tensor | None = None  # rank 0's hidden states that are asked about
         self._decoded: Tensor | None = None  # this process's logits of the last decode
 
-    def together(self, name: str, arguments: Sequence[Any]) -> AbstractContextManager[None]:
+    def together(self, name: str, arguments: Sequence[object]) -> AbstractContextManager[None]:
         """Have the other processes take the step too; a process that is alone has none."""
         return nullcontext()
 
@@ -114,9 +114,9 @@ class Steps:
                 self.cache.restore(slot, self._prefixes[task])
 
     @_step
-    def leave(self, count: int, kept: int, targets: Array, sources: Array, length: int) -> None:
+    def leave(self, count: int, kept: int, targets: Array, sources: Array) -> None:
         """Free slots; see KvCache.leave."""
-        self.cache.leave(count, kept, targets, sources, length)
+        self.cache.leave(count, kept, targets, sources)
         if len(targets):
             to, of = upload(np.stack((targets, sources)), self.device)
             self.ids[to], self.positions[to] = self.ids[of], self.positions[of]
@@ -134,105 +134,58 @@ class Steps:
         """Run the encoder, and have the slots from ``first`` on remember what it makes.
 
         Args:
-            ids: int64 [B, S], padded.
-            lengths: int64 [B].
+            ids: int64 [T], one row behind the other.
+            lengths: int64 [B] of the rows, T together.
             tasks: int64 [B], IA3 task of each row; -1: none.
             first: slot of the first row.
             embeddings: see extend.
             wants_attentions: whether somebody asks what each layer attends to.
 
         Returns:
-            [B, S, hidden], but from pages one row behind the other; and the latter by layer, fp32 [B, H, S, S]; empty
-            where nobody asks.
+            [T, hidden], good until the next step; and the latter by layer, fp32 [B, H, S, S], S being the longest row;
+            empty where nobody asks.
         """
-        self._threads.fit(ids.size)
-        given = None if embeddings is None else upload(embeddings, self.device)
         known = upload(np.stack((lengths, tasks)), self.device)
-        slots = slice(first, first + len(ids))
-        if embeddings is None and isinstance(self.cache, PagedCache) and self.network.can_begin():
-            self.cache.sources[:, slots] = known
-            every = np.concatenate([row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)])
-            return self._begin(every, lengths, first), []
-        tokens = upload(ids, self.device)
-        of_tasks = known[1] if self.config.ia3_num_tasks else None
+        self.cache.sources[:, first : first + len(lengths)] = known
+        rows = NumberedRows.of(ids, np.zeros_like(lengths), lengths, first)
         attentions: list[Tensor] = []
-        encoded = self.network.encode(tokens, known[0], of_tasks, given, attentions if wants_attentions else None)
-        if self.config.family == "t5":
-            self.cache.sources[:, slots] = known
-            self.network.remember(encoded, known[0], slots, self.cache, of_tasks)
-        return encoded, attentions
-
-    def _source(self, slots: slice, longest: int) -> Source | None:
-        """Say what rows answer to, given their longest source."""
-        if not self.cache.shape.has_cross:
-            return None
-        lengths, tasks = self.cache.sources[:, slots]
-        return Source(lengths, longest, tasks if self.config.ia3_num_tasks else None)
+        is_plain = embeddings is None and not wants_attentions
+        if self._graphs and is_plain and (encoded := self._graphs.begin(rows)) is not None:
+            return encoded, attentions
+        asked = attentions if wants_attentions else None
+        return self.network.encode(*self._uploaded(rows, embeddings), asked), attentions
 
     @_step
-    def extend(
-        self,
-        ids: Array,
-        starts: Array,
-        lengths: Array,
-        first: int,
-        longest: int,
-        longest_source: int = 0,
-        embeddings: Array | None = None,
-    ) -> Tensor:
+    def extend(self, ids: Array, starts: Array, lengths: Array, first: int, embeddings: Array | None = None) -> Tensor:
         """Run several tokens of each of the rows in the slots from ``first`` on; see Network.extend.
 
         Args:
-            ids: int64 [B, T], padded.
-            starts: int64 [B].
-            lengths: int64 [B].
-            first: slot of the first row.
-            longest: the most entries that a row has afterwards.
-            longest_source: the most tokens that a row's encoder was given; 0: there is none.
-            embeddings: fp32 [B, T, hidden], NaN where a token has its own; None: all have.
-
-        Returns:
-            [B, T, hidden], before the final norm.
-        """
-        self._threads.fit(ids.size)
-        given = None if embeddings is None else upload(embeddings, self.device)
-        tokens, begins, counts = (upload(array, self.device) for array in (ids, starts, lengths))
-        slots = slice(first, first + len(ids))
-        past, source = begins if starts.any() else None, self._source(slots, longest_source)
-        return self.network.extend(tokens, past, counts, slots, self.cache, longest, given, source)
-
-    @_step
-    def begin(self, ids: Array, lengths: Array, first: int) -> Tensor:
-        """Run the contexts of the new rows in the slots from ``first`` on, one behind the other: nothing is padded.
-
-        Args:
-            ids: int64 [T].
+            ids: int64 [T], one row behind the other.
+            starts: int64 [B], where each row's first one stands.
             lengths: int64 [B] of the rows, T together.
             first: slot of the first row.
+            embeddings: fp32 [T, hidden], NaN where a token has its own; None: all have.
 
         Returns:
             [T, hidden], before the final norm; good until the next step.
         """
-        return self._begin(ids, lengths, first)
+        rows, longest = NumberedRows.of(ids, starts, lengths, first), 0
+        if starts.any():
+            room = self.cache.room(slice(first, first + len(lengths)))
+            longest = min(int((starts + lengths).max()), room)
+        is_plain = not longest and embeddings is None and not self.config.encoder
+        if self._graphs and is_plain and (hidden := self._graphs.begin(rows)) is not None:
+            return hidden
+        return self.network.extend(*self._uploaded(rows, embeddings), longest)
 
-    def _begin(self, ids: Array, lengths: Array, first: int) -> Tensor:
-        rows = np.repeat(np.arange(first, first + len(lengths)), lengths)
-        ends = np.concatenate(([0], np.cumsum(lengths)))
-        tokens = np.stack((ids, np.arange(len(ids)) - np.repeat(ends[:-1], lengths), rows))  # [3, T]
-        if self._graphs and (size := self._graphs.room_for(len(ids), len(lengths))):
-            return self._graphs.begin(size, tokens, ends)[: len(ids)]
-        self._threads.fit(len(ids))
-        known, behind = upload(tokens, self.device), upload(ends.astype(np.int32), self.device)
-        return self.network.begin(known, behind, lengths.tolist(), self.cache)
+    def _uploaded(self, rows: NumberedRows, embeddings: Array | None) -> tuple[Rows, KvCache, Tensor | None]:
+        self._threads.fit(rows.tokens.shape[1])
+        given = None if embeddings is None else upload(embeddings, self.device)
+        return rows.on(self.device), self.cache, given
 
     @_step
-    def decode(self, count: int, longest: int, longest_source: int = 0) -> Chosen:
+    def decode(self, count: int) -> Chosen:
         """Run one token of each of the first rows, and go on to their next positions.
-
-        Args:
-            count: N.
-            longest: the most entries that a row has afterwards.
-            longest_source: see extend.
 
         Returns:
             What follows, where this process predicts: good until the next step. The likeliest tokens are what the next
@@ -241,15 +194,15 @@ class Steps:
         chosen = None
         if self._graphs and (chosen := self._graphs.decode(count)) is None:
             self._say_once("%d rows are more than any captured step has: such steps are taken kernel by kernel", count)
-        chosen = chosen or self._decode(count, longest, longest_source)
+        chosen = chosen or self._decode(count)
         self._decoded = chosen[0]
         return chosen
 
-    def _decode(self, count: int, longest: int = 1, longest_source: int = 0) -> Chosen:
+    def _decode(self, count: int) -> Chosen:
         self._threads.fit(count)
         rows = slice(0, count)
         ids, positions = self.ids[rows], self.positions[rows]
-        hidden = self.network.decode(ids, positions, rows, self.cache, longest, self._source(rows, longest_source))
+        hidden = self.network.decode(ids, positions, rows, self.cache)
         if not self.network.weights.head:
             positions += 1
             return hidden, ids
@@ -302,20 +255,14 @@ class Steps:
         """Let every process know rank 0's tokens of slots."""
         self.network.links.share(self.ids[first:end])
 
-    @property
-    def packs(self) -> bool:
-        """Whether begin is how rows without a past begin; else extend is."""
-        return not self.cache.shape.has_cross
-
     @_step
     def capture(self, rows: int, tokens: int) -> None:
         """Have a graph of the steps of so many rows, or of contexts of so many tokens; no slot may be in use."""
         if self._graphs is None:
-            assert isinstance(self.cache, PagedCache), "only pages stay where they are"
             self._graphs = StepGraphs(self.network, self.cache, self._decode)
         self._graphs.capture(rows, tokens)
         self.positions.zero_()
-        self.cache.sources.copy_(no_sources(self.device))
+        self.cache.forget_sources()
 
     @_step
     def copy(self, targets: Array, sources: Array, length: int) -> None:

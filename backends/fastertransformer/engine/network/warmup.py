@@ -12,7 +12,7 @@ import time
 import numpy as np
 import torch
 
-from ..attention.pages import PagedCache
+from ..kernels import can_run_on
 from .graphs import ROWS, TOKENS
 from .steps import Steps
 
@@ -32,21 +32,21 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     Returns:
         One line for a log; empty: there was nothing to do.
     """
-    if steps.device.type != "cuda" or not isinstance(steps.cache, PagedCache):
+    if not can_run_on(steps.device) or not steps.network.weights.decoder:
         return ""
     start = time.perf_counter()
     for length in _INPUT_LENGTHS:
         if length <= steps.config.max_pos_seq_len:
             ids, lengths = np.zeros(length, np.int64), np.array([length])
-            if steps.packs:
-                steps.choose(steps.begin(ids, lengths, 0)[-1:])
+            if steps.config.encoder:
+                steps.encode(ids, lengths, np.array([-1]), 0)
             else:
-                steps.encode(ids[None], lengths, np.array([-1]), 0)
+                steps.choose(steps.extend(ids, np.zeros_like(lengths), lengths, 0)[-1:])
     if steps.network.weights.head:
         from ..kernels import draw
 
         draw.warm_up(steps.config.vocab_size, steps.device)
-    has_contexts = steps.network.can_begin()
+    has_contexts = steps.network.can_be_captured()
     # The largest first: the others fit into its memory.
     sizes = [(rows, 0) for rows in reversed(ROWS)] + [(0, tokens) for tokens in reversed(TOKENS) if has_contexts]
     missing = []

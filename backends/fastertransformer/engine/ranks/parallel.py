@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from ..attention.pages import Cache
+from ..attention.pages import KvCache
 from ..checkpoint.config import ModelConfig
 from ..checkpoint.layouts import vocabulary_part
 from ..checkpoint.prefixes import Prefix
@@ -150,7 +150,7 @@ class Leader(Steps):
     group: see Group.outlive.
     """
 
-    def __init__(self, network: Network, cache: Cache, prefixes: Sequence[Prefix], group: Group) -> None:
+    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix], group: Group) -> None:
         super().__init__(network, cache, prefixes)
         self._group = group
 
