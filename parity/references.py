@@ -154,13 +154,14 @@ class EngineReference:
         ids = [*prompt, *tokens[:-1]]
         if config.encoder is not None:
             ids, longest_source = [config.start_id, *tokens[:-1]], len(prompt)
-        count = np.array([len(ids)])
+        count, nobody = np.array([len(ids)]), np.array([], np.int64)
         nothing, source = np.array([-1]), np.array([longest_source])
         self._steps.place(0, count, count, np.array([UNBOUNDED]), source, nothing, nothing)
         if longest_source:
-            self._steps.encode(np.array([prompt]), np.array([longest_source]), np.array([-1]), 0)
-        hidden = self._steps.extend(np.array([ids]), np.zeros_like(count), count, 0, len(ids), longest_source)
-        return _normalised(self._steps.logits(hidden[0]))
+            self._steps.encode(np.array(prompt), source, nothing, 0)
+        hidden = self._steps.extend(np.array(ids), np.zeros_like(count), count, 0)
+        self._steps.leave(1, 0, nobody, nobody)
+        return _normalised(self._steps.logits(hidden))
 
 
 def _normalised(logits: torch.Tensor) -> LogProbs:
