@@ -1,0 +1,96 @@
+"""How ranks find each other, what they hear on their lines, and how they notice that one is gone."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.ranks.group import Group
+from backends.fastertransformer.engine.ranks.lines import Lines
+from backends.fastertransformer.engine.ranks.parallel import packed, unpacked
+from backends.fastertransformer.engine.ranks.ranks import Ranks, read_ranks
+from backends.fastertransformer.engine.settings import Settings
+
+
+def place(directory: Path, **changes: object) -> Ranks:
+    values = {"rank": 0, "world_size": 4, "local_rank": 0, "local_size": 4, "run": "now", "timeout_s": 1.0}
+    return Ranks(**(values | {"rendezvous": str(directory / "rendezvous")} | changes))  # type: ignore[arg-type]
+
+
+def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_path: Path) -> None:
+    words = r"world_size \(4\) should equal to tensor_para_size_ \* pipeline_para_size_ \(2 \* 1 here\)"
+    with pytest.raises(EngineError, match=words):
+        Group(place(tmp_path), torch.device("cpu"), Settings(tmp_path, 2, 1, "fp32"))
+
+
+def test_a_rank_finds_rank_0_that_comes_after_one_that_is_gone(tmp_path: Path) -> None:
+    """The same run again, as after a requeue: the port in the file is closed until rank 0 has come."""
+    (tmp_path / "rendezvous").write_text('{"host": "127.0.0.1", "port": 1, "run": "now"}')
+    found: list[Lines] = []
+    seeker = threading.Thread(target=lambda: found.append(Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))))
+    seeker.start()
+    time.sleep(1)
+    lines = Lines(place(tmp_path, world_size=2, timeout_s=60), b"value")
+    seeker.join(50)
+    assert found and found[0].greeting == b"value"
+    for one, other in ((lines, found[0]), (found[0], lines)):
+        one.send(b"word")
+        assert other.receive(10) == [b"word"]
+        one.say_farewell()
+    lines.close(), found[0].close()
+    assert not lines.lost and not found[0].lost
+
+
+def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
+    lines: list[Lines] = []
+    first = threading.Thread(target=lambda: lines.append(Lines(place(tmp_path, world_size=2, timeout_s=60), b"value")))
+    first.start()
+    while not (tmp_path / "rendezvous").exists():
+        time.sleep(0.01)
+    address = json.loads((tmp_path / "rendezvous").read_text())
+    with socket.create_connection((address["host"], address["port"])) as one:
+        one.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
+        with socket.create_connection((address["host"], address["port"])):  # says nothing
+            second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))
+    first.join(50)
+    assert second.greeting == b"value" and not lines[0].lost
+    second.close()
+    assert lines[0].learn_of_loss(10) == "rank 1 is lost: it has hung up"
+    lines[0].close()
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"host": "127.0.0.1", "port": 1, "run": "before"}'])
+def test_a_rank_waits_for_rank_0_of_its_own_run_only(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "rendezvous").write_text(content)
+    with pytest.raises(EngineError, match="rank 1: rank 0 has not come within 1 s"):
+        Lines(place(tmp_path, rank=1))
+
+
+@pytest.mark.parametrize("size", [1, 200, 5000])
+def test_a_step_is_read_as_it_was_written(size: int) -> None:
+    numbers = np.arange(size, dtype=np.int64) - 2**62
+    floats = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
+    floats[0, 0] = np.nan
+    arguments = (7, numbers, None, floats, np.zeros((0, 3), np.int64), 2**40)
+    kind, found = unpacked(packed(3, arguments))
+    assert kind == 3 and len(found) == len(arguments)
+    for ours, theirs in zip(found, arguments, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert np.shape(ours) == np.shape(theirs)
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_the_environment_says() -> None:
+    assert read_ranks({}) is None
+    with pytest.raises(EngineError, match="SLIPWAY_RANKS = nonsense"):
+        read_ranks({"SLIPWAY_RANKS": "nonsense"})
