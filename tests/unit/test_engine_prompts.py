@@ -128,7 +128,7 @@ PROMPT = np.ones((1, 3, HIDDEN), np.float32)
         ({"request_prompt_embedding": PROMPT}, "needs request_prompt_lengths and request_prompt_type too"),
         (
             {"request_prompt_embedding": PROMPT[:, :, :8], "request_prompt_lengths": 1, "request_prompt_type": 1},
-            r"request_prompt_embedding is float32 of shape \[1, 3, 8\], expected float32 or float16 \[1, n, 32\]",
+            r"request_prompt_embedding has shape \[1, 3, 8\], expected \[1, n, 32\]",
         ),
         (
             {"request_prompt_embedding": PROMPT, "request_prompt_lengths": 4, "request_prompt_type": 1},
@@ -141,7 +141,7 @@ PROMPT = np.ones((1, 3, HIDDEN), np.float32)
         # Nothing is to be applied, and yet it must be what it says it is.
         (
             {"request_prompt_embedding": PROMPT.astype(np.int64) * 0},
-            r"request_prompt_embedding is int64 of shape \[1, 3, 32\], expected float32 or float16 \[1, n, 32\]",
+            "request_prompt_embedding has type int64, expected float32 or float16",
         ),
         ({"request_prompt_lengths": PROMPT * 0}, "request_prompt_lengths has type float32, expected uint32"),
         (

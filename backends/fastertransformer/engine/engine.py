@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import torch
 
@@ -26,7 +27,6 @@ from .settings import Settings
 
 _log = logging.getLogger(__name__)
 _CLOSED = "the engine was closed"
-_LOOK = object()  # in the queue of requests: see whether all processes are there
 _LOAD_TRIES, _PAUSE_S = 3, 5.0  # where other processes were lost
 
 
@@ -48,7 +48,7 @@ class Engine:
         self.config: ModelConfig = loaded.steps.config
         self._settings, self._max_rows, self._prompts = settings, max_rows, prompts
         self._device = loaded.steps.device
-        self._arrivals: queue.SimpleQueue[Job | None | object] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: only look how things are
         self._is_closed = False
         self._begin_with(loaded, {})
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -62,7 +62,7 @@ class Engine:
             loaded.steps, self._max_rows, settings.has_inflight_batching, settings.session_idle_s, known=known
         )
         if loaded.group:
-            loaded.group.lines.at_loss.append(lambda: self._arrivals.put(_LOOK))
+            loaded.group.lines.at_loss.append(lambda: self._arrivals.put(None))
 
     def parse(self, tensors: Mapping[str, Array]) -> Request:
         """Check one request; see request.parse_request."""
@@ -100,16 +100,15 @@ class Engine:
         Raises:
             EngineError: one of them failed.
         """
-        answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
-        for index, request in enumerate(requests):
-            self.submit(request, lambda answer, index=index: answers.put((index, answer)))  # type: ignore[misc]
-        found: dict[int, dict[str, Array]] = {}
-        while len(found) < len(requests):
-            index, answer = answers.get()
+        futures: list[Future[Answer]] = [Future() for _ in requests]
+        for request, future in zip(requests, futures, strict=True):
+            self.submit(request, future.set_result)
+        found = []
+        for answer in [future.result() for future in futures]:
             if answer.tensors is None:
                 raise EngineError(answer.problem or "no answer")
-            found[index] = answer.tensors
-        return [found[index] for index in range(len(requests))]
+            found.append(answer.tensors)
+        return found
 
     def close(self) -> None:
         """Give up what is under way, and end the other processes of a group in good order."""
@@ -136,7 +135,7 @@ class Engine:
                 self._begin_anew(problem)
         self._scheduler.give_up(_CLOSED)
         while not self._arrivals.empty():
-            if isinstance(job := self._arrivals.get(), Job):
+            if job := self._arrivals.get():
                 job.answer(Answer(None, _CLOSED, code=FAILED))
 
     def _begin_anew(self, problem: str) -> None:
@@ -184,13 +183,10 @@ class Engine:
             except queue.Empty:
                 self._scheduler.sessions.expire()
                 continue
-            if job is None:
-                return False
-            if not isinstance(job, Job):  # another process was lost
-                return True
-            self._add(job)
             is_waiting = False
-        return True
+            if job:
+                self._add(job)
+        return not self._is_closed
 
     def _add(self, job: Job) -> None:
         try:

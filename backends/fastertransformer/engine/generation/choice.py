@@ -15,9 +15,8 @@ from torch import Tensor
 from ..attention.cache import upload
 from ..network.graphs import Chosen
 from ..network.steps import Steps
-from ..requests.words import ban
 from .beam import candidates
-from .sampling import LOST
+from .sampling import LOST, ban
 from .sequence import Sequence
 from .slots import SlotState
 

@@ -85,24 +85,32 @@ def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
     encoded, attentions = steps.encode(ids, lengths, tasks, first, embeddings, int(wants_attentions))
     states = torch.split(encoded, lengths.tolist())
     for row, sequence in enumerate(new if is_encoder_only else ()):
-        sequence.encoded, sequence.is_done, length = states[row].float().cpu().numpy(), True, lengths[row]
+        sequence.is_done, length = True, lengths[row]
+        sequence.noted["output_hidden_state"] = states[row].float().cpu().numpy()
         if sequence.job.request.wants("attentions"):
             of_row = torch.stack([layer[row, :, :length, :length] for layer in attentions])
-            sequence.attentions = of_row.cpu().numpy()
+            sequence.noted["output_attentions"] = of_row.cpu().numpy()
 
 
 def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
     """Compute what is asked about a context itself, given its hidden states, [T, hidden]."""
     if sequence.wants("context_embeddings"):
-        sequence.context_embedding = hidden.float().sum(0).cpu().numpy()
+        embedding = hidden.float().sum(0).cpu().numpy()
+        sequence.noted["context_embeddings"] = np.repeat(embedding[None], sequence.width, 0)
     if not (sequence.wants("context_cum_log_probs") or sequence.wants("context_log_probs")):
         return
     log_probs, best = _score_context(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
     if sequence.wants("context_cum_log_probs"):
         sequence.beams[0].score = float(log_probs.double().sum())
     if sequence.wants("context_log_probs"):
-        own = sequence.context.own_tokens
-        sequence.context_scores = log_probs.cpu().numpy()[own], best.cpu().numpy()[own]
+        shown = len(sequence.shown)
+        for name, values, kind in (
+            ("context_log_probs", log_probs, np.float32),
+            ("context_argmax_ids", best, np.uint32),
+        ):
+            own = values.cpu().numpy()[sequence.context.own_tokens]
+            own = own[max(0, len(own) - shown) :]  # without a start_id
+            sequence.noted[name] = np.concatenate((np.zeros(shown - len(own)), own)).astype(kind)
 
 
 def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

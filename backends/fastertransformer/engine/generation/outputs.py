@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..requests.request import Array
-from .sequence import Job, Sequence
+from .sequence import Job
 
 
 def output_tensors(job: Job) -> dict[str, Array]:
@@ -36,21 +36,20 @@ def output_tensors(job: Job) -> dict[str, Array]:
             the rows of queries that are padding.)
     """
     request, rows = job.request, job.sequences
-    if rows[0].encoded is not None:
-        width = request.source_width
-        encoded = {"output_hidden_state": _stacked([each.encoded for each in rows], (width, 0))}
-        if request.wants("attentions"):
-            encoded["output_attentions"] = _stacked([each.attentions for each in rows], (0, 0, width, width))
-        return encoded
-    width = max(request.input_ids.shape[1], *(len(each.shown) for each in rows))
-    tensors = _tokens(job, width)
+    width, source_width = max(len(each.shown) for each in rows), request.source_width
+    tensors = {} if "output_hidden_state" in rows[0].noted else _tokens(job, width)
     if request.wants("log_probs"):
         tensors |= _token_scores(job)
-    if request.wants("context_embeddings"):
-        embeddings = _stacked([each.context_embedding for each in rows])
-        tensors["context_embeddings"] = np.repeat(embeddings[:, None], request.beam_width, axis=1)
-    if request.wants("context_log_probs"):
-        tensors |= _context_scores(rows, width)
+    least = {
+        "context_embeddings": (0, 0),
+        "context_log_probs": (width,),
+        "context_argmax_ids": (width,),
+        "output_hidden_state": (source_width, 0),
+        "output_attentions": (0, 0, source_width, source_width),
+    }
+    for name, size in least.items():
+        if given := {row: each.noted[name] for row, each in enumerate(rows) if name in each.noted}:
+            tensors[name] = _stacked(given, len(rows), size)
     return tensors
 
 
@@ -82,22 +81,10 @@ def _token_scores(job: Job) -> dict[str, Array]:
     return {"cum_log_probs": scores, "output_log_probs": log_probs}
 
 
-def _context_scores(rows: list[Sequence], width: int) -> dict[str, Array]:
-    log_probs, best = np.zeros((len(rows), width), np.float32), np.zeros((len(rows), width), np.uint32)
-    for row, sequence in enumerate(rows):
-        if sequence.context_scores is not None and len(sequence.shown):
-            count = min(len(sequence.shown), len(sequence.context_scores[0]))  # an empty input was a start_id
-            place = slice(len(sequence.shown) - count, len(sequence.shown))
-            log_probs[row, place], best[row, place] = (values[-count:] for values in sequence.context_scores)
-    return {"context_log_probs": log_probs, "context_argmax_ids": best}
-
-
-def _stacked(rows: list[Array | None], least: tuple[int, ...] = ()) -> Array:
-    """Put arrays under each other, filled up with zeros to the longest, at least to ``least``; None is zeros."""
-    sizes = [row.shape for row in rows if row is not None] + ([least] if least else [])
-    shape = [max(axis) for axis in zip(*sizes, strict=True)] if sizes else [0]
-    stacked = np.zeros((len(rows), *shape), np.float32)
-    for target, row in zip(stacked, rows, strict=True):
-        if row is not None:
-            target[tuple(slice(size) for size in row.shape)] = row
+def _stacked(given: dict[int, Array], batch: int, least: tuple[int, ...]) -> Array:
+    """Put arrays under each other, filled up with zeros to the longest, at least to ``least``; the other rows are 0."""
+    shape = [max(sizes) for sizes in zip(least, *(each.shape for each in given.values()), strict=True)]
+    stacked = np.zeros((batch, *shape), next(iter(given.values())).dtype)
+    for row, each in given.items():
+        stacked[row][tuple(map(slice, each.shape))] = each
     return stacked

@@ -8,6 +8,8 @@ parameters. Nothing here asks the device for a value.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,22 @@ def resolve_top_k_top_p(top_k: int, top_p: float) -> tuple[int, float]:
     top_k 0 and top_p 0: greedy (top_k 1). top_p 0 with top_k: no nucleus (top_p 1). top_k 0 with top_p: nucleus only.
     """
     return (top_k, top_p) if top_p else (max(1, top_k), 1.0)
+
+
+def ban(logits: Tensor, banned: Sequence[Iterable[int]]) -> Tensor:
+    """Mask tokens: logits [B, V], token ids by row -> [B, V].
+
+    Done before temperature, penalty and log-probabilities, as FasterTransformer does. (It never bans token 0, which
+    stands for nothing in its lists' padding; here token 0 can be banned like any other.) A row in which every token is
+    banned is left alone: there would be nothing to choose from.
+    """
+    vocab = logits.shape[-1]
+    pairs = [(row, token) for row, tokens in enumerate(banned) for token in tokens if 0 <= token < vocab]
+    if not pairs:
+        return logits
+    rows, tokens = torch.tensor(pairs, device=logits.device).T
+    masked = logits.index_put((rows, tokens), torch.tensor(MASKED, dtype=logits.dtype, device=logits.device))
+    return torch.where(torch.isneginf(masked).all(dim=-1, keepdim=True), logits, masked)
 
 
 def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:

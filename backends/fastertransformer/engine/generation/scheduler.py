@@ -149,15 +149,15 @@ class Scheduler:
         new: list[Sequence] = []
         while self._is_filling and self._waiting:
             more = [*new, self._waiting[0]]
-            if self._fits(more):
-                if not self._is_one_pass(more):
-                    return new
+            if not self._fits(more):
+                # Where nothing else is in the way, conversations that are idle are.
+                if self._batch or new or not self.sessions.end_oldest():
+                    break
+            elif self._is_one_pass(more):
                 new.append(self._waiting.popleft())
                 new[-1].job.has_begun = True
-            elif (
-                self._batch or new or not self.sessions.end_oldest()
-            ):  # with nobody else, it is they who are in the way
-                break
+            else:
+                return new
         self._is_filling = self._is_inflight
         return new
 

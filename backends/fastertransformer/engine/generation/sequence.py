@@ -82,11 +82,7 @@ class Sequence:
         alone_for: tokens that it makes without any other sequence, because a step that it took with others has failed;
             0: their contexts have failed, and its own is run alone; -1: nothing has failed.
         numbers: what sampling is told of it, as soon as it has a slot; see slots.py.
-        encoded: [S, hidden], where the answer is what the encoder makes.
-        attentions: fp32 [layers, heads, S, S], where they are wanted beside it.
-        context_embedding: fp32 [hidden], where it is wanted.
-        context_scores: log-probability of each of the context's own tokens and the most probable one in its place,
-            where they are wanted.
+        noted: its part of the outputs that its context alone gives, by name; see contexts.py.
         line: the row of a conversation that it continues; see sessions.py.
         start: entries that the cache has of it before its context: a conversation's, or a prefix prompt's.
         lacks_past: whether the conversation's entries are not there any more, and must be made again.
@@ -98,10 +94,7 @@ class Sequence:
     slots: list[int] = field(default_factory=list)
     alone_for: int = -1
     numbers: dict[str, Any] = field(default_factory=dict)
-    encoded: Array | None = None
-    attentions: Array | None = None
-    context_embedding: Array | None = None
-    context_scores: tuple[Array, Array] | None = None
+    noted: dict[str, Array] = field(default_factory=dict)
     line: Line | None = None
     lacks_past: bool = False
     window: int = 0
@@ -111,7 +104,7 @@ class Sequence:
         request, self.width = self.job.request, self.job.request.beam_width
         self.limit = int(request.output_lengths[self.row])
         self.end_id = int(request.scalars["end_id"][self.row])
-        self.shown = request.input_ids[self.row, : request.input_lengths[self.row]]
+        self.shown = request.shown[self.row]
         self.context = request.contexts[self.row]
         self.start = self.context.prefix_length
         self.source = request.sources[self.row] if request.sources else None

@@ -15,19 +15,7 @@ from torch import Tensor
 from ..attention.cache import MOST_SLOTS, upload
 from ..kernels import can_run_on
 from ..requests.request import Array, Request
-from .sampling import (
-    apply_min_length,
-    apply_repetition_penalty,
-    apply_temperature,
-    decay_top_p,
-    draw,
-    draw_uniform,
-    keep_top_k,
-    keep_top_p,
-    narrow_to_top_k,
-    resolve_top_k_top_p,
-    token_log_probs,
-)
+from . import sampling
 from .sequence import Sequence
 
 _FLOATS = ("temperature", "repetition_penalty", "presence_penalty", "top_p_decay", "top_p_min", "initial", "top_p")
@@ -101,14 +89,14 @@ class SlotState:
     def penalise(self, logits: Tensor) -> Tensor:
         """Apply what does not depend on the way of choosing: [N, V] -> [N, V]."""
         if "temperature" in self._used:
-            logits = apply_temperature(logits, self.column("temperature"))
+            logits = sampling.apply_temperature(logits, self.column("temperature"))
         if self._used & _PENALTIES:
             assert self._occurred is not None  # write has made it
             penalty, presence = self.column("repetition_penalty"), self.column("presence_penalty")
-            logits = apply_repetition_penalty(logits, penalty, presence, self._occurred[: self._count])
+            logits = sampling.apply_repetition_penalty(logits, penalty, presence, self._occurred[: self._count])
         if "min_length" in self._used:
             end_id = self.column("end_id")
-            logits = apply_min_length(logits, self.column("min_length"), self.column("count"), end_id)
+            logits = sampling.apply_min_length(logits, self.column("min_length"), self.column("count"), end_id)
         return logits
 
     def choose(self, logits: Tensor) -> Tensor:
@@ -117,23 +105,25 @@ class SlotState:
         if len(self._sampled):
             index = self._sampled
             top_k, top_p = self.column("top_k")[index], self.column("top_p")[index]
-            uniform = draw_uniform(self.column("random_seed")[index], self.column("count")[index])
+            uniform = sampling.draw_uniform(self.column("random_seed")[index], self.column("count")[index])
             if can_run_on(logits.device):
                 from ..kernels.draw import draw_tokens
 
                 tokens[index] = draw_tokens(logits, index, top_k, top_p, uniform)
             elif self._has_top_p_alone:
-                tokens[index] = draw(keep_top_p(keep_top_k(logits[index], top_k, self._largest), top_p), uniform)
+                tokens[index] = sampling.draw(
+                    sampling.keep_top_p(sampling.keep_top_k(logits[index], top_k, self._largest), top_p), uniform
+                )
             else:
-                values, ids = narrow_to_top_k(logits[index], top_k, self._largest)
-                tokens[index] = ids.gather(1, draw(keep_top_p(values, top_p), uniform)[:, None])[:, 0]
+                values, ids = sampling.narrow_to_top_k(logits[index], top_k, self._largest)
+                tokens[index] = ids.gather(1, sampling.draw(sampling.keep_top_p(values, top_p), uniform)[:, None])[:, 0]
         return tokens
 
     def log_probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Log-probabilities of the slots in wanting_log_probs, fp32 [2, n]; see sampling.token_log_probs."""
         index = self._wanting
         top_k = self.column("top_k")[index]
-        return torch.stack(token_log_probs(logits[index], top_k, tokens[index], self._largest_wanting))
+        return torch.stack(sampling.token_log_probs(logits[index], top_k, tokens[index], self._largest_wanting))
 
     def record(self, tokens: Tensor) -> None:
         """Go on to the next token, the chosen ones being [N]."""
@@ -144,7 +134,7 @@ class SlotState:
         if len(self._sampled):
             top_p, initial, decay = self.column("top_p"), self.column("initial"), self.column("top_p_decay")
             least, reset_id = self.column("top_p_min"), self.column("top_p_reset_ids")
-            decayed = decay_top_p(top_p, initial, decay, least, reset_id, tokens)
+            decayed = sampling.decay_top_p(top_p, initial, decay, least, reset_id, tokens)
             # FasterTransformer's top-k layer has a top_p that stays.
             top_p.copy_(torch.where(self.column("top_k") == 0, decayed, top_p))
 
@@ -152,7 +142,7 @@ class SlotState:
 def numbers_of(request: Request, row: int, vocab_size: int) -> dict[str, Any]:
     """Give what the device is told of a row, and whether it is sampled by chance and wants log-probabilities."""
     values = {name: array[row].item() for name, array in request.scalars.items()}
-    top_k, top_p = resolve_top_k_top_p(values["runtime_top_k"], values["runtime_top_p"])
+    top_k, top_p = sampling.resolve_top_k_top_p(values["runtime_top_k"], values["runtime_top_p"])
     decay, least = values["top_p_decay"], values["top_p_min"]
     values |= {"top_k": top_k, "top_p": top_p, "initial": top_p, "count": 0}
     # Outside (0, 1] they are replaced, as ``set_topp_runtime_args`` does.

@@ -20,7 +20,7 @@ from ..checkpoint.config import ModelConfig, PromptType
 from ..checkpoint.shards import map_file
 from ..errors import RequestError
 from ..precision import TORCH_TYPES
-from .vocabulary import Array, refuse_rows
+from .vocabulary import Array, checked, refuse_rows
 
 _EMBEDDING, _LENGTHS, _TYPE = "request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"
 _TASK = "prompt_learning_task_name_ids"
@@ -96,47 +96,42 @@ def place_prompts(
     """
     kinds, own = _request_prompts(tensors, scalars, config)
     tasks = scalars[_TASK].tolist() if _TASK in tensors else []
-    if _TASK in tensors:
+    if tasks:
         _check_tasks(scalars[_TASK], config, prompts)
     first_virtual, contexts, shown = config.prompt_learning_start_id, [], []
-    for row, kind in enumerate(kinds.tolist()):
-        line, soft, table = ids[row, : lengths[row]], own[row] if kind == PromptType.SOFT else None, None
-        if kind == PromptType.TUNED:
-            table = own[row]
-        elif tasks and prompts is not None and kind == PromptType.NONE:
-            table = prompts[tasks[row]]
-        context = _context(line, soft, table, first_virtual, int(scalars["start_id"][row]))
-        if tasks and config.has_prefixes:
-            context = _behind_prefix(context, tasks[row], row, not len(line), config)
+    for row, (kind, table) in enumerate(zip(kinds.tolist(), own, strict=True)):
+        line = ids[row, : lengths[row]]
+        if tasks and prompts is not None and kind == PromptType.NONE:
+            kind, table = PromptType.TUNED, prompts[tasks[row]]
+        # Which row of the table stands at each place; below 0: a token does.
+        places = line - first_virtual if kind == PromptType.TUNED else np.full_like(line, -1)
+        if (places >= len(table)).any():
+            legal = f"{first_virtual} + 0 to {len(table) - 1}"
+            raise RequestError(f"input_ids holds {line.max()}; the prompt's ids are {legal}")
+        shown.append(line[places < 0])
+        if kind == PromptType.SOFT:
+            line, places = (np.concatenate((np.arange(len(table)), each)) for each in (line, places))
+        if not len(line):
+            line, places = np.array([scalars["start_id"][row]], np.int64), np.full(1, -1)
+        context = _context(line, places, table)
+        if tasks and config.has_prefixes and (entries := config.prompt_tasks[tasks[row]][1]):
+            if not lengths[row]:
+                raise RequestError(f"row {row} has no input: a prefix prompt must come with one")
+            context = replace(context, prefix=tasks[row], prefix_length=entries)
         contexts.append(context)
-        shown.append(line if table is None else line[line < first_virtual])
         bad = context.ids[context.ids >= config.vocab_size]
         if bad.size:
             raise RequestError(f"input_ids holds {bad[0]} in row {row}; the vocabulary has {config.vocab_size} tokens")
     return contexts, shown
 
 
-def _context(line: Array, soft: Array | None, table: Array | None, first_virtual: int, start_id: int) -> Context:
-    """Give what a row starts from, of its input, a prompt before it, or a table in which ids stand for rows."""
-    if soft is not None and len(soft):
-        embeddings = np.full((len(soft) + len(line), soft.shape[1]), np.nan, np.float32)
-        embeddings[: len(soft)] = soft
-        return Context(np.concatenate([np.zeros(len(soft), np.int64), line]), embeddings)
-    if table is not None:
-        virtual = line - first_virtual
-        if (virtual >= len(table)).any():
-            legal = f"{first_virtual} + 0 to {len(table) - 1}"
-            raise RequestError(f"input_ids holds {line.max()}; the prompt's ids are {legal}")
-        embeddings = np.where((virtual >= 0)[:, None], table[np.maximum(virtual, 0)], np.float32(np.nan))
-        return Context(np.where(virtual >= 0, 0, line), embeddings)
-    return Context(line if len(line) else np.array([start_id], np.int64))
-
-
-def _behind_prefix(context: Context, task: int, row: int, is_empty: bool, config: ModelConfig) -> Context:
-    length = config.prompt_tasks[task][1]
-    if length and is_empty:
-        raise RequestError(f"row {row} has no input: a prefix prompt must come with one")
-    return replace(context, prefix=task, prefix_length=length)
+def _context(line: Array, places: Array, table: Array) -> Context:
+    """Let rows of a table stand at places, [T], that are 0 or more; tokens, [T], at the others."""
+    is_prompt = places >= 0
+    if not is_prompt.any():
+        return Context(line)
+    embeddings = np.where(is_prompt[:, None], table[np.maximum(places, 0)], np.float32(np.nan))
+    return Context(np.where(is_prompt, 0, line), embeddings)
 
 
 def _request_prompts(
@@ -153,7 +148,7 @@ def _request_prompts(
     if config.encoder and _EMBEDDING in sent and _TYPE not in sent:  # T5 has one kind only, and no tensor that says so
         sent, kinds = [*sent, _TYPE], np.full(batch, PromptType.TUNED)
     if _EMBEDDING in sent:
-        _check_embedding(tensors[_EMBEDDING], batch, config)
+        checked(_EMBEDDING, tensors[_EMBEDDING], (np.float32, np.float16), batch, "n", config.hidden_units)
     if not kinds.any() and not any(tensors[name].any() for name in sent):
         return kinds, [np.zeros((0, config.hidden_units), np.float32)] * batch
     if missing := [name for name in (_EMBEDDING, _LENGTHS, _TYPE) if name not in sent]:
@@ -167,15 +162,6 @@ def _request_prompts(
         if not np.isfinite(mine).all():
             raise RequestError(f"{_EMBEDDING} holds a number in row {row} that is not finite")
     return kinds, own
-
-
-def _check_embedding(embedding: Array, batch: int, config: ModelConfig) -> None:
-    is_float = embedding.dtype in (np.float32, np.float16)
-    if not is_float or embedding.ndim != 3 or embedding.shape[::2] != (batch, config.hidden_units):
-        raise RequestError(
-            f"{_EMBEDDING} is {embedding.dtype.name} of shape {list(embedding.shape)}, expected float32 or float16"
-            f" [{batch}, n, {config.hidden_units}]"
-        )
 
 
 def _check_tasks(tasks: Array, config: ModelConfig, prompts: Sequence[Array] | None) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from ..checkpoint.config import ModelConfig
 from ..errors import RequestError
 from .prompts import Context, place_prompts
-from .vocabulary import VOCABULARIES, Vocabulary, of_type, refuse_rows
+from .vocabulary import VOCABULARIES, Vocabulary, checked, refuse_rows
 from .vocabulary import Array as Array
 from .words import WordList, parse_word_lists
 
@@ -26,9 +26,8 @@ class Request:
     """B sequences to continue.
 
     Attributes:
-        input_ids: int64 [B, L], padded on the right: what the answer shows of the input, so without prompts; of an
-            encoder-decoder what its decoder begins with.
-        input_lengths: int64 [B], from 0 to L.
+        shown: B: what the answer shows of the input, so without prompts, int64 [n]; of an encoder-decoder what its
+            decoder begins with.
         output_lengths: int64 [B], tokens to generate at most.
         scalars: by FasterTransformer's name, [B] each; those that were not sent have its default.
         bad_words, stop_words: B lists: what must not come, and what ends a row when it has come.
@@ -40,8 +39,7 @@ class Request:
         ends_session: whether it is the conversation's last, as END says.
     """
 
-    input_ids: Array
-    input_lengths: Array
+    shown: Sequence[Array]
     output_lengths: Array
     scalars: Mapping[str, Array]
     bad_words: Sequence[WordList]
@@ -83,28 +81,25 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
     vocabulary = VOCABULARIES[config.family]
     _check_names(tensors, vocabulary)
     ids = _ids("input_ids", tensors)
-    batch = ids.shape[0]
+    batch = len(ids)
     defaults = {"start_id": config.start_id, "end_id": config.end_id}
     scalars = {name: rule.read(name, tensors, batch, defaults.get(name)) for name, rule in vocabulary.scalars.items()}
     _check_combinations(tensors, scalars, config)
     lengths = _input_lengths(vocabulary.lengths, ids, scalars[vocabulary.lengths])
     contexts, shown = place_prompts(tensors, scalars, ids, lengths, config, prompts)
     sources: Sequence[Context] = ()
-    source_width = ids.shape[1] if config.encoder else 0
     if config.encoder:  # the input is the encoder's
-        sources = contexts
-        ids, contexts = _decoder_contexts(tensors, scalars, config)
+        sources, contexts = contexts, _decoder_contexts(tensors, scalars, config)
         shown = [context.ids[1:] for context in contexts]
     request = Request(
-        input_ids=_padded(shown, ids.shape[1]),
-        input_lengths=np.array([len(row) for row in shown], np.int64),
+        shown=shown,
         output_lengths=scalars[vocabulary.output].astype(np.int64) if vocabulary.output else np.zeros(batch, np.int64),
         scalars=scalars,
-        bad_words=_word_lists(tensors, "bad_words_list", batch),
-        stop_words=_word_lists(tensors, "stop_words_list", batch),
+        bad_words=parse_word_lists("bad_words_list", tensors, batch),
+        stop_words=parse_word_lists("stop_words_list", tensors, batch),
         contexts=contexts,
         sources=sources,
-        source_width=source_width,
+        source_width=ids.shape[1] if config.encoder else 0,
         beam_width=max(1, int(scalars["beam_width"].max(initial=1))),
         starts_session=_is_set(tensors, "START"),
         ends_session=_is_set(tensors, "END"),
@@ -126,16 +121,14 @@ def _check_names(tensors: Mapping[str, Array], vocabulary: Vocabulary) -> None:
 
 
 def _ids(name: str, tensors: Mapping[str, Array], batch: int | None = None) -> Array:
-    ids = of_type(name, tensors[name], np.uint32)
-    if ids.ndim != 2 or not ids.shape[0] or batch not in (None, len(ids)):
-        raise RequestError(f"{name} has shape {list(ids.shape)}, expected [{batch or 'batch'}, n]")
-    return ids.astype(np.int64)
+    ids = checked(name, tensors[name], (np.uint32,), batch or "batch", "n").astype(np.int64)
+    if not len(ids):
+        raise RequestError(f"{name} has shape {list(ids.shape)}, and so no row")
+    return ids
 
 
-def _decoder_contexts(
-    tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig
-) -> tuple[Array, list[Context]]:
-    """Say what decoders begin with: decoder_input_ids, int64 [B, T], and each row's behind its start_id."""
+def _decoder_contexts(tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig) -> list[Context]:
+    """Say what decoders begin with: each row's decoder_input_ids behind its start_id."""
     starts, lengths, batch = scalars["start_id"], scalars["decoder_input_lengths"], len(scalars["start_id"])
     sent = [name for name in ("decoder_input_ids", "decoder_input_lengths") if name in tensors]
     if len(sent) == 1:
@@ -147,7 +140,7 @@ def _decoder_contexts(
     most = np.where(np.arange(width) < lengths[:, None], ids, 0).max(1, initial=0)
     refuse_rows("decoder_input_ids' largest", most, most >= config.vocab_size, legal)
     rows = zip(starts.tolist(), ids, lengths.tolist(), strict=True)
-    return ids, [Context(np.array([start, *line[:length]], np.int64)) for start, line, length in rows]
+    return [Context(np.array([start, *line[:length]], np.int64)) for start, line, length in rows]
 
 
 def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig) -> None:
@@ -180,24 +173,9 @@ def _is_set(tensors: Mapping[str, Array], name: str) -> bool:
     return bool(name in tensors and tensors[name].any())
 
 
-def _padded(rows: Sequence[Array], most: int) -> Array:
-    """Rows under each other: as wide as the input that was sent, or narrower by the prompts in it."""
-    width = max(map(len, rows)) if any(len(row) < most for row in rows) else most
-    ids = np.zeros((len(rows), width), np.int64)
-    for row, line in enumerate(rows):
-        ids[row, : len(line)] = line
-    return ids
-
-
-def _word_lists(tensors: Mapping[str, Array], name: str, batch: int) -> list[WordList]:
-    if name not in tensors:
-        return [WordList()] * batch
-    return parse_word_lists(name, of_type(name, tensors[name], np.int32), batch)
-
-
 def _check_lengths(request: Request, config: ModelConfig, vocabulary: Vocabulary) -> None:
     inputs = np.array([len(context.ids) for context in request.sources or request.contexts])
-    begun = request.input_lengths if request.sources else np.zeros_like(inputs)
+    begun = np.array([len(row) if request.sources else 0 for row in request.shown])
     outputs = request.output_lengths + begun
     total = np.maximum(inputs, outputs) if request.sources else inputs + outputs
     row = int(total.argmax())

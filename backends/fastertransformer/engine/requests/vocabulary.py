@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -44,10 +45,8 @@ class Scalar:
             value = self.default if default is None else default
             assert value is not None  # required tensors are checked by name first
             return _constant(batch, value, self.dtypes[0])
-        array = of_type(name, tensors[name], *self.dtypes)
-        if array.shape not in ((batch,), (batch, 1)):
-            raise RequestError(f"{name} has shape {list(array.shape)}, expected [{batch}, 1]")
-        values = array.reshape(batch)
+        array = tensors[name]
+        values = checked(name, array[:, None] if array.ndim == 1 else array, self.dtypes, batch, 1)[:, 0]
         if values.dtype.kind == "f":
             is_legal = np.isfinite(values) & (values >= self.low) & (values <= self.high)
             refuse_rows(name, values, ~is_legal, f"a number from {self.low:g} to {self.high:g}")
@@ -64,11 +63,14 @@ def _constant(batch: int, value: float, dtype: type) -> Array:
     return values
 
 
-def of_type(name: str, array: Array, *dtypes: type) -> Array:
-    """Give the tensor, or refuse it if it has none of these types."""
+def checked(name: str, array: Array, dtypes: tuple[type, ...], *shape: int | str) -> Array:
+    """Give the tensor, or refuse it if it has none of these types, or another shape; a word is for any number."""
     if array.dtype not in dtypes:
         expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
+    legal = tuple(mine if isinstance(size, str) else size for size, mine in zip_longest(shape, array.shape))
+    if array.shape != legal:
+        raise RequestError(f"{name} has shape {list(array.shape)}, expected [{', '.join(map(str, shape))}]")
     return array
 
 

@@ -8,14 +8,13 @@ compare with input and output alike, so a word may begin in the prompt; its last
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..errors import RequestError
-from ..generation.sampling import MASKED
+from .vocabulary import Array, checked
 
 
 class WordList:
@@ -55,8 +54,8 @@ class WordList:
         return found
 
 
-def parse_word_lists(name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.int32]], batch: int) -> list[WordList]:
-    """Read a word list tensor, [B, 2, n].
+def parse_word_lists(name: str, tensors: Mapping[str, Array], batch: int) -> list[WordList]:
+    """Read a word list tensor, [B, 2, n]; where it is not sent there are no words.
 
     A token outside the vocabulary is legal: it never comes. An empty list is [[0], [-1]]. A word without tokens, as in
     [[0], [0]], is what it is in FasterTransformer's kernels: nothing among bad words, but complete at once among stop
@@ -65,32 +64,14 @@ def parse_word_lists(name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.i
     Raises:
         RequestError: the shape is another, or the ends do not ascend from 0 to at most n and then stay -1.
     """
-    expected = f"expected [{batch}, 2, n]: token ids, then the end of each word in ascending order, filled up with -1"
-    if array.ndim != 3 or array.shape[:2] != (batch, 2):
-        raise RequestError(f"{name} has shape {list(array.shape)}, {expected}")
-    lists = []
-    for row, (ids, ends) in enumerate(array):
-        count = int((ends >= 0).sum())
-        starts = np.concatenate([[0], ends[:count]])
-        lengths = np.diff(starts)
-        if (ends[:count] < 0).any() or (lengths < 0).any() or starts[-1] > len(ids):
-            raise RequestError(f"{name} has ends {ends.tolist()} in row {row}, shape {list(array.shape)}; {expected}")
-        words = [ids[start : start + length].tolist() for start, length in zip(starts, lengths, strict=False)]
+    if name not in tensors:
+        return [WordList()] * batch
+    lists, array = [], checked(name, tensors[name], (np.int32,), batch, 2, "n")
+    for row, (ids, ends) in enumerate(array.tolist()):
+        cuts = [0, *ends[: sum(end >= 0 for end in ends)]]
+        if cuts != sorted(cuts) or cuts[-1] > len(ids):
+            expected = f"[{batch}, 2, n]: token ids, then the end of each word in ascending order, filled up with -1"
+            raise RequestError(f"{name} has ends {ends} in row {row}, shape {list(array.shape)}; expected {expected}")
+        words = [ids[start:end] for start, end in pairwise(cuts)]
         lists.append(WordList(word for word in words if word or name == "stop_words_list"))
     return lists
-
-
-def ban(logits: Tensor, banned: Sequence[Iterable[int]]) -> Tensor:
-    """Mask tokens: logits [B, V], token ids by row -> [B, V].
-
-    Done before temperature, penalty and log-probabilities, as FasterTransformer does. (It never bans token 0, which
-    stands for nothing in its lists' padding; here token 0 can be banned like any other.) A row in which every token is
-    banned is left alone: there would be nothing to choose from.
-    """
-    vocab = logits.shape[-1]
-    pairs = [(row, token) for row, tokens in enumerate(banned) for token in tokens if 0 <= token < vocab]
-    if not pairs:
-        return logits
-    rows, tokens = torch.tensor(pairs, device=logits.device).T
-    masked = logits.index_put((rows, tokens), torch.tensor(MASKED, dtype=logits.dtype, device=logits.device))
-    return torch.where(torch.isneginf(masked).all(dim=-1, keepdim=True), logits, masked)
