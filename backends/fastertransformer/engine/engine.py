@@ -50,16 +50,20 @@ class Engine:
         self._device = loaded.steps.device
         self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: only look how things are
         self._is_closed = False
-        self._begin_with(loaded, {})
+        self._conversations: dict[int | str, Session] = {}
+        self._begin_with(loaded)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def _begin_with(self, loaded: Loaded, known: dict[int | str, Session]) -> None:
+    def _begin_with(self, loaded: Loaded) -> None:
         self._loaded, self._steps = loaded, loaded.steps
         self.description = loaded.description
-        settings = self._settings
         self._scheduler = Scheduler(
-            loaded.steps, self._max_rows, settings.has_inflight_batching, settings.session_idle_s, known=known
+            loaded.steps,
+            self._max_rows,
+            self._settings.has_inflight_batching,
+            self._settings.session_idle_s,
+            conversations=self._conversations,
         )
         if loaded.group:
             loaded.group.lines.at_loss.append(lambda: self._arrivals.put(None))
@@ -148,10 +152,9 @@ class Engine:
         if not self._loaded.crew:
             return
         self._loaded.abandon()
-        known = self._scheduler.sessions.known
         del self._scheduler, self._loaded, self._steps
         if loaded := self._load_anew():
-            self._begin_with(loaded, known)
+            self._begin_with(loaded)
             _log.warning("the other processes were started anew; %d requests that had not begun go on", len(waiting))
             for job in waiting:
                 self._add(job)

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from torch import Tensor
 
-from ..attention.cache import UNBOUNDED
 from ..network.steps import Steps
-from .choice import Flight, Owners, choose_next
+from .choice import Choice, Flight, Owners
 from .contexts import run_contexts
 from .sequence import Sequence
-from .slots import SlotState, numbers_of
 
 
 class Batch:
@@ -26,8 +24,7 @@ class Batch:
     """
 
     def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self._state = SlotState(steps.config.vocab_size, steps.device)
+        self._steps, self._choice = steps, Choice(steps)
         self._sequences: list[Sequence] = []
         self._owners: Owners = []
         self._is_rearranged = False  # since the last step
@@ -58,7 +55,7 @@ class Batch:
             first,
             np.array([sequence.entries for sequence, _ in rows]),
             np.array([sequence.cached for sequence, _ in rows]),
-            np.array([sequence.window or UNBOUNDED for sequence, _ in rows]),
+            np.array([sequence.window for sequence, _ in rows]),
             np.array([sequence.source_length for sequence, _ in rows]),
             np.array([take_key(sequence) for sequence, _ in rows]),
             np.array([-1 if beam else sequence.context.prefix for sequence, beam in rows]),
@@ -66,9 +63,7 @@ class Batch:
         )
         self._settle()
         hidden = run_contexts(self._steps, rows, first)
-        for sequence in new:  # a GPU is busy with their contexts
-            sequence.numbers = numbers_of(sequence.job.request, sequence.row, self._steps.config.vocab_size)
-        self._state.write(first, [sequence for sequence, _ in rows])
+        self._choice.begin(first, [sequence for sequence, _ in rows])  # a GPU is busy with their contexts
         return hidden
 
     def launch(self, hidden: Tensor | None) -> Flight:
@@ -86,9 +81,9 @@ class Batch:
         if hidden is not None:
             parts.append(self._steps.choose(hidden))
         if self._is_rearranged:
-            self._state.arrange([sequence for sequence, _ in self._owners])
+            self._choice.arrange(list(self._owners))
             self._is_rearranged = False
-        return choose_next(self._steps, self._state, list(self._owners), before, parts)
+        return self._choice.launch(before, parts)
 
     def wipe(self, sequences: list[Sequence]) -> None:
         """Forget what the slots of sequences hold."""
@@ -106,7 +101,7 @@ class Batch:
         sources = kept + np.flatnonzero(stays[kept:])
         self._steps.leave(len(self._owners), kept, gaps, sources)
         if len(gaps):
-            self._state.copy(gaps, sources)
+            self._choice.move(gaps, sources)
         for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):
             self._owners[gap] = self._owners[source]
         del self._owners[kept:]

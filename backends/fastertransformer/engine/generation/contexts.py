@@ -13,7 +13,7 @@ from ..requests.prompts import Context
 from ..requests.request import Array
 from .sequence import Sequence
 
-_PASS_TOKENS = 4096  # of one pass of a conversation without a window
+_PASS_TOKENS = 4096  # of one pass of a conversation
 _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
 
 
@@ -41,7 +41,7 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
     pairs = [(slot, sequence.slots[0]) for slot, (sequence, beam) in enumerate(owners, first) if beam]
     if pairs:  # all beams begin as the first one does
         others, sources = np.array(pairs).T
-        steps.copy(others, sources, max(sequence.cached for sequence in new))
+        steps.copy(others, sources, max(sequence.held for sequence in new))
     if steps.config.encoder:
         return None
     last = {sequence: state[-1] for sequence, state in zip(new, states, strict=True)}
@@ -65,14 +65,14 @@ def _go_on(steps: Steps, sequence: Sequence) -> Tensor:
 
     What the cache has lost of the conversation is run before it.
     """
-    start, ids, window = sequence.start, sequence.context.ids, sequence.window
+    start, ids, window, slot = sequence.start, sequence.context.ids, sequence.window, sequence.slots[0]
     if sequence.lacks_past:
         assert sequence.line
         start, ids = 0, np.concatenate((np.array(sequence.line.tokens[:start], np.int64), ids))
     states = []
-    for begin in range(start, start + len(ids), window or _PASS_TOKENS):
-        part = ids[begin - start :][: window or _PASS_TOKENS]
-        states.append(steps.extend(part, np.array([begin]), np.array([len(part)]), sequence.slots[0]))
+    for place in range(0, len(ids), size := min(window, _PASS_TOKENS)):
+        part = ids[place : place + size]
+        states.append(steps.extend(part, np.array([start + place]), np.array([len(part)]), slot))
     return torch.cat(states)[-len(sequence.context.ids) :]
 
 

@@ -43,7 +43,7 @@ class Scheduler:
             when it is done (FasterTransformer's static batching).
         session_idle_s: seconds after which a conversation is forgotten.
         runs_ahead: whether a step is asked for before the last one's tokens are known; None: on a GPU.
-        known: conversations that began on other steps; see Sessions.
+        conversations: those that began on other steps; see Sessions.
 
     Attributes:
         sessions: conversations.
@@ -56,7 +56,7 @@ class Scheduler:
         is_inflight: bool = True,
         session_idle_s: float = 60.0,
         runs_ahead: bool | None = None,
-        known: dict[int | str, Session] | None = None,
+        conversations: dict[int | str, Session] | None = None,
     ) -> None:
         self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
         self._waiting: deque[Sequence] = deque()
@@ -64,7 +64,7 @@ class Scheduler:
         self._is_filling = True  # whether the batch takes more
         self._flights: deque[Flight] = deque()  # of tokens that have been asked for
         self._runs_ahead = steps.device.type == "cuda" if runs_ahead is None else runs_ahead
-        self.sessions = Sessions(steps, steps.config, session_idle_s, known)
+        self.sessions = Sessions(steps, steps.config, session_idle_s, conversations)
 
     @property
     def is_idle(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..attention.cache import UNBOUNDED
 from ..requests.request import Array, Request
 from .beam import DEAD, Beam, Candidate
 
@@ -81,12 +82,12 @@ class Sequence:
         slots: of the beams, while it is in the batch.
         alone_for: tokens that it makes without any other sequence, because a step that it took with others has failed;
             0: their contexts have failed, and its own is run alone; -1: nothing has failed.
-        numbers: what sampling is told of it, as soon as it has a slot; see slots.py.
+        numbers: what sampling is told of it, as soon as it has a slot; see choice.py.
         noted: its part of the outputs that its context alone gives, by name; see contexts.py.
         line: the row of a conversation that it continues; see sessions.py.
         start: entries that the cache has of it before its context: a conversation's, or a prefix prompt's.
         lacks_past: whether the conversation's entries are not there any more, and must be made again.
-        window: entries that are kept at most; 0: all.
+        window: entries that are kept at most.
     """
 
     job: Job
@@ -97,7 +98,7 @@ class Sequence:
     noted: dict[str, Array] = field(default_factory=dict)
     line: Line | None = None
     lacks_past: bool = False
-    window: int = 0
+    window: int = UNBOUNDED
 
     def __post_init__(self) -> None:
         """Take its row of the request."""
@@ -126,8 +127,7 @@ class Sequence:
     @property
     def entries(self) -> int:
         """Of the cache that each beam takes in the end."""
-        most = self.start + len(self.context.ids) + self.limit
-        return min(most, self.window) if self.window else most
+        return min(self.start + len(self.context.ids) + self.limit, self.window)
 
     @property
     def need(self) -> tuple[int, int, int]:
@@ -145,6 +145,11 @@ class Sequence:
         if self.source:  # the last token of its context begins with a step
             return len(self.context.ids) - 1 + self.launched
         return self.start + len(self.context.ids) + max(0, self.launched - 1)
+
+    @property
+    def held(self) -> int:
+        """Entries of the cache that these take."""
+        return min(self.cached, self.window)
 
     @property
     def needs_host(self) -> bool:

@@ -18,6 +18,7 @@ from itertools import count
 
 import numpy as np
 
+from ..attention.cache import UNBOUNDED
 from ..checkpoint.config import ModelConfig
 from ..errors import GroupLostError, RequestError
 from ..network.steps import Steps
@@ -70,7 +71,7 @@ class Sessions:
         self, steps: Steps, config: ModelConfig, idle_s: float, known: dict[int | str, Session] | None = None
     ) -> None:
         self._steps, self._config, self._idle_s, self._clock = steps, config, idle_s, time.monotonic
-        self.known = known or {}
+        self.known = {} if known is None else known
         self._keys = count()
         for session in self.known.values():
             session.is_busy = False
@@ -85,8 +86,12 @@ class Sessions:
     @property
     def idle_bytes(self) -> int:
         """Of what is saved of conversations that are idle. What a busy one has saved is within its request's need."""
-        idle = [line for each in self.known.values() if not each.is_busy for line in each.lines]
-        return sum(self._steps.cache.bytes_of_saved(line.entries) for line in idle if line.key is not None)
+        lines = [line for each in self._idle.values() for line in each.lines]
+        return sum(self._steps.cache.bytes_of_saved(line.entries) for line in lines if line.key is not None)
+
+    @property
+    def _idle(self) -> dict[int | str, Session]:
+        return {key: each for key, each in self.known.items() if not each.is_busy}
 
     def join(self, job: Job) -> None:
         """Let a request begin or continue a conversation, if it names one: its sequences learn what came before.
@@ -104,7 +109,9 @@ class Sessions:
         if known and known.is_busy:
             raise RequestError(f"session {job.session} has not answered its last request yet")
         if job.request.starts_session:
-            self._check_lengths(job, known := self._new(job))
+            # FasterTransformer takes the first row's lengths, which are all rows'.
+            session_len, memory_len = (int(job.request.scalars[name][0]) for name in ("session_len", "memory_len"))
+            self._check_lengths(job, known := Session([Line() for _ in job.sequences], session_len, memory_len))
             self.end(job.session)
         elif known is None:
             why = f"it did not begin with START, has ended, failed, or was idle for {self._idle_s:g} s"
@@ -115,12 +122,6 @@ class Sessions:
             _continue(sequence, line, known.memory_len)
         known.is_busy = True
         self.known[job.session] = known
-
-    def _new(self, job: Job) -> Session:
-        scalars = job.request.scalars
-        # FasterTransformer takes the first row's, which is all rows'.
-        session_len, memory_len = (int(scalars[name][0]) for name in ("session_len", "memory_len"))
-        return Session([Line() for _ in job.sequences], session_len, memory_len)
 
     def _check_lengths(self, job: Job, session: Session) -> None:
         if len(session.lines) != len(job.sequences):
@@ -156,7 +157,7 @@ class Sessions:
         if sequence.beams[0].has_ended:
             tokens.pop()
         cached, key = min(sequence.cached, len(tokens)), next(self._keys)
-        entries = min(cached, sequence.window) if sequence.window else cached
+        entries = min(cached, sequence.window)
         self._steps.save(sequence.slots[0], entries, key)
         sequence.line = Line(tokens, cached, key, entries)
 
@@ -190,14 +191,14 @@ class Sessions:
     def expire(self) -> None:
         """Forget the conversations that have been idle for too long."""
         deadline = self._clock() - self._idle_s
-        for key in [key for key, each in self.known.items() if not each.is_busy and each.used_s < deadline]:
-            self.end(key)
+        for key, each in self._idle.items():
+            if each.used_s < deadline:
+                self.end(key)
 
     def end_oldest(self) -> bool:
         """Forget the one that has been idle longest; false: there is none."""
-        idle = {key: each.used_s for key, each in self.known.items() if not each.is_busy}
-        if idle:
-            self.end(min(idle, key=lambda key: idle[key]))
+        if idle := self._idle:
+            self.end(min(idle, key=lambda key: idle[key].used_s))
         return bool(idle)
 
 
@@ -208,4 +209,4 @@ def _continue(sequence: Sequence, line: Line, window: int) -> None:
         new = new[:0]
     sequence.context = Context(np.concatenate((before[line.cached :], new)))
     sequence.shown = np.concatenate((before, sequence.shown))
-    sequence.line, sequence.start, sequence.window = line, line.cached, window
+    sequence.line, sequence.start, sequence.window = line, line.cached, window or UNBOUNDED

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
 
 import numpy as np
 
@@ -58,11 +57,7 @@ class Request:
 
     def wants(self, name: str) -> bool:
         """Say whether any row has is_return_<name>."""
-        return f"is_return_{name}" in self._wanted
-
-    @cached_property
-    def _wanted(self) -> frozenset[str]:
-        return frozenset(name for name, values in self.scalars.items() if name.startswith("is_return") and values.any())
+        return bool(self.scalars[f"is_return_{name}"].any())
 
 
 def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Sequence[Array] | None = None) -> Request:
