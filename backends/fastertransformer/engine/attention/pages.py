@@ -185,7 +185,13 @@ def _zeros(shape: CacheShape, pages: int, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(wanted, dtype=shape.dtype, device=device).transpose(2, 3)
     count = 2 * pages * PAGE * heads * size * shape.dtype.itemsize
-    return torch.from_numpy(np.zeros(count, np.uint8)).view(shape.dtype).view(wanted).transpose(2, 3)
+    try:
+        content = np.zeros(count, np.uint8)
+    except MemoryError as error:
+        raise EngineError(
+            f"{count} bytes of KV cache a layer are more than the host reserves: see kv_cache_bytes"
+        ) from error
+    return torch.from_numpy(content).view(shape.dtype).view(wanted).transpose(2, 3)
 
 
 def _pages(entries: int) -> int:

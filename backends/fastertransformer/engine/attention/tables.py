@@ -30,18 +30,13 @@ class PagePool:
 
     def take(self, count: int, behind: int = 0) -> list[int]:
         """Take so many pages: the neighbours of the one that they come behind, or each other's, if it can be."""
-        places = [place for place, run in enumerate(self._runs) if len(run) >= count]
-        if places:
-            place = min(places, key=lambda place: self._runs[place].start != behind + 1)
-            run = self._runs[place]
-            self._runs[place : place + 1] = [run[count:]] if len(run) > count else []
-            return list(run[:count])
-        pages: list[int] = []
-        while len(pages) < count:
-            run = self._runs.pop(0)
-            pages += run[: count - len(pages)]
-        self.give(list(run[run.index(pages[-1]) + 1 :]))
-        return pages
+        if not count:
+            return []
+        fitting = [run for run in self._runs if len(run) >= count] or self._runs[:1]
+        run = min(fitting, key=lambda run: run.start != behind + 1)
+        place = self._runs.index(run)
+        self._runs[place : place + 1] = [run[count:]] if len(run) > count else []
+        return [*run[:count], *self.take(max(0, count - len(run)))]
 
     def give(self, pages: Sequence[int]) -> None:
         """Give pages back."""
@@ -80,8 +75,7 @@ class PageTable:
         first = len(self.owned)
         for slot, count in enumerate(counts, first):
             pages = given.get(slot, [])
-            more = count - len(pages)
-            self.owned.append(pages + (self._free.take(more, pages[-1] if pages else 0) if more else []))
+            self.owned.append(pages + self._free.take(count - len(pages), pages[-1] if pages else 0))
         self._announce(first, len(self.owned))
 
     def leave(self, kept: int, moved: Mapping[int, int]) -> None:

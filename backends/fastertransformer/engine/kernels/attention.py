@@ -266,7 +266,7 @@ def attend(
         positions: int64 [B].
         windows: int64 [B]; see cache.py.
         scale: of q k.
-        bias: by distance, see attention.Bias; None: none.
+        bias: by distance, see positions.Alibi and Relative; None: none.
         rotary: how queries and keys are turned; None: they are not, or have been.
 
     Returns:

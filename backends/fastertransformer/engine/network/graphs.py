@@ -50,15 +50,15 @@ class Graphs(Generic[T]):
             result = self._take(size)
         self._graphs[size] = graph, result
 
-    def size_of(self, count: int) -> int:
-        """Give the least size that was captured and has room for so much; 0: none has."""
-        return min((size for size in self._graphs if size >= count), default=0)
-
     def run(self, size: int) -> T:
         """Do the work of a size that was captured."""
         graph, result = self._graphs[size]
         graph.replay()
         return result
+
+    def size_of(self, count: int) -> int:
+        """Give the least size that was captured and has room for so much; 0: none has."""
+        return min((size for size in self._graphs if size >= count), default=0)
 
 
 class StepGraphs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,44 +11,31 @@ from torch import Tensor
 _MAX_DISTANCE = 128  # of T5's buckets; FasterTransformer and Hugging Face agree on it
 
 
-class Bias(Protocol):
-    """What attention adds to its scores.
+class Alibi:
+    """Penalises distance by each head's slope.
 
     Attributes:
-        by_distance: of a key before its query: fp32 [H], what each token of distance costs (ALiBi's slopes), or [H, n],
-            of each distance, the last of all that are further.
-        by_offset: of any key: fp32 [H] likewise, or [H, 2 n + 1], from n tokens before its query to n behind it.
+        by_distance, by_offset: those, fp32 [H], whether or not keys may come after queries.
     """
-
-    @property
-    def by_distance(self) -> Tensor:
-        """See above."""
-
-    @property
-    def by_offset(self) -> Tensor:
-        """See above."""
-
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Positions [B, T] and [B, S] -> [B, H, T, S]."""
-
-
-class Alibi:
-    """Penalises distance by each head's slope, fp32 [H]; a Bias."""
 
     def __init__(self, slopes: Tensor) -> None:
         self.by_distance = self.by_offset = slopes
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """See Bias."""
+        """Say what attention adds to its scores: positions [B, T] and [B, S] -> [B, H, T, S]."""
         return self.by_distance[:, None, None] * (keys[:, None] - queries[:, :, None])[:, None]
 
 
 class Relative:
-    """Looks the bias up by bucketed distance, as T5 does; a Bias.
+    """Looks the bias up by bucketed distance, as T5 does.
 
     Args:
         table: [H, buckets].
         is_both_ways: whether keys may come after queries: half of the buckets is theirs.
+
+    Attributes:
+        by_distance: of a key before its query, fp32 [H, n]: of each distance, the last of all that are further.
+        by_offset: of any key, fp32 [H, 2 n + 1] likewise, from n tokens before its query to n behind it.
     """
 
     def __init__(self, table: Tensor, is_both_ways: bool) -> None:
@@ -58,7 +45,7 @@ class Relative:
         self.by_distance = self.by_offset[:, : _MAX_DISTANCE + 1].flip(1)
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """See Bias."""
+        """See Alibi."""
         distance = keys[:, None] - queries[:, :, None]  # [B, T, S]
         return self._table[:, bucket(distance, self._table.shape[1], self._is_both_ways)].movedim(0, 1)
 
@@ -75,6 +62,9 @@ def bucket(distance: Tensor, buckets: int, is_both_ways: bool) -> Tensor:
     exact = buckets // 2
     far = exact + ((distance.clamp(min=1) / exact).log() / math.log(_MAX_DISTANCE / exact) * (buckets - exact)).long()
     return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
+
+
+Bias = Alibi | Relative
 
 
 class Rotary(NamedTuple):

@@ -66,7 +66,7 @@ class Steps:
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
         self._saved: dict[int, list[int]] = {}
         self._graphs: StepGraphs | None = None
-        self._said: set[str] = set()
+        self._has_warned = False  # of a step that was not captured
         self._given: Tensor | None = None  # rank 0's hidden states that are asked about
         self._decoded: Tensor | None = None  # this process's logits of the last decode
 
@@ -191,9 +191,10 @@ class Steps:
             What follows, where this process predicts: good until the next step. The likeliest tokens are what the next
             step goes on from, unless ids is written to.
         """
-        chosen = None
-        if self._graphs and (chosen := self._graphs.decode(count)) is None:
-            self._say_once("%d rows are more than any captured step has: such steps are taken kernel by kernel", count)
+        chosen = self._graphs.decode(count) if self._graphs else None
+        if self._graphs and not chosen and not self._has_warned:
+            self._has_warned = True
+            _log.warning("%d rows are more than any captured step has: such steps are taken kernel by kernel", count)
         chosen = chosen or self._decode(count)
         self._decoded = chosen[0]
         return chosen
@@ -284,11 +285,6 @@ class Steps:
         """Drop what was saved under a key, if anything."""
         if key in self._saved:
             self.cache.forget(self._saved.pop(key))
-
-    def _say_once(self, text: str, *values: object) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            _log.warning(text, *values)
 
     def close(self) -> None:
         """Take leave: no step follows."""
