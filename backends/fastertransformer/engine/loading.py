@@ -13,7 +13,7 @@ import torch
 
 from .attention.cache import CacheShape, free_bytes
 from .attention.pages import KvCache
-from .checkpoint.config import ModelConfig, read_config
+from .checkpoint.config import read_config
 from .checkpoint.layouts import Share
 from .checkpoint.prefixes import read_prefixes
 from .checkpoint.weights import load_weights
@@ -126,7 +126,11 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         heads = config.head_num // (1 if share.rank is None else tensor_para_size)
         shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
         prefixes = read_prefixes(directory, config, tensor_para_size, precision, device, share)
-        cache = _open_cache(settings, config, shape, device, sharers, group)
+        budget = choose_budget(settings, free_bytes(device) // sharers, device)
+        if group:  # as many tokens as in every other process; a stage may have no layers
+            budget = group.agree(budget // max(shape.token_bytes, 1)) * max(shape.token_bytes, 1)
+        longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
+        cache = KvCache(shape, device, budget, longest)
     what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
     saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
     description = (
@@ -141,23 +145,6 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     if group and group.ranks.rank == 0:
         return Leader(network, cache, prefixes, group), description
     return Steps(network, cache, prefixes), description
-
-
-def _open_cache(
-    settings: Settings,
-    config: ModelConfig,
-    shape: CacheShape,
-    device: torch.device,
-    sharers: int,
-    group: Group | None,
-) -> KvCache:
-    """Open a cache for as many tokens as in every other process of a group."""
-    budget = choose_budget(settings, free_bytes(device) // sharers, device)
-    if group:
-        shape_bytes = max(shape.token_bytes, 1)  # a stage may have no layers
-        budget = group.agree(budget // shape_bytes) * shape_bytes
-    longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
-    return KvCache(shape, device, budget, longest)
 
 
 def choose_budget(settings: Settings, free: int, device: torch.device) -> int:

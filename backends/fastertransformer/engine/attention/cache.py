@@ -55,7 +55,8 @@ def upload(array: Array, device: torch.device) -> Tensor:
 def free_bytes(device: torch.device) -> int:
     """Memory that a device has free: of a GPU as its driver says, of the host as far as the cgroup lets us."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) + _unused_bytes(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds on to it
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
     available = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
     for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else []:
         if line.startswith("MemAvailable:"):
@@ -71,8 +72,3 @@ def free_bytes(device: torch.device) -> int:
     except (OSError, ValueError):
         pass  # no cgroup v2 here
     return max(0, min(available))
-
-
-def _unused_bytes(device: torch.device) -> int:
-    """What torch holds of a GPU's memory without using it."""
-    return int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

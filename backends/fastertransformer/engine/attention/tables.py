@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -40,15 +39,11 @@ class PagePool:
 
     def give(self, pages: Sequence[int]) -> None:
         """Give pages back."""
-        for page in pages:
-            place = bisect(self._runs, page, key=lambda run: run.start)
-            start, end = page, page + 1
-            if place < len(self._runs) and self._runs[place].start == end:
-                end = self._runs.pop(place).stop
-            if place and self._runs[place - 1].stop == start:
-                place -= 1
-                start = self._runs.pop(place).start
-            self._runs.insert(place, range(start, end))
+        runs = sorted([*self._runs, *(range(page, page + 1) for page in pages)], key=lambda run: run.start)
+        self._runs = []
+        for run in runs:
+            before = self._runs.pop() if self._runs and self._runs[-1].stop == run.start else run
+            self._runs.append(range(before.start, run.stop))
 
 
 class PageTable:

@@ -24,17 +24,9 @@ NO_POSITION_LIMIT = 16384  # FasterTransformer's FT_SEQ_LEN_MAX
 
 # FasterTransformer's names (activation_types.h) in lower case: function of the inner layer, whether a second matrix
 # gates it.
-_ACTIVATIONS = {
-    "gelu": ("gelu", False),
-    "relu": ("relu", False),
-    "silu": ("silu", False),
-    "geglu": ("gelu", True),
-    "gated-gelu": ("gelu", True),
-    "reglu": ("relu", True),
-    "gated-relu": ("relu", True),
-    "siglu": ("silu", True),
-    "gated-silu": ("silu", True),
-}
+_GATED = {"geglu": "gelu", "reglu": "relu", "siglu": "silu"}
+_ACTIVATIONS = {name: (name, False) for name in _GATED.values()}
+_ACTIVATIONS |= {gated: (name, True) for plain, name in _GATED.items() for gated in (plain, f"gated-{name}")}
 
 
 class PromptType(IntEnum):

@@ -81,11 +81,8 @@ class StepGraphs:
         self._ends = torch.zeros(_MOST_CONTEXTS + 2, dtype=torch.int32, device=self._device)
 
     def capture(self, rows: int, tokens: int) -> None:
-        """Capture a decode step of so many rows, and contexts of so many tokens; 0: none."""
-        if rows:
-            self._decode.capture(rows)
-        if tokens and self._network.can_be_captured():
-            self._begin.capture(tokens)
+        """Capture a decode step of so many rows, or contexts of so many tokens."""
+        (self._decode if rows else self._begin).capture(rows or tokens)
 
     def decode(self, count: int) -> Chosen | None:
         """Take a decode step; None: no graph is large enough."""

@@ -11,6 +11,7 @@ the batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -67,11 +68,8 @@ class Network:
         Returns:
             [T, hidden], before the final norm.
         """
-        attend: NewRows | ContinuedRows
-        if longest:
-            attend = ContinuedRows(cache, rows, longest, self._manner, self._like)
-        else:
-            attend = NewRows(cache, rows, self._manner, self._like)
+        how = self._manner, self._like
+        attend = ContinuedRows(cache, rows, longest, *how) if longest else NewRows(cache, rows, *how)
         x = self._enter(rows, embeddings)
         return self.links.leave(self._decoder(x, attend, rows.slots, cache))[0]
 
@@ -118,15 +116,15 @@ class Network:
             rows: those.
             cache: where keys and values go.
             embeddings: see extend.
-            attentions: takes what each layer attends to, fp32 [B, H, S, S], S being the longest row; None: nobody asks.
+            attentions: empty; takes what each layer attends to, fp32 [B, H, S, S], S being the longest row; None: nobody
+                asks.
 
         Returns:
             [T, hidden], normed.
         """
         stack, weights = self.config.encoder, self.weights.encoder
         assert stack and weights, "there is no encoder"
-        kept: list[Tensor] | None = None if attentions is None else []
-        attend = WholeRows(rows, self._encoder_manner, self._like, kept)
+        attend = WholeRows(rows, self._encoder_manner, self._like, attentions)
         call = Call(attend, cache.sources[1, rows.slots][None] if self.config.ia3_num_tasks else None)
         x = self._enter(rows, embeddings)
         for layer in weights.layers:
@@ -135,8 +133,8 @@ class Network:
         norm = norming(stack, weights.final_norm)
         x = norm(x) if norm else x
         self._remember(x, rows, cache, call.tasks)
-        if attentions is not None and kept is not None:
-            attentions += self.links.gather(kept, (len(rows.ends) - 1, rows.longest))
+        if attentions is not None:
+            attentions[:] = self.links.gather(attentions, (len(rows.ends) - 1, rows.longest))
         return x[0]
 
     def _remember(self, encoded: Tensor, rows: Rows, cache: KvCache, tasks: Tensor | None) -> None:
@@ -154,13 +152,7 @@ class Network:
         """Say whether extend of new rows, or encode, can do without lengths."""
         return can_run_on(self._like.device) and not self.config.ia3_num_tasks
 
-    def _decoder(
-        self,
-        x: Tensor,
-        attend: NewRows | ContinuedRows | NextTokens,
-        slots: Tensor | slice,
-        cache: KvCache,
-    ) -> Tensor:
+    def _decoder(self, x: Tensor, attend: Callable[..., Tensor], slots: Tensor | slice, cache: KvCache) -> Tensor:
         """Run this process's layers of the decoder on x, [1, T, hidden] or [B, 1, hidden], whose slots these are."""
         config, weights = self.config, self.weights.decoder
         assert weights, "there is no decoder"
