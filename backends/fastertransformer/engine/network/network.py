@@ -116,8 +116,8 @@ class Network:
             rows: those.
             cache: where keys and values go.
             embeddings: see extend.
-            attentions: empty; takes what each layer attends to, fp32 [B, H, S, S], S being the longest row; None: nobody
-                asks.
+            attentions: empty; takes what each layer attends to, fp32 [B, H, S, S], S being the longest row. None:
+                nobody asks.
 
         Returns:
             [T, hidden], normed.
