@@ -58,13 +58,9 @@ class Engine:
     def _begin_with(self, loaded: Loaded) -> None:
         self._loaded, self._steps = loaded, loaded.steps
         self.description = loaded.description
-        self._scheduler = Scheduler(
-            loaded.steps,
-            self._max_rows,
-            self._settings.has_inflight_batching,
-            self._settings.session_idle_s,
-            conversations=self._conversations,
-        )
+        is_inflight, idle_s = self._settings.has_inflight_batching, self._settings.session_idle_s
+        known = self._conversations
+        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, conversations=known)
         if loaded.group:
             loaded.group.lines.at_loss.append(lambda: self._arrivals.put(None))
 

@@ -36,12 +36,11 @@ class Flight:
     Args:
         owners: whose they are.
         tokens: int64 [N], LOST among them.
-        wanting: slots whose rows ask for log-probabilities.
-        log_probs: of those, fp32 [2, n]; None: there are none.
+        log_probs: fp32 [2, N], see sampling.token_log_probs, 0 of rows that do not ask; None: nobody does.
     """
 
-    def __init__(self, owners: Owners, tokens: Tensor, wanting: list[int], log_probs: Tensor | None) -> None:
-        self._owners, self._wanting = owners, wanting
+    def __init__(self, owners: Owners, tokens: Tensor, log_probs: Tensor | None) -> None:
+        self._owners = owners
         # To a host from a GPU that is a copy into pinned memory which nobody waits for yet.
         self._tokens = tokens.to("cpu", non_blocking=True)
         self._log_probs = None if log_probs is None else log_probs.to("cpu", non_blocking=True)
@@ -51,13 +50,10 @@ class Flight:
             self._event.record()
 
     def land(self) -> list[tuple[tuple[Sequence, int], int, Several[float]]]:
-        """Wait; give of each slot its owner, its token, and the two of sampling.token_log_probs or nothing."""
+        """Wait; give of each slot its owner, its token, and the two log-probabilities, or nothing if nobody asks."""
         if self._event:
             self._event.synchronize()
-        gains: list[Several[float]] = [()] * len(self._owners)
-        if self._log_probs is not None:
-            for slot, pair in zip(self._wanting, self._log_probs.T.tolist(), strict=True):
-                gains[slot] = pair
+        gains = [()] * len(self._owners) if self._log_probs is None else self._log_probs.T.tolist()
         return list(zip(self._owners, self._tokens.tolist(), gains, strict=True))
 
 
@@ -108,12 +104,11 @@ class Choice:
         self._searching = [row for row, beam in owners if row.width > 1 and row.limit and not beam]
         self._has_bad_words = any(row.bad_words for row in rows)
         sampled = [slot for slot, each in enumerate(numbers) if each["is_sampled"]]
-        self._wanting = [slot for slot, each in enumerate(numbers) if each["wants_log_probs"]]
-        self._sampled = upload(np.array(sampled, np.int64), self._device)
-        self._scored = upload(np.array(self._wanting, np.int64), self._device)
+        scored = [slot for slot, each in enumerate(numbers) if each["wants_log_probs"]]
+        self._sampled, self._scored = (upload(np.array(each, np.int64), self._device) for each in (sampled, scored))
         self._has_top_p_alone = any(not numbers[slot]["top_k"] for slot in sampled)
-        self._largest = max((numbers[slot]["top_k"] for slot in (*sampled, *self._wanting)), default=0)
-        has_wishes = bool(self._used or sampled or self._wanting or any(row.needs_host for row in rows))
+        self._largest = max((numbers[slot]["top_k"] for slot in (*sampled, *scored)), default=0)
+        has_wishes = bool(self._used or sampled or scored or any(row.needs_host for row in rows))
         self._is_plain = not has_wishes  # every row takes its likeliest token, whatever has come before
 
     def launch(self, before: int, parts: Several[Chosen]) -> Flight:
@@ -131,7 +126,7 @@ class Choice:
             chosen, log_probs = self._choose(_joined([self._steps.whole(each) for each in parts]))
             self._steps.go_on_with(0, chosen)
             tokens = torch.where(tokens == sampling.LOST, sampling.LOST, chosen)
-        return Flight(self._owners, tokens, self._wanting, log_probs)
+        return Flight(self._owners, tokens, log_probs)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Choose by fp32 logits [N, V]; give tokens, and the log-probabilities that are asked for."""
@@ -139,9 +134,10 @@ class Choice:
         tokens = logits.argmax(dim=-1)
         if len(self._sampled):
             tokens[self._sampled] = self._draw(logits)
-        if self._wanting:
-            top_k, index = self._of["top_k"][self._scored], self._scored
-            log_probs = torch.stack(sampling.token_log_probs(logits[index], top_k, tokens[index], self._largest))
+        if len(index := self._scored):
+            chosen = logits[index], self._of["top_k"][index], tokens[index]
+            log_probs = logits.new_zeros(2, len(logits))
+            log_probs[:, index] = torch.stack(sampling.token_log_probs(*chosen, self._largest))
         for sequence in self._searching:
             self._search(sequence, logits, tokens)
         self._record(tokens)

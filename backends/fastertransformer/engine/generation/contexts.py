@@ -48,11 +48,6 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
     return torch.stack([last[sequence] for sequence, _ in owners])
 
 
-def are_packed(new: list[Sequence]) -> bool:
-    """Say whether contexts go through the network one behind the other; else the device pads them to the longest."""
-    return not any(sequence.start for sequence in new)
-
-
 def _extend(steps: Steps, new: list[Sequence], first: int) -> list[Tensor]:
     """Run contexts; give the hidden states of each, [T, hidden]."""
     ids, lengths, embeddings = _in_a_row([sequence.context for sequence in new])
@@ -99,34 +94,29 @@ def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
         sequence.noted["context_embeddings"] = np.repeat(embedding[None], sequence.width, 0)
     if not (sequence.wants("context_cum_log_probs") or sequence.wants("context_log_probs")):
         return
-    log_probs, best = _score_context(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
+    scores = _score_context(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
     if sequence.wants("context_cum_log_probs"):
-        sequence.beams[0].score = float(log_probs.double().sum())
+        sequence.beams[0].score = float(scores[0].double().sum())
     if sequence.wants("context_log_probs"):
-        shown = len(sequence.shown)
-        for name, values, kind in (
-            ("context_log_probs", log_probs, np.float32),
-            ("context_argmax_ids", best, np.uint32),
-        ):
-            own = values.cpu().numpy()[sequence.context.own_tokens]
-            own = own[max(0, len(own) - shown) :]  # without a start_id
-            sequence.noted[name] = np.concatenate((np.zeros(shown - len(own)), own)).astype(kind)
+        own, shown = scores.cpu().numpy()[:, sequence.context.own_tokens], len(sequence.shown)
+        own = own[:, max(0, own.shape[1] - shown) :]  # without a start_id
+        log_probs, best = np.pad(own, ((0, 0), (shown - own.shape[1], 0)))  # 0 for what was answered before
+        sequence.noted |= {"context_log_probs": log_probs, "context_argmax_ids": best.astype(np.uint32)}
 
 
-def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> Tensor:
     """Compare each token, [T], with what its predecessors, [T, hidden], make of it.
 
     Returns:
-        The token's log-probability, fp32 [T], and the most probable token in its place, [T]; 0 for the first.
+        fp32 [2, T]: the token's log-probability, and the most probable token in its place; 0 for the first.
     """
-    log_probs, best = torch.zeros(len(ids), device=ids.device), torch.zeros_like(ids)
+    scores = torch.zeros(2, len(ids), device=ids.device)
     block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))
     for first in range(1, len(ids), block):
         targets = slice(first, min(first + block, len(ids)))
         rows = steps.logits(hidden[first - 1 : targets.stop - 1]).log_softmax(dim=-1)
-        log_probs[targets] = rows.gather(1, ids[targets, None])[:, 0]
-        best[targets] = rows.argmax(dim=-1)
-    return log_probs, best
+        scores[0, targets], scores[1, targets] = rows.gather(1, ids[targets, None])[:, 0], rows.argmax(dim=-1)
+    return scores
 
 
 def _in_a_row(contexts: list[Context]) -> tuple[Array, Array, Array | None]:

@@ -22,7 +22,6 @@ from ..errors import GroupLostError, RequestError
 from ..network.steps import Steps
 from .batch import Batch
 from .choice import Flight
-from .contexts import are_packed
 from .outputs import output_tensors
 from .sampling import LOST
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence
@@ -104,7 +103,7 @@ class Scheduler:
             hidden = self._batch.join(new, self.sessions.take) if new else None
             suspects = self._batch
             depth = 0
-            if any(sequence.launched < sequence.steps for sequence in self._batch):
+            if any(sequence.goes_on for sequence in self._batch):
                 self._flights.append(self._batch.launch(hidden))
                 depth = int(self._runs_ahead and not any(sequence.needs_host for sequence in self._batch))
             while len(self._flights) > depth:
@@ -174,7 +173,8 @@ class Scheduler:
         if len(new) == 1:
             return True
         lengths = [max(len(each.context.ids), each.source_length) for each in new]
-        tokens = sum(lengths) if are_packed(new) else len(new) * max(lengths)
+        # Behind something that is in the cache already the device pads them to the longest.
+        tokens = len(new) * max(lengths) if any(each.start for each in new) else sum(lengths)
         return tokens <= _PREFILL_TOKENS and not any(each.alone_for >= 0 or each.line for each in new)
 
     # Going on.
@@ -184,29 +184,26 @@ class Scheduler:
         landed = flight.land()
         self._steps.check()
         here = set(self._batch)  # others have left
-        lost: dict[Sequence, None] = {}
+        lost: dict[Job, int] = {}  # a row whose numbers are infinite or NaN
         for (sequence, _), token, gains in landed:
             if sequence not in here:
                 continue
             if token == LOST:
-                lost[sequence] = None
+                lost[sequence.job] = sequence.row
             elif sequence.width == 1 and sequence.limit:
                 sequence.put(sequence.beams[0], token, *gains)
         found = [sequence for (sequence, beam), _, _ in landed if not beam and sequence in here]
         for sequence in found:
             sequence.finish()
-        return self._drop_lost(list(lost), found) if lost else found
-
-    def _drop_lost(self, lost: list[Sequence], found: list[Sequence]) -> list[Sequence]:
-        """Fail the requests whose numbers are infinite or NaN, and give the sequences of the others."""
-        self._steps.doubt()
-        self._batch.wipe(lost)  # they would spoil whoever has their slots next
-        hint = "fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
-        rows = {sequence.job: sequence.row for sequence in lost}
-        for job, row in rows.items():
-            problem = f"generation failed: the network's numbers overflow in row {row}; {hint}"
-            self._end(job, Answer(None, problem, code=FAILED))
-        return [sequence for sequence in found if sequence.job not in rows]
+        if lost:
+            self._steps.doubt()
+            # They would spoil whoever has their slots next.
+            self._batch.wipe([sequence for sequence in self._batch if sequence.job in lost])
+        for job, row in lost.items():
+            problem = f"generation failed: the network's numbers overflow in row {row}"
+            hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
+            self._end(job, Answer(None, problem + hint, code=FAILED))
+        return [sequence for sequence in found if sequence.job not in lost]
 
     # Leaving.
 

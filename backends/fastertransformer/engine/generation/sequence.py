@@ -135,9 +135,9 @@ class Sequence:
         return self.width, self.entries, self.source_length
 
     @property
-    def steps(self) -> int:
-        """How many it takes part in at most; an encoder's is over before the first."""
-        return 0 if self.is_done else max(1, self.limit)
+    def goes_on(self) -> bool:
+        """Whether more tokens are to be asked for; an encoder alone has done all before the first step."""
+        return not self.is_done and self.launched < max(1, self.limit)
 
     @property
     def cached(self) -> int:
