@@ -16,7 +16,7 @@ import torch
 from .checkpoint.config import ModelConfig
 from .errors import EngineError, GroupLostError
 from .generation.scheduler import Scheduler
-from .generation.sequence import FAILED, INVALID, Answer, Job
+from .generation.sequence import FAILED, Answer, Job
 from .generation.sessions import Session
 from .loading import Loaded, begin_thread, load
 from .precision import choose_device
@@ -153,7 +153,7 @@ class Engine:
             self._begin_with(loaded)
             _log.warning("the other processes were started anew; %d requests that had not begun go on", len(waiting))
             for job in waiting:
-                self._add(job)
+                self._scheduler.add(job)
             return
         for job in waiting:
             job.answer(Answer(None, problem, code=FAILED))
@@ -184,15 +184,8 @@ class Engine:
                 continue
             is_waiting = False
             if job:
-                self._add(job)
+                self._scheduler.add(job)
         return not self._is_closed
-
-    def _add(self, job: Job) -> None:
-        try:
-            self._scheduler.add(job)
-        except Exception as error:
-            _log.exception("a request was not taken")
-            job.answer(Answer(None, f"generation failed: {error}", code=INVALID))
 
 
 def open_engine(

@@ -45,11 +45,10 @@ class Keys:
     def get(self, key: str, kind: Callable[[str], _T], default: _T | None = None) -> _T:
         """Likewise, or the default; there must be a value where that is None."""
         value = self.find(key, kind)
-        if value is not None:
-            return value
-        if default is not None:
-            return default
-        raise self._error(f"{self._where} has no {key}")
+        value = default if value is None else value
+        if value is None:
+            raise self._error(f"{self._where} has no {key}")
+        return value
 
     def refuse(self, key: str, is_wrong: bool) -> None:
         """Refuse a value that describes what this engine does not do."""

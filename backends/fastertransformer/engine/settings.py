@@ -106,7 +106,7 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
         has_inflight_batching=pbtxt.get("inflight_batching", _FLAG, True),
         kv_cache_fraction=pbtxt.get("kv_cache_fraction", fraction(is_one_legal=True), 0.0),
         kv_cache_bytes=pbtxt.get("kv_cache_bytes", INDEX, 0),
-        has_process_per_rank=pbtxt.get("process_per_rank", _FLAG, False) if "process_per_rank" in parameters else None,
+        has_process_per_rank=pbtxt.find("process_per_rank", _FLAG),
     )
     pbtxt.warn_of_near_misses()
     return settings

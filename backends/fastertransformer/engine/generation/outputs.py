@@ -38,8 +38,6 @@ def output_tensors(job: Job) -> dict[str, Array]:
     request, rows = job.request, job.sequences
     width, source_width = max(len(each.shown) for each in rows), request.source_width
     tensors = {} if "output_hidden_state" in rows[0].noted else _tokens(job, width)
-    if request.wants("log_probs"):
-        tensors |= _token_scores(job)
     least = {
         "context_embeddings": (0, 0),
         "context_log_probs": (width,),
@@ -54,31 +52,27 @@ def output_tensors(job: Job) -> dict[str, Array]:
 
 
 def _tokens(job: Job, width: int) -> dict[str, Array]:
-    request = job.request
-    is_decoder = bool(request.sources)
-    size = request.batch_size, request.beam_width, width + int(request.output_lengths.max())
-    ids = np.zeros(size, np.int32 if is_decoder else np.uint32)
+    request, longest = job.request, int(job.request.output_lengths.max())
+    shape, is_decoder = (request.batch_size, request.beam_width), bool(request.sources)
+    ids = np.zeros((*shape, width + longest), np.int32 if is_decoder else np.uint32)
     if not is_decoder:
         ids[:] = request.scalars["end_id"][:, None, None]
-    inputs = np.zeros(size[:2], np.int32)
-    lengths = np.zeros(size[:2], ids.dtype)
+    inputs, lengths = np.zeros(shape, np.int32), np.zeros(shape, ids.dtype)
+    tensors: dict[str, Array] = {"output_ids": ids, "sequence_length": lengths}
+    if not is_decoder:
+        tensors["response_input_lengths"] = inputs
+    if has_scores := request.wants("log_probs"):
+        scores, log_probs = np.zeros(shape, np.float32), np.zeros((*shape, longest), np.float32)
+        tensors |= {"cum_log_probs": scores, "output_log_probs": log_probs}
     for row, sequence in enumerate(job.sequences):
         start = len(sequence.shown)
         inputs[row], ids[row, :, :start] = start, sequence.shown
         for place, beam in enumerate(sequence.beams):
             lengths[row, place] = end = start + len(beam.tokens)
             ids[row, place, start:end] = beam.tokens
-    tensors = {"output_ids": ids, "sequence_length": lengths}
-    return tensors if is_decoder else tensors | {"response_input_lengths": inputs}
-
-
-def _token_scores(job: Job) -> dict[str, Array]:
-    size = job.request.batch_size, job.request.beam_width
-    scores, log_probs = np.zeros(size, np.float32), np.zeros((*size, int(job.request.output_lengths.max())), np.float32)
-    for row, sequence in enumerate(job.sequences):
-        for place, beam in enumerate(sequence.beams if sequence.wants("log_probs") else ()):
-            scores[row, place], log_probs[row, place, : len(beam.log_probs)] = beam.score, beam.log_probs
-    return {"cum_log_probs": scores, "output_log_probs": log_probs}
+            if has_scores and sequence.wants("log_probs"):
+                scores[row, place], log_probs[row, place, : len(beam.log_probs)] = beam.score, beam.log_probs
+    return tensors
 
 
 def _stacked(given: dict[int, Array], batch: int, least: tuple[int, ...]) -> Array:

@@ -72,12 +72,14 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Let a request wait for its turn; one that can never fit is answered at once."""
-        job.sequences = [Sequence(job, row) for row in range(job.request.batch_size)]
         try:
+            job.sequences = [Sequence(job, row) for row in range(job.request.batch_size)]
             self.sessions.join(job)
             for sequence in job.sequences:
                 self._check_need(sequence)
-        except RequestError as error:
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                _log.exception("a request was not taken")
             self._end(job, Answer(None, str(error), code=INVALID))
         else:
             self._waiting.extend(job.sequences)

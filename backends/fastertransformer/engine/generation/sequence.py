@@ -109,7 +109,10 @@ class Sequence:
         self.context = request.contexts[self.row]
         self.start = self.context.prefix_length
         self.source = request.sources[self.row] if request.sources else None
+        self.source_length = len(self.source.ids) if self.source else 0
         self.bad_words, self.stop_words = request.bad_words[self.row], request.stop_words[self.row]
+        # Its next tokens cannot be chosen before the host knows the last ones, or it has no room for more.
+        self.needs_host = self.width > 1 or bool(self.bad_words) or not self.limit
         self.begin()
 
     def begin(self) -> None:
@@ -150,16 +153,6 @@ class Sequence:
     def held(self) -> int:
         """Entries of the cache that these take."""
         return min(self.cached, self.window)
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether its next tokens cannot be chosen before the host knows the last ones, or it has no room for more."""
-        return self.width > 1 or bool(self.bad_words) or not self.limit
-
-    @property
-    def source_length(self) -> int:
-        """Tokens that the encoder is given; 0 without one."""
-        return len(self.source.ids) if self.source else 0
 
     def wants(self, name: str) -> bool:
         """Say whether it has is_return_<name>."""

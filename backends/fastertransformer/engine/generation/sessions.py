@@ -111,13 +111,13 @@ class Sessions:
         if job.request.starts_session:
             # FasterTransformer takes the first row's lengths, which are all rows'.
             session_len, memory_len = (int(job.request.scalars[name][0]) for name in ("session_len", "memory_len"))
-            self._check_lengths(job, known := Session([Line() for _ in job.sequences], session_len, memory_len))
-            self.end(job.session)
-        elif known is None:
+            known = Session([Line() for _ in job.sequences], session_len, memory_len)
+        if known is None:
             why = f"it did not begin with START, has ended, failed, or was idle for {self._idle_s:g} s"
             raise RequestError(f"session {job.session} does not exist: {why}")
-        else:
-            self._check_lengths(job, known)
+        self._check_lengths(job, known)
+        if job.request.starts_session:
+            self.end(job.session)
         for sequence, line in zip(job.sequences, known.lines, strict=True):
             _continue(sequence, line, known.memory_len)
         known.is_busy = True

@@ -84,7 +84,7 @@ def place_prompts(
         tensors: of the request.
         scalars: those of one value a row, checked, [B] each.
         ids: int64 [B, L].
-        lengths: int64 [B]; 0 in a row without input, which starts from its start_id.
+        lengths: [B]; a row without input starts from its start_id.
         config: dimensions.
         prompts: the tasks' tables.
 
@@ -101,6 +101,7 @@ def place_prompts(
     first_virtual, contexts, shown = config.prompt_learning_start_id, [], []
     for row, (kind, table) in enumerate(zip(kinds.tolist(), own, strict=True)):
         line = ids[row, : lengths[row]]
+        is_empty = not len(line)
         if tasks and prompts is not None and kind == PromptType.NONE:
             kind, table = PromptType.TUNED, prompts[tasks[row]]
         # Which row of the table stands at each place; below 0: a token does.
@@ -115,7 +116,7 @@ def place_prompts(
             line, places = np.array([scalars["start_id"][row]], np.int64), np.full(1, -1)
         context = _context(line, places, table)
         if tasks and config.has_prefixes and (entries := config.prompt_tasks[tasks[row]][1]):
-            if not lengths[row]:
+            if is_empty:
                 raise RequestError(f"row {row} has no input: a prefix prompt must come with one")
             context = replace(context, prefix=tasks[row], prefix_length=entries)
         contexts.append(context)

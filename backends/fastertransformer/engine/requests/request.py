@@ -75,12 +75,17 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
     """
     vocabulary = VOCABULARIES[config.family]
     _check_names(tensors, vocabulary)
-    ids = _ids("input_ids", tensors)
-    batch = len(ids)
+    ids = checked("input_ids", tensors["input_ids"], (np.uint32,), "batch", "n").astype(np.int64)
+    batch, width = ids.shape
+    if not batch:
+        raise RequestError(f"input_ids has shape {list(ids.shape)}, and so no row")
     defaults = {"start_id": config.start_id, "end_id": config.end_id}
     scalars = {name: rule.read(name, tensors, batch, defaults.get(name)) for name, rule in vocabulary.scalars.items()}
     _check_combinations(tensors, scalars, config)
-    lengths = _input_lengths(vocabulary.lengths, ids, scalars[vocabulary.lengths])
+    lengths = scalars[vocabulary.lengths]
+    if width:
+        is_bad = (lengths < 1) | (lengths > width)
+        refuse_rows(vocabulary.lengths, lengths, is_bad, f"1 to {width}, input_ids' width")
     contexts, shown = place_prompts(tensors, scalars, ids, lengths, config, prompts)
     sources: Sequence[Context] = ()
     if config.encoder:  # the input is the encoder's
@@ -94,7 +99,7 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
         stop_words=parse_word_lists("stop_words_list", tensors, batch),
         contexts=contexts,
         sources=sources,
-        source_width=ids.shape[1] if config.encoder else 0,
+        source_width=width if config.encoder else 0,
         beam_width=max(1, int(scalars["beam_width"].max(initial=1))),
         starts_session=_is_set(tensors, "START"),
         ends_session=_is_set(tensors, "END"),
@@ -115,20 +120,13 @@ def _check_names(tensors: Mapping[str, Array], vocabulary: Vocabulary) -> None:
         raise RequestError(f"missing input: {', '.join(missing)}")
 
 
-def _ids(name: str, tensors: Mapping[str, Array], batch: int | None = None) -> Array:
-    ids = checked(name, tensors[name], (np.uint32,), batch or "batch", "n").astype(np.int64)
-    if not len(ids):
-        raise RequestError(f"{name} has shape {list(ids.shape)}, and so no row")
-    return ids
-
-
 def _decoder_contexts(tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig) -> list[Context]:
     """Say what decoders begin with: each row's decoder_input_ids behind its start_id."""
     starts, lengths, batch = scalars["start_id"], scalars["decoder_input_lengths"], len(scalars["start_id"])
     sent = [name for name in ("decoder_input_ids", "decoder_input_lengths") if name in tensors]
     if len(sent) == 1:
         raise RequestError(f"{sent[0]}: decoder_input_ids and decoder_input_lengths come together; send both or none")
-    ids = _ids("decoder_input_ids", tensors, batch) if sent else np.zeros((batch, 0), np.int64)
+    ids = checked(sent[0], tensors[sent[0]], (np.uint32,), batch, "n") if sent else np.zeros((batch, 0), np.uint32)
     width, legal = ids.shape[1], f"below vocab_size {config.vocab_size}"
     refuse_rows("start_id", starts, starts >= config.vocab_size, legal)
     refuse_rows("decoder_input_lengths", lengths, lengths > width, f"at most {width}, decoder_input_ids' width")
@@ -152,13 +150,6 @@ def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Arra
         raise RequestError("ia3_tasks: this checkpoint has no IA3 adapters; leave it out")
     is_beyond = (tasks < 0) | (tasks >= config.ia3_num_tasks)
     refuse_rows("ia3_tasks", tasks, is_beyond & ("ia3_tasks" in tensors), f"0 to {config.ia3_num_tasks - 1}")
-
-
-def _input_lengths(name: str, ids: Array, lengths: Array) -> Array:
-    width = ids.shape[1]
-    if width:
-        refuse_rows(name, lengths, (lengths < 1) | (lengths > width), f"1 to {width}, input_ids' width")
-    return lengths.astype(np.int64) if width else np.zeros(len(lengths), np.int64)
 
 
 def _is_set(tensors: Mapping[str, Array], name: str) -> bool:

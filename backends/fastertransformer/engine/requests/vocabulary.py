@@ -84,6 +84,7 @@ def refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
 _FLOAT, _UINT, _BOOL = (np.float32,), (np.uint32,), (np.bool_,)
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _REQUIRED = Scalar(_UINT, None)
+_WISHES = ("log_probs", "context_cum_log_probs", "context_log_probs", "context_embeddings", "attentions")
 SCALARS = {
     "beam_width": Scalar(_UINT, 1, high=BEAM_WIDTH_LIMIT),
     "runtime_top_k": Scalar(_UINT, 0),
@@ -98,10 +99,6 @@ SCALARS = {
     "beam_search_diversity_rate": Scalar(_FLOAT, 0.0),
     "min_length": Scalar((np.int32, np.uint32), 0),
     "random_seed": Scalar((np.uint64, np.int32), 0),  # int32: stores and clients of FasterTransformer 1.x
-    "is_return_log_probs": Scalar(_BOOL, False),
-    "is_return_context_cum_log_probs": Scalar(_BOOL, False),
-    "is_return_context_log_probs": Scalar(_BOOL, False),
-    "is_return_context_embeddings": Scalar(_BOOL, False),
     "session_len": Scalar(_UINT, 0),
     "memory_len": Scalar(_UINT, 0),
     "prompt_learning_task_name_ids": Scalar(_UINT, 0),
@@ -109,9 +106,9 @@ SCALARS = {
     "request_prompt_type": Scalar(_UINT, 0),
     "ia3_tasks": Scalar((np.int32,), -1),
     "decoder_input_lengths": Scalar(_UINT, 0),
-    "is_return_attentions": Scalar(_BOOL, False),
     "start_id": Scalar(_UINT, None),
     "end_id": Scalar(_UINT, None),
+    **{f"is_return_{wish}": Scalar(_BOOL, False) for wish in _WISHES},
 }
 _LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding", "decoder_input_ids")
 _CONTROLS = ("START", "END")  # of Triton's sequence batcher
