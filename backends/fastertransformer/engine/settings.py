@@ -123,12 +123,9 @@ def find_checkpoint(path: str, model_directory: Path, version: str, tensor_para_
         EngineError: no candidate holds a config.ini; the message lists them.
     """
     usual = model_directory / version / f"{tensor_para_size}-gpu"
-    if not path:
-        candidates = [usual]
-    elif Path(path).is_absolute():
-        candidates = [Path(path), usual]
-    else:
-        candidates = [model_directory / version / path, model_directory / path]
+    candidates = [model_directory / version / path, model_directory / path] if path else []
+    if not path or Path(path).is_absolute():  # an absolute path stands for itself behind any other
+        candidates = [*candidates[1:], usual]
     for candidate in candidates:
         if (candidate / FILE_NAME).is_file():
             return candidate
