@@ -71,3 +71,15 @@ def test_a_file_that_is_cut_short_while_others_are_read_is_named(
         shards(*order[0])
         with pytest.raises(WeightsError, match=r"second.bin: 396 bytes, expected 400"):
             shards(*order[1])
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.zeros(4000, np.float32).tofile(tmp_path / "whole.bin")
+    np.zeros(99, np.float32).tofile(tmp_path / "cut.bin")
+    monkeypatch.setattr(staging, "check_file", lambda *_: None)  # it was whole then
+    monkeypatch.setattr(staging, "_PART_BYTES", 200)  # many of its parts are missing, more than there are buffers
+    order = [("cut.bin", (4000,)), ("whole.bin", (4000,))]
+    with StagedFiles(tmp_path, order, torch.float32, DEVICE) as shards:
+        with pytest.raises(WeightsError, match=r"cut.bin: has become shorter while it was read"):
+            shards(*order[0])
+        assert not shards(*order[1]).any()
