@@ -74,8 +74,9 @@ class StagedFiles:
     def __enter__(self) -> Shards:
         """Give the source."""
         if self._is_gpu:
-            place = self._memory.data_ptr(), self._memory.nbytes
-            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(*place, 0)))  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(
+                torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, 0)
+            )  # type: ignore[no-untyped-call]
         return self._give
 
     def __exit__(
@@ -85,8 +86,7 @@ class StagedFiles:
         self._pool.shutdown(cancel_futures=True)
         if self._is_gpu:
             self._stream.synchronize()
-            place = self._memory.data_ptr()
-            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(place)))  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))  # type: ignore[no-untyped-call]
 
     def _give(self, file: str, shape: tuple[int, ...]) -> Tensor:
         while self._coming and (not self._read or self._ahead_bytes < AHEAD_BYTES):
