@@ -67,6 +67,7 @@ class StagedFiles:
         self._ahead_bytes = 0
         self._is_gpu = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if self._is_gpu else None  # type: ignore[no-untyped-call]
+        self._driver: Any = torch.cuda.cudart() if self._is_gpu else None  # type: ignore[no-untyped-call]
         self._memory = _huge_pages(_BUFFERS * _PIECE_BYTES)
         self._buffers = deque(map(self._buffer, self._memory.split(_PIECE_BYTES)))  # type: ignore[no-untyped-call]
         self._pool = ThreadPoolExecutor(_THREADS, "shards")
@@ -74,9 +75,8 @@ class StagedFiles:
     def __enter__(self) -> Shards:
         """Give the source."""
         if self._is_gpu:
-            torch.cuda.check_error(
-                torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, 0)
-            )  # type: ignore[no-untyped-call]
+            place = self._memory.data_ptr(), self._memory.nbytes
+            torch.cuda.check_error(self._driver.cudaHostRegister(*place, 0))
         return self._give
 
     def __exit__(
@@ -86,7 +86,7 @@ class StagedFiles:
         self._pool.shutdown(cancel_futures=True)
         if self._is_gpu:
             self._stream.synchronize()
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(self._driver.cudaHostUnregister(self._memory.data_ptr()))
 
     def _give(self, file: str, shape: tuple[int, ...]) -> Tensor:
         while self._coming and (not self._read or self._ahead_bytes < AHEAD_BYTES):
