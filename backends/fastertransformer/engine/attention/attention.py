@@ -64,8 +64,8 @@ class WholeRows:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
         """Attend from q to k and v, [1, H, T, D] each."""
         scale, bias = self._manner.scale, self._manner.bias
-        # Of heads of up to 128 numbers our kernel is faster than torch's.
-        is_ours = self._has_kernels and q.shape[-1] <= 128
+        # Ours is faster than torch's kernel, but for short rows of wide heads.
+        is_ours = self._has_kernels and (q.shape[-1] <= 128 or self._rows.longest > 512)
         if self._is_causal and bias is None and can_pack(q) and not is_ours:
             parts = [x[0].transpose(0, 1) for x in (q, k, v)]
             ends, longest = self._rows.ends, self._rows.longest

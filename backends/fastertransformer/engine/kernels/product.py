@@ -22,6 +22,7 @@ _MOST_ROWS, _MOST_ROWS_INT8 = 16, 512
 _PARTS_BYTES = 16 << 20
 _MOST_TILES = 1 << 16
 _MOST_NORM_BLOCK = 8192
+_BUSY_TILES = 192  # keep the GPU busy
 
 
 @dataclass(frozen=True)
@@ -195,11 +196,22 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
     is_int8 = dtype == torch.int8
     if not 1 <= rows <= (_MOST_ROWS_INT8 if is_int8 else _MOST_ROWS):
         return None
+    if rows > 64:
+        return _many_rows_tiling(triton.cdiv(rows, 64), outputs, inputs)
     if rows > 1:
         share = (512 if is_int8 and rows <= _MOST_ROWS else 256) // triton.cdiv(outputs, 64)  # keeps the GPU busy
         splits = max(1, min(8, 1 << max(0, share.bit_length() - 1), inputs // 256))
-        return Tiling(64, 128, 4, 4 if is_int8 else 6, splits if rows <= 64 else 1)
+        return Tiling(64, 128, 4, 4 if is_int8 else 6, splits)
     return _one_row_tiling(outputs, inputs, dtype.itemsize)
+
+
+def _many_rows_tiling(blocks: int, outputs: int, inputs: int) -> Tiling:
+    """Choose for int8 and so many blocks of 64 rows: large tiles, where there are enough of them for all processors."""
+    tiles = blocks * triton.cdiv(outputs, 128)
+    splits = 2 if tiles < _BUSY_TILES and inputs > 8192 else 1
+    if tiles * splits >= _BUSY_TILES:
+        return Tiling(128, 128, 8, 3, splits)
+    return Tiling(64, 128, 4, 4, 2 if tiles <= 64 else 1)
 
 
 def _one_row_tiling(outputs: int, inputs: int, item_bytes: int) -> Tiling:

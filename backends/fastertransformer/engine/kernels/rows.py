@@ -19,10 +19,11 @@ from .attention import NO_BIAS, SLOPES
 
 _LOG2_E = 1.4426950408889634
 # Queries and keys of a program at a time, warps, stages, registers of a thread at most (0: as many as it likes): the
-# fastest of 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads.
+# fastest of 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads of 8.
 Tiles = tuple[int, int, int, int, int]
-_TILES, _CAUSAL_TILES, _SMALL_TILES = (128, 32, 8, 3, 128), (64, 64, 4, 3, 0), (32, 32, 4, 2, 0)
-_CAUSAL_BYTES = 112 << 10  # that _CAUSAL_TILES take of a processor's shared memory
+_TILES, _CAUSAL_TILES, _WIDE_TILES = (128, 32, 8, 3, 128), (64, 64, 4, 3, 0), (128, 64, 8, 2, 0)
+_SMALL_TILES, _FP32_TILES = (64, 32, 4, 2, 0), (32, 32, 4, 2, 0)
+_SHORT = 64  # tokens, that fewer queries are enough for
 
 
 @triton.jit
@@ -182,7 +183,7 @@ def attend_rows(
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
     width = max(16, triton.next_power_of_2(size))
-    block_m, block_n, warps, stages, registers = tiles or _choose(width, q.dtype, is_causal, q.device)
+    block_m, block_n, warps, stages, registers = tiles or _choose(longest, width, q.dtype, is_causal, q.device)
     limit = {"maxnreg": registers} if registers else {}
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else 2
     _attend_rows[(triton.cdiv(longest, block_m), heads, len(lengths))](
@@ -194,15 +195,18 @@ def attend_rows(
     return out.transpose(0, 1)
 
 
-def _choose(width: int, dtype: torch.dtype, is_causal: bool, device: torch.device) -> Tiles:
-    if width > 128 or dtype == torch.float32:
-        return _SMALL_TILES
-    return _CAUSAL_TILES if is_causal and _has_room(device) else _TILES
+def _choose(longest: int, width: int, dtype: torch.dtype, is_causal: bool, device: torch.device) -> Tiles:
+    if dtype == torch.float32:
+        return _FP32_TILES
+    tiles = _WIDE_TILES if width > 128 else _CAUSAL_TILES if is_causal or longest <= _SHORT else _TILES
+    queries, keys, _, stages, _ = tiles
+    needed = dtype.itemsize * width * (queries + 2 * stages * keys)
+    return tiles if needed <= _shared_bytes(device) else _SMALL_TILES
 
 
 @lru_cache
-def _has_room(device: torch.device) -> bool:
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may have at most."""
     if device.type != "cuda":
-        return True
-    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return int(properties["max_shared_mem"]) >= _CAUSAL_BYTES
+        return 1 << 20  # the interpreter's has no end
+    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
