@@ -8,7 +8,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -159,9 +159,12 @@ def _token_bytes(token: str) -> bytes:
 
 def _decode_utf8(data: bytes) -> tuple[str, int]:
     """Return the text and the number of bytes at its end that begin a character which is not complete."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(data)
-    return text, len(decoder.getstate()[0])
+    try:
+        return data.decode(), 0
+    except UnicodeDecodeError:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(data)
+        return text, len(decoder.getstate()[0])
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -276,7 +279,7 @@ def decode_rows(
         batch * beam texts, all beams of the first request row first.
     """
     texts = []
-    for batch, beam in np.ndindex(*tokens.shape[:2]):
+    for batch, beam in product(*map(range, tokens.shape[:2])):
         row = tokens[batch, beam].tolist()
         if sequence_lengths is not None:
             row = row[: int(sequence_lengths[batch, beam])]
