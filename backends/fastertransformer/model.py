@@ -73,8 +73,6 @@ class TritonPythonModel:
             except Exception as error:
                 pb_utils.Logger.log_error(f"a request could not be read: {error!r}")
                 reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
-        for reply in replies:  # not before: it would wake a thread that takes turns with this one
-            self._replies.watch(reply)
         if not self._settings.has_inflight_batching:  # Triton fills the next batch meanwhile
             for reply in replies:
                 reply.wait()
@@ -98,7 +96,7 @@ class TritonPythonModel:
             tensors["START"] = np.array([int(bool(flags & _SEQUENCE_START))], np.int32)
             tensors["END"] = np.array([int(bool(flags & _SEQUENCE_END))], np.int32)
         parsed = self._engine.parse(tensors)
-        self._engine.submit(parsed, answer, self._is_decoupled, lambda: reply.is_cancelled, session)
+        self._engine.submit(parsed, answer, self._is_decoupled, reply.has_gone, session)
 
     def _read(self, request: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Copy a request's tensors: Triton takes their memory back when execute has returned."""

@@ -35,6 +35,10 @@ _SHARE_OF_QUESTIONS = 0.2  # of the thread's time, at most
 class Reply:
     """The answers to one request; any thread may call its methods, which return at once.
 
+    Args:
+        request: Triton's.
+        announce: is called when there is something to send (false), and when the client is to be watched (true).
+
     Attributes:
         is_cancelled: whether the client has gone or no longer wants an answer.
         sender: Triton's.
@@ -44,13 +48,25 @@ class Reply:
         is_done: whether the final answer is sent, after which the sender must not be touched.
     """
 
-    def __init__(self, request: Any, announce: Callable[[Reply], None]) -> None:
-        self.is_cancelled = False
+    def __init__(self, request: Any, announce: Callable[[Reply, bool], None]) -> None:
+        self.is_cancelled = self._was_asked = self._is_watched = False
         self.sender = request.get_response_sender()
         self.wanted = frozenset(request.requested_output_names())
         self.waiting: deque[tuple[float, Any, bool]] = deque()
         self.is_queued = self.is_done = False
         self._announce, self._lock, self._is_sent = announce, threading.Lock(), threading.Event()
+
+    def has_gone(self) -> bool:
+        """Say whether the client has gone, as the engine asks between its steps.
+
+        It is watched from the second question on: before the first step this would only wake a thread that takes turns
+        with the engine's, and in that step nobody can be given up.
+        """
+        if self._was_asked and not self._is_watched:
+            self._is_watched = True
+            self._announce(self, True)
+        self._was_asked = True
+        return self.is_cancelled
 
     def send(self, tensors: Tensors, is_final: bool) -> None:
         """Send one answer; a decoupled model may send several."""
@@ -70,7 +86,7 @@ class Reply:
             self.waiting.append((time.monotonic(), content, is_final))
             is_new, self.is_queued = not self.is_queued, True
         if is_new:
-            self._announce(self)
+            self._announce(self, False)
 
     def take(self) -> tuple[Any, bool]:
         """Give what is to be sent next, and whether it is the last."""
@@ -124,11 +140,7 @@ class Replies:
 
     def open(self, request: Any) -> Reply:
         """Take over the answering of a request."""
-        return Reply(request, lambda reply: self._ready.put((reply, False)))
-
-    def watch(self, reply: Reply) -> None:
-        """Ask from now on, until it is answered, whether its client has gone."""
-        self._ready.put((reply, True))
+        return Reply(request, lambda reply, is_new: self._ready.put((reply, is_new)))
 
     def close(self) -> None:
         """End the thread, when Triton has had every final answer."""

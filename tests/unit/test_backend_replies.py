@@ -12,7 +12,7 @@ import pytest
 from fake_pb_utils import FakePbUtils, FakeRequest, FakeSender
 
 from backends.fastertransformer import replies as module
-from backends.fastertransformer.replies import Replies
+from backends.fastertransformer.replies import Replies, Reply
 
 IDS = np.array([[[1, 2, 3]]], np.int64)
 
@@ -30,6 +30,25 @@ def wait_until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def ask_twice(reply: Reply) -> None:
+    """Ask as the engine does before its first and its second step."""
+    assert [reply.has_gone(), reply.has_gone()] == [False, False]
+
+
+def test_nobody_is_asked_before_the_second_step(replies: Replies) -> None:
+    request = FakeRequest({})
+    reply = replies.open(request)
+    assert not reply.has_gone()
+    time.sleep(0.05)
+    assert not request.questions
+    ask_twice(reply)
+    wait_until(lambda: request.questions > 2)
+    request.is_cancelled = True
+    wait_until(reply.has_gone)
+    reply.send({}, is_final=True)
+    reply.wait()
 
 
 def test_answers_arrive_in_order_and_only_the_last_is_final(replies: Replies) -> None:
@@ -120,7 +139,7 @@ def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> 
     requests = [FakeRequest({}) for _ in range(64)]
     opened = [replies.open(request) for request in requests]
     for reply in opened:
-        replies.watch(reply)
+        ask_twice(reply)
     wait_until(lambda: all(request.questions for request in requests))
     requests[40].is_cancelled = True
     start = time.monotonic()
@@ -136,7 +155,7 @@ def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> 
 def test_nobody_is_asked_when_nothing_is_open(replies: Replies) -> None:
     request = FakeRequest({})
     reply = replies.open(request)
-    replies.watch(reply)
+    ask_twice(reply)
     reply.send({}, is_final=True)
     request.wait()
     asked = request.questions
@@ -149,9 +168,9 @@ def test_nobody_is_asked_whose_answer_came_before_he_was_watched(replies: Replie
     reply = replies.open(early)
     reply.send({}, is_final=True)
     early.wait()
-    replies.watch(reply)
+    ask_twice(reply)
     other = replies.open(open_one)
-    replies.watch(other)
+    ask_twice(other)
     wait_until(lambda: open_one.questions > 2)
     assert not early.questions
     other.send({}, is_final=True)
