@@ -63,8 +63,22 @@ def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
     first.join(50)
     assert second.greeting == b"value" and not lines[0].lost
     second.close()
-    assert lines[0].learn_of_loss(10) == "rank 1 is lost: it has hung up"
     lines[0].close()
+
+
+def test_all_that_is_to_be_done_at_a_loss_is_done_though_some_of_it_fails(tmp_path: Path) -> None:
+    found: list[Lines] = []
+    seeker = threading.Thread(target=lambda: found.append(Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))))
+    seeker.start()
+    lines = Lines(place(tmp_path, world_size=2, timeout_s=60))
+    seeker.join(50)
+    is_called = threading.Event()
+    lines.at_loss += [lambda: 1 / 0, is_called.set]
+    lines.is_fatal = False
+    found[0].close()
+    assert lines.learn_of_loss(10) == "rank 1 is lost: it has hung up"
+    assert is_called.wait(10)
+    lines.close()
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"host": "127.0.0.1", "port": 1, "run": "before"}'])

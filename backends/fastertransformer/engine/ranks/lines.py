@@ -9,6 +9,7 @@ ended and whatever its neighbours wait for. A network with a rank lost is of no 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -22,6 +23,7 @@ from pathlib import Path
 from ..errors import EngineError
 from .ranks import Ranks
 
+_log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 _WORDS, _LIFE = 0, 1
 _SECRET_BYTES, _NUMBER_BYTES = 16, 8
@@ -152,7 +154,10 @@ class Lines:
         if self.is_fatal:
             threading.Thread(target=self._end_process, daemon=True).start()
         for act in self.at_loss:
-            act()
+            try:
+                act()
+            except Exception:  # the others are to be called all the same
+                _log.exception("what is to be done at a loss failed")
 
     def _end_process(self) -> None:
         if not self._is_closed.wait(_GRACE_S):

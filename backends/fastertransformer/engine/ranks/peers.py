@@ -67,7 +67,7 @@ class Peers:
 
     def give_up(self) -> None:
         """Let no kernel wait any more for a process that is lost."""
-        with torch.cuda.stream(self._aside):
+        with torch.inference_mode(), torch.cuda.stream(self._aside):  # as it was made, in another thread
             self._lost.fill_(1)
 
 
