@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.attention.pages import PAGE, KvCache, by_entry, put
+from backends.fastertransformer.engine.attention.pages import PAGE, Held, KvCache, put
 from backends.fastertransformer.engine.errors import EngineError
 
 CPU = torch.device("cpu")
@@ -35,8 +35,8 @@ def fill(cache: KvCache, slot: int, count: int) -> torch.Tensor:
 
 
 def held(cache: KvCache, slot: int, count: int) -> torch.Tensor:
-    entries = (cache.tables[slot, :, None] * PAGE + torch.arange(PAGE)).flatten()[:count]
-    return torch.stack([by_entry(block)[:, 0, :, entries] for block in cache.memory])
+    pages = cache.tables[slot].long()
+    return torch.stack([block[:, pages].transpose(1, 2).flatten(2, 3)[:, :, :count] for block in cache.memory])
 
 
 def test_rows_keep_what_they_have_while_others_come_and_leave() -> None:
@@ -101,3 +101,25 @@ def test_given_entries_are_put_in_front_and_a_wiped_slot_is_as_a_new_one() -> No
         block.fill_(float("nan"))
     cache.wipe(np.array([1]))
     assert not held(cache, 1, 70).any() and held(cache, 0, 70).isnan().all()
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize("needs", [(40, 40, 40), (40, 70, 12), (1, 128, 33)], ids=str)
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_rows_are_read_wherever_their_pages_are(needs: tuple[int, ...], is_torn: bool, has_mask: bool) -> None:
+    """Against softmax(q k) v of what was written."""
+    cache = opened(pages=14)
+    if is_torn:  # no page that is free has a neighbour
+        cache._free.take(14)
+        cache._free.give(range(1, 15, 2))
+    place(cache, 0, *needs)
+    content = [fill(cache, slot, count) for slot, count in enumerate(needs)]
+    q, mask = torch.randn(3, 3, 1, 4), torch.randn(3, 3, 1, max(needs)) if has_mask else None
+    rows = Held(cache.tables[:3], torch.tensor(needs))
+    assert (rows._even is not None) == (len(set(needs)) == 1 and not is_torn)
+    for layer, block in enumerate(cache.memory):
+        found = rows.attend(q, block, mask, 0.3)
+        for row, count in enumerate(needs):
+            k, v = content[row][layer]
+            scores = q[row] @ k.transpose(1, 2) * 0.3 + (0 if mask is None else mask[row, ..., :count])
+            assert (found[row] - scores.softmax(-1) @ v).abs().max() < 1e-5

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..kernels import can_run_on
 from ..network.positions import Bias, Rotary, Rotation
-from .pages import PAGE, KvCache, by_entry, put
+from .pages import PAGE, Held, KvCache, put
 from .rows import Rows
 
 
@@ -235,39 +235,6 @@ class KeptSource:
         from ..kernels.attention import attend
 
         return attend(q, None, None, memory, *self._launch)
-
-
-class Held:
-    """What rows have in their pages, as torch reads it: where it is, if a row's pages are neighbours.
-
-    Each row is attended to on its own, so nothing is copied, and none looks at more than it has.
-
-    Args:
-        tables: int32 [B, width], pages of each row.
-        lengths: [B], entries.
-    """
-
-    def __init__(self, tables: Tensor, lengths: Tensor) -> None:
-        self._lengths: list[int] = lengths.tolist()
-        pages = tables[:, : -(-max(self._lengths) // PAGE)].long()
-        steps = PAGE * torch.arange(1, pages.shape[1], device=pages.device)
-        is_torn = ((pages.diff() != 1) & (steps < lengths[:, None])).any(1).tolist()
-        begins = (pages[:, 0] * PAGE).tolist()
-        inside = torch.arange(PAGE, device=pages.device)
-        self._places: list[int | Tensor] = [
-            (pages[row, :, None] * PAGE + inside).flatten()[:length] if torn else begin
-            for row, (begin, length, torn) in enumerate(zip(begins, self._lengths, is_torn, strict=True))
-        ]
-
-    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
-        whole, parts = by_entry(memory), []
-        for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
-            held = whole.narrow(3, place, length) if isinstance(place, int) else whole.index_select(3, place)
-            keys, values = held.unbind()
-            own = None if mask is None else mask[row : row + 1, ..., :length]
-            parts.append(F.scaled_dot_product_attention(query, keys, values, own, scale=scale))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def cell_positions(last: Tensor, windows: Tensor, cells: int) -> Tensor:

@@ -15,6 +15,7 @@ Page 0 belongs to nobody: what padding writes goes there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -155,6 +156,52 @@ class KvCache:
             block[:, pages] = padded.transpose(1, 2)
 
 
+class Held:
+    """What rows have in their pages, as torch reads it: where it is, if a row's pages are neighbours.
+
+    Each row is attended to on its own, so nothing is copied, and none looks at more than it has; but rows of one length
+    that lie evenly apart, as those of one request do, all at once.
+
+    Args:
+        tables: int32 [B, width], pages of each row.
+        lengths: [B], entries.
+    """
+
+    def __init__(self, tables: Tensor, lengths: Tensor) -> None:
+        self._lengths: list[int] = lengths.tolist()
+        pages = tables[:, : _pages(max(self._lengths))].long()
+        steps = PAGE * torch.arange(1, pages.shape[1], device=pages.device)
+        is_torn = ((pages.diff() != 1) & (steps < lengths[:, None])).any(1).tolist()
+        inside = torch.arange(PAGE, device=pages.device)
+        firsts = (pages[:, 0] * PAGE).tolist()
+        self._places: list[int | Tensor] = [
+            (pages[row, :, None] * PAGE + inside).flatten()[:length] if torn else first
+            for row, (first, length, torn) in enumerate(zip(firsts, self._lengths, is_torn, strict=True))
+        ]
+        apart = {after - before for before, after in pairwise(firsts)}
+        is_even = len(apart) == len(set(self._lengths)) == 1 and not any(is_torn)
+        self._even = (firsts[0], apart.pop()) if is_even else None
+
+    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
+        # As one row, page behind page: [2, 1, H, pages * PAGE, D]; a view, see _zeros.
+        whole = memory.transpose(2, 3).flatten(1, 2).transpose(1, 2)[:, None]
+        if self._even:
+            first, apart = self._even
+            part, _, head, entry, _ = whole.stride()
+            size = (2, len(q), whole.shape[2], self._lengths[0], whole.shape[4])
+            at = whole.storage_offset() + first * entry
+            keys, values = whole.as_strided(size, (part, apart * entry, head, entry, 1), at)
+            return F.scaled_dot_product_attention(q, keys, values, mask, scale=scale)
+        parts = []
+        for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
+            held = whole.narrow(3, place, length) if isinstance(place, int) else whole.index_select(3, place)
+            keys, values = held.unbind()
+            own = None if mask is None else mask[row : row + 1, ..., :length]
+            parts.append(F.scaled_dot_product_attention(query, keys, values, own, scale=scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def put(memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
     """Write k and v, [H, T, D], into the pages of their tokens, [T], at these offsets."""
     if can_run_on(k.device):
@@ -164,11 +211,6 @@ def put(memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) ->
         return
     memory[0, pages, :, offsets] = k.transpose(0, 1)  # indexed axes come first: [T, H, D]
     memory[1, pages, :, offsets] = v.transpose(0, 1)
-
-
-def by_entry(memory: Tensor) -> Tensor:
-    """Give what a layer's pages hold as one row, page behind page: [2, 1, H, pages * PAGE, D]; a view, see _zeros."""
-    return memory.transpose(2, 3).flatten(1, 2).transpose(1, 2)[:, None]
 
 
 def _zeros(shape: CacheShape, pages: int, device: torch.device) -> Tensor:
