@@ -179,7 +179,7 @@ class Held:
             for row, (first, length, torn) in enumerate(zip(firsts, self._lengths, is_torn, strict=True))
         ]
         apart = {after - before for before, after in pairwise(firsts)}
-        is_even = len(apart) == len(set(self._lengths)) == 1 and not any(is_torn)
+        is_even = len(apart) == len(set(self._lengths)) == 1 and min(apart) > 0 and not any(is_torn)
         self._even = (firsts[0], apart.pop()) if is_even else None
 
     def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, scale: float) -> Tensor:
