@@ -45,9 +45,9 @@ def output_tensors(job: Job) -> dict[str, Array]:
         "output_hidden_state": (source_width, 0),
         "output_attentions": (0, 0, source_width, source_width),
     }
-    for name, size in least.items():
-        if given := {row: each.noted[name] for row, each in enumerate(rows) if name in each.noted}:
-            tensors[name] = _stacked(given, len(rows), size)
+    for name in dict.fromkeys(name for each in rows for name in each.noted):
+        given = {row: each.noted[name] for row, each in enumerate(rows) if name in each.noted}
+        tensors[name] = _stacked(given, len(rows), least[name])
     return tensors
 
 
