@@ -70,6 +70,8 @@ def rows(kind: int, is_causal: bool) -> dict[str, Any]:
     return {"size": 128, "width": 128, **tiles, "kind": kind, "is_causal": is_causal, "is_native": True}
 
 
+WIDE = {"size": 256, "width": 256, "block_m": 128}
+
 # Module, function, warps, constants, what is another type than usually.
 CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "few heads": ("attention", "_attend", 8, attention(128, True), {}),
@@ -89,11 +91,19 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "widen": ("widen", "_widen", 4, {"block_n": 8, "block_k": 1024, "is_native": True}, {"weight": "*i8"}),
     "rows with slopes": ("rows", "_attend_rows", 4, rows(1, is_causal=True), ROWS),
     "rows by distance": ("rows", "_attend_rows", 8, rows(2, is_causal=False), ROWS),
+    "rows of wide heads": ("rows", "_attend_rows", 8, {**rows(0, is_causal=True), **WIDE}, ROWS),
     "norm": ("norm_rows", "norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("draw", "_draw", 16, {"block": 4096}, {"tokens": "*i64", "rows": "*i64"}),
     "few rows": ("few_rows", "few_rows", 4, products(8, 6, 2, False), {}),
     "few rows, int8": ("few_rows", "few_rows", 4, products(8, 4, 4, True), {"x": "*i8", "weight": "*i8"}),
     "64 rows, int8": ("few_rows", "few_rows", 4, products(64, 4, 1, True), {"x": "*i8", "weight": "*i8"}),
+    "many rows, int8": (
+        "few_rows",
+        "few_rows",
+        8,
+        {**products(64, 3, 2, True), "block_n": 128},
+        {"x": "*i8", "weight": "*i8"},
+    ),
     "64 rows, int8, widened": ("few_rows", "few_rows", 4, products(64, 4, 1, False), {"weight": "*i8"}),
     "digits": ("digit_rows", "digit_rows", 8, {"norm": "layer", "has_shift": True, "block": 8192}, {"digits": "*i8"}),
     "one row, norm": ("one_row", "one_row", 4, product("layer", 4, False, 4), {"bias": "*fp32"}),
@@ -104,7 +114,9 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "one row, int8": ("one_row_int8", "one_row_int8", 8, product("", 4, True, 4), {"weight": "*i8"}),
 }
 
-NOT_CHOSEN = [(case, 80) for case in ("few rows, int8", "64 rows, int8")]  # see product.multiply
+NOT_CHOSEN = [
+    (case, 80) for case in ("few rows, int8", "64 rows, int8", "many rows, int8", "rows of wide heads")
+]  # see product.multiply, rows._choose
 
 
 def resources(binary: bytes, directory: Path) -> str:
