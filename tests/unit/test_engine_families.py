@@ -24,9 +24,9 @@ from network_runs import (
 from torch import Tensor
 from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
+from backends.fastertransformer.engine.attention.positions import bucket
 from backends.fastertransformer.engine.checkpoint.weights import alibi_slopes
 from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.network.positions import bucket
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

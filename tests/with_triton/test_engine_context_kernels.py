@@ -10,9 +10,9 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from backends.fastertransformer.engine.attention import attention
 from backends.fastertransformer.engine.attention.attention import Manner, WholeRows
 from backends.fastertransformer.engine.attention.pages import PAGE
+from backends.fastertransformer.engine.attention.positions import Relative, Rotary, Rotation
 from backends.fastertransformer.engine.attention.rows import NumberedRows
 from backends.fastertransformer.engine.linear import Norming
-from backends.fastertransformer.engine.network.positions import Relative, Rotary, Rotation
 
 HAS_GPU = torch.cuda.is_available()
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from backends.fastertransformer.engine.attention.pages import PAGE
-from backends.fastertransformer.engine.generation.sampling import LOST, draw, keep_top_k, keep_top_p, likeliest
-from backends.fastertransformer.engine.network.positions import Rotary, Rotation
+from backends.fastertransformer.engine.attention.positions import Rotary, Rotation
+from backends.fastertransformer.engine.generation.sampling import draw, keep_top_k, keep_top_p
+from backends.fastertransformer.engine.likeliest import LOST, likeliest
 
 HAS_GPU = torch.cuda.is_available()
 

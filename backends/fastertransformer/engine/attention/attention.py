@@ -16,8 +16,8 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..kernels import can_run_on
-from ..network.positions import Bias, Rotary, Rotation
 from .pages import PAGE, Held, KvCache, put
+from .positions import Bias, Rotary, Rotation
 from .rows import Rows
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..attention.cache import MOST_SLOTS, upload
 from ..kernels import can_run_on
+from ..likeliest import LOST
 from ..network.graphs import Chosen
 from ..network.steps import Steps
 from ..requests.request import Array, Request
@@ -125,7 +126,7 @@ class Choice:
         else:
             chosen, log_probs = self._choose(_joined([self._steps.whole(each) for each in parts]))
             self._steps.go_on_with(0, chosen)
-            tokens = torch.where(tokens == sampling.LOST, sampling.LOST, chosen)
+            tokens = torch.where(tokens == LOST, LOST, chosen)
         return Flight(self._owners, tokens, log_probs)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:

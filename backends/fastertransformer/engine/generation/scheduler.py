@@ -19,11 +19,11 @@ import torch
 
 from ..attention.cache import MOST_SLOTS
 from ..errors import GroupLostError, RequestError
+from ..likeliest import LOST
 from ..network.steps import Steps
 from .batch import Batch
 from .choice import Flight
 from .outputs import output_tensors
-from .sampling import LOST
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence
 from .sessions import Session, Sessions
 

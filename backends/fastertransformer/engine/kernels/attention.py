@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..network.positions import Rotary
+from ..attention.positions import Rotary
 
 _MOST_PIECES = 32
 _LEAST = tl.constexpr(-1e30)  # a score that none is below; the difference of two infinities is no number

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..network.positions import Rotary
+from ..attention.positions import Rotary
 
 _BLOCK = 2048
 

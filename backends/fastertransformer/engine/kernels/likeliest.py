@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..generation.sampling import LOST
+from ..likeliest import LOST
 from .attention import abilities, scratch_of
 
 _PARTS = 32  # programs of a row
@@ -63,7 +63,7 @@ def take_likeliest(logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
         positions: int64 [B]; each is raised by 1.
 
     Returns:
-        int64 [B]; see sampling.likeliest.
+        int64 [B]; see likeliest.likeliest.
     """
     rows, columns = logits.shape
     partial, finished = scratch_of(logits.device).get(rows, rows * _PARTS * 2)

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..generation.sampling import LOST
+from ..likeliest import LOST
 from .attention import abilities
 from .peer_sum import PATIENCE
 

@@ -19,7 +19,7 @@ from ..attention.pages import KvCache
 from ..attention.rows import NumberedRows, Rows
 from .network import Network
 
-Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the likeliest tokens, see sampling.likeliest
+Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the likeliest tokens, see likeliest.likeliest
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 TOKENS = (16, 32, 64, 128, 256, 512)
 _MOST_CONTEXTS = 16  # rows whose contexts are captured together

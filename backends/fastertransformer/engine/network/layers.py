@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..checkpoint.config import Stack
 from ..checkpoint.layouts import CrossWeights, LayerWeights, Norm
-from ..generation.sampling import likeliest
 from ..kernels import can_run_on
+from ..likeliest import likeliest
 from ..linear import Linear, Norming
 
 
@@ -55,7 +55,7 @@ class Links:
             positions: int64 [N]; each is raised by 1.
 
         Returns:
-            int64 [N]; see sampling.likeliest.
+            int64 [N]; see likeliest.likeliest.
         """
         if can_run_on(logits.device):
             from ..kernels.likeliest import take_likeliest

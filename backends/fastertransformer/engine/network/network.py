@@ -21,13 +21,13 @@ from torch import Tensor
 
 from ..attention.attention import ContinuedRows, KeptSource, Manner, NewRows, NextTokens, WholeRows
 from ..attention.pages import PAGE, KvCache, put
+from ..attention.positions import Alibi, Bias, Relative, Rotary
 from ..attention.rows import Rows
 from ..checkpoint.config import ModelConfig, Stack
 from ..checkpoint.layouts import ModelWeights, StackWeights
 from ..kernels import can_run_on
 from ..linear import Norming
 from .layers import Call, Links, adapted, norming, run_layer, split
-from .positions import Alibi, Bias, Relative, Rotary
 
 
 class Network:

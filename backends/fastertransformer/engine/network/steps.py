@@ -21,7 +21,7 @@ from ..attention.cache import MOST_SLOTS, upload
 from ..attention.pages import KvCache
 from ..attention.rows import NumberedRows, Rows
 from ..checkpoint.prefixes import Prefix
-from ..generation.sampling import likeliest
+from ..likeliest import likeliest
 from ..requests.request import Array
 from .graphs import Chosen, StepGraphs
 from .network import Network

@@ -29,7 +29,7 @@ from ..checkpoint.config import ModelConfig
 from ..checkpoint.layouts import vocabulary_part
 from ..checkpoint.prefixes import Prefix
 from ..errors import GroupLostError
-from ..generation.sampling import LOST
+from ..likeliest import LOST
 from ..linear import Linear
 from ..network.layers import Links
 from ..network.network import Network
