@@ -29,7 +29,7 @@ from .shards import Shards, check_file
 AHEAD_BYTES = 1 << 30  # of what is read ahead; a larger file is read by itself
 _PART_BYTES = 32 << 20  # what a thread reads of a file at a time
 _PIECE_BYTES = 6 << 20
-_THREADS = max(4, min(12, len(os.sched_getaffinity(0))))  # more hold up the one that puts the network together
+_THREADS = max(4, min(12, len(os.sched_getaffinity(0))))  # with 16 a load took longer
 _BUFFERS = _THREADS + 4  # one for each thread; the others are being fetched
 
 
