@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 ALLOWED_SKIPS = ("no GPU",)
@@ -9,6 +11,12 @@ ALLOWED_SKIPS = ("no GPU",)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-golden", action="store_true", help="write golden files instead of comparing them")
+
+
+def pytest_sessionstart() -> None:
+    """Let Ctrl-C reach the programs under test: in the background of a script it is ignored, and they inherit that."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
