@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -123,3 +126,14 @@ def test_rows_are_read_wherever_their_pages_are(needs: tuple[int, ...], is_torn:
             k, v = content[row][layer]
             scores = q[row] @ k.transpose(1, 2) * 0.3 + (0 if mask is None else mask[row, ..., :count])
             assert (found[row] - scores.softmax(-1) @ v).abs().max() < 1e-5
+
+
+def test_a_process_with_more_cache_than_memory_may_still_be_forked() -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    shape = CacheShape(layers=2, head_num=8, size_per_head=128, dtype=torch.float32)
+    cache = KvCache(shape, CPU, int(1.5 * memory), longest=64)
+    assert cache.budget_bytes > memory
+    child = multiprocessing.get_context("fork").Process(target=os.getpid)
+    child.start()
+    child.join()
+    assert child.exitcode == 0

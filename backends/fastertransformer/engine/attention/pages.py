@@ -14,7 +14,9 @@ Page 0 belongs to nobody: what padding writes goes there.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +31,7 @@ from .cache import MOST_SLOTS, CacheShape, Need, upload
 from .tables import PagePool, PageTable
 
 PAGE = 32  # tokens
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.10 has no name for it; this is Linux's number
 
 
 class KvCache:
@@ -228,12 +231,13 @@ def _zeros(shape: CacheShape, pages: int, device: torch.device) -> Tensor:
         return torch.zeros(wanted, dtype=shape.dtype, device=device).transpose(2, 3)
     count = 2 * pages * PAGE * heads * size * shape.dtype.itemsize
     try:
-        content = np.zeros(count, np.uint8)
-    except MemoryError as error:
-        raise EngineError(
-            f"{count} bytes of KV cache a layer are more than the host reserves: see kv_cache_bytes"
-        ) from error
-    return torch.from_numpy(content).view(shape.dtype).view(wanted).transpose(2, 3)
+        # Not reserved, so that a process may still be forked where this is more than half of the memory.
+        content = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    except OSError as error:
+        raise EngineError(f"{count} bytes of KV cache a layer: {error.strerror}; see kv_cache_bytes") from error
+    with suppress(OSError, AttributeError):  # not every host has huge pages
+        content.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(content, dtype=shape.dtype).view(wanted).transpose(2, 3)
 
 
 def _pages(entries: int) -> int:
