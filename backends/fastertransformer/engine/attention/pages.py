@@ -175,10 +175,9 @@ class Held:
         pages = tables[:, : _pages(max(self._lengths))].long()
         steps = PAGE * torch.arange(1, pages.shape[1], device=pages.device)
         is_torn = ((pages.diff() != 1) & (steps < lengths[:, None])).any(1).tolist()
-        inside = torch.arange(PAGE, device=pages.device)
         firsts = (pages[:, 0] * PAGE).tolist()
         self._places: list[int | Tensor] = [
-            (pages[row, :, None] * PAGE + inside).flatten()[:length] if torn else first
+            pages[row, : _pages(length)] if torn else first
             for row, (first, length, torn) in enumerate(zip(firsts, self._lengths, is_torn, strict=True))
         ]
         apart = {after - before for before, after in pairwise(firsts)}
@@ -187,22 +186,33 @@ class Held:
 
     def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
-        # As one row, page behind page: [2, 1, H, pages * PAGE, D]; a view, see _zeros.
-        whole = memory.transpose(2, 3).flatten(1, 2).transpose(1, 2)[:, None]
         if self._even:
-            first, apart = self._even
-            part, _, head, entry, _ = whole.stride()
-            size = (2, len(q), whole.shape[2], self._lengths[0], whole.shape[4])
-            at = whole.storage_offset() + first * entry
-            keys, values = whole.as_strided(size, (part, apart * entry, head, entry, 1), at)
+            keys, values = _side_by_side(memory, *self._even, len(q), self._lengths[0])
             return F.scaled_dot_product_attention(q, keys, values, mask, scale=scale)
         parts = []
         for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
-            held = whole.narrow(3, place, length) if isinstance(place, int) else whole.index_select(3, place)
-            keys, values = held.unbind()
+            if isinstance(place, int):
+                keys, values = _side_by_side(memory, place, 0, 1, length)
+            else:
+                keys, values = memory[:, place].transpose(1, 2).flatten(2, 3)[:, None, :, :length]
             own = None if mask is None else mask[row : row + 1, ..., :length]
             parts.append(F.scaled_dot_product_attention(query, keys, values, own, scale=scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _side_by_side(memory: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
+    """View entries of rows whose pages are neighbours, [2, count, H, length, D]; see _zeros.
+
+    Args:
+        memory: of a layer.
+        first: entry of the first row, as the pages have them one behind the other.
+        apart: entries from one row to the next.
+        count: rows.
+        length: of each.
+    """
+    part, _, head, entry, _ = memory.stride()
+    size = (2, count, memory.shape[2], length, memory.shape[4])
+    return memory.as_strided(size, (part, apart * entry, head, entry, 1), memory.storage_offset() + first * entry)
 
 
 def put(memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
