@@ -54,7 +54,8 @@ def test_staged_files_are_what_the_files_hold(
     for index, content in enumerate(contents):
         content.tofile(tmp_path / f"{index}.bin")
     order = [(f"{index}.bin", shape) for index, shape in enumerate(shapes)]
-    with StagedFiles(tmp_path, order, torch.float32, DEVICE) as shards:
+    with StagedFiles(tmp_path, torch.float32, DEVICE) as files:
+        shards = files.in_order(order)
         found = [shards(*each).cpu().numpy() for each in order]
     for content, read in zip(contents, found, strict=True):
         np.testing.assert_array_equal(read, content)
@@ -67,7 +68,8 @@ def test_a_file_that_is_cut_short_while_others_are_read_is_named(
     np.zeros(100, np.float32).tofile(tmp_path / "first.bin")
     np.zeros(99, np.float32).tofile(tmp_path / "second.bin")
     monkeypatch.setattr(staging, "AHEAD_BYTES", 0)
-    with StagedFiles(tmp_path, order, torch.float32, DEVICE) as shards:
+    with StagedFiles(tmp_path, torch.float32, DEVICE) as files:
+        shards = files.in_order(order)
         shards(*order[0])
         with pytest.raises(WeightsError, match=r"second.bin: 396 bytes, expected 400"):
             shards(*order[1])
@@ -79,7 +81,8 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_named(tmp_path: Path, m
     monkeypatch.setattr(staging, "check_file", lambda *_: None)  # it was whole then
     monkeypatch.setattr(staging, "_PART_BYTES", 200)  # many of its parts are missing, more than there are buffers
     order = [("cut.bin", (4000,)), ("whole.bin", (4000,))]
-    with StagedFiles(tmp_path, order, torch.float32, DEVICE) as shards:
+    with StagedFiles(tmp_path, torch.float32, DEVICE) as files:
+        shards = files.in_order(order)
         with pytest.raises(WeightsError, match=r"cut.bin: has become shorter while it was read"):
             shards(*order[0])
         assert not shards(*order[1]).any()

@@ -15,6 +15,8 @@ from torch import Tensor
 from ..errors import WeightsError
 
 Shards = Callable[[str, tuple[int, ...]], Tensor]
+Order = list[tuple[str, tuple[int, ...]]]
+"""File name and shape of each shard, as they are asked for."""
 
 _SPREAD = 0.02  # of weights: what GPT-2 and NeMo begin a training with
 
@@ -46,7 +48,7 @@ def check_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         raise WeightsError(f"{path}: {problem}")
 
 
-def planned(dtype: torch.dtype, order: list[tuple[str, tuple[int, ...]]]) -> Shards:
+def planned(dtype: torch.dtype, order: Order) -> Shards:
     """Give shapes without content, on torch's meta device, and list what was asked for."""
 
     def shard(file: str, shape: tuple[int, ...]) -> Tensor:
@@ -56,15 +58,10 @@ def planned(dtype: torch.dtype, order: list[tuple[str, tuple[int, ...]]]) -> Sha
     return shard
 
 
-def checked(directory: Path, dtype: torch.dtype, problems: list[str]) -> Shards:
-    """Likewise, and list the files that are missing or have another size."""
-
-    def shard(file: str, shape: tuple[int, ...]) -> Tensor:
-        if problem := _problem(directory / file, shape, dtype):
-            problems.append(f"{file}: {problem}")
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    return shard
+def problems_of(directory: Path, order: Order, dtype: torch.dtype) -> list[str]:
+    """Name the files that are missing or have another size, and say why."""
+    found = ((file, _problem(directory / file, shape, dtype)) for file, shape in order)
+    return [f"{file}: {problem}" for file, problem in found if problem]
 
 
 def _problem(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> str:

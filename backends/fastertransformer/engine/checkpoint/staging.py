@@ -3,19 +3,21 @@
 A shard that is mapped and copied comes over page by page, by one thread, through a buffer of the driver's: a fraction
 of what the link carries. Here threads read parts of the files, in the order in which they will be asked for, and each
 piece of a part is on its way to the GPU while the next one is read. All pieces together stay in the processor's cache,
-from which the GPU fetches them; smaller ones would take less of it, but the threads of Python wait for each other
-before and behind every call.
+from which the GPU fetches them. Whoever gives up Python's lock for a call waits for all other threads behind it: that
+took as long as the reading. So a piece gives it up once, to be read; what asks the GPU to fetch it is the driver's own
+function, called with the lock held, where torch's would let go of it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,11 +26,11 @@ import torch
 from torch import Tensor
 
 from ..errors import WeightsError
-from .shards import Shards, check_file
+from .shards import Order, Shards, check_file
 
 AHEAD_BYTES = 1 << 30  # of what is read ahead; a larger file is read by itself
 _PART_BYTES = 32 << 20  # what a thread reads of a file at a time
-_PIECE_BYTES = 6 << 20
+_PIECE_BYTES = 8 << 20
 _THREADS = max(4, min(12, len(os.sched_getaffinity(0))))  # with 16 a load took longer
 _BUFFERS = _THREADS + 4  # one for each thread; the others are being fetched
 
@@ -51,42 +53,43 @@ class _Buffer:
 class StagedFiles:
     """Gives the shards of a checkpoint on a device, in a given order; a context manager.
 
+    Its memory is being pinned as soon as there is one, while its user still plans.
+
     Args:
         directory: of the files.
-        order: file and shape of each shard, as they will be asked for.
         dtype: of the numbers in the files.
         device: where they go.
     """
 
-    def __init__(
-        self, directory: Path, order: Sequence[tuple[str, tuple[int, ...]]], dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._directory, self._dtype, self._device = directory, dtype, device
-        self._coming = deque(order)
+        self._coming: deque[tuple[str, tuple[int, ...]]] = deque()  # file and shape
         self._read: deque[tuple[str, Tensor, list[Future[None]]]] = deque()
         self._ahead_bytes = 0
         self._is_gpu = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if self._is_gpu else None  # type: ignore[no-untyped-call]
-        self._driver: Any = torch.cuda.cudart() if self._is_gpu else None  # type: ignore[no-untyped-call]
         self._memory = _huge_pages(_BUFFERS * _PIECE_BYTES)
         self._buffers = deque(map(self._buffer, self._memory.split(_PIECE_BYTES)))  # type: ignore[no-untyped-call]
-        self._pool = ThreadPoolExecutor(_THREADS, "shards")
+        self._pool = ThreadPoolExecutor(_THREADS, "shards", self._begin_thread)
+        self._pinned = self._pool.submit(self._pin)
 
-    def __enter__(self) -> Shards:
-        """Give the source."""
-        if self._is_gpu:
-            place = self._memory.data_ptr(), self._memory.nbytes
-            torch.cuda.check_error(self._driver.cudaHostRegister(*place, 0))
-        return self._give
+    def __enter__(self) -> StagedFiles:
+        """Give itself."""
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the threads; pieces that are on their way arrive."""
         self._pool.shutdown(cancel_futures=True)
-        if self._is_gpu:
+        if self._is_gpu and not (self._pinned.cancelled() or self._pinned.exception()):
             self._stream.synchronize()
-            torch.cuda.check_error(self._driver.cudaHostUnregister(self._memory.data_ptr()))
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))  # type: ignore[no-untyped-call]
+
+    def in_order(self, order: Order) -> Shards:
+        """Give the source of shards that will be asked for in this order."""
+        self._coming.extend(order)
+        return self._give
 
     def _give(self, file: str, shape: tuple[int, ...]) -> Tensor:
         while self._coming and (not self._read or self._ahead_bytes < AHEAD_BYTES):
@@ -117,31 +120,53 @@ class StagedFiles:
 
     def _bring(self, path: Path, start: int, target: Tensor, free: Any) -> None:
         """Read a part, and send it on its way."""
-        # What is loaded in this mode may be written to in no other, and mode and stream are each thread's own.
-        with torch.inference_mode(), torch.cuda.stream(self._stream) if self._is_gpu else nullcontext():
-            if self._is_gpu:
-                self._stream.wait_event(free)
-            with path.open("rb", buffering=0) as source:
-                for piece in target.split(_PIECE_BYTES):  # type: ignore[no-untyped-call]
-                    self._send(source.fileno(), start, piece)
-                    start += len(piece)
+        self._pinned.result()
+        if self._is_gpu:
+            self._stream.wait_event(free)
+        address, size = target.data_ptr(), len(target)
+        with path.open("rb", buffering=0) as source:
+            for done in range(0, size, _PIECE_BYTES):
+                self._send(source.fileno(), start + done, address + done, min(_PIECE_BYTES, size - done))
 
-    def _send(self, file: int, start: int, target: Tensor) -> None:
-        buffer, size = self._buffers.popleft(), len(target)
+    def _send(self, file: int, start: int, address: int, size: int) -> None:
+        buffer = self._buffers.popleft()
         try:
-            if self._is_gpu:
+            if self._is_gpu and not buffer.is_sent.query():
                 buffer.is_sent.synchronize()
             if os.preadv(file, [buffer.view[:size]], start) != size:
                 raise WeightsError(f"{os.readlink(f'/proc/self/fd/{file}')}: has become shorter while it was read")
-            target.copy_(buffer.memory[:size], non_blocking=True)
-            if self._is_gpu:
-                buffer.is_sent.record(self._stream)
+            if not self._is_gpu:
+                ctypes.memmove(address, buffer.memory.data_ptr(), size)
+                return
+            if problem := _driver().cuMemcpyHtoDAsync_v2(
+                address, buffer.memory.data_ptr(), size, self._stream.cuda_stream
+            ):
+                raise WeightsError(f"cuMemcpyHtoDAsync failed with {problem}")  # CUresult
+            buffer.is_sent.record(self._stream)
         finally:
             self._buffers.append(buffer)
 
     def _buffer(self, memory: Tensor) -> _Buffer:
         event = torch.cuda.Event() if self._is_gpu else None  # type: ignore[no-untyped-call]
         return _Buffer(memory, memory.numpy().data, event)
+
+    def _begin_thread(self) -> None:
+        if self._is_gpu:
+            torch.cuda.set_device(self._stream.device)
+
+    def _pin(self) -> None:
+        """Let the GPU fetch from memory by itself: 20 ms, beside other work."""
+        if self._is_gpu:
+            place = self._memory.data_ptr(), self._memory.nbytes
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(*place, 0))  # type: ignore[no-untyped-call]
+
+
+@lru_cache
+def _driver() -> Any:
+    """Give the driver's library: functions that keep Python's lock while they run."""
+    driver = ctypes.PyDLL("libcuda.so.1")
+    driver.cuMemcpyHtoDAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    return driver
 
 
 def _huge_pages(size_bytes: int) -> Tensor:

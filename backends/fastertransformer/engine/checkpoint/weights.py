@@ -8,8 +8,7 @@ where a file is missing or short and serves uninitialised memory; here that is a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from ..linear import Int8Linear, Linear
 from ..precision import TORCH_TYPES, Precision
 from .config import ModelConfig
 from .layouts import ModelWeights, Norm, Share, head_name, read_model, vocabulary_part
-from .shards import Shards, checked, made_up, mapped, planned
+from .shards import Order, Shards, made_up, mapped, planned, problems_of
 from .staging import AHEAD_BYTES, StagedFiles
 
 
@@ -53,21 +52,36 @@ def load_weights(
     """
     _check_ranks(directory, config, tensor_para_size)
     source_type, whole = TORCH_TYPES[config.weight_data_type], Share(range(config.num_layer))
-    share, is_cpu, has_head = share or whole, device.type == "cpu", False
-    # What is read onto torch's meta device has shapes and no content: the same code tells how much memory it takes.
-    plan_on = partial(Reader, config, tensor_para_size, precision, torch.device("meta"), is_cpu)
-    if not are_made_up:
-        has_head = (directory / f"{head_name(config)}.bin").exists()
-        problems: list[str] = []
-        read_model(plan_on(whole.rank, checked(directory, source_type, problems)), config, whole, has_head)
+    is_cpu = device.type == "cpu"
+    is_staged = not (is_cpu or are_made_up)
+    with StagedFiles(directory, source_type, device) if is_staged else nullcontext() as staged:
+        has_head = not are_made_up and (directory / f"{head_name(config)}.bin").exists()
+        share, plans = share or whole, {}
+        for each in {whole, share}:
+            # On torch's meta device tensors have no content: so what loads a network tells how much memory that takes.
+            order: Order = []
+            how = config, tensor_para_size, precision, torch.device("meta"), is_cpu, each.rank
+            plans[each] = Reader(*how, planned(source_type, order)), order
+            read_model(plans[each][0], config, each, has_head)
+        problems = [] if are_made_up else problems_of(directory, plans[whole][1], source_type)
         if problems:
             noun = "shard is" if len(problems) == 1 else "shards are"
             raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  " + "\n  ".join(problems))
-    order: list[tuple[str, tuple[int, ...]]] = []
-    plan = plan_on(share.rank, planned(source_type, order))
-    read_model(plan, config, share, has_head)
-    is_staged = not (is_cpu or are_made_up)
-    need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
+        plan, order = plans[share]
+        need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
+        _check_room(directory, precision, need_bytes, device, sharers)
+        if staged:
+            # All of it once: torch keeps it and cuts it up, where the driver takes its time for each tensor's memory.
+            with suppress(torch.OutOfMemoryError):  # in one piece
+                torch.empty(need_bytes, dtype=torch.uint8, device=device)
+            shards = staged.in_order(order)
+        else:
+            shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
+        reader = Reader(config, tensor_para_size, precision, device, is_cpu, share.rank, shards)
+        return read_model(reader, config, share, has_head)
+
+
+def _check_room(directory: Path, precision: Precision, need_bytes: int, device: torch.device, sharers: int) -> None:
     have_bytes = free_bytes(device) // sharers
     if need_bytes > have_bytes:
         each = f" for each of {sharers} processes" if sharers > 1 else ""
@@ -76,15 +90,6 @@ def load_weights(
             f" {have_bytes / 1e9:.3g} GB free{each}; serve it with int8_mode 1, as fp16 or bf16, or over more processes"
             " (tensor_para_size, pipeline_para_size)"
         )
-    read_on = partial(Reader, config, tensor_para_size, precision, device, is_cpu, share.rank)
-    if is_staged:
-        # All of it once: torch keeps it and cuts it up, where the driver takes its time for each tensor's memory.
-        with suppress(torch.OutOfMemoryError):  # in one piece
-            torch.empty(need_bytes, dtype=torch.uint8, device=device)
-        with StagedFiles(directory, order, source_type, device) as shards:
-            return read_model(read_on(shards), config, share, has_head)
-    shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
-    return read_model(read_on(shards), config, share, has_head)
 
 
 def _check_ranks(directory: Path, config: ModelConfig, tensor_para_size: int) -> None:
