@@ -150,7 +150,7 @@ def test_a_process_opens_one_engine_of_several_processes_after_another(device: s
         pytest.skip("no GPU for each rank")
     shards = write_shards(random_gpt2(), tmp_path, 2)
     ranks = start(shards, tmp_path, 2, 1, REQUESTS, starts_others=True, engines=3, on_gpu=device == "cuda")
-    assert ranks.wait(100) == [0], ranks.text
+    assert ranks.wait(100 if device == "cpu" else 250) == [0], ranks.text  # a GPU's kernels are compiled
     first, answers = ranks.answers[: len(REQUESTS)], ranks.answers
     assert len(answers) == 3 * len(REQUESTS)
     for ours, theirs in zip(answers, first * 3, strict=True):

@@ -48,6 +48,7 @@ class Group:
         stages: of all.
         tensor_rank, stage: this process's place.
         neighbours: torch's group of this stage; its default group is of all.
+        store: through which torch's processes find each other.
         lines: between rank 0 and the others.
 
     Raises:
@@ -61,11 +62,11 @@ class Group:
         if dist.is_initialized():
             raise EngineError("this process has an engine of several processes already; close that one first")
         self.ranks, self.rank, self._is_on_gpu = ranks, ranks.rank, device.type == "cuda"
-        store, greeting = None, ""
+        opened, greeting = None, ""
         if settings:
             _check_size(ranks, settings)
-            store = _open_store(ranks)
-            greeting = json.dumps([store.port, settings.to_json()])
+            opened = _open_store(ranks)
+            greeting = json.dumps([opened.port, settings.to_json()])
         self.lines = Lines(ranks, greeting.encode(), crew.check if crew else lambda: None)
         port, said = json.loads(self.lines.greeting)
         self.settings = Settings.from_json(said)
@@ -75,13 +76,14 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
         try:
             with self.loss_is_an_error("not every rank has come"):
-                self._join(device, store or TCPStore(self.lines.host, port, wait_for_workers=False))
+                self.store = opened or TCPStore(self.lines.host, port, wait_for_workers=False)
+                self._join(device)
         except BaseException:
             self.lines.close()
             raise
 
-    def _join(self, device: torch.device, store: TCPStore) -> None:
-        store.set_timeout(timedelta(seconds=self.ranks.timeout_s))
+    def _join(self, device: torch.device) -> None:
+        self.store.set_timeout(timedelta(seconds=self.ranks.timeout_s))
         backend = "gloo"
         if self._is_on_gpu:
             torch.cuda.set_device(device)
@@ -89,7 +91,7 @@ class Group:
             # Else torch ends this process when another is gone, which may be one that outlives it.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         dist.init_process_group(
-            backend, store=store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
+            backend, store=self.store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
         )
         assert dist.group.WORLD
         self.neighbours: dist.ProcessGroup = dist.group.WORLD
