@@ -76,6 +76,10 @@ def measure(arguments: ScalingArguments, name: str, rates: Rates, table: Table) 
         how = {"tensor_para_size": gpus, "has_peer_sums": sums == "peers"}
         with engine_of(size, arguments.data_type, arguments.int8_mode, **how) as engine:
             print(engine.description, flush=True)
+            if sums == "peers" and gpus > 1 and "peers' memory" not in engine.description:
+                raise ConfigError(
+                    "sums in the peers' memory", "they cannot be made here; see above, or --sums='[\"nccl\"]'"
+                )
             for case in cases:
                 tensors = size.tensors(asks_of(case, size.vocab))
                 first_ms, ours_ms = latency_ms(lambda: engine.generate([engine.parse(tensors)]), arguments.repeats)  # noqa: B023

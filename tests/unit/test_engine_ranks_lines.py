@@ -31,6 +31,17 @@ def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_
         Group(place(tmp_path), torch.device("cpu"), Settings(tmp_path, 2, 1, "fp32"))
 
 
+def test_groups_that_follow_each_other_have_different_names(tmp_path: Path) -> None:
+    """By a name torch remembers a store, which is gone when the group is."""
+    names = []
+    for _ in range(2):
+        ranks = place(tmp_path, world_size=1, local_size=1, timeout_s=60)
+        group = Group(ranks, torch.device("cpu"), Settings(tmp_path, 1, 1, "fp32"))
+        names.append(group.neighbours.group_name)
+        group.leave()
+    assert names[0] != names[1]
+
+
 def test_a_rank_finds_rank_0_that_comes_after_one_that_is_gone(tmp_path: Path) -> None:
     """The same run again, as after a requeue: the port in the file is closed until rank 0 has come."""
     (tmp_path / "rendezvous").write_text('{"host": "127.0.0.1", "port": 1, "run": "now"}')

@@ -121,7 +121,8 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         made_up = settings.has_made_up_weights
         weights = load_weights(directory, config, tensor_para_size, precision, device, share, sharers, made_up)
         seconds = time.perf_counter() - start
-        network = Network(config, weights, ProcessLinks(group, config, precision.compute, device) if group else None)
+        links = ProcessLinks(group, config, precision.compute, device) if group else None
+        network = Network(config, weights, links)
         layers = len(weights.decoder.layers) if weights.decoder else 0
         heads = config.head_num // (1 if share.rank is None else tensor_para_size)
         shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
@@ -139,8 +140,9 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         f" weights {weights.size_bytes / 1e9:.3g} GB{saved}, KV cache up to {cache.budget_bytes / 1e9:.3g} GB"
         f" ({shape.token_bytes} bytes a token); {torch.get_num_threads()} CPU threads"
     )
-    if group:
+    if group and links:
         description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {share.layers}"
+        description += f", {links.note}" if links.is_split else ""
     _log.info(description)
     if group and group.ranks.rank == 0:
         return Leader(network, cache, prefixes, group), description

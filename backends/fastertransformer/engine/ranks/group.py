@@ -5,6 +5,7 @@ Rank r is the tensor rank r % T of the pipeline stage r // T, as in FasterTransf
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -26,6 +27,8 @@ from .lines import LOOPBACK, Lines
 from .ranks import Ranks
 
 _FAREWELL_S = 20.0
+_MOST_NAMES = 1000  # of torch's groups in one of ours
+_group_numbers = itertools.count()  # of those that this process has begun as rank 0
 _parting = threading.Lock()
 # The others wait for as long as a step takes; that all live is Lines' matter.
 _NO_TIMEOUT = timedelta(days=3650)
@@ -48,7 +51,6 @@ class Group:
         stages: of all.
         tensor_rank, stage: this process's place.
         neighbours: torch's group of this stage; its default group is of all.
-        store: through which torch's processes find each other.
         lines: between rank 0 and the others.
 
     Raises:
@@ -62,13 +64,13 @@ class Group:
         if dist.is_initialized():
             raise EngineError("this process has an engine of several processes already; close that one first")
         self.ranks, self.rank, self._is_on_gpu = ranks, ranks.rank, device.type == "cuda"
-        opened, greeting = None, ""
+        store, greeting = None, ""
         if settings:
             _check_size(ranks, settings)
-            opened = _open_store(ranks)
-            greeting = json.dumps([opened.port, settings.to_json()])
+            store = _open_store(ranks)
+            greeting = json.dumps([store.port, next(_group_numbers), settings.to_json()])
         self.lines = Lines(ranks, greeting.encode(), crew.check if crew else lambda: None)
-        port, said = json.loads(self.lines.greeting)
+        port, number, said = json.loads(self.lines.greeting)
         self.settings = Settings.from_json(said)
         self.tensor_size, self.stages = self.settings.tensor_para_size, self.settings.pipeline_para_size
         self.stage, self.tensor_rank = divmod(self.rank, self.tensor_size)
@@ -76,22 +78,24 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
         try:
             with self.loss_is_an_error("not every rank has come"):
-                self.store = opened or TCPStore(self.lines.host, port, wait_for_workers=False)
-                self._join(device)
+                self._join(device, store or TCPStore(self.lines.host, port, wait_for_workers=False), number)
         except BaseException:
             self.lines.close()
             raise
 
-    def _join(self, device: torch.device) -> None:
-        self.store.set_timeout(timedelta(seconds=self.ranks.timeout_s))
+    def _join(self, device: torch.device, store: TCPStore, number: int) -> None:
+        store.set_timeout(timedelta(seconds=self.ranks.timeout_s))
         backend = "gloo"
         if self._is_on_gpu:
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
             # Else torch ends this process when another is gone, which may be one that outlives it.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        # torch names its groups by counting, from 0 again when all are gone, and its symmetric memory remembers by the
+        # name through which store processes meet: those of a second engine, or of ranks started anew, never would.
+        dist.distributed_c10d._world.group_count = number * _MOST_NAMES
         dist.init_process_group(
-            backend, store=self.store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
+            backend, store=store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
         )
         assert dist.group.WORLD
         self.neighbours: dist.ProcessGroup = dist.group.WORLD

@@ -56,6 +56,13 @@ class ProcessLinks(Links):
         self._peers = open_peers(group, device, _PEER_ROWS * config.hidden_units)
         self._part = vocabulary_part(config.vocab_size, group.tensor_rank, group.tensor_size)
 
+    @property
+    def note(self) -> str:
+        """How processes that share a layer add their parts, for a log."""
+        if self._peers:
+            return f"sums of up to {_PEER_ROWS} rows in the peers' memory"
+        return "sums by NCCL" if self._device.type == "cuda" else "sums by gloo"
+
     def share(self, x: Tensor) -> Tensor:
         """Broadcast over all."""
         dist.broadcast(x, 0)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, _SymmetricMemory  # mypy finds them here only
 
 from ..attention.cache import MOST_SLOTS
 from ..kernels import can_run_on
@@ -100,11 +99,7 @@ def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
         import torch.distributed._symmetric_memory as symmetric
 
         memory = symmetric.empty(2 * size * most + _choice_words(size), dtype=torch.int64, device=device)
-        # torch remembers by its group's name through which store processes meet; the group that follows when this one
-        # is closed or lost has the same name and another store.
-        name = f"{group.ranks.run} {group.store.port} {group.stage}"
-        _SymmetricMemory.set_group_info(name, group.tensor_rank, size, PrefixStore(f"peers {group.stage}", group.store))
-        handle: Any = symmetric.rendezvous(memory, name)  # type: ignore[arg-type]
+        handle: Any = symmetric.rendezvous(memory, group.neighbours)
         memory.zero_()
         offset = memory.data_ptr() - handle.buffer_ptrs[group.tensor_rank]
         peers = Peers(memory, [each + offset for each in handle.buffer_ptrs], group.tensor_rank, handle)
