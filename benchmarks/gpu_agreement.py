@@ -9,6 +9,13 @@ logits, ||gpu - cpu|| / ||cpu||, the largest difference of the chosen tokens' lo
 likeliest tokens agree. Rounding explains about 1e-6 (fp32), 2e-3 (fp16) and 1e-2 (bf16, int8); exit status 1 where it
 is ten times that. Last, "engine": how many tokens an engine in fp32 generates as one on the CPU does, greedy, by beam
 search and by chance, from requests that come together; exit status 1 below 99%.
+
+    python3 -m benchmarks.gpu_agreement --checkpoint=DIRECTORY --tensor-para-size=2
+
+A checkpoint as FasterTransformer has it, instead: the engine on the CPU in fp32 continues prompts, made of its
+likeliest words, greedily; engines on the device, in each format, score the same tokens and continue the same prompts.
+Exit status 1 where a token's log-probability differs by more than rounding explains, or where the device chooses a
+token that the CPU finds less likely than its own by more than twice that.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +36,7 @@ from backends.fastertransformer.engine.attention.pages import KvCache
 from backends.fastertransformer.engine.checkpoint.config import ModelConfig, read_config
 from backends.fastertransformer.engine.checkpoint.layouts import Share, read_model
 from backends.fastertransformer.engine.checkpoint.weights import Reader, load_weights
-from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.kernels import can_run_on
 from backends.fastertransformer.engine.network.network import Network
 from backends.fastertransformer.engine.network.steps import Steps
@@ -41,6 +49,8 @@ from handover.arguments import ScriptArguments
 from handover.errors import SlipwayError, exit_status
 
 _LIMITS = {"fp32": 1e-5, "fp16": 2e-2, "fp16 eager": 2e-2, "bf16": 1e-1, "fp16 int8": 1e-1}
+_SHIFTS = {"fp32": 1e-3, "fp16": 1e-1, "bf16": 1.0, "fp16 int8": 1.0}  # of a token's log-probability
+_PROMPTS, _INPUT, _OUTPUT = 16, 24, 64  # of a checkpoint
 _BLOOM = "has_positional_encoding = 0\nuse_attention_linear_bias = 1\nhas_pre_decoder_layernorm = 1\n"
 _GATED, _TIED = "use_gated_activation = 1\n", "tie_word_embeddings = 1\n"
 # Name: model_type, section, size of a head, keys of the section's own, or of a T5's stacks and its structure.
@@ -65,6 +75,8 @@ class AgreementArguments(ScriptArguments):
     vocab: int = field(default=4096, metadata={"help": "rows of the embedding"})
     families: tuple[str, ...] = field(default=tuple(_FAMILIES), metadata={"help": "JSON list of what is compared"})
     device: str = field(default="cuda:0", metadata={"help": "what is compared with the CPU"})
+    checkpoint: Path | None = field(default=None, metadata={"help": "shards and config.ini of a GPT, instead"})
+    tensor_para_size: int = field(default=1, metadata={"help": "GPUs that share the checkpoint's layers"})
 
 
 def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) -> ModelConfig:
@@ -181,10 +193,72 @@ def compare(arguments: AgreementArguments) -> bool:
     return agrees
 
 
+class Scored(NamedTuple):
+    """Prompts and what continues them, [rows, _INPUT + _OUTPUT] each.
+
+    Attributes:
+        ids: of all tokens.
+        log_probs: of each after those before it; 0 of the first.
+    """
+
+    ids: Array
+    log_probs: Array
+
+
+def score(engine: Engine, ids: Array, count: int, k: int = 1) -> Scored:
+    """Continue prompts, [rows, n], by chance among the k likeliest tokens, then ask how likely each token was."""
+    tensors = tensors_of([Ask(row, count) for row in ids.tolist()], engine.config.vocab_size)
+    tensors |= {"runtime_top_k": np.full((len(ids), 1), k, np.uint32)}
+    tensors |= {"random_seed": np.arange(len(ids), dtype=np.uint64)[:, None]}
+    found = engine.generate([engine.parse(tensors)])[0]["output_ids"][:, 0].astype(np.uint32)
+    return Scored(found, log_probs_of(engine, found))
+
+
+def log_probs_of(engine: Engine, ids: Array) -> Array:
+    """Give the log-probability of each token, [rows, n], after those before it."""
+    tensors = tensors_of([Ask(row, 1) for row in ids.tolist()], engine.config.vocab_size)
+    wish = np.ones((len(ids), 1), np.bool_)
+    tensors |= {"is_return_log_probs": wish, "is_return_context_log_probs": wish}
+    return engine.generate([engine.parse(tensors)])[0]["context_log_probs"]
+
+
+def compare_checkpoint(arguments: AgreementArguments, directory: Path) -> bool:
+    """Print the table for a checkpoint; say whether all agree."""
+    sizes = {"tensor_para_size": arguments.tensor_para_size, "pipeline_para_size": 1, "kv_cache_bytes": 1 << 28}
+
+    def opened(kind: str, device: torch.device) -> Engine:
+        data_type, _, how = kind.partition(" ")
+        return open_engine(Settings(directory, data_type=data_type, int8_mode=int(how == "int8"), **sizes), device)
+
+    engine = opened("fp32", torch.device("cpu"))
+    begin = np.full((_PROMPTS, 1), engine.config.start_id, np.uint32)
+    prompts = score(engine, begin, _INPUT - 1, 40).ids  # words as the model has learnt them
+    expected = score(engine, prompts, _OUTPUT)
+    agrees = True
+    sys.stdout.write(f"{'format':10} {'log-probability':>16} {'tokens that agree':>18} {'lost by others':>16}\n")
+    for kind, limit in _SHIFTS.items():
+        other = opened(kind, torch.device(arguments.device))
+        shift = float(np.abs(log_probs_of(other, expected.ids) - expected.log_probs).max())
+        found = score(other, prompts, _OUTPUT).ids
+        other.close()
+        is_same = found == expected.ids
+        # Where a row first differs, the CPU says by how much it finds the other token less likely than its own.
+        firsts = [(row, int(places.argmin())) for row, places in enumerate(is_same) if not places.all()]
+        theirs = log_probs_of(engine, found) if firsts else expected.log_probs
+        loss = max((float(expected.log_probs[place] - theirs[place]) for place in firsts), default=0.0)
+        same = is_same[:, _INPUT:].mean()
+        sys.stdout.write(f"{kind:10} {shift:16.1e} {same:18.1%} {loss:16.1e}\n")
+        agrees &= shift < limit and loss < 2 * limit
+    engine.close()
+    return agrees
+
+
 def main(argv: Sequence[str]) -> None:
     """Compare all; a disagreement is an error."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    if not compare(AgreementArguments.from_argv(argv, description=__doc__)):
+    arguments = AgreementArguments.from_argv(argv, description=__doc__)
+    directory = arguments.checkpoint
+    if not (compare_checkpoint(arguments, directory) if directory else compare(arguments)):
         raise SlipwayError("the network on the device is not the network on the CPU", "see the lines above")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from backends.fastertransformer.engine.checkpoint.config import read_config
@@ -13,6 +14,7 @@ from backends.fastertransformer.engine.checkpoint.layouts import Share, read_mod
 from backends.fastertransformer.engine.checkpoint.shards import planned
 from backends.fastertransformer.engine.checkpoint.weights import Reader
 from backends.fastertransformer.engine.precision import choose_precision
+from benchmarks import gpu_agreement
 from benchmarks.continuous import News, answer_all
 from benchmarks.gpu_load import mixed_asks
 from benchmarks.gpu_report import main
@@ -130,3 +132,15 @@ def test_a_models_config_has_the_bytes_that_are_counted(name: str, tmp_path: Pat
     read_model(reader, config, Share(range(config.num_layer)), has_head=name == "T5 v1.1 XXL")
     whole = size.weight_bytes(2) + size.once_bytes(2)
     assert whole < reader.size_bytes < 1.06 * whole  # embeddings that are not heads, norms and biases
+
+
+def test_a_checkpoint_agrees_with_itself_and_not_where_the_limits_are_narrower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = write_shards(random_gpt2(n_positions=128, initializer_range=0.1), tmp_path, 1)
+    arguments = gpu_agreement.AgreementArguments(checkpoint=shards, device="cpu")
+    assert gpu_agreement.compare_checkpoint(arguments, shards)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == ["fp32", "0.0e+00", "100.0%", "0.0e+00"]
+    monkeypatch.setattr(gpu_agreement, "_SHIFTS", {"bf16": 1e-6})
+    assert not gpu_agreement.compare_checkpoint(arguments, shards)
