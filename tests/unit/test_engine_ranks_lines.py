@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.ranks import group
 from backends.fastertransformer.engine.ranks.group import Group
 from backends.fastertransformer.engine.ranks.lines import Lines
 from backends.fastertransformer.engine.ranks.parallel import packed, unpacked
@@ -31,15 +33,17 @@ def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_
         Group(place(tmp_path), torch.device("cpu"), Settings(tmp_path, 2, 1, "fp32"))
 
 
-def test_groups_that_follow_each_other_have_different_names(tmp_path: Path) -> None:
-    """By a name torch remembers a store, which is gone when the group is."""
-    names = []
+def test_a_group_knows_whether_its_rank_0_has_begun_another_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_group_numbers", count())
+    found = []
     for _ in range(2):
         ranks = place(tmp_path, world_size=1, local_size=1, timeout_s=60)
-        group = Group(ranks, torch.device("cpu"), Settings(tmp_path, 1, 1, "fp32"))
-        names.append(group.neighbours.group_name)
-        group.leave()
-    assert names[0] != names[1]
+        joined = Group(ranks, torch.device("cpu"), Settings(tmp_path, 1, 1, "fp32"))
+        found.append(joined.is_first)
+        joined.leave()
+    assert found == [True, False]
 
 
 def test_a_rank_finds_rank_0_that_comes_after_one_that_is_gone(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from .lines import LOOPBACK, Lines
 from .ranks import Ranks
 
 _FAREWELL_S = 20.0
-_MOST_NAMES = 1000  # of torch's groups in one of ours
 _group_numbers = itertools.count()  # of those that this process has begun as rank 0
 _parting = threading.Lock()
 # The others wait for as long as a step takes; that all live is Lines' matter.
@@ -46,6 +45,7 @@ class Group:
     Attributes:
         ranks: of this process.
         settings: rank 0's.
+        is_first: whether rank 0 has begun no other before.
         rank: of this process.
         tensor_size: processes of each stage.
         stages: of all.
@@ -71,6 +71,7 @@ class Group:
             greeting = json.dumps([store.port, next(_group_numbers), settings.to_json()])
         self.lines = Lines(ranks, greeting.encode(), crew.check if crew else lambda: None)
         port, number, said = json.loads(self.lines.greeting)
+        self.is_first = number == 0
         self.settings = Settings.from_json(said)
         self.tensor_size, self.stages = self.settings.tensor_para_size, self.settings.pipeline_para_size
         self.stage, self.tensor_rank = divmod(self.rank, self.tensor_size)
@@ -78,12 +79,12 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
         try:
             with self.loss_is_an_error("not every rank has come"):
-                self._join(device, store or TCPStore(self.lines.host, port, wait_for_workers=False), number)
+                self._join(device, store or TCPStore(self.lines.host, port, wait_for_workers=False))
         except BaseException:
             self.lines.close()
             raise
 
-    def _join(self, device: torch.device, store: TCPStore, number: int) -> None:
+    def _join(self, device: torch.device, store: TCPStore) -> None:
         store.set_timeout(timedelta(seconds=self.ranks.timeout_s))
         backend = "gloo"
         if self._is_on_gpu:
@@ -91,9 +92,6 @@ class Group:
             backend = "cpu:gloo,cuda:nccl"
             # Else torch ends this process when another is gone, which may be one that outlives it.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        # torch names its groups by counting, from 0 again when all are gone, and its symmetric memory remembers by the
-        # name through which store processes meet: those of a second engine, or of ranks started anew, never would.
-        dist.distributed_c10d._world.group_count = number * _MOST_NAMES
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
         )

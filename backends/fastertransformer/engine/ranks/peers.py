@@ -88,6 +88,9 @@ def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
         return None
     first = group.stage * size
     can = group.settings.has_peer_sums and group.ranks.local_size == group.ranks.world_size and can_run_on(device)
+    # Processes find each other's memory by how often each has looked for some (torch counts, in StoreExchange): for one
+    # that is started anew, or belongs to a second engine, rank 0 would wait for ever.
+    can = can and group.is_first
     can = can and all(
         other == group.rank or torch.cuda.can_device_access_peer(device, other) for other in range(first, first + size)
     )
