@@ -25,7 +25,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -193,29 +192,17 @@ def compare(arguments: AgreementArguments) -> bool:
     return agrees
 
 
-class Scored(NamedTuple):
-    """Prompts and what continues them, [rows, _INPUT + _OUTPUT] each.
-
-    Attributes:
-        ids: of all tokens.
-        log_probs: of each after those before it; 0 of the first.
-    """
-
-    ids: Array
-    log_probs: Array
-
-
-def score(engine: Engine, ids: Array, count: int, k: int = 1) -> Scored:
-    """Continue prompts, [rows, n], by chance among the k likeliest tokens, then ask how likely each token was."""
+def continued(engine: Engine, ids: Array, count: int, k: int = 1) -> Array:
+    """Continue each of some prompts, [rows, n], by so many of the k likeliest tokens -> uint32 [rows, n + count]."""
     tensors = tensors_of([Ask(row, count) for row in ids.tolist()], engine.config.vocab_size)
     tensors |= {"runtime_top_k": np.full((len(ids), 1), k, np.uint32)}
     tensors |= {"random_seed": np.arange(len(ids), dtype=np.uint64)[:, None]}
-    found = engine.generate([engine.parse(tensors)])[0]["output_ids"][:, 0].astype(np.uint32)
-    return Scored(found, log_probs_of(engine, found))
+    found: Array = engine.generate([engine.parse(tensors)])[0]["output_ids"][:, 0].astype(np.uint32)
+    return found
 
 
 def log_probs_of(engine: Engine, ids: Array) -> Array:
-    """Give the log-probability of each token, [rows, n], after those before it."""
+    """Give the log-probability of each token, [rows, n], after those before it; 0 of the first."""
     tensors = tensors_of([Ask(row, 1) for row in ids.tolist()], engine.config.vocab_size)
     wish = np.ones((len(ids), 1), np.bool_)
     tensors |= {"is_return_log_probs": wish, "is_return_context_log_probs": wish}
@@ -232,20 +219,21 @@ def compare_checkpoint(arguments: AgreementArguments, directory: Path) -> bool:
 
     engine = opened("fp32", torch.device("cpu"))
     begin = np.full((_PROMPTS, 1), engine.config.start_id, np.uint32)
-    prompts = score(engine, begin, _INPUT - 1, 40).ids  # words as the model has learnt them
-    expected = score(engine, prompts, _OUTPUT)
+    prompts = continued(engine, begin, _INPUT - 1, 40)  # words as the model has learnt them
+    expected = continued(engine, prompts, _OUTPUT)
+    known = log_probs_of(engine, expected)
     agrees = True
     sys.stdout.write(f"{'format':10} {'log-probability':>16} {'tokens that agree':>18} {'lost by others':>16}\n")
     for kind, limit in _SHIFTS.items():
         other = opened(kind, torch.device(arguments.device))
-        shift = float(np.abs(log_probs_of(other, expected.ids) - expected.log_probs).max())
-        found = score(other, prompts, _OUTPUT).ids
+        shift = float(np.abs(log_probs_of(other, expected) - known).max())
+        found = continued(other, prompts, _OUTPUT)
         other.close()
-        is_same = found == expected.ids
+        is_same = found == expected
         # Where a row first differs, the CPU says by how much it finds the other token less likely than its own.
         firsts = [(row, int(places.argmin())) for row, places in enumerate(is_same) if not places.all()]
-        theirs = log_probs_of(engine, found) if firsts else expected.log_probs
-        loss = max((float(expected.log_probs[place] - theirs[place]) for place in firsts), default=0.0)
+        theirs = log_probs_of(engine, found) if firsts else known
+        loss = max((float(known[place] - theirs[place]) for place in firsts), default=0.0)
         same = is_same[:, _INPUT:].mean()
         sys.stdout.write(f"{kind:10} {shift:16.1e} {same:18.1%} {loss:16.1e}\n")
         agrees &= shift < limit and loss < 2 * limit

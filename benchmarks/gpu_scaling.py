@@ -106,8 +106,12 @@ def time_engine(
             raise ConfigError(
                 "sums in the peers' memory", "they cannot be made here; see above, or --sums='[\"nccl\"]'"
             )
-        requests = [size.tensors(asks_of(case, size.vocab)) for case in cases]
-        return [latency_ms(lambda: engine.generate([engine.parse(each)]), arguments.repeats) for each in requests]  # noqa: B023
+
+        def time_case(case: Case) -> tuple[float, float]:
+            tensors = size.tensors(asks_of(case, size.vocab))
+            return latency_ms(lambda: engine.generate([engine.parse(tensors)]), arguments.repeats)
+
+        return list(map(time_case, cases))
 
 
 def main(argv: Sequence[str]) -> None:

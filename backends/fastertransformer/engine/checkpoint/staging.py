@@ -68,6 +68,7 @@ class StagedFiles:
         self._ahead_bytes = 0
         self._is_gpu = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if self._is_gpu else None  # type: ignore[no-untyped-call]
+        self._runtime: Any = torch.cuda.cudart() if self._is_gpu else None  # type: ignore[no-untyped-call]
         self._memory = _huge_pages(_BUFFERS * _PIECE_BYTES)
         self._buffers = deque(map(self._buffer, self._memory.split(_PIECE_BYTES)))  # type: ignore[no-untyped-call]
         self._pool = ThreadPoolExecutor(_THREADS, "shards", self._begin_thread)
@@ -84,7 +85,7 @@ class StagedFiles:
         self._pool.shutdown(cancel_futures=True)
         if self._is_gpu and not (self._pinned.cancelled() or self._pinned.exception()):
             self._stream.synchronize()
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(self._runtime.cudaHostUnregister(self._memory.data_ptr()))
 
     def in_order(self, order: Order) -> Shards:
         """Give the source of shards that will be asked for in this order."""
@@ -158,7 +159,7 @@ class StagedFiles:
         """Let the GPU fetch from memory by itself: 20 ms, beside other work."""
         if self._is_gpu:
             place = self._memory.data_ptr(), self._memory.nbytes
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(*place, 0))  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(self._runtime.cudaHostRegister(*place, 0))
 
 
 @lru_cache

@@ -87,7 +87,7 @@ def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
     if size == 1 or device.type != "cuda":
         return None
     first = group.stage * size
-    can = group.settings.has_peer_sums and group.ranks.local_size == group.ranks.world_size and can_run_on(device)
+    can = group.settings.has_peer_sums and group.ranks.is_one_host and can_run_on(device)
     # Processes find each other's memory by how often each has looked for some (torch counts, in StoreExchange): for one
     # that is started anew, or belongs to a second engine, rank 0 would wait for ever.
     can = can and group.is_first
