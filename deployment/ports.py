@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from handover.errors import ServerError
 
 _LARGEST = 65535
+_FIRST_FREE = 10_000  # below are the ports that services are known by
+_KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # man 7 ip
+_TRIALS = 50
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,10 @@ class Ports:
 def choose_ports(host: str, given: Mapping[str, int]) -> Ports:
     """Check the given ports and find free ones for the rest.
 
-    All three are held at once while choosing, so they differ. They are let go before the server takes
-    them; should another program be faster, the server says so and ends.
+    All three are held at once while choosing, so they differ. They are let go before the server takes them, which it
+    does when its models are loaded. In these seconds or minutes the kernel gives away ports of its own range, to every
+    connection of this machine; so free ones are taken below that. Should another program be faster all the same, the
+    server says so and ends.
 
     Args:
         host: address to listen on.
@@ -48,21 +56,39 @@ def _hold(host: str, service: str, port: int) -> socket.socket:
     if not 0 <= port <= _LARGEST:  # getaddrinfo would take it modulo 65536
         raise ServerError(f"port {port} cannot be used for {service}: ports end at {_LARGEST}")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
         raise ServerError(f"cannot listen on host '{host}', port {port} ({service}): {error}") from error
-    listener = socket.socket(family, kind, protocol)
+    for candidate in _free_ports() if port == 0 else ():
+        with suppress(OSError):  # in use
+            return _listen(family, (address[0], candidate, *address[2:]))
+    try:
+        return _listen(family, address)
+    except OSError as error:
+        raise ServerError(
+            f"port {port} on {host} cannot be used for {service}: {error.strerror or error}",
+            f"choose another deployment.{service}_port, or 0 for a free one",
+        ) from error
+
+
+def _free_ports() -> list[int]:
+    """Give some that the kernel gives to nobody; none where all are its own, or this is no Linux."""
+    try:
+        end = int(_KERNELS_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return []
+    candidates = range(_FIRST_FREE, end)
+    return random.sample(candidates, min(_TRIALS, len(candidates)))
+
+
+def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
     # Connections of an earlier server in TIME_WAIT do not hold a port; a listener does.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
         listener.listen(1)
-    except OSError as error:
+    except OSError:
         listener.close()
-        raise ServerError(
-            f"port {port} on {host} cannot be used for {service}: {error.strerror or error}",
-            f"choose another deployment.{service}_port, or 0 for a free one",
-        ) from error
+        raise
     return listener

@@ -72,8 +72,7 @@ def start(slurm: SlurmCluster, root: Path, tensor: int, pipeline: int, clients: 
         f"cluster.gpus_per_node={tensor * pipeline // len(NODES)}",
         *more,
     )
-    log = launched.jobs[-1].log
-    wait_until(lambda: has_endpoint(launched), 120, lambda: log.read_text() if log.exists() else "the job is pending")
+    wait_until(lambda: has_endpoint(launched), 120, lambda: said_by(launched))
     return launched
 
 
@@ -85,6 +84,13 @@ def no_server_outlives_its_test(slurm: SlurmCluster, tmp_path: Path) -> Iterator
 
 def endpoint_of(launched: Launched) -> Path:
     return next(launched.results.glob("wide/export_*")) / "deployment" / "endpoint.json"
+
+
+def said_by(launched: Launched) -> str:
+    """All that the last job has said, and its server."""
+    job = launched.jobs[-1]
+    files = [job.log, job.log.with_suffix(".err"), *launched.results.glob("wide/export_*/deployment/server*.log")]
+    return "\n".join(f"{file}:\n{file.read_text()}" for file in files if file.exists()) or "the job is pending"
 
 
 def has_endpoint(launched: Launched) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deployment import tritonserver
+from deployment import ports, tritonserver
 from deployment.arguments import ServeArguments
 from deployment.ports import Ports, choose_ports
 from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank
@@ -126,9 +126,9 @@ def test_every_rank_is_told_the_same_place_to_meet(monkeypatch: pytest.MonkeyPat
 
 
 def test_free_ports_differ_and_can_be_taken() -> None:
-    ports = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
-    assert len({ports.http, ports.grpc, ports.metrics}) == 3
-    for port in (ports.http, ports.grpc, ports.metrics):
+    chosen = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
+    assert len({chosen.http, chosen.grpc, chosen.metrics}) == 3
+    for port in (chosen.http, chosen.grpc, chosen.metrics):
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
 
@@ -152,6 +152,20 @@ def test_one_port_cannot_serve_twice() -> None:
     free = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0}).http
     with pytest.raises(ServerError, match=f"port {free}"):
         choose_ports("127.0.0.1", {"http": free, "grpc": free, "metrics": 0})
+
+
+@pytest.mark.parametrize(
+    ("says", "free"), [("10005\t60999\n", set(range(10_000, 10_005))), ("1024 65535", None), ("", None)]
+)
+def test_free_ports_are_none_that_the_kernel_gives_to_others(
+    says: str, free: set[int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server opens its ports seconds after they are chosen."""
+    (tmp_path / "range").write_text(says)
+    monkeypatch.setattr(ports, "_KERNELS_RANGE", tmp_path / "range")
+    chosen = set(vars(choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})).values())
+    assert len(chosen) == 3
+    assert chosen < free if free else not chosen & set(range(1024))
 
 
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("127.0.0.1", 99999), ("no such host", 0)])

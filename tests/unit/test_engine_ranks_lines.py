@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -79,6 +80,27 @@ def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
     assert second.greeting == b"value" and not lines[0].lost
     second.close()
     lines[0].close()
+
+
+def test_a_rank_that_gives_a_call_up_and_calls_again_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lines, "_end_process", lambda lines: None)
+    lines: list[Lines] = []
+    first = threading.Thread(target=lambda: lines.append(Lines(place(tmp_path, world_size=2, timeout_s=60), b"value")))
+    first.start()
+    while not (tmp_path / "rendezvous").exists():
+        time.sleep(0.01)
+    address = json.loads((tmp_path / "rendezvous").read_text())
+    for kind in (0, 1):  # as a rank does that rank 0 has kept waiting for its greeting
+        with socket.create_connection((address["host"], address["port"])) as line:
+            line.sendall(bytes.fromhex(address["secret"]) + kind.to_bytes(8, "big") + (1).to_bytes(8, "big"))
+    second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=20))
+    first.join(50)
+    with closing(second), closing(lines[0]):
+        lines[0].send(b"word")
+        assert second.receive(10) == [b"word"] and not lines[0].learn_of_loss()
+        second.say_farewell()
 
 
 def test_all_that_is_to_be_done_at_a_loss_is_done_though_some_of_it_fails(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ class Lines:
         said, kind, rank = _read(line, _SECRET_BYTES), _read_number(line), _read_number(line)
         if said == secret:
             _write(line, self.greeting)
+            _read(line, len(_SIGN))  # whoever has not waited for the greeting calls again; losing this line is no loss
             self._open(line, kind, rank)
         else:
             line.close()
@@ -112,6 +113,7 @@ class Lines:
         numbers = (number.to_bytes(_NUMBER_BYTES, "big") for number in (kind, self._ranks.rank))
         line.sendall(b"".join((secret, *numbers)))
         self.greeting = _read(line, _read_number(line))
+        line.sendall(_SIGN)
         return line
 
     def _open(self, line: socket.socket, kind: int, rank: int) -> None:
