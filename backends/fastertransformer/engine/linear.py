@@ -177,9 +177,9 @@ class Linear:
         if not self._is_packed:
             return F.linear(x, self._weight, self._bias)
         rows = x.numel() // x.shape[-1]
-        padding = padded_rows(rows) - rows
-        flat = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, padding)) if padding else x.reshape(rows, x.shape[-1])
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self._weight, self._bias, "none", [], "")
+        if not (padding := padded_rows(rows) - rows):
+            return _multiplied(x, self._weight, self._bias)
+        y = _multiplied(F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, padding)), self._weight, self._bias)
         return y[:rows].view(*x.shape[:-1], y.shape[-1])
 
     def in_fp32(self, x: Tensor, norm: Norming | None = None) -> Tensor:
@@ -252,11 +252,16 @@ def padded_rows(rows: int) -> int:
     return max(_LEAST_ROWS, -(-rows // step) * step)
 
 
+def _multiplied(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return y
+
+
 def _can_pack(weight: Tensor) -> bool:
     """Try: the operators are internal to torch and depend on its build and on the processor."""
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight[:1].clone())
-        torch.ops.mkldnn._linear_pointwise(weight[:1], packed, None, "none", [], "")
+        _multiplied(weight[:1], packed, None)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
     return True

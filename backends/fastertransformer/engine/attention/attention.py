@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..kernels import can_run_on
-from .pages import PAGE, Held, KvCache, put
+from .pages import PAGE, Held, KvCache, put, put_entries
 from .positions import Bias, Rotary, Rotation
 from .rows import Rows
 
@@ -194,7 +194,7 @@ class NextTokens:
             return
         self._turn = manner.turning(positions[:, None], like)
         entries = positions % windows
-        self._places = tables.gather(1, (entries // PAGE)[:, None])[:, 0], entries % PAGE
+        self._entries = tables.gather(1, (entries // PAGE)[:, None])[:, 0] * PAGE + entries % PAGE
         lengths = torch.minimum(positions + 1, windows)
         self._held = Held(tables, lengths)
         if bias:
@@ -208,7 +208,7 @@ class NextTokens:
 
             return attend(q, k, v, memory, *self._launch)
         q, k = (self._turn(q), self._turn(k)) if self._turn else (q, k)
-        put(memory, *self._places, k[:, :, 0].transpose(0, 1), v[:, :, 0].transpose(0, 1))
+        put_entries(memory, self._entries, k[:, :, 0], v[:, :, 0])
         return self._held.attend(q, memory, self._mask, self._scale)
 
 

@@ -181,8 +181,8 @@ class Held:
             for row, (first, length, torn) in enumerate(zip(firsts, self._lengths, is_torn, strict=True))
         ]
         apart = {after - before for before, after in pairwise(firsts)}
-        is_even = len(apart) == len(set(self._lengths)) == 1 and min(apart) > 0 and not any(is_torn)
-        self._even = (firsts[0], apart.pop()) if is_even else None
+        is_even = len(apart) < 2 and len(set(self._lengths)) == 1 and not any(is_torn) and min(apart, default=1) > 0
+        self._even = (firsts[0], min(apart, default=0)) if is_even else None
 
     def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
@@ -222,8 +222,13 @@ def put(memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) ->
 
         keep(k, v, memory, pages, offsets)
         return
-    memory[0, pages, :, offsets] = k.transpose(0, 1)  # indexed axes come first: [T, H, D]
-    memory[1, pages, :, offsets] = v.transpose(0, 1)
+    put_entries(memory, pages * PAGE + offsets, k.transpose(0, 1), v.transpose(0, 1))
+
+
+def put_entries(memory: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
+    """Write k and v, [T, H, D], into these entries, [T], of all pages one behind the other; not for the kernels."""
+    for part, new in zip(memory.transpose(2, 3).flatten(1, 2), (k, v), strict=True):
+        part.index_copy_(0, entries, new)
 
 
 def _zeros(shape: CacheShape, pages: int, device: torch.device) -> Tensor:
