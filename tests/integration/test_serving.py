@@ -275,7 +275,7 @@ def test_moved_and_relative_then_sigterm(repository: Path, tmp_path: Path, expec
     started = time.monotonic()
     assert deployment.stop() == 0
     idle.close()
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 20  # Triton's own time-out is 30
     assert nothing_is_left(deployment, before)
 
 
@@ -287,7 +287,7 @@ def test_absolute_path_then_the_server_is_killed(
     deployment = Deployment(repository, tmp_path / "run")
     assert generate(deployment.wait_until_published(), PROMPTS[1], OUTPUT_LEN) == expected[1]
     os.kill(deployment.pids_of("tritonserver")[0], signal.SIGKILL)
-    assert deployment.process.wait(5) == 1
+    assert deployment.process.wait(20) == 1
     assert "tritonserver was killed by SIGKILL" in deployment.text
     assert "last lines of" in deployment.text and "Started GRPCInferenceService" in deployment.text
     assert "Traceback" not in deployment.text
@@ -319,7 +319,7 @@ def test_sentencepiece_and_two_shards_then_the_supervisor_is_killed(tmp_path: Pa
     known = [token for token in row if token < tokenizer.get_piece_size()]
     assert generate(endpoint, PROMPTS[0], 4) == tokenizer.decode(known)
     assert deployment.stop(signal.SIGKILL) == -signal.SIGKILL
-    wait_for(lambda: nothing_is_left(deployment, before), 8)
+    wait_for(lambda: nothing_is_left(deployment, before), 30)
 
 
 def test_the_end_of_the_parent_ends_the_deployment(repository: Path, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_the_end_of_the_parent_ends_the_deployment(repository: Path, tmp_path: P
     deployment = Deployment(repository, tmp_path / "run", parent=(sys.executable, "-c", parent))
     deployment.wait_until_published()
     deployment.stop(signal.SIGKILL)  # of the parent
-    wait_for(lambda: nothing_is_left(deployment, before), 16)
+    wait_for(lambda: nothing_is_left(deployment, before), 40)
     assert "the parent process ended" in deployment.text
 
 
@@ -338,7 +338,7 @@ def test_after_everything_was_killed_the_next_start_sweeps(repository: Path, tmp
     deployment.wait_until_published()
     for pid in deployment.processes:  # the helper too, as when a batch system kills the job
         os.kill(pid, signal.SIGKILL)
-    deployment.process.wait(5)
+    deployment.process.wait(20)
     region = Path("/dev/shm") / f"{json.loads((tmp_path / 'run/.endpoint.json.state').read_text())['prefix']}left"
     region.touch()
     (repository / "fastertransformer" / "1" / "1-gpu" / "model.wpe.bin").unlink()  # the next one ends early

@@ -144,7 +144,7 @@ def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> 
     requests[40].is_cancelled = True
     start = time.monotonic()
     wait_until(lambda: opened[40].is_cancelled)
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
     assert [reply.is_cancelled for reply in opened].count(True) == 1
     for reply in opened:  # the fake fails the thread if it asks after a final answer
         reply.send({}, is_final=True)

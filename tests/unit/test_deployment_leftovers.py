@@ -116,7 +116,7 @@ def test_processes_are_found_by_program_and_prefix_only(endpoint: Path, tmp_path
         while not command_line(ours.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert leftovers.sweep(state) == []
-        assert ours.wait(5) == -signal.SIGKILL
+        assert ours.wait(20) == -signal.SIGKILL
         assert [process.poll() for process in bystanders] == [None, None]
     finally:
         for process in (ours, *bystanders):

@@ -102,7 +102,7 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
     started = time.monotonic()
     assert server.stop(0) == -signal.SIGKILL
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 30
 
 
 def test_a_server_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
