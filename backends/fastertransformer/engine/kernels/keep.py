@@ -22,7 +22,9 @@ def _turned(x, source, beside, cos, sin, is_in, is_turned):
     return (own.to(tl.float32) * cos + other * sin).to(own.dtype)
 
 
-@triton.jit(do_not_specialize=("token_stride", "turned_at", "rotary_size"))
+# What differs from call to call would be compiled for anew: so would positions, which an odd number of tokens puts where
+# no multiple of 16 bytes is.
+@triton.jit(do_not_specialize=("token_stride", "turned_at", "rotary_size", "positions"))
 def _keep(
     q, k, v, turned, memory, pages, offsets, positions,
     token_stride, head_stride, page_stride, values_at, turned_at, rotary_size, log2_base,

@@ -12,12 +12,14 @@ import time
 import numpy as np
 import torch
 
+from ..attention.cache import UNBOUNDED
 from ..kernels import can_run_on
 from .graphs import ROWS, TOKENS
 from .steps import Steps
 
 _LIMIT_S = 60.0
-_INPUT_LENGTHS = (16, 256, 1024, 2048)
+_INPUT_TOKENS = (16, 256, 1024, 2048)
+_CONTINUED = 32  # tokens of a row that goes on
 _log = logging.getLogger(__name__)
 
 
@@ -35,13 +37,7 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     if not can_run_on(steps.device) or not steps.network.weights.decoder:
         return ""
     start = time.perf_counter()
-    for length in _INPUT_LENGTHS:
-        if length <= steps.config.max_pos_seq_len:
-            ids, lengths = np.zeros(length, np.int64), np.array([length])
-            if steps.config.encoder:
-                steps.encode(ids, lengths, np.array([-1]), 0)
-            else:
-                steps.choose(steps.extend(ids, np.zeros_like(lengths), lengths, 0)[-1:])
+    _take_inputs(steps)
     if steps.network.weights.head:
         from ..kernels import draw
 
@@ -63,3 +59,22 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
         )
     inputs = f"of up to {TOKENS[-1]} tokens" if has_contexts else "of none, which are run kernel by kernel,"
     return f"steps of up to {ROWS[-1]} rows and inputs {inputs} captured in {seconds}"
+
+
+def _take_inputs(steps: Steps) -> None:
+    """Take steps of several tokens of a row, by all the ways that there are: new ones, and those that go on."""
+    longest = steps.config.max_pos_seq_len
+    for tokens in _INPUT_TOKENS:
+        lengths = np.full(max(1, tokens // longest), min(tokens, longest))
+        ids, begins, nothing = np.zeros(lengths.sum(), np.int64), np.zeros_like(lengths), np.full_like(lengths, -1)
+        if steps.config.encoder:
+            steps.encode(ids, lengths, nothing, 0)
+        hidden = steps.extend(ids, begins, lengths, 0)
+        if not steps.config.encoder:
+            steps.choose(hidden[-1:])
+    half = min(_CONTINUED, longest) // 2
+    if half and steps.cache.bytes_of([(1, 2 * half, 0)]) <= steps.cache.budget_bytes:
+        length, nothing = np.array([half]), np.array([-1])
+        steps.place(0, 2 * length, length, np.array([UNBOUNDED]), np.array([0]), nothing, nothing)
+        steps.extend(np.zeros(half, np.int64), length, length, 0)
+        steps.leave(1, 0, nothing[:0], nothing[:0])

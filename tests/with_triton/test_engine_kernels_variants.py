@@ -1,0 +1,134 @@
+"""What the kernels are compiled for: nothing that is another from request to request, or a request would wait for it.
+
+Triton compiles a kernel anew where a number becomes 1 or a multiple of 16, or memory begins at one of 16 bytes. Its
+launcher says here what it would be compiled for, as it does before every launch; nothing runs. CUDA graphs are faked:
+what would be captured is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from backends.fastertransformer.engine.attention import attention, pages
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.attention.pages import KvCache
+from backends.fastertransformer.engine.checkpoint.weights import load_weights
+from backends.fastertransformer.engine.kernels import attention as attention_kernels
+from backends.fastertransformer.engine.kernels import product
+from backends.fastertransformer.engine.linear import Norming
+from backends.fastertransformer.engine.network import graphs, layers, network, warmup
+from backends.fastertransformer.engine.network.network import Network
+from backends.fastertransformer.engine.network.steps import Steps
+from backends.fastertransformer.engine.precision import choose_precision
+from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
+
+CPU = torch.device("cpu")
+Variants = set[tuple[Any, ...]]
+
+
+class DoneAgain:
+    """In place of CUDA graphs."""
+
+    def __init__(self, take: Callable[[int], Any], pool: object) -> None:
+        self.take, self.sizes = take, list[int]()
+
+    def capture(self, size: int) -> None:
+        self.sizes.append(size)
+        self.take(size)
+
+    def run(self, size: int) -> Any:
+        return self.take(size)
+
+    def size_of(self, count: int) -> int:
+        return min((size for size in self.sizes if size >= count), default=0)
+
+
+@pytest.fixture
+def variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[Variants]:
+    """Those that would be compiled, from now on."""
+    found: Variants = set()
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        _, kinds, options = bind(*args, **kwargs)
+        found.add((kernel.fn.__name__, str(kinds), str(sorted(options.items()))))
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(attention_kernels.scratch_of(CPU), "processors", 132)  # an H200's
+    for module in (attention, pages, network, layers, warmup):
+        monkeypatch.setattr(module, "can_run_on", lambda _: True)
+    monkeypatch.setattr(graphs, "Graphs", DoneAgain)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    yield found
+
+
+def take_steps(steps: Steps, lengths: Sequence[int], more: int) -> None:
+    """Begin rows of these lengths, go on with more tokens of each, and take a step."""
+    counts, nothing = np.array(lengths), np.full(len(lengths), -1)
+    source = counts if steps.config.encoder else np.zeros_like(counts)
+    windows = np.full(len(lengths), UNBOUNDED)
+    steps.place(0, counts + more + 1, counts + more, windows, source, nothing, nothing)
+    ids = np.ones(sum(lengths), int)
+    if steps.config.encoder:
+        steps.encode(ids, counts, nothing, 0)
+    hidden = steps.extend(ids, np.zeros_like(counts), counts, 0)
+    if not steps.config.encoder:
+        steps.choose(hidden[: len(lengths)])
+    steps.extend(np.ones(more * len(lengths), int), counts, np.full_like(counts, more), 0)
+    steps.decode(len(lengths))
+    steps.leave(len(lengths), 0, counts[:0], counts[:0])
+
+
+@pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5"])
+@torch.inference_mode()
+def test_no_request_needs_what_was_not_warmed_up(family: str, tmp_path: Path, variants: Variants) -> None:
+    arguments = AgreementArguments(layers=1, hidden=256, vocab=50)
+    config = write_checkpoint(arguments, family, tmp_path / "1-gpu")
+    whole = Network(config, load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU))
+    shape = CacheShape(1, config.head_num, config.size_per_head, torch.float32, has_cross=config.encoder is not None)
+    steps = Steps(whole, KvCache(shape, CPU, 1 << 26, config.max_pos_seq_len))
+    assert warmup.warm_up(steps).startswith("steps of up to 256 rows")
+    known = set(variants)
+    assert known
+    for lengths, more in (([7], 1), ([16], 16), ([5, 3, 100], 7), ([1] * 19, 2), ([3] * 300, 3), ([90] * 8, 1)):
+        take_steps(steps, lengths, more)
+    for lengths, more in (([513], 9), ([514], 5), ([700, 1], 2), ([225] * 8, 1)):
+        if max(lengths) < config.max_pos_seq_len:
+            take_steps(steps, lengths, more)
+    assert variants - known == set()
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(is_int8: bool, variants: Variants) -> None:
+    """Products of fp16 with more than a few rows are torch's."""
+    norm = Norming(torch.ones(4096, dtype=torch.float16), None, 1e-5)
+    kind, most = (torch.int8, 512) if is_int8 else (torch.float16, 16)
+    shapes = [(3 * 4096, 4096), (4096, 4096), (4 * 4096, 4096), (4096, 4 * 4096)]
+    matrices = [torch.empty(shape, dtype=kind) for shape in shapes]
+    scales = torch.ones(4 * 4096, dtype=torch.float16) if is_int8 else None
+
+    def run(count: int) -> None:
+        for matrix in matrices:
+            outputs, inputs = matrix.shape
+            x, given = torch.empty(count, inputs, dtype=torch.float16), None if scales is None else scales[:outputs]
+            product.multiply(x, matrix, scales=given, norm=norm if inputs == 4096 else None)
+
+    for size in sorted({*graphs.ROWS, *graphs.TOKENS}):
+        if size <= most:
+            run(size)
+    known = set(variants)
+    assert known
+    for count in range(1, most + 1):
+        run(count)
+    assert variants - known == set()
