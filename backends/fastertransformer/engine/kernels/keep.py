@@ -22,8 +22,8 @@ def _turned(x, source, beside, cos, sin, is_in, is_turned):
     return (own.to(tl.float32) * cos + other * sin).to(own.dtype)
 
 
-# What differs from call to call would be compiled for anew: so would positions, which an odd number of tokens puts where
-# no multiple of 16 bytes is.
+# What differs from call to call would be compiled for anew: so would positions, which of an odd number of tokens do not
+# begin at a multiple of 16 bytes.
 @triton.jit(do_not_specialize=("token_stride", "turned_at", "rotary_size", "positions"))
 def _keep(
     q, k, v, turned, memory, pages, offsets, positions,
