@@ -77,4 +77,5 @@ def _take_inputs(steps: Steps) -> None:
         length, nothing = np.array([half]), np.array([-1])
         steps.place(0, 2 * length, length, np.array([UNBOUNDED]), np.array([0]), nothing, nothing)
         steps.extend(np.zeros(half, np.int64), length, length, 0)
+        steps.wipe(np.array([0]))  # what these made of nothing may be infinite
         steps.leave(1, 0, nothing[:0], nothing[:0])
