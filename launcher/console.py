@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 
 def stage_line(position: int, total: int, result: StageResult, note: str = "") -> None:
-    """Print a stage's state in stable columns; a failure is followed by its reason."""
+    """Print a stage's state in stable columns; a failure with its log, for who reads a job's output, and the reason."""
     elapsed = human_time(result.elapsed_s) if result.elapsed_s else ""
+    note = note or (f"log {result.log}" if result.error else "")
     print(f"[{position}/{total}] {result.stage:<10} {result.state:<12} {elapsed:>8}  {note}".rstrip(), flush=True)
     if result.error:
         # Indented lines quote what the command printed; that has been on the terminal already.
         own = "\n".join(line for line in result.error.splitlines() if not line.startswith("    "))
-        print(f"{own}\n  log {result.log}", file=sys.stderr, flush=True)
+        print(own, file=sys.stderr, flush=True)
 
 
 @contextmanager
