@@ -78,7 +78,7 @@ def _free_ports() -> list[int]:
     except (OSError, ValueError, IndexError):
         return []
     candidates = range(_FIRST_FREE, end)
-    return random.sample(candidates, min(_TRIALS, len(candidates)))
+    return random.SystemRandom().sample(candidates, min(_TRIALS, len(candidates)))
 
 
 def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
