@@ -1,31 +1,30 @@
 """What the kernels are compiled for: nothing that is another from request to request, or a request would wait for it.
 
 Triton compiles a kernel anew where a number becomes 1 or a multiple of 16, or memory begins at one of 16 bytes. Its
-launcher says here what it would be compiled for, as it does before every launch; nothing runs. CUDA graphs are faked:
-what would be captured is done.
+launcher says here what it would be compiled for, as it does before every launch; nothing runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from faked_gpu import fake_gpu
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from backends.fastertransformer.engine.attention import attention, pages
 from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
 from backends.fastertransformer.engine.attention.pages import KvCache
 from backends.fastertransformer.engine.checkpoint.weights import load_weights
 from backends.fastertransformer.engine.kernels import attention as attention_kernels
 from backends.fastertransformer.engine.kernels import product
 from backends.fastertransformer.engine.linear import Norming
-from backends.fastertransformer.engine.network import graphs, layers, network, warmup
+from backends.fastertransformer.engine.network import graphs, warmup
 from backends.fastertransformer.engine.network.network import Network
 from backends.fastertransformer.engine.network.steps import Steps
 from backends.fastertransformer.engine.precision import choose_precision
@@ -33,23 +32,6 @@ from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
 
 CPU = torch.device("cpu")
 Variants = set[tuple[Any, ...]]
-
-
-class DoneAgain:
-    """In place of CUDA graphs."""
-
-    def __init__(self, take: Callable[[int], Any], pool: object) -> None:
-        self.take, self.sizes = take, list[int]()
-
-    def capture(self, size: int) -> None:
-        self.sizes.append(size)
-        self.take(size)
-
-    def run(self, size: int) -> Any:
-        return self.take(size)
-
-    def size_of(self, count: int) -> int:
-        return min((size for size in self.sizes if size >= count), default=0)
 
 
 @pytest.fixture
@@ -65,11 +47,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[Variants]:
 
     monkeypatch.setattr(JITFunction, "run", run)
     monkeypatch.setattr(attention_kernels.scratch_of(CPU), "processors", 132)  # an H200's
-    for module in (attention, pages, network, layers, warmup):
-        monkeypatch.setattr(module, "can_run_on", lambda _: True)
-    monkeypatch.setattr(graphs, "Graphs", DoneAgain)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    fake_gpu(monkeypatch)
     yield found
 
 

@@ -1,0 +1,74 @@
+"""The steps as a GPU takes them, after the real warming up, against the same by torch: by Triton's interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from faked_gpu import fake_gpu
+from torch import Tensor
+
+from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.attention.pages import KvCache
+from backends.fastertransformer.engine.checkpoint.weights import load_weights
+from backends.fastertransformer.engine.network import warmup
+from backends.fastertransformer.engine.network.network import Network
+from backends.fastertransformer.engine.network.steps import Steps
+from backends.fastertransformer.engine.precision import choose_precision
+from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
+
+CPU = torch.device("cpu")
+
+
+def take_all(steps: Steps) -> list[Tensor]:
+    """Begin rows, go on with some tokens of each, decode; rows leave and others come: what follows each time."""
+    vocab_size, random, found = steps.config.vocab_size, np.random.default_rng(1), list[Tensor]()
+    for lengths in ([5, 3, 9], [40, 2]):
+        counts, nothing = np.array(lengths), np.full(len(lengths), -1)
+        source = counts + 2 if steps.config.encoder else np.zeros_like(counts)
+        needs, windows = counts + 9, np.full(len(lengths), UNBOUNDED)
+        steps.place(0, needs, counts + 3, windows, source, nothing, nothing)
+        if steps.config.encoder:
+            encoded, _ = steps.encode(random.integers(0, vocab_size, source.sum()), source, nothing, 0)
+            found.append(encoded.clone())
+        ids = random.integers(0, vocab_size, counts.sum())
+        found.append(steps.extend(ids, np.zeros_like(counts), counts, 0).clone())
+        ids = random.integers(0, vocab_size, 3 * len(lengths))
+        hidden = steps.extend(ids, counts, np.full_like(counts, 3), 0).view(len(lengths), 3, -1)[:, -1].clone()
+        logits, tokens = steps.choose(hidden)
+        found.append(logits.clone())
+        steps.go_on_with(0, tokens)
+        for _ in range(3):
+            logits, tokens = steps.decode(len(lengths))
+            found += [logits.clone(), tokens.clone()]
+        steps.leave(len(lengths), 0, counts[:0], counts[:0])
+    return found
+
+
+@pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5"])
+@torch.inference_mode()
+def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")
+    weights = load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU)
+    shape = CacheShape(2, config.head_num, config.size_per_head, torch.float32, has_cross=config.encoder is not None)
+
+    def steps() -> Steps:
+        return Steps(Network(config, weights), KvCache(shape, CPU, 1 << 24, 128))
+
+    expected = take_all(steps())
+    fake_gpu(monkeypatch)
+    for module, name, fewer in (
+        (warmup, "ROWS", (1, 4)),
+        (warmup, "TOKENS", (16, 32)),
+        (warmup, "_INPUT_TOKENS", (16,)),
+    ):
+        monkeypatch.setattr(module, name, fewer)  # the interpreter takes its time
+    by_kernels = steps()
+    assert warmup.warm_up(by_kernels).startswith("steps of up to 4 rows and inputs of up to 32 tokens captured")
+    found = take_all(by_kernels)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() <= (0 if ours.dtype == torch.long else 1e-4)
