@@ -227,7 +227,8 @@ def put(memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) ->
 
 def put_entries(memory: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
     """Write k and v, [T, H, D], into these entries, [T], of all pages one behind the other; not for the kernels."""
-    for part, new in zip(memory.transpose(2, 3).flatten(1, 2), (k, v), strict=True):
+    parts = memory.transpose(2, 3).view(2, -1, *k.shape[1:])  # as _zeros has laid it out
+    for part, new in zip(parts, (k, v), strict=True):
         part.index_copy_(0, entries, new)
 
 
