@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,17 @@ from backends.fastertransformer.engine.settings import Settings
 def place(directory: Path, **changes: object) -> Ranks:
     values = {"rank": 0, "world_size": 4, "local_rank": 0, "local_size": 4, "run": "now", "timeout_s": 1.0}
     return Ranks(**(values | {"rendezvous": str(directory / "rendezvous")} | changes))  # type: ignore[arg-type]
+
+
+def begin_rank_0(directory: Path) -> tuple[threading.Thread, list[Lines], dict[str, Any]]:
+    """Let rank 0 wait for another: the thread, its lines as soon as that has come, and the address it gives."""
+    lines: list[Lines] = []
+    ranks = place(directory, world_size=2, timeout_s=60)
+    first = threading.Thread(target=lambda: lines.append(Lines(ranks, b"value")))
+    first.start()
+    while not (directory / "rendezvous").exists():
+        time.sleep(0.01)
+    return first, lines, json.loads((directory / "rendezvous").read_text())
 
 
 def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_path: Path) -> None:
@@ -66,12 +78,7 @@ def test_a_rank_finds_rank_0_that_comes_after_one_that_is_gone(tmp_path: Path) -
 
 
 def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
-    lines: list[Lines] = []
-    first = threading.Thread(target=lambda: lines.append(Lines(place(tmp_path, world_size=2, timeout_s=60), b"value")))
-    first.start()
-    while not (tmp_path / "rendezvous").exists():
-        time.sleep(0.01)
-    address = json.loads((tmp_path / "rendezvous").read_text())
+    first, lines, address = begin_rank_0(tmp_path)
     with socket.create_connection((address["host"], address["port"])) as one:
         one.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
         with socket.create_connection((address["host"], address["port"])):  # says nothing
@@ -86,12 +93,7 @@ def test_a_rank_that_gives_a_call_up_and_calls_again_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Lines, "_end_process", lambda lines: None)
-    lines: list[Lines] = []
-    first = threading.Thread(target=lambda: lines.append(Lines(place(tmp_path, world_size=2, timeout_s=60), b"value")))
-    first.start()
-    while not (tmp_path / "rendezvous").exists():
-        time.sleep(0.01)
-    address = json.loads((tmp_path / "rendezvous").read_text())
+    first, lines, address = begin_rank_0(tmp_path)
     for kind in (0, 1):  # as a rank does that rank 0 has kept waiting for its greeting
         with socket.create_connection((address["host"], address["port"])) as line:
             line.sendall(bytes.fromhex(address["secret"]) + kind.to_bytes(8, "big") + (1).to_bytes(8, "big"))

@@ -68,14 +68,28 @@ def take_steps(steps: Steps, lengths: Sequence[int], more: int) -> None:
     steps.leave(len(lengths), 0, counts[:0], counts[:0])
 
 
+def open_steps(family: str, directory: Path) -> Steps:
+    arguments = AgreementArguments(layers=1, hidden=256, vocab=50)
+    config = write_checkpoint(arguments, family, directory / "1-gpu")
+    whole = Network(config, load_weights(directory / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU))
+    shape = CacheShape(1, config.head_num, config.size_per_head, torch.float32, has_cross=config.encoder is not None)
+    return Steps(whole, KvCache(shape, CPU, 1 << 26, config.max_pos_seq_len))
+
+
+@torch.inference_mode()
+def test_warming_up_takes_no_step_after_its_limit(
+    tmp_path: Path, variants: Variants, caplog: pytest.LogCaptureFixture
+) -> None:
+    warmup.warm_up(open_steps("gpt", tmp_path), limit_s=0)
+    assert {name for name, *_ in variants} == {"_draw"}
+    assert "not captured within" in caplog.text and "256 rows" in caplog.text and "512 tokens" in caplog.text
+
+
 @pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5"])
 @torch.inference_mode()
 def test_no_request_needs_what_was_not_warmed_up(family: str, tmp_path: Path, variants: Variants) -> None:
-    arguments = AgreementArguments(layers=1, hidden=256, vocab=50)
-    config = write_checkpoint(arguments, family, tmp_path / "1-gpu")
-    whole = Network(config, load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU))
-    shape = CacheShape(1, config.head_num, config.size_per_head, torch.float32, has_cross=config.encoder is not None)
-    steps = Steps(whole, KvCache(shape, CPU, 1 << 26, config.max_pos_seq_len))
+    steps = open_steps(family, tmp_path)
+    config = steps.config
     assert warmup.warm_up(steps).startswith("steps of up to 256 rows")
     known = set(variants)
     assert known

@@ -32,6 +32,7 @@ AHEAD_BYTES = 1 << 30  # of what is read ahead; a larger file is read by itself
 _PART_BYTES = 32 << 20  # what a thread reads of a file at a time
 _PIECE_BYTES = 8 << 20
 _THREADS = max(4, min(12, len(os.sched_getaffinity(0))))  # with 16 a load took longer
+_cuda: Any = torch.cuda  # torch gives no types to what is needed of it
 _BUFFERS = _THREADS + 4  # one for each thread; the others are being fetched
 
 
@@ -67,8 +68,7 @@ class StagedFiles:
         self._read: deque[tuple[str, Tensor, list[Future[None]]]] = deque()
         self._ahead_bytes = 0
         self._is_gpu = device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(device) if self._is_gpu else None  # type: ignore[no-untyped-call]
-        self._runtime: Any = torch.cuda.cudart() if self._is_gpu else None  # type: ignore[no-untyped-call]
+        self._stream: Any = _cuda.Stream(device) if self._is_gpu else None
         self._memory = _huge_pages(_BUFFERS * _PIECE_BYTES)
         self._buffers = deque(map(self._buffer, self._memory.split(_PIECE_BYTES)))  # type: ignore[no-untyped-call]
         self._pool = ThreadPoolExecutor(_THREADS, "shards", self._begin_thread)
@@ -85,7 +85,7 @@ class StagedFiles:
         self._pool.shutdown(cancel_futures=True)
         if self._is_gpu and not (self._pinned.cancelled() or self._pinned.exception()):
             self._stream.synchronize()
-            torch.cuda.check_error(self._runtime.cudaHostUnregister(self._memory.data_ptr()))
+            _cuda.check_error(_cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))
 
     def in_order(self, order: Order) -> Shards:
         """Give the source of shards that will be asked for in this order."""
@@ -148,8 +148,7 @@ class StagedFiles:
             self._buffers.append(buffer)
 
     def _buffer(self, memory: Tensor) -> _Buffer:
-        event = torch.cuda.Event() if self._is_gpu else None  # type: ignore[no-untyped-call]
-        return _Buffer(memory, memory.numpy().data, event)
+        return _Buffer(memory, memory.numpy().data, _cuda.Event() if self._is_gpu else None)
 
     def _begin_thread(self) -> None:
         if self._is_gpu:
@@ -159,7 +158,7 @@ class StagedFiles:
         """Let the GPU fetch from memory by itself: 20 ms, beside other work."""
         if self._is_gpu:
             place = self._memory.data_ptr(), self._memory.nbytes
-            torch.cuda.check_error(self._runtime.cudaHostRegister(*place, 0))
+            _cuda.check_error(_cuda.cudart().cudaHostRegister(*place, 0))
 
 
 @lru_cache

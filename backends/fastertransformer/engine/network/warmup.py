@@ -37,7 +37,7 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     if not can_run_on(steps.device) or not steps.network.weights.decoder:
         return ""
     start = time.perf_counter()
-    _take_inputs(steps)
+    _take_inputs(steps, start + limit_s)
     if steps.network.weights.head:
         from ..kernels import draw
 
@@ -61,10 +61,12 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     return f"steps of up to {ROWS[-1]} rows and inputs {inputs} captured in {seconds}"
 
 
-def _take_inputs(steps: Steps) -> None:
+def _take_inputs(steps: Steps, deadline: float) -> None:
     """Take steps of several tokens of a row, by all the ways that there are: new ones, and those that go on."""
     longest = steps.config.max_pos_seq_len
     for tokens in _INPUT_TOKENS:
+        if time.perf_counter() >= deadline:
+            return
         lengths = np.full(max(1, tokens // longest), min(tokens, longest))
         ids, begins, nothing = np.zeros(lengths.sum(), np.int64), np.zeros_like(lengths), np.full_like(lengths, -1)
         if steps.config.encoder:
