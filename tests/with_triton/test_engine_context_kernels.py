@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -82,18 +84,18 @@ def test_every_row_is_normed(is_rms: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", ["plain", "slopes", "by distance"])
 @pytest.mark.parametrize("size", [64, 80, 128, 256])
 def test_rows_attend_within_themselves(size: int, kind: str, is_causal: bool, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.kernels.rows import attend_rows
+    from backends.fastertransformer.engine.kernels.rows import PackedRows, attend_rows
 
     torch.manual_seed(0)
-    heads, far, rows = 2, 20, [(3, 270), (280, 1), (290, 64), (360, 33)]
+    heads, far, ends = 2, 20, [0, 270, 271, 335, 368]
     tokens = 400
     q, k, v = torch.randn(tokens, 3, heads, size).to(DEVICE, dtype).permute(1, 2, 0, 3).unbind()
     table = torch.randn(heads, 2 * far + 1, device=DEVICE)
     bias = {"slopes": torch.rand(heads, device=DEVICE), "by distance": table}.get(kind)
-    begins, lengths = torch.tensor(rows, device=DEVICE).T.contiguous()
-    found = attend_rows(q, k, v, begins, lengths, 270, 0.2, bias, is_causal)
-    for begin, length in rows:
-        own, steps = slice(begin, begin + length), torch.arange(length, device=DEVICE)
+    rows = PackedRows(torch.tensor(ends, dtype=torch.int32, device=DEVICE), tokens, 270)
+    found = attend_rows(q, k, v, rows, 0.2, bias, is_causal)
+    for begin, end in pairwise(ends):
+        own, steps = slice(begin, end), torch.arange(end - begin, device=DEVICE)
         distance = steps - steps[:, None]
         scores = q[:, own].double() @ k[:, own].double().transpose(1, 2) * 0.2
         if kind == "slopes":
@@ -104,6 +106,19 @@ def test_rows_attend_within_themselves(size: int, kind: str, is_causal: bool, dt
             scores = scores.masked_fill(distance > 0, -torch.inf)
         expected = scores.softmax(-1) @ v[:, own].double()
         assert float((found[:, own].double() - expected).norm() / expected.norm()) < 2 * LIMITS[dtype]
+
+
+def test_as_many_rows_as_one_likes_attend_and_some_are_empty() -> None:
+    from backends.fastertransformer.engine.kernels.rows import PackedRows, attend_rows
+
+    torch.manual_seed(0)
+    lengths = [0, 5, 0, 1, 70] + [3, 0] * 17 + [40, 0, 0]
+    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=DEVICE)
+    q, k, v = torch.randn(3, 1, sum(lengths), 64, device=DEVICE).unbind()
+    found = attend_rows(q, k, v, PackedRows(ends, sum(lengths), 70), 0.2, is_causal=True)
+    parts = (torch.split(each.double(), lengths, 1) for each in (q, k, v))
+    expected = [F.scaled_dot_product_attention(*row, is_causal=True, scale=0.2) for row in zip(*parts, strict=True)]
+    assert (found - torch.cat(expected, 1)).abs().max() < 2e-5
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

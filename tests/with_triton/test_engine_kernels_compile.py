@@ -22,11 +22,13 @@ POINTERS = {
     "lost": "*i32",
     "finished": "*i32",
     "arrivals": "*i32",
+    "blocks": "*i32",
+    "ends": "*i32",
     "pages": "*i32",
     "partial": "*fp32",
 }
 POINTERS |= {"parts": "*fp32", "gain_sums": "*fp32", "units": "*fp32", "logits": "*fp32", "places": "*fp16"}
-POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses", "begins", "lengths"), "*i64")
+POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses", "lengths"), "*i64")
 POINTERS |= {"top_k": "*i64", "top_p": "*fp32", "uniform": "*fp64"}
 POINTERS |= dict.fromkeys(
     ("q", "k", "v", "memory", "out", "bias", "x", "y", "weight", "scales", "gain", "shift", "residual", "turned"),
@@ -89,6 +91,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "turn by pairs": ("keep", "_keep", 4, keeping(rotation=1), {}),
     "turn by halves": ("keep", "_keep", 4, keeping(rotation=2), {}),
     "widen": ("widen", "_widen", 4, {"block_n": 8, "block_k": 1024, "is_native": True}, {"weight": "*i8"}),
+    "cut": ("rows", "_cut", 1, {"queries": 64}, {}),
     "rows with slopes": ("rows", "_attend_rows", 4, rows(1, is_causal=True), ROWS),
     "rows by distance": ("rows", "_attend_rows", 8, rows(2, is_causal=False), ROWS),
     "rows of wide heads": ("rows", "_attend_rows", 8, {**rows(0, is_causal=True), **WIDE}, ROWS),

@@ -55,7 +55,9 @@ class WholeRows:
         self._rows, self._manner, self._kept = rows, manner, kept
         self._has_kernels, self._mask = can_run_on(like.device), None
         if self._has_kernels:
-            self._begins, self._counts = rows.ends[:-1], rows.ends.diff()
+            from ..kernels.rows import PackedRows  # needs Triton, which torch for GPUs brings along
+
+            self._packed = PackedRows(rows.ends, len(rows.ids), rows.longest)
         if manner.bias and (kept is not None or not self._has_kernels):
             steps = torch.arange(rows.longest, device=like.device)
             is_seen = (steps <= steps[:, None]) | (not self._is_causal)
@@ -74,11 +76,10 @@ class WholeRows:
             )[0]
             return out.transpose(0, 1)[None]  # type: ignore[no-any-return]
         if self._has_kernels and self._kept is None:
-            from ..kernels.rows import attend_rows  # needs Triton, which torch for GPUs brings along
+            from ..kernels.rows import attend_rows
 
-            packed = q[0], k[0], v[0], self._begins, self._counts
             table = bias.by_offset if bias else None
-            return attend_rows(*packed, self._rows.longest, scale, table, is_causal=self._is_causal)[None]
+            return attend_rows(q[0], k[0], v[0], self._packed, scale, table, is_causal=self._is_causal)[None]
         return self._one_by_one(q, k, v)
 
     def _one_by_one(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ Tiles = tuple[int, int, int, int, int]
 _TILES, _CAUSAL_TILES, _WIDE_TILES = (128, 32, 8, 3, 128), (64, 64, 4, 3, 0), (128, 64, 8, 2, 0)
 _SMALL_TILES, _FP32_TILES = (64, 32, 4, 2, 0), (32, 32, 4, 2, 0)
 _SHORT = 64  # tokens, that fewer queries are enough for
+_CACHED_BYTES = 16 << 20  # keys and values of heads that are attended to together: a GPU's L2 cache keeps them
+_ROWS_AT_ONCE = tl.constexpr(32)
 
 
 @triton.jit
@@ -102,18 +104,68 @@ def _over_blocks(  # noqa: C901 (one kernel)
     return sums, total, most
 
 
+@triton.jit(do_not_specialize=("rows",))
+def _cut(ends, blocks, rows, queries: tl.constexpr):
+    """Note of a block where its row begins, how long that is, and the block's first token there; see PackedRows."""
+    index = tl.program_id(0)
+    later, before, passed = 0, 0, 0  # rows behind the block's; blocks of these; blocks of the rows looked at
+    for first in range(0, rows, _ROWS_AT_ONCE):
+        here = first + tl.arange(0, _ROWS_AT_ONCE)
+        is_row, place = here < rows, ends + rows - 1 - here
+        counts = tl.cdiv(tl.load(place + 1, is_row, 0) - tl.load(place, is_row, 0), queries)
+        is_later = (passed + tl.cumsum(counts, 0) <= index) & is_row
+        later += tl.sum(is_later.to(tl.int32), 0)
+        before += tl.sum(tl.where(is_later, counts, 0), 0)
+        passed += tl.sum(counts, 0)
+    row = tl.maximum(rows - 1 - later, 0)
+    begin = tl.load(ends + row)
+    length = tl.where(later == rows, 0, tl.load(ends + row + 1) - begin)
+    tl.store(blocks + index * 3, begin)
+    tl.store(blocks + index * 3 + 1, length)
+    tl.store(blocks + index * 3 + 2, (tl.cdiv(length, queries) - 1 - (index - before)) * queries)
+
+
+class PackedRows:
+    """Rows that are parts of one axis of tokens, one behind the other.
+
+    Args:
+        ends: int32 [B + 1]: 0, then where each row ends.
+        tokens: of all rows at least.
+        longest: at least the length of the longest row.
+    """
+
+    def __init__(self, ends: Tensor, tokens: int, longest: int) -> None:
+        self._ends, self._tokens, self.longest = ends, tokens, longest
+        self._blocks: dict[int, Tensor] = {}
+
+    def cut(self, queries: int) -> Tensor:
+        """Cut rows into blocks of so many tokens; good for all layers.
+
+        Returns:
+            int32 [n, 3]: where each block's row begins, how long that is, and the block's first token in its row. The
+            last block is the first; those that are not needed have a row of length 0.
+        """
+        if queries not in self._blocks:
+            rows = len(self._ends) - 1
+            count = self._tokens // queries + rows  # at least: of each row one block is not full
+            blocks = torch.empty(count, 3, dtype=torch.int32, device=self._ends.device)
+            _cut[(count,)](self._ends, blocks, rows, queries=queries, num_warps=1)
+            self._blocks[queries] = blocks
+        return self._blocks[queries]
+
+
 @triton.jit(do_not_specialize=("far",))
 def _attend_rows(
-    q, k, v, out, begins, lengths, bias, token_stride, head_stride, out_stride, scale, far,
+    q, k, v, out, blocks, bias, token_stride, head_stride, out_stride, scale, far,
     size: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, kind: tl.constexpr,
     is_causal: tl.constexpr, is_native: tl.constexpr,
 ):  # fmt: skip
-    head, row = tl.program_id(1), tl.program_id(2)
-    length = tl.load(lengths + row).to(tl.int32)
-    start = tl.program_id(0) * block_m
-    if start >= length:
+    # Blocks with the most keys before them begin first, where rows are causal.
+    head, block = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), tl.program_id(1)
+    length = tl.load(blocks + block * 3 + 1)
+    if length == 0:
         return
-    begin = tl.load(begins + row).to(tl.int64)
+    begin, start = tl.load(blocks + block * 3).to(tl.int64), tl.load(blocks + block * 3 + 2)
     origin = begin * token_stride + head * head_stride
     m, dims = start + tl.arange(0, block_m), tl.arange(0, width)
     is_in = (m < length)[:, None] & (dims < size)[None, :]
@@ -152,9 +204,7 @@ def attend_rows(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    begins: Tensor,
-    lengths: Tensor,
-    longest: int,
+    rows: PackedRows,
     scale: float,
     bias: Tensor | None = None,
     is_causal: bool = False,
@@ -166,9 +216,7 @@ def attend_rows(
         q: [H, T, D]; the last axis without gaps.
         k: likewise.
         v: likewise.
-        begins: int [B], first token of each row.
-        lengths: int [B].
-        longest: at least the largest of them.
+        rows: of these tokens.
         scale: of q k.
         bias: ALiBi's slopes, fp32 [H]; or fp32 [H, 2 n + 1], of a key n or more tokens before its query to one n or
             more behind it; None: none.
@@ -183,11 +231,15 @@ def attend_rows(
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
     width = max(16, triton.next_power_of_2(size))
-    block_m, block_n, warps, stages, registers = tiles or _choose(longest, width, q.dtype, is_causal, q.device)
+    block_m, block_n, warps, stages, registers = tiles or _choose(rows.longest, width, q.dtype, is_causal, q.device)
     limit = {"maxnreg": registers} if registers else {}
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else 2
-    _attend_rows[(triton.cdiv(longest, block_m), heads, len(lengths))](
-        q, k, v, out, begins, lengths, q if bias is None else bias, q.stride(1), q.stride(0), out.stride(0),
+    blocks = rows.cut(block_m)
+    together = heads
+    while not together % 2 and 2 * together * rows.longest * size * q.element_size() > _CACHED_BYTES:
+        together //= 2
+    _attend_rows[(together, len(blocks), heads // together)](
+        q, k, v, out, blocks, q if bias is None else bias, q.stride(1), q.stride(0), out.stride(0),
         scale * _LOG2_E, (bias.shape[1] - 1) // 2 if bias is not None and kind == 2 else 0,
         size=size, width=width, block_m=block_m, block_n=block_n, kind=kind, is_causal=is_causal,
         is_native=q.is_cuda, num_warps=warps, num_stages=stages, **limit,
