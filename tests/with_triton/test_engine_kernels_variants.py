@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,22 @@ def test_warming_up_takes_no_step_after_its_limit(
     warmup.warm_up(open_steps("gpt", tmp_path), limit_s=0)
     assert {name for name, *_ in variants} == {"_draw"}
     assert "not captured within" in caplog.text and "256 rows" in caplog.text and "512 tokens" in caplog.text
+
+
+@torch.inference_mode()
+def test_inputs_that_keep_the_gpu_busy_are_not_captured(
+    tmp_path: Path, variants: Variants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, clock = open_steps("gpt", tmp_path), [0.0]
+
+    def spend(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(warmup, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(warmup, "_take_input", lambda *_: spend(0.010))
+    for waited, most in ((0.069, 512), (0.010, 2048), (0.0, 2048), (0.650, 48)):
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _, waited=waited: spend(waited))
+        assert max(warmup._choose_tokens(steps, 99.0)) == most
 
 
 @pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5"])

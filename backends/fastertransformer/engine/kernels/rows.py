@@ -24,7 +24,9 @@ Tiles = tuple[int, int, int, int, int]
 _TILES, _CAUSAL_TILES, _WIDE_TILES = (128, 32, 8, 3, 128), (64, 64, 4, 3, 0), (128, 64, 8, 2, 0)
 _SMALL_TILES, _FP32_TILES = (64, 32, 4, 2, 0), (32, 32, 4, 2, 0)
 _SHORT = 64  # tokens, that fewer queries are enough for
-_CACHED_BYTES = 16 << 20  # keys and values of heads that are attended to together: a GPU's L2 cache keeps them
+# Programs of all heads begin together where the L2 cache keeps their keys and values, or where so few of them run that
+# those with the most keys have to begin first.
+_CACHED_BYTES, _FEW_PROGRAMS = 16 << 20, 4096
 _ROWS_AT_ONCE = tl.constexpr(32)
 
 
@@ -160,7 +162,6 @@ def _attend_rows(
     size: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, kind: tl.constexpr,
     is_causal: tl.constexpr, is_native: tl.constexpr,
 ):  # fmt: skip
-    # Blocks with the most keys before them begin first, where rows are causal.
     head, block = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), tl.program_id(1)
     length = tl.load(blocks + block * 3 + 1)
     if length == 0:
@@ -235,9 +236,8 @@ def attend_rows(
     limit = {"maxnreg": registers} if registers else {}
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else 2
     blocks = rows.cut(block_m)
-    together = heads
-    while not together % 2 and 2 * together * rows.longest * size * q.element_size() > _CACHED_BYTES:
-        together //= 2
+    is_cached = 2 * rows.longest * heads * size * q.element_size() <= _CACHED_BYTES
+    together = heads if is_cached or (is_causal and heads * len(blocks) <= _FEW_PROGRAMS) else 1
     _attend_rows[(together, len(blocks), heads // together)](
         q, k, v, out, blocks, q if bias is None else bias, q.stride(1), q.stride(0), out.stride(0),
         scale * _LOG2_E, (bias.shape[1] - 1) // 2 if bias is not None and kind == 2 else 0,

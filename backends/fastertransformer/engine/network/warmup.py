@@ -1,16 +1,19 @@
 """Before the first request: compile what steps need on a GPU, and capture them; see graphs.py.
 
 It happens when a model is loaded and takes seconds; beyond a limit it ends, and the steps that were not captured are
-taken kernel by kernel.
+taken kernel by kernel. So are inputs that keep the GPU busy for longer than the host takes to launch them, where it is
+better not to pad them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..attention.cache import UNBOUNDED
 from ..kernels import can_run_on
@@ -18,7 +21,9 @@ from .graphs import ROWS, TOKENS
 from .steps import Steps
 
 _LIMIT_S = 60.0
-_INPUT_TOKENS = (16, 256, 1024, 2048)
+_INPUT_TOKENS = (16, 256, 1024, 2048)  # that make every kernel be compiled
+_LARGE_INPUT_TOKENS = (3072, 4096)
+_BUSY = 2  # times as long as the host takes to launch an input the GPU is busy with it, that is not captured any more
 _CONTINUED = 32  # tokens of a row that goes on
 _log = logging.getLogger(__name__)
 
@@ -37,43 +42,42 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     if not can_run_on(steps.device) or not steps.network.weights.decoder:
         return ""
     start = time.perf_counter()
-    _take_inputs(steps, start + limit_s)
+    deadline = start + limit_s
+    _take_inputs(steps, deadline)
     if steps.network.weights.head:
         from ..kernels import draw
 
         draw.warm_up(steps.config.vocab_size, steps.device)
-    has_contexts = steps.network.can_be_captured()
-    # The largest first: the others fit into its memory.
-    sizes = [(rows, 0) for rows in reversed(ROWS)] + [(0, tokens) for tokens in reversed(TOKENS) if has_contexts]
+    worth = _choose_tokens(steps, deadline)
     missing = []
-    for rows, tokens in sizes:
-        if time.perf_counter() - start < limit_s:
+    # The largest first: the others fit into its memory.
+    for rows, tokens in [*((rows, 0) for rows in reversed(ROWS)), *((0, tokens) for tokens in reversed(worth))]:
+        if time.perf_counter() < deadline:
             steps.capture(rows, tokens)
         else:
             missing.append(f"{rows} rows" if rows else f"{tokens} tokens")
+    for tokens in (*TOKENS, *_LARGE_INPUT_TOKENS):  # torch's products load a kernel when it is first chosen
+        if tokens not in worth and time.perf_counter() < deadline:
+            _take_input(steps, tokens)
     torch.cuda.synchronize(steps.device)
     seconds = f"{time.perf_counter() - start:.1f} s"
     if missing:
         _log.warning(
             "not captured within %s: steps of %s; they are taken kernel by kernel", seconds, ", ".join(missing)
         )
-    inputs = f"of up to {TOKENS[-1]} tokens" if has_contexts else "of none, which are run kernel by kernel,"
+    inputs = f"of up to {worth[-1]} tokens" if worth else "of none, which are run kernel by kernel,"
     return f"steps of up to {ROWS[-1]} rows and inputs {inputs} captured in {seconds}"
 
 
 def _take_inputs(steps: Steps, deadline: float) -> None:
     """Take steps of several tokens of a row, by all the ways that there are: new ones, and those that go on."""
-    longest = steps.config.max_pos_seq_len
     for tokens in _INPUT_TOKENS:
         if time.perf_counter() >= deadline:
             return
-        lengths = np.full(max(1, tokens // longest), min(tokens, longest))
-        ids, begins, nothing = np.zeros(lengths.sum(), np.int64), np.zeros_like(lengths), np.full_like(lengths, -1)
-        if steps.config.encoder:
-            steps.encode(ids, lengths, nothing, 0)
-        hidden = steps.extend(ids, begins, lengths, 0)
+        hidden = _take_input(steps, tokens)
         if not steps.config.encoder:
             steps.choose(hidden[-1:])
+    longest = steps.config.max_pos_seq_len
     half = min(_CONTINUED, longest) // 2
     if half and steps.cache.bytes_of([(1, 2 * half, 0)]) <= steps.cache.budget_bytes:
         length, nothing = np.array([half]), np.array([-1])
@@ -81,3 +85,28 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
         steps.extend(np.zeros(half, np.int64), length, length, 0)
         steps.wipe(np.array([0]))  # what these made of nothing may be infinite
         steps.leave(1, 0, nothing[:0], nothing[:0])
+
+
+def _take_input(steps: Steps, tokens: int) -> Tensor:
+    """Take a step of new rows that have so many tokens together, or nearly, and give what it makes of them."""
+    rows = -(-tokens // steps.config.max_pos_seq_len)
+    lengths = np.full(rows, tokens // rows)
+    ids, begins, nothing = np.zeros(lengths.sum(), np.int64), np.zeros_like(lengths), np.full_like(lengths, -1)
+    if steps.config.encoder:
+        steps.encode(ids, lengths, nothing, 0)
+    return steps.extend(ids, begins, lengths, 0)
+
+
+def _choose_tokens(steps: Steps, deadline: float) -> Sequence[int]:
+    """Say for how many tokens inputs are worth being captured, by how long one takes the host and the GPU."""
+    if not steps.network.can_be_captured():
+        return []
+    if time.perf_counter() >= deadline:
+        return TOKENS
+    torch.cuda.synchronize(steps.device)
+    start = time.perf_counter()
+    _take_input(steps, TOKENS[-1])
+    launched_s = time.perf_counter() - start
+    torch.cuda.synchronize(steps.device)
+    part = launched_s / (time.perf_counter() - start)
+    return [tokens for tokens in TOKENS if tokens <= _BUSY * part * TOKENS[-1]]
