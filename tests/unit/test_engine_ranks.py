@@ -131,11 +131,13 @@ def test_half_precision_over_gpus_is_as_near_to_one_gpu_as_its_rounding(
     expected = [answer_of(engine, each) for each in REQUESTS]
     assert set(ranks.wait(100)) == {0}, ranks.text
     pairs = list(zip(ranks.answers, expected, strict=True))
-    away = max(float(np.abs(ours["context_log_probs"] - theirs["context_log_probs"]).max()) for ours, theirs in pairs)
+    # Of the largest log-probability: rounding grows with the logits, which an untied head makes ten times as large.
+    known = [(ours["context_log_probs"], theirs["context_log_probs"]) for ours, theirs in pairs]
+    away = max(float(np.abs(ours - theirs).max() / np.abs(theirs).max()) for ours, theirs in known)
     same = float(np.mean([np.mean(ours["output_ids"] == theirs["output_ids"]) for ours, theirs in pairs]))
-    record_property("log-probability difference", away)
+    record_property("log-probability difference, of the largest", away)
     record_property("tokens that agree", same)
-    assert away < {"fp16": 2e-2, "bf16": 1e-1}[data_type]
+    assert away < {"fp16": 2e-3, "bf16": 1e-2}[data_type]
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])

@@ -88,7 +88,7 @@ def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Sign
     talk.tell("ask first 5 6 7")
     first, workers = talk.ask("wait first"), talk.ask("workers")
     talk.tell("ask begun 5 6 7", "begun begun", "ask waiting 5 6 7", f"kill {int(harm)}")
-    assert "rank 1 is lost" in talk.ask("wait begun")["problem"]
+    assert "is lost" in talk.ask("wait begun")["problem"]  # on GPUs the sums may notice it first, not knowing which
     assert talk.ask("wait waiting") == first
     assert talk.ask("workers") not in ([], workers)
 
