@@ -1,8 +1,8 @@
 """Before the first request: compile what steps need on a GPU, and capture them; see graphs.py.
 
 It happens when a model is loaded and takes seconds; beyond a limit it ends, and the steps that were not captured are
-taken kernel by kernel. So are inputs that keep the GPU busy for longer than the host takes to launch them, where it is
-better not to pad them.
+taken kernel by kernel. So are large inputs that keep the GPU busy for longer than the host takes to launch them: these
+are better not padded.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from ..attention.cache import UNBOUNDED
 from ..kernels import can_run_on
+from ..requests.request import Array
 from .graphs import ROWS, TOKENS
 from .steps import Steps
 
 _LIMIT_S = 60.0
 _INPUT_TOKENS = (16, 256, 1024, 2048)  # that make every kernel be compiled
-_LARGE_INPUT_TOKENS = (3072, 4096)
+_ALWAYS_TOKENS = 1024  # of inputs that are captured in any case: a product of a new size is slow for the first time
 _BUSY = 2  # times as long as the host takes to launch an input the GPU is busy with it, that is not captured any more
 _CONTINUED = 32  # tokens of a row that goes on
 _log = logging.getLogger(__name__)
@@ -56,9 +57,6 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
             steps.capture(rows, tokens)
         else:
             missing.append(f"{rows} rows" if rows else f"{tokens} tokens")
-    for tokens in (*TOKENS, *_LARGE_INPUT_TOKENS):  # torch's products load a kernel when it is first chosen
-        if tokens not in worth and time.perf_counter() < deadline:
-            _take_input(steps, tokens)
     torch.cuda.synchronize(steps.device)
     seconds = f"{time.perf_counter() - start:.1f} s"
     if missing:
@@ -74,9 +72,11 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
     for tokens in _INPUT_TOKENS:
         if time.perf_counter() >= deadline:
             return
-        hidden = _take_input(steps, tokens)
+        hidden = _take_input(steps, _rows_of(steps, tokens))
         if not steps.config.encoder:
             steps.choose(hidden[-1:])
+    if steps.config.encoder:
+        steps.extend(*_rows_of(steps, _INPUT_TOKENS[0]), 0)
     longest = steps.config.max_pos_seq_len
     half = min(_CONTINUED, longest) // 2
     if half and steps.cache.bytes_of([(1, 2 * half, 0)]) <= steps.cache.budget_bytes:
@@ -87,14 +87,19 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
         steps.leave(1, 0, nothing[:0], nothing[:0])
 
 
-def _take_input(steps: Steps, tokens: int) -> Tensor:
-    """Take a step of new rows that have so many tokens together, or nearly, and give what it makes of them."""
+def _rows_of(steps: Steps, tokens: int) -> tuple[Array, Array, Array]:
+    """Give ids, starts and lengths of new rows that have so many tokens together, or nearly."""
     rows = -(-tokens // steps.config.max_pos_seq_len)
     lengths = np.full(rows, tokens // rows)
-    ids, begins, nothing = np.zeros(lengths.sum(), np.int64), np.zeros_like(lengths), np.full_like(lengths, -1)
+    return np.zeros(lengths.sum(), np.int64), np.zeros_like(lengths), lengths
+
+
+def _take_input(steps: Steps, rows: tuple[Array, Array, Array]) -> Tensor:
+    """Run an input, and give what becomes of it."""
+    ids, starts, lengths = rows
     if steps.config.encoder:
-        steps.encode(ids, lengths, nothing, 0)
-    return steps.extend(ids, begins, lengths, 0)
+        return steps.encode(ids, lengths, np.full_like(lengths, -1), 0)[0]
+    return steps.extend(ids, starts, lengths, 0)
 
 
 def _choose_tokens(steps: Steps, deadline: float) -> Sequence[int]:
@@ -103,10 +108,11 @@ def _choose_tokens(steps: Steps, deadline: float) -> Sequence[int]:
         return []
     if time.perf_counter() >= deadline:
         return TOKENS
+    rows = _rows_of(steps, TOKENS[-1])
     torch.cuda.synchronize(steps.device)
     start = time.perf_counter()
-    _take_input(steps, TOKENS[-1])
+    _take_input(steps, rows)
     launched_s = time.perf_counter() - start
     torch.cuda.synchronize(steps.device)
     part = launched_s / (time.perf_counter() - start)
-    return [tokens for tokens in TOKENS if tokens <= _BUSY * part * TOKENS[-1]]
+    return [tokens for tokens in TOKENS if tokens <= max(_ALWAYS_TOKENS, _BUSY * part * TOKENS[-1])]
