@@ -108,13 +108,20 @@ def test_rows_attend_within_themselves(size: int, kind: str, is_causal: bool, dt
         assert float((found[:, own].double() - expected).norm() / expected.norm()) < 2 * LIMITS[dtype]
 
 
-def test_as_many_rows_as_one_likes_attend_and_some_are_empty() -> None:
+@pytest.mark.parametrize("few_programs", [0, 4096])
+def test_as_many_rows_as_one_likes_attend_and_some_are_empty(
+    few_programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Head by head, and all heads together."""
+    from backends.fastertransformer.engine.kernels import rows
     from backends.fastertransformer.engine.kernels.rows import PackedRows, attend_rows
 
+    monkeypatch.setattr(rows, "_CACHED_BYTES", 0)
+    monkeypatch.setattr(rows, "_FEW_PROGRAMS", few_programs)
     torch.manual_seed(0)
     lengths = [0, 5, 0, 1, 70] + [3, 0] * 17 + [40, 0, 0]
     ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=DEVICE)
-    q, k, v = torch.randn(3, 1, sum(lengths), 64, device=DEVICE).unbind()
+    q, k, v = torch.randn(3, 3, sum(lengths), 64, device=DEVICE).unbind()
     found = attend_rows(q, k, v, PackedRows(ends, sum(lengths), 70), 0.2, is_causal=True)
     parts = (torch.split(each.double(), lengths, 1) for each in (q, k, v))
     expected = [F.scaled_dot_product_attention(*row, is_causal=True, scale=0.2) for row in zip(*parts, strict=True)]

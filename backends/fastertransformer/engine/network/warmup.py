@@ -24,7 +24,7 @@ from .steps import Steps
 _LIMIT_S = 60.0
 _INPUT_TOKENS = (16, 256, 1024, 2048)  # that make every kernel be compiled
 _ALWAYS_TOKENS = 1024  # of inputs that are captured in any case: a product of a new size is slow for the first time
-_BUSY = 2  # times as long as the host takes to launch an input the GPU is busy with it, that is not captured any more
+_BUSY = 2  # larger ones are not if the GPU is busy with them for so many times as long as the host launches them
 _CONTINUED = 32  # tokens of a row that goes on
 _log = logging.getLogger(__name__)
 
