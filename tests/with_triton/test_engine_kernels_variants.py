@@ -118,6 +118,22 @@ def test_no_request_needs_what_was_not_warmed_up(family: str, tmp_path: Path, va
     assert variants - known == set()
 
 
+@torch.inference_mode()
+def test_what_is_larger_than_what_was_captured_says_so_once(
+    tmp_path: Path, variants: Variants, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = open_steps("gpt", tmp_path)
+    warmup.warm_up(steps)
+    take_steps(steps, [100] * 16, 1)
+    assert not caplog.messages
+    for _ in range(2):
+        take_steps(steps, [1] * 257, 1)
+    assert caplog.messages == [
+        "257 tokens of 257 rows are more than was captured: such inputs are taken kernel by kernel",
+        "257 rows are more than was captured: such steps are taken kernel by kernel",
+    ]
+
+
 @pytest.mark.parametrize("is_int8", [False, True])
 def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(is_int8: bool, variants: Variants) -> None:
     """Products of fp16 with more than a few rows are torch's."""

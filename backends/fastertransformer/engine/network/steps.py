@@ -66,7 +66,7 @@ class Steps:
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
         self._saved: dict[int, list[int]] = {}
         self._graphs: StepGraphs | None = None
-        self._has_warned = False  # of a step that was not captured
+        self._said: set[str] = set()  # of steps that were not captured
         self._given: Tensor | None = None  # rank 0's hidden states that are asked about
         self._decoded: Tensor | None = None  # this process's logits of the last decode
 
@@ -149,8 +149,7 @@ class Steps:
         self.cache.sources[:, first : first + len(lengths)] = known
         rows = NumberedRows.of(ids, np.zeros_like(lengths), lengths, first)
         attentions: list[Tensor] = []
-        is_plain = embeddings is None and not wants_attentions
-        if self._graphs and is_plain and (encoded := self._graphs.begin(rows)) is not None:
+        if embeddings is None and not wants_attentions and (encoded := self._captured(rows)) is not None:
             return encoded, attentions
         asked = attentions if wants_attentions else None
         return self.network.encode(*self._uploaded(rows, embeddings), asked), attentions
@@ -174,9 +173,23 @@ class Steps:
             room = self.cache.room(slice(first, first + len(lengths)))
             longest = min(int((starts + lengths).max()), room)
         is_plain = not longest and embeddings is None and not self.config.encoder
-        if self._graphs and is_plain and (hidden := self._graphs.begin(rows)) is not None:
+        if is_plain and (hidden := self._captured(rows)) is not None:
             return hidden
         return self.network.extend(*self._uploaded(rows, embeddings), longest)
+
+    def _captured(self, rows: NumberedRows) -> Tensor | None:
+        """Run new rows by what was captured; None: that has no room for them."""
+        if not self._graphs:
+            return None
+        if (hidden := self._graphs.begin(rows)) is None:
+            self._say("inputs", f"{rows.tokens.shape[1]} tokens of {len(rows.lengths)} rows")
+        return hidden
+
+    def _say(self, kind: str, what: str) -> None:
+        """Say, once for each kind, that something is larger than what was captured."""
+        if kind not in self._said:
+            self._said.add(kind)
+            _log.warning("%s are more than was captured: such %s are taken kernel by kernel", what, kind)
 
     def _uploaded(self, rows: NumberedRows, embeddings: Array | None) -> tuple[Rows, KvCache, Tensor | None]:
         self._threads.fit(rows.tokens.shape[1])
@@ -192,9 +205,8 @@ class Steps:
             step goes on from, unless ids is written to.
         """
         chosen = self._graphs.decode(count) if self._graphs else None
-        if self._graphs and not chosen and not self._has_warned:
-            self._has_warned = True
-            _log.warning("%d rows are more than any captured step has: such steps are taken kernel by kernel", count)
+        if self._graphs and not chosen:
+            self._say("steps", f"{count} rows")
         chosen = chosen or self._decode(count)
         self._decoded = chosen[0]
         return chosen
