@@ -112,7 +112,9 @@ def test_no_request_needs_what_was_not_warmed_up(family: str, tmp_path: Path, va
     assert known
     for lengths, more in (([7], 1), ([16], 16), ([5, 3, 100], 7), ([1] * 19, 2), ([3] * 300, 3), ([90] * 8, 1)):
         take_steps(steps, lengths, more)
-    for lengths, more in (([513], 9), ([514], 5), ([700, 1], 2), ([225] * 8, 1)):
+    larger = ([513], 9), ([514], 5), ([700, 1], 2), ([225] * 8, 1)
+    not_captured = ([2049], 9), ([2050], 5), ([1500, 1, 700], 2), ([300] * 8, 1)
+    for lengths, more in (*larger, *not_captured):
         if max(lengths) < config.max_pos_seq_len:
             take_steps(steps, lengths, more)
     assert variants - known == set()
