@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-nemo test-lm-eval test-kernels check format golden lock clean
+.PHONY: help demo test torture test-nemo test-lm-eval test-kernels check format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -15,6 +15,10 @@ demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the de
 test: $(VENV)/.tests ## run the whole test suite, a real Slurm included
 	tests/install
 	$(RUN) -m pytest
+
+torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints and command lines, for about an hour
+	tests/install
+	$(RUN) -m pytest tests/torture --campaign full
 
 test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual environment of their own
 	.venv-nemo/bin/python -m pytest tests/with_nemo

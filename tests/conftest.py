@@ -11,6 +11,9 @@ ALLOWED_SKIPS = ("no GPU",)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-golden", action="store_true", help="write golden files instead of comparing them")
+    parser.addoption(
+        "--campaign", choices=("small", "full"), default="small", help="how much tests/torture tries: a share, or all"
+    )
 
 
 def pytest_sessionstart() -> None:

@@ -1,0 +1,66 @@
+"""Campaigns of faults and hostile input: a small share by default, all of it with ``--campaign full``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+_TALLIES: list[Tally] = []
+
+
+@dataclass
+class Tally:
+    """What a campaign tried and how often the product held; printed at the end of the run.
+
+    Attributes:
+        name: of the campaign, as ``docs/reliability.md`` has it.
+        tried: trials so far.
+        failures: one line for each trial in which the product did not hold.
+    """
+
+    name: str
+    tried: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def record(self, failure: str | None = None) -> None:
+        """Count one trial; ``failure`` says what went wrong in it, None that the product held."""
+        self.tried += 1
+        if failure:
+            self.failures.append(failure)
+
+    def check(self) -> None:
+        """Fail the test if any trial failed, or if nothing was tried."""
+        assert self.tried, f"{self.name}: nothing was tried"
+        assert not self.failures, f"{len(self.failures)} of {self.tried} failed:\n" + "\n".join(self.failures[:20])
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """How large this run's campaigns are."""
+
+    is_full: bool
+
+    def trials(self, small: int, full: int) -> int:
+        """Number of trials: ``small`` in the test suite, ``full`` in ``make torture``."""
+        return full if self.is_full else small
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest) -> Campaign:
+    return Campaign(is_full=request.config.getoption("--campaign") == "full")
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    """One campaign's count, named after its test."""
+    counted = Tally(request.node.name.removeprefix("test_").replace("_", " "))
+    _TALLIES.append(counted)
+    yield counted
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for tally in _TALLIES:
+        held = tally.tried - len(tally.failures)
+        terminalreporter.write_line(f"campaign: {tally.name}: {tally.tried} tried, {held} held")
