@@ -72,6 +72,8 @@ def convert(arguments: ConvertArguments) -> Manifest:
         with _mappable(conversion, arguments.output) as mapped:
             records = _write_tensors(mapped, arguments.output, journal, arguments.processes)
         records += _write_small_files(conversion, arguments.output, journal)
+        if archive.identity() != made_from["checkpoint_identity"]:
+            raise CheckpointError(f"{archive.path} was changed while it was converted", "convert again, from the start")
     finally:
         journal.close()
     manifest = Manifest("ft_checkpoint", tuple(sorted(records, key=lambda record: record.path)), made_from)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,8 @@ REPLACED = ".replaced-"
 """In the name of an artefact that a later one has taken the place of; a time follows."""
 RANDOM_WEIGHTS = "random_weights"
 """Key of ``made_from``, true where weights are made up: what is measured says nothing about accuracy."""
+_SMALL_BYTES = 1 << 20
+_BLOCK_BYTES, _BLOCKS = 4 << 10, 16
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,34 @@ class Manifest:
         Returns:
             One line for each missing, wrong-sized or altered file, sorted by path; empty if all is well.
         """
+        return self._compare(root, lambda path, record: check_digests)
+
+    def damages(self, root: Path) -> list[str]:
+        """Compare as far as that is cheap, for work that is about to be relied on without being read.
+
+        Presence and size of all files are compared, and the content of small ones and of those with a block of zeros,
+        which is what a loss of power leaves of what was not on disk yet.
+        """
+        return self._compare(root, lambda path, record: record.size_bytes <= _SMALL_BYTES or _has_zeros(path))
+
+    def _compare(self, root: Path, is_read: Callable[[Path, FileRecord], bool]) -> list[str]:
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            found = pool.map(lambda record: _problem(root, record, check_digests), self.files)
+            found = pool.map(lambda record: _problem(root, record, is_read), self.files)
             return sorted(problem for problem in found if problem)
 
 
-def _problem(root: Path, record: FileRecord, check_digests: bool) -> str | None:
+def _has_zeros(path: Path) -> bool:
+    """Whether one of a few blocks of a large file, the first and the last among them, is zeros throughout."""
+    with path.open("rb") as stream:
+        last = stream.seek(0, os.SEEK_END) - _BLOCK_BYTES
+        for number in range(_BLOCKS):
+            stream.seek(last * number // (_BLOCKS - 1))
+            if not any(stream.read(_BLOCK_BYTES)):
+                return True
+    return False
+
+
+def _problem(root: Path, record: FileRecord, is_read: Callable[[Path, FileRecord], bool]) -> str | None:
     path = root / record.path
     try:
         size_bytes = path.stat().st_size
@@ -123,8 +147,11 @@ def _problem(root: Path, record: FileRecord, check_digests: bool) -> str | None:
         return f"{record.path}  missing"
     if size_bytes != record.size_bytes:
         return f"{record.path}  {size_bytes} bytes instead of {record.size_bytes}"
-    if check_digests and file_digest(path, record.digest) != record.digest:
-        return f"{record.path}  content differs from its digest {record.digest[:19]}"
+    try:
+        if is_read(path, record) and file_digest(path, record.digest) != record.digest:
+            return f"{record.path}  content differs from its digest {record.digest[:19]}"
+    except OSError as error:
+        return f"{record.path}  cannot be read: {error.strerror}"
     return None
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from handover.errors import ArtefactError
+from handover.identity import files_of, identify
 from handover.manifest import FILE_NAME, REPLACED, Manifest, record_files
 from handover.provenance import made_by
 from launcher.plan import StagePlan, partial
@@ -24,17 +25,15 @@ from launcher.plan import StagePlan, partial
 
 def run_fingerprint(plan: StagePlan) -> str:
     """Digest of the plan and of what its inputs are now."""
-    identities = [plan.fingerprint, *(_identity(path) for path in sorted(plan.inputs))]
+    identities = [plan.fingerprint, *(_identity(path) for path in plan.inputs)]
     return hashlib.sha256("\n".join(identities).encode()).hexdigest()[:16]
 
 
 def _identity(path: Path) -> str:
-    """Content digest of an artefact; name, size and time of anything else."""
+    """Content digest of an artefact; of anything else, what tells it from others without reading all of it."""
     if (path / FILE_NAME).is_file():
         return Manifest.read(path).digest
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    stats = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
+    return identify(files_of(path))
 
 
 def missing_inputs(plan: StagePlan) -> list[Path]:
@@ -43,14 +42,14 @@ def missing_inputs(plan: StagePlan) -> list[Path]:
 
 
 def is_current(plan: StagePlan) -> bool:
-    """Whether the published output was made by this plan from these inputs and is still whole (by size)."""
+    """Whether the published output was made by this plan from these inputs and is still whole, as far as is cheap."""
     if missing_inputs(plan) or not (plan.output / FILE_NAME).is_file():
         return False
     try:
         manifest = Manifest.read(plan.output)
     except ArtefactError:
         return False
-    return manifest.fingerprint == run_fingerprint(plan) and not manifest.problems(plan.output, check_digests=False)
+    return manifest.fingerprint == run_fingerprint(plan) and not manifest.damages(plan.output)
 
 
 @dataclass

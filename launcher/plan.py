@@ -113,12 +113,22 @@ class StagePlan:
 
     @property
     def fingerprint(self) -> str:
-        """Short digest of what determines the result: commands, inputs' paths, output and environment.
+        """Short digest of what determines the result: commands and environment.
 
-        Time limits, job names and node counts do not change what comes out, so they are left out.
+        Time limits, job names and node counts do not change what comes out, so they are left out; so are the places of
+        the inputs (what they are is for who compares) and of the results, which go on when they are moved or copied.
         """
-        decisive = (self.stage, [c.argv for c in self.commands], sorted(map(str, self.inputs)), dict(self.env))
+        commands = [[self._without_places(argument) for argument in command.argv] for command in self.commands]
+        decisive = (self.stage, commands, len(self.inputs), dict(self.env))
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
+
+    def _without_places(self, argument: str) -> str:
+        places = {str(self.log.parent.parent): "<results>", str(self.output): "<output>"}
+        places |= {str(path): f"<input {number}>" for number, path in enumerate(self.inputs)}
+        for place in sorted(places, key=len, reverse=True):
+            if len(Path(place).parts) > 1:
+                argument = argument.replace(place, places[place])
+        return argument
 
 
 def partial(output: Path) -> Path:

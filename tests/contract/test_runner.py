@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,10 +108,28 @@ def test_an_unchanged_stage_is_skipped_until_forced_or_its_input_changes(tmp_pat
     assert len(kept) == 2, "an artefact that is made anew never deletes the one before"
 
 
-def test_a_damaged_output_is_made_again(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "convert")
+def nul_filled(content: bytes) -> bytes:
+    """What a loss of power leaves of a file whose size was on disk already."""
+    return bytes(len(content))
+
+
+def half_nul_filled(content: bytes) -> bytes:
+    return content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
+
+
+@pytest.mark.parametrize("damage", [nul_filled, half_nul_filled, None])
+@pytest.mark.parametrize("size_bytes", [20, 3 << 20])
+def test_a_damaged_output_is_made_again(
+    tmp_path: Path, size_bytes: int, damage: Callable[[bytes], bytes] | None
+) -> None:
+    output = tmp_path / "convert"
+    plan = plan_of(tmp_path, "convert", python(WRITE + f"(d / 'x').write_bytes(b'x' * {size_bytes})", partial(output)))
     run(plan)
-    (plan.output / "result.txt").unlink()
+    assert is_current(plan)
+    if damage:
+        (output / "x").write_bytes(damage((output / "x").read_bytes()))
+    else:
+        (output / "x").unlink()
     assert not is_current(plan)
     assert states(run(plan)) == ["done"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -73,15 +74,19 @@ def test_conversion_killed_in_the_middle_continues(tmp_path: Path) -> None:
     assert contents(output) == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("change", ["ranks", "data_type", "source"])
+@pytest.mark.parametrize("change", ["ranks", "data_type", "source", "source of the same time"])
 def test_work_for_other_settings_or_another_source_is_not_continued(change: str, tmp_path: Path) -> None:
     """Leave the journal of a finished run behind, as a kill just before the manifest would."""
     archive, output = write_gpt(tmp_path / "gpt.nemo"), tmp_path / "out"
     interrupted(archive, output, 4, "fp16")
     ranks, data_type = (2 if change == "ranks" else 4), ("bf16" if change == "data_type" else "fp16")
-    if change == "source":
+    if change.startswith("source"):
         state = {k: v if v is None else v / 2 for k, v in gpt_state().items()}
+        was = archive.stat()
         write_gpt(archive, state)
+        if change.endswith("time"):
+            assert archive.stat().st_size == was.st_size
+            os.utime(archive, ns=(was.st_atime_ns, was.st_mtime_ns))
     convert(ConvertArguments(archive, output, ranks, data_type))
     convert(ConvertArguments(archive, tmp_path / "fresh", ranks, data_type))
     assert contents(output) == contents(tmp_path / "fresh")

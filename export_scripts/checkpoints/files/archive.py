@@ -21,6 +21,7 @@ from typing import IO, Any
 from export_scripts.checkpoints.files.bounded import DESCRIPTION_BYTES, BoundedReader
 from export_scripts.checkpoints.files.gzip_file import GzipReader, Mark
 from handover.errors import CheckpointError
+from handover.identity import identify
 
 _BLOCK_BYTES = 512
 _COPY_BYTES = 8 << 20
@@ -124,14 +125,11 @@ class Archive:
     def __contains__(self, name: str) -> bool:
         return name in self._extents
 
-    def identity(self) -> list[list[object]]:
-        """Say which bytes these are, without reading them: name, size and time of every file on disk."""
+    def identity(self) -> str:
+        """Say which bytes these are, without reading all of them."""
         if self.path.is_file():
-            files = {self.path.name: self.path}
-        else:
-            files = {name: extent.path for name, extent in self._extents.items()}
-        stats = ((name, path.stat()) for name, path in sorted(files.items()))
-        return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+            return identify({self.path.name: self.path})
+        return identify({name: extent.path for name, extent in self._extents.items()})
 
     def extent(self, name: str) -> Extent:
         """Say where a file's bytes lie; only for what is not compressed."""
