@@ -33,6 +33,9 @@ class ServeArguments(ScriptArguments):
     metrics_port: int = field(default=0, metadata={"help": "0: a free one"})
     host: str = field(default="127.0.0.1", metadata={"help": f"address to listen on; {NODE}: the node's under Slurm"})
     engine: str = field(default="slipway", metadata={"help": "slipway (our drop-in) or fastertransformer"})
+    cuda_devices: str = field(
+        default="", metadata={"help": "positions among the GPUs that the task sees, such as 0,1; empty: all of them"}
+    )
     start_timeout_s: float = field(default=300, metadata={"help": "seconds until a generation must have come back"})
     exit_timeout_s: float = field(default=10, metadata={"help": "seconds for requests in flight at the end"})
     server_args: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of more tritonserver flags"})

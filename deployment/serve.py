@@ -25,6 +25,7 @@ from types import FrameType, MappingProxyType
 
 from deployment.address import slurm_job, with_address
 from deployment.arguments import ServeArguments
+from deployment.gpus import visible_devices
 from deployment.leftovers import State, Sweeper, create_state, sweep, sweep_earlier
 from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
@@ -85,6 +86,7 @@ def main(argv: Sequence[str]) -> None:
     rank = find_rank(os.environ)
     given = with_address(ServeArguments.from_argv(argv, __doc__), os.environ)
     arguments = arguments_of(rank.rank, given)
+    os.environ.update(visible_devices(given.cuda_devices, given.engine, os.environ))
     stop = StopRequest()
     is_spread = arguments.engine == SLIPWAY and rank.world_size > 1
     if is_spread:

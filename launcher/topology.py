@@ -14,7 +14,7 @@ class Topology:
     Attributes:
         gpus: tensor_para_size x pipeline_para_size.
         nodes: hosts that they fill.
-        cuda_devices: value of CUDA_VISIBLE_DEVICES; None where all GPUs of the nodes are used.
+        cuda_devices: CUDA_VISIBLE_DEVICES of the server's task; None where all GPUs of the nodes are used.
     """
 
     gpus: int

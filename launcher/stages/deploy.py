@@ -30,13 +30,11 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
         metrics_port=deployment.metrics_port,
         host=deployment.host or ("127.0.0.1" if has_clients else NODE),
         engine=str(deployment.engine),
+        cuda_devices=layout.cuda_devices or "",
         start_timeout_s=deployment.start_timeout_s,
         exit_timeout_s=deployment.exit_timeout_s,
         server_args=tuple(deployment.server_args),
     )
-    env = environment(config)
-    if layout.cuda_devices is not None:
-        env["CUDA_VISIBLE_DEVICES"] = layout.cuda_devices
     gpus_per_node = layout.gpus // layout.nodes
     is_task_a_rank = deployment.engine is Engine.slipway and config.cluster.one_task_per_rank
     tasks_per_node = max(1, gpus_per_node) if is_task_a_rank else 1
@@ -51,7 +49,7 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
         inputs=(paths.model_repository,),
         output=paths.deployment,
         log=paths.log("deploy"),
-        env=env,
+        env=environment(config),
         service=True,
     )
 
