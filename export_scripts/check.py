@@ -8,7 +8,7 @@ out as to convert, which finds it out and then stops with the tensor's name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -16,7 +16,7 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE
 from export_scripts.shards import ShardSettings, check_split
-from export_scripts.weights.matching import match
+from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import Assignment, Dims, LazyTensor
 from handover.errors import CheckpointError, nearest
 
@@ -85,6 +85,7 @@ def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_
     check_split(settings, source.family.divided)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     check_types(source, assignments)
+    source = replace(source, remarks=(*source.remarks, *zeros_made(assignments)))
     return Conversion(source, tuple(each.for_ranks(tensor_para_size) for each in assignments), settings)
 
 

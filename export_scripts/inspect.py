@@ -22,7 +22,7 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE, item_bytes
 from export_scripts.shards import ShardSettings, Workspace, check_values, possible_ranks
-from export_scripts.weights.matching import match
+from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
 from handover.errors import ArtefactError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST
@@ -122,7 +122,10 @@ def main(argv: Sequence[str]) -> None:
     source = open_source(find_archive(parser.parse_args(list(argv)).checkpoint))
     for line in describe(source):
         sys.stdout.write(f"{line}\n")
-    check_types(source, match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys))
+    assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
+    check_types(source, assignments)
+    for remark in zeros_made(assignments):
+        sys.stdout.write(f"  note        {remark}\n")
     if _CONFIG_FILE in source.archive and source.archive.path.is_dir():
         for line in verify(source):
             sys.stdout.write(f"{line}\n")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -182,6 +181,7 @@ class Architecture:
         from the embedding.
         """
         table = self.adapt(self.source_map, settings)
+        table = replace(table, biases={**dict.fromkeys(self.without_biases(settings), False), "*": True})
         if not self.is_tied(settings):
             return table
         rules = {key: rule for key, rule in table.rules.items() if key != self.head}
@@ -190,16 +190,6 @@ class Architecture:
             assert isinstance(embedding, Rule), "an embedding becomes one target"
             rules[self.embedding] = (embedding, Rule(_HEAD, unchanged))
         return replace(table, rules=rules, ignored={**table.ignored, self.head: "the tied copy of the embedding"})
-
-    def missing_biases(self, settings: Settings, dims: ModelDims, table: SourceMap, keys: Iterable[str]) -> list[str]:
-        """List biases that the configuration promises and no key gives: they are not to become zeros."""
-        given = {name for key in keys for name in table.targets(key)}
-        left_out = self.without_biases(settings)
-        return [
-            name
-            for name in self.family.schema(dims)
-            if ".bias" in name and name not in given and not any(fnmatchcase(name, pattern) for pattern in left_out)
-        ]
 
 
 def rotary_problems(settings: Settings) -> list[str]:

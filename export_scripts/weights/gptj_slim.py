@@ -84,4 +84,5 @@ def source_map(shards: int) -> SourceMap:
             f"*ln_*.shard_[1-9]{more}": "norms are computed with shard 0's; the others kept their first value"
             for more in ("", "[0-9]")
         },
+        biases={"*": True},
     )

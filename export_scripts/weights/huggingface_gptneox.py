@@ -14,6 +14,7 @@ from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unc
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
 
 _BIASES = ("attention.dense.bias", "mlp.dense_4h_to_h.bias")
+_OF_ATTENTION = ("*.attention.query_key_value.bias", "*.attention.dense.bias")
 _LAYER = {
     "input_layernorm.weight": Rule("input_layernorm.weight", unchanged),
     "input_layernorm.bias": Rule("input_layernorm.bias", unchanged),
@@ -82,6 +83,6 @@ GPTNEOX = Architecture(
     has_tied_head=False,
     activation=("hidden_act", "gelu"),
     more_problems=rotary_problems,
-    without_biases=lambda settings: () if settings.get("attention_bias", True) else ("*.attention.*",),
+    without_biases=lambda settings: () if settings.get("attention_bias", True) else _OF_ATTENTION,
     family_eps=1e-5,
 )

@@ -1,11 +1,13 @@
 """The equation that a conversion must fulfil, solved: every target gets its sources, or everything amiss is listed.
 
 consumed + ignored = keys of the source        produced + zeros = schema        shapes are equal
+
+Zeros are biases that the model does not have: the configuration says so, or it is silent and no layer has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
 
 from export_scripts.weights.schema import (
@@ -36,7 +38,7 @@ def match(
     """Give every target its sources, or refuse the checkpoint.
 
     Args:
-        schema: every target by name, layers spelled out. A missing bias is zeros; anything else must be there.
+        schema: every target by name, layers spelled out. All must be there but biases that the model does not have.
         source_map: the table of the checkpoint's format.
         dims: the model's dimensions.
         tensors: the source.
@@ -119,8 +121,13 @@ def _combined_shape(rule: Rule, shapes: Sequence[Shape | None]) -> Shape | None:
 def _fill(
     assigned: dict[str, Assignment], schema: Mapping[str, TargetTensor], source_map: SourceMap, dims: Dims
 ) -> list[str]:
-    """Give the remaining targets what is generated, or zeros to a bias; returns what is still missing."""
+    """Give the remaining targets what is generated, or zeros to a bias that the model does not have.
+
+    Returns:
+        What is still missing, one line each.
+    """
     problems = []
+    given = {split_layer(name)[0] for name in assigned}
     for name, target in schema.items():
         if name in assigned:
             continue
@@ -128,8 +135,39 @@ def _fill(
         generate = source_map.generated.get(name) or source_map.generated.get(pattern)
         if generate and prod(target.full_shape(dims)) > _MOST_GENERATED:
             problems.append(f"{name}  {list(target.full_shape(dims))}  is computed, and larger than any model's")
-        elif generate or ".bias" in name:
+            continue
+        reason = None if generate else _why_not_zeros(name, source_map, given)
+        if reason is None:
             assigned[name] = Assignment(name, target, generate=generate)
         else:
-            problems.append(f"{name}  {list(target.full_shape(dims))}  has no source")
+            problems.append(f"{name}  {list(target.full_shape(dims))}  has no source{reason}")
     return problems
+
+
+def _why_not_zeros(name: str, source_map: SourceMap, given: Set[str]) -> str | None:
+    """Say why what is missing cannot be zeros; None: it is a bias that the model does not have.
+
+    Args:
+        name: of the target.
+        source_map: what the configuration says.
+        given: targets that have a source, without their layers' numbers.
+    """
+    if ".bias" not in name:
+        return ""
+    said = source_map.has_bias(name)
+    if said is not None:
+        return ", and the configuration does not say that there is none" if said else None
+    pattern, layer = split_layer(name)
+    if layer is None:  # the only one of its name: the others of its kind tell whether the model has such
+        others = [each for each in given if ".bias" in each and ("norm" in each) == ("norm" in name)]
+        return f", and {others[0]} has one" if others else None
+    return ", and other layers have one" if pattern in given else None
+
+
+def zeros_made(assignments: Iterable[Assignment]) -> tuple[str, ...]:
+    """Say which biases are zeros because the model has none; nothing where there are no such."""
+    zeros = [each.name for each in assignments if each.rule is None and each.generate is None]
+    if not zeros:
+        return ()
+    kinds = ", ".join(dict.fromkeys(split_layer(name)[0] for name in zeros))
+    return (f"the checkpoint has no biases of these, and {len(zeros)} tensors are zeros: {kinds}",)

@@ -188,12 +188,15 @@ class SourceMap:
             becomes several targets.
         ignored: source keys (shell patterns) that are dropped on purpose, with the reason.
         generated: targets that no source holds, such as tables of positions; as fp32.
+        biases: whether the configuration says that there is a bias, by its target (shell patterns; the first that fits
+            counts). One of which it says nothing may be missing from every layer, and not from some.
     """
 
     name: str
     rules: Mapping[Sources, Rules]
     ignored: Mapping[str, str]
     generated: Mapping[str, Callable[[Any], Array]] = field(default_factory=dict)
+    biases: Mapping[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         by_key = {key: sources for sources in self.rules for key in as_tuple(sources)}
@@ -218,6 +221,10 @@ class SourceMap:
         """Axis along which training's tensor parallelism cut a key's tensor; None: it did not."""
         found = self.sources(key)
         return None if found is None else as_tuple(self.rules[found[0]])[0].join_axis
+
+    def has_bias(self, name: str) -> bool | None:
+        """Whether the configuration says that there is a bias of a target's name; None: it says nothing."""
+        return next((said for pattern, said in self.biases.items() if fnmatchcase(name, pattern)), None)
 
     def is_ignored(self, key: str) -> bool:
         """Whether a key is dropped on purpose."""

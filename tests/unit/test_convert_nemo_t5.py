@@ -165,7 +165,7 @@ def test_biases_of_a_gate_are_split_with_it_and_missing_ones_are_zeros(tmp_path:
         if "DenseReluDense.wi" in name:
             plain[name.replace("weight", "bias")] = torch.arange(INTER, dtype=torch.float32) + ("wi_1" in name) * 100
     config = relative_config(
-        Saving(tensor=2), "geglu", normalization="layernorm", bias=True, normalize_attention_scores=True
+        Saving(tensor=2), "geglu", normalization="layernorm", bias=None, normalize_attention_scores=True
     )
     states = nemo_states(plain, HEADS, Saving(tensor=2))
     out = run(write_nemo(tmp_path / "t5.nemo", config, states, files=VOCABULARY), tmp_path / "out", 4)

@@ -157,7 +157,7 @@ def _source_map(schema: Mapping[str, TargetTensor], ranks: int) -> SourceMap:
     if any(target.is_summed for target in schema.values()):
         reason = "in mlp.attention.bias.sum"
         ignored |= {f"model.layers.*.{name}": reason for name in ("attention.dense.bias", "mlp.dense_4h_to_h.bias")}
-    return SourceMap("FT checkpoint", rules, ignored)
+    return SourceMap("FT checkpoint", rules, ignored, biases={"*": True})
 
 
 def _spelled_out(target: TargetTensor) -> Layout:

@@ -66,11 +66,6 @@ def open_source(archive: Archive) -> Source:
     products = architecture.products(settings)
     weights = replace(weights, tensors=with_products(weights.tensors, products))
     table = architecture.table(settings, dims)
-    if missing := architecture.missing_biases(settings, dims, table, weights.tensors):
-        raise CheckpointError(
-            f"{len(missing)} biases have no source\n  " + "\n  ".join(missing),
-            "config.json does not say that the model has none; copy or download the checkpoint again",
-        )
     tokenizer = find_tokenizer(archive)
     remarks = architecture.remarks(settings, dims) + (() if tokenizer.members else (NO_TOKENIZER,))
     remarks += tuple(f"{key} is {each.rows} times {each.weight}, computed in fp32" for key, each in products.items())

@@ -80,11 +80,11 @@ def open_source(archive: Archive) -> Source:
     if not any(key.startswith("decoder.") for key in weights.tensors):
         raise CheckpointError(f"{archive.path} has no decoder", "FasterTransformer's T5 is an encoder with a decoder")
     tokenizer = _tokenizer(archive)
-    source_map = UNTIED if _HEAD in weights.tensors else TIED
+    is_untied = _HEAD in weights.tensors or given.get("tie_word_embeddings", not is_multilingual) is False
     return Source(
         archive=archive,
         family=t5.FAMILY,
-        source_map=source_map,
+        source_map=UNTIED if is_untied else TIED,
         dims=_read_dims(config, has_scaled_logits=_scales_logits(given)),
         tensors=_with_embedding(weights.tensors),
         tokenizer=tokenizer,

@@ -16,7 +16,7 @@ from handover.errors import CheckpointError
 _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "max_position_embeddings"),
     *("position_embedding_type", "openai_gelu", "onnx_safe", "qk_layernorm", "window_size", "bias_gelu_fusion"),
-    *("rotary_base", "rotary_interleaved", "use_rope_scaling"),
+    *("rotary_base", "rotary_interleaved", "use_rope_scaling", "add_bias_linear", "add_qkv_bias"),
     *("apply_residual_connection_post_layernorm", "virtual_pipeline_model_parallel_size"),
 )
 # Heads of the models that were published without their arguments, by layers and hidden size: GPT-2's sizes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -23,6 +24,7 @@ from handover.errors import CheckpointError
 CHECKPOINT_VERSION = "checkpoint_version"
 """Megatron-LM's own word in a configuration; NeMo has ``megatron_legacy`` for the first version's order."""
 
+_LINEAR = ("*.attention.dense.bias", "*.mlp.*.bias")
 # Versions 2 and 3 have today's order.
 _OLD_ORDERS = {0: qkv_by_block_to_block, 1: qkv_by_element_to_block}
 
@@ -125,11 +127,20 @@ def _source_map(archive: Archive, config: Mapping[str, Any], keys: tuple[str, ..
         is_rotary=is_rotary(config),
     )
     if megatron_gpt.is_legacy(keys, prefix):
-        return megatron_gpt.legacy(prefix, variant)
+        return replace(megatron_gpt.legacy(prefix, variant), biases=_biases(config))
     if megatron_gpt.is_megatron_core(keys, prefix):
-        return megatron_gpt.megatron_core(prefix, variant)
+        return replace(megatron_gpt.megatron_core(prefix, variant), biases=_biases(config))
     some = ", ".join(keys[:3])
     raise CheckpointError(f"{archive.path} has no keys of a GPT ({some or 'it is empty'})")
+
+
+def _biases(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Read which biases there are: NeMo's ``bias``, megatron-core's ``add_bias_linear`` and ``add_qkv_bias``."""
+    linear, of_qkv = config.get("add_bias_linear", config.get("bias")), config.get("add_qkv_bias")
+    said = {"*.query_key_value.bias": True} if of_qkv else {}
+    if linear is not None:
+        said |= {pattern: bool(linear) for pattern in ("*.query_key_value.bias", *_LINEAR) if pattern not in said}
+    return said
 
 
 def _qkv(config: Mapping[str, Any]) -> Layout:

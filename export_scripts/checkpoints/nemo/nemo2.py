@@ -78,7 +78,7 @@ def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
         *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
         *("layernorm_epsilon", "position_embedding_type", "share_embeddings_and_output_weights", "num_moe_experts"),
         *("bias_activation_fusion", "apply_residual_connection_post_layernorm", "qk_layernorm", "window_size"),
-        *("rotary_base", "seq_len_interpolation_factor", "rotary_interleaved"),
+        *("rotary_base", "seq_len_interpolation_factor", "rotary_interleaved", "add_bias_linear", "add_qkv_bias"),
     )
     words = {name: config[name] for name in same if name in config}
     words["max_position_embeddings"] = config.get("seq_length")

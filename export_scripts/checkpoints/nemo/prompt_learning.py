@@ -28,6 +28,7 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import vocabulary_size
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import Rule, Rules, Sources, TargetTensor
+from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
 from handover.templates import TEMPLATES_FILE, templates_file
 
@@ -157,5 +158,12 @@ def _task(where: str, name: str, table: Any, file: Any, template: Mapping[str, A
     if not isinstance(table, StoredTensor) or len(table.shape) != 2:
         raise CheckpointError(
             f"{where} has no table for the task {name}", "NeMo saves it at the end of the training; remove the template"
+        )
+    length = template.get("total_virtual_tokens", table.shape[0])
+    if length != table.shape[0]:
+        raise CheckpointError(
+            f"{where}: the table of the task {name} has {table.shape[0]} rows, and its template says "
+            f"total_virtual_tokens: {shown(length)}",
+            "copy the checkpoint again",
         )
     return Task(name, table.shape[0], JoinedTensor(((file, table),), None), template)

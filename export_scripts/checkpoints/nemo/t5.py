@@ -14,7 +14,7 @@ from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.nemo.ia3 import is_ia3_config, read_ia3, with_ia3
 from export_scripts.checkpoints.nemo.prompt_learning import KIND as PROMPTS
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
-from export_scripts.checkpoints.nemo.t5_config import check_expressible, read_dims, remarks, side_config
+from export_scripts.checkpoints.nemo.t5_config import biases, check_expressible, read_dims, remarks, side_config
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, find_tokenizer, special_ids
 from export_scripts.weights import nemo_t5, t5
@@ -68,7 +68,7 @@ def open_source(archive: Archive) -> Source:
     source = Source(
         archive=archive,
         family=t5.FAMILY,
-        source_map=replace(source_map, rules={**source_map.rules, **ia3.rules()}),
+        source_map=replace(source_map, rules={**source_map.rules, **ia3.rules()}, biases=biases(config)),
         dims=with_ia3(read_dims(config, vocab_size), ia3),
         tensors={**tensors, **ia3.tensors},
         tokenizer=tokenizer,
@@ -96,7 +96,8 @@ def _starting_ids(archive: Archive, ids: SpecialIds) -> SpecialIds:
 def _variant(config: Mapping[str, Any], keys: tuple[str, ...]) -> nemo_t5.Variant:
     encoder = side_config(config, "encoder")
     return nemo_t5.Variant(
-        has_untied_head=_HEAD in keys,
+        # Where the configuration promises one, the completeness check misses it.
+        has_untied_head=_HEAD in keys or config.get("share_decoder_tokens_head_embeddings") is False,
         is_legacy=bool(encoder["megatron_legacy"]),
         has_fused_gate=encoder["activation"].startswith("fast-"),
         has_norm_less_one=encoder["normalization"] == "layernorm1p",

@@ -142,6 +142,15 @@ def remarks(config: Config) -> tuple[str, ...]:
     return tuple(found)
 
 
+def biases(config: Config) -> dict[str, bool]:
+    """Read which biases there are, by FasterTransformer's names; ``bias`` says nothing of norms."""
+    said = {"shared.bias": config.get("tokens_head_bias")}
+    for side in SIDES:
+        has_bias = side_config(config, side).get("bias")
+        said |= dict.fromkeys((f"{side}.*Attention.*.bias", f"{side}.*Dense.*.bias"), has_bias)
+    return {pattern: bool(has) for pattern, has in said.items() if has is not None}
+
+
 def read_dims(config: Config, vocab_size: int) -> T5Dims:
     """Read the dimensions.
 
