@@ -11,6 +11,7 @@ or, by a decoupled model, token by token.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -36,6 +37,8 @@ from fastertransformer.engine.ranks.group import Group  # noqa: E402
 from fastertransformer.engine.ranks.ranks import read_ranks  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
+
+faulthandler.enable()  # a stub that dies by a signal says in the server's log where
 
 _SEQUENCE_START, _SEQUENCE_END = 1, 2  # TRITONSERVER_REQUEST_FLAG_*
 _STATEFUL_ROWS = 256  # of all conversations in one step
@@ -79,8 +82,10 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """End the engine; Triton has waited for every answer before."""
-        self._engine.close()
-        self._replies.close()
+        try:
+            self._engine.close()
+        finally:
+            self._replies.close()
 
     def _submit(self, request: Any, reply: Reply) -> None:
         def answer(given: Answer) -> None:

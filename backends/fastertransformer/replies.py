@@ -143,9 +143,14 @@ class Replies:
         return Reply(request, lambda reply, is_new: self._ready.put((reply, is_new)))
 
     def close(self) -> None:
-        """End the thread, when Triton has had every final answer."""
+        """End the thread, when Triton has had every final answer, and give the metric back.
+
+        A metric lies in the shared memory of Triton's stub and is cleared there when Python frees it. At the end of the
+        interpreter that memory is gone: the stub would end by SIGSEGV (Triton 2.51).
+        """
         self._ready.put(None)
         self._thread.join()
+        self._cancelled = self._family = None
 
     def _run(self) -> None:
         next_question = 0.0

@@ -49,7 +49,9 @@ class Deployment:
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(timeout_s)
+        status = self.process.wait(timeout_s)
+        assert deaths_by_signal(self.directory) == []
+        return status
 
     @property
     def text(self) -> str:
@@ -71,6 +73,13 @@ class Deployment:
 
     def pids_of(self, program: str) -> list[int]:
         return [pid for pid, line in self.processes.items() if program in line.split(" ")[0]]
+
+
+def deaths_by_signal(directory: Path) -> list[str]:
+    """What logs below a directory say of crashes: of stubs Python's fault handler, of the server its supervisor."""
+    marks = ("Fatal Python error", "tritonserver was killed by SIGSEGV", "tritonserver was killed by SIGABRT")
+    logs = [path for name in ("server*.log", "output.txt") for path in directory.rglob(name)]
+    return [line for log in logs for line in log.read_text(errors="replace").splitlines() if line.startswith(marks)]
 
 
 def shared_memory() -> set[str]:

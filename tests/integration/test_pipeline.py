@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+from served import deaths_by_signal
 
 PROJECT = Path(__file__).resolve().parents[2]
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
@@ -71,7 +72,7 @@ def abandoned_shared_memory() -> set[str]:
 
 
 def assert_nothing_is_left(root: Path, pids: Collection[int] = (), seconds: float = 30) -> None:
-    """No process of the run, neither by path nor by number, and no shared memory that nobody uses."""
+    """No process of the run, no shared memory that nobody uses, and no word of one that crashed."""
     deadline = time.monotonic() + seconds
 
     def left() -> list[str]:
@@ -80,7 +81,7 @@ def assert_nothing_is_left(root: Path, pids: Collection[int] = (), seconds: floa
 
     while left() and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert left() == []
+    assert left() == [] and deaths_by_signal(root) == []
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import PROJECT, Deployment, generate, wait_for
+from served import PROJECT, Deployment, deaths_by_signal, generate, wait_for
 
 from deployment.arguments import ServeArguments
 from export_scripts.arguments import ConvertArguments, ExportArguments
@@ -118,6 +118,7 @@ def test_two_ranks_answer_as_one_process_does_and_end_in_good_order(ranks: Serve
         process.send_signal(signal.SIGUSR1)
     assert ranks.wait(30) == [0, 0], ranks.text
     assert not ranks.endpoint_file.exists() and not list(ranks.directory.glob(".*"))
+    assert deaths_by_signal(ranks.directory) == []
     log = (ranks.directory / "server.log").read_text()
     assert "is lost" not in log + (ranks.directory / "server.rank1.log").read_text()
 

@@ -21,7 +21,7 @@ import pytest
 import sentencepiece
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from served import Deployment, generate, infer, inputs_of, shared_memory, wait_for
+from served import Deployment, deaths_by_signal, generate, infer, inputs_of, shared_memory, wait_for
 from transformers import GPT2Tokenizer
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
@@ -265,6 +265,7 @@ def nothing_is_left(deployment: Deployment, before: set[str]) -> bool:
         or deployment.private.exists()
         or deployment.endpoint_file.exists()
         or list(deployment.directory.glob(".*.state"))
+        or deaths_by_signal(deployment.directory)
     )
 
 

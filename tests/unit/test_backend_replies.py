@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -196,3 +197,11 @@ def test_an_answer_that_cannot_be_sent_concerns_its_request_alone(
     replies.open(healthy).send({"output_ids": IDS}, is_final=True)
     assert healthy.wait().error is None and not broken.responses
     assert "the shared memory is full" in FakePbUtils.Logger.lines[-1]
+
+
+def test_the_metric_is_given_back_before_the_interpreter_ends() -> None:
+    """Triton's stub frees a metric's shared memory before its interpreter ends; one that is freed later crashes it."""
+    opened = Replies(FakePbUtils("pb_utils"), {}, has_axis=False, labels={})
+    metrics = [weakref.ref(opened._family), weakref.ref(opened._cancelled)]
+    opened.close()
+    assert [metric() for metric in metrics] == [None, None]
