@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO
 
 from deployment.processes import Process, command_line, descendants, kill_all, list_processes, look_up
+from handover.durable import write_atomically
 from handover.errors import ServerError
-from handover.manifest import write_atomically
 
 _PREFIX = re.compile(r"slipway-[0-9a-f]{12}-")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")

@@ -13,7 +13,7 @@ from typing import Any
 
 from evaluation import metrics
 from evaluation.cells import has_columns, parse, render
-from handover.manifest import write_atomically
+from handover.durable import write_atomically
 
 FILE_NAME = "benchmark.csv"
 FIGURES = (

@@ -24,8 +24,8 @@ from rich.text import Text
 from evaluation.measurements import HIGHER, Measurement, Report, read_report
 from evaluation.number_text import show_figure
 from evaluation.page import problems, render_page, style_of
+from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status
-from handover.manifest import write_atomically
 from handover.progress import human_bytes
 
 CSV_NAME, MARKDOWN_NAME, HTML_NAME = "compare.csv", "compare.md", "compare.html"

@@ -25,8 +25,8 @@ from evaluation.arguments import GateArguments
 from evaluation.figures import HOLDS
 from evaluation.measurements import Measurement, Report, read_report
 from evaluation.thresholds import CEILINGS, FLOORS, read_thresholds
+from handover.durable import write_atomically
 from handover.errors import exit_status
-from handover.manifest import write_atomically
 
 GO, NO_GO, INCONCLUSIVE = "GO", "NO-GO", "INCONCLUSIVE"
 EXIT_STATUS = {GO: 0, NO_GO: 1, INCONCLUSIVE: 3}

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from evaluation.figures import Metric
 from evaluation.provenance import timestamp
 from evaluation.served_model import ServedModel, check_still_served
+from handover.durable import write_atomically
 from handover.errors import ServerError
-from handover.manifest import Manifest, record_files, write_atomically
+from handover.manifest import Manifest, record_files
 from handover.provenance import read_commit
 
 METRICS_NAME, SUMMARY_NAME, TABLE_NAME, SAMPLES_NAME = "metrics.json", "summary.json", "metrics.csv", "samples.csv"

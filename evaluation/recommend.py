@@ -28,8 +28,8 @@ from evaluation.number_text import show_figure
 from evaluation.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, deployment_text, ranking_title
 from evaluation.recommendation import FIGURES, OFFLINE, ONLINE, Candidate, Ranking, find_candidates, pareto_front, rank
 from evaluation.report_data import collect_findings
+from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status, nearest
-from handover.manifest import write_atomically
 
 GROUP = "recommended"
 

@@ -31,8 +31,9 @@ from evaluation.report_text import (
     lengths_label,
     relative_path,
 )
+from handover.durable import write_atomically
 from handover.errors import exit_status
-from handover.manifest import Manifest, record_files, write_atomically
+from handover.manifest import Manifest, record_files
 from handover.provenance import read_commit
 
 MARKDOWN_NAME = "report.md"

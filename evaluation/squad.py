@@ -20,8 +20,8 @@ from evaluation.squad_data import Question
 from evaluation.squad_score import Score, exact_match, f1_score, summarise
 from evaluation.tokenizer import Tokenizer
 from handover.digests import file_digest
+from handover.durable import write_atomically
 from handover.errors import exit_status
-from handover.manifest import write_atomically
 
 TASK = "squad"
 PREDICTIONS_NAME = "predictions.json"

@@ -21,8 +21,8 @@ from evaluation.plots import draw_latency_by_size
 from evaluation.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, ranking_title
 from evaluation.recommendation import OFFLINE, ONLINE, Candidate, Ranking, rank
 from evaluation.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
+from handover.durable import write_atomically
 from handover.errors import exit_status
-from handover.manifest import write_atomically
 
 HTML_NAME, MARKDOWN_NAME, CSV_NAME = "report.html", "report.md", "points.csv"
 _TOP = 5

@@ -16,8 +16,8 @@ from evaluation.prompting import Answer, Completer, Prompter
 from evaluation.tensors import Sampling
 from evaluation.text_pairs import Pair, check_pairs
 from handover.digests import file_digest
+from handover.durable import write_atomically
 from handover.errors import ServerError
-from handover.manifest import write_atomically
 
 PREDICTIONS_NAME = "predictions.txt"
 

@@ -20,7 +20,7 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.hub import fetch
-from export_scripts.journal import TEMPORARY_SUFFIX, Journal
+from export_scripts.journal import Journal
 from export_scripts.mapped import RecordKey
 from export_scripts.nemo_ids import with_nemos_ids
 from export_scripts.random_weights import are_random, plan_random
@@ -28,6 +28,7 @@ from export_scripts.shard_file import full_disk_explained
 from export_scripts.shards import Workspace, check_space, write_bytes, write_tensor
 from export_scripts.weights.family import ConfigValues, render_config
 from export_scripts.workers import Advance, run_all
+from handover.durable import temporary_beside
 from handover.errors import CheckpointError, exit_status
 from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
 from handover.progress import Progress
@@ -61,7 +62,7 @@ def convert(arguments: ConvertArguments) -> Manifest:
         made_from["allow_nonfinite"] = True
     if arguments.random_weights or are_random(archive):
         made_from[RANDOM_WEIGHTS] = True
-    journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION})
+    journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION}, _names(conversion))
     try:
         _check_space(conversion, arguments.output, journal)
         source, nemos_remark = with_nemos_ids(conversion.source)
@@ -77,9 +78,15 @@ def convert(arguments: ConvertArguments) -> Manifest:
     finally:
         journal.close()
     manifest = Manifest("ft_checkpoint", tuple(sorted(records, key=lambda record: record.path)), made_from)
-    journal.remove()
     manifest.write(arguments.output)
+    journal.remove()
     return manifest
+
+
+def _names(conversion: Conversion) -> set[str]:
+    """Name every file that a conversion writes."""
+    shards = {name for each in conversion.assignments for name in conversion.settings.file_names(each)}
+    return {_CONFIG_FILE, *conversion.source.tokenizer.members, *conversion.source.extra_files, *shards}
 
 
 def _plan(arguments: ConvertArguments) -> Conversion:
@@ -95,7 +102,7 @@ def _mappable(conversion: Conversion, output: Path) -> Iterator[Conversion]:
     if not conversion.archive.is_compressed:
         yield conversion
         return
-    directory = output / f".unpacked{TEMPORARY_SUFFIX}"
+    directory = temporary_beside(output / "unpacked")
     with full_disk_explained(directory):
         unpacked = conversion.archive.unpack(directory)
     yield replace(conversion, source=open_source(unpacked))

@@ -26,7 +26,7 @@ from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
 from handover.errors import ArtefactError, exit_status
 from handover.manifest import FILE_NAME as MANIFEST
-from handover.manifest import Manifest
+from handover.manifest import Manifest, artefact_files
 from handover.progress import human_bytes
 
 _CONFIG_FILE = "config.ini"
@@ -93,8 +93,7 @@ def verify(source: Source) -> Iterator[str]:
     root = source.archive.path
     if (root / MANIFEST).is_file():
         manifest = Manifest.read(root)
-        present = {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
-        surplus = present - {record.path for record in manifest.files} - {MANIFEST}
+        surplus = set(artefact_files(root)) - {record.path for record in manifest.files}
         problems = manifest.problems(root) + [f"{name}  is not in the manifest" for name in sorted(surplus)]
         if problems:
             raise ArtefactError(

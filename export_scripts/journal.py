@@ -2,23 +2,26 @@
 
 The journal is a file in the output directory: a line with the identity of the work, then one line a finished
 shard. A line is written before its shard gets its final name, so that every file in the directory is known; a
-shard counts as finished only if the file is there with the recorded size.
+shard counts as finished only if the file is there with the recorded content. After a power loss lines may be damaged
+or missing: a file that is not listed but has a name that this conversion writes is written again.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import threading
+import os
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from handover.digests import file_digest
+from handover.durable import make_directory, remove_temporaries, sync, write_atomically
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST
-from handover.manifest import FileRecord, Manifest
+from handover.manifest import WORK_FILE, FileRecord, Manifest, artefact_files
 
 FILE_NAME = ".journal.jsonl"
-TEMPORARY_SUFFIX = ".writing"
 
 
 class Journal:
@@ -27,6 +30,7 @@ class Journal:
     Args:
         root: the output directory; it is made if it is missing.
         identity: of the work: source and settings. Work of another identity is removed, file by recorded file.
+        names: of the files that the work consists of.
 
     Attributes:
         finished: records of finished shards by file name.
@@ -35,40 +39,42 @@ class Journal:
         ArtefactError: the directory holds files that no conversion wrote.
     """
 
-    def __init__(self, root: Path, identity: dict[str, Any]) -> None:
-        root.mkdir(parents=True, exist_ok=True)
+    def __init__(self, root: Path, identity: dict[str, Any], names: Collection[str] = ()) -> None:
+        make_directory(root)
         self._path = root / FILE_NAME
-        self._lock = threading.Lock()
         written_by, records = _read(self._path)
-        known = {record.path for record in records}
-        if (root / MANIFEST).is_file():
-            known |= {MANIFEST, *(record.path for record in Manifest.read(root).files)}
-        present = {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
+        is_ours = written_by is not None or (root / WORK_FILE).is_file()
+        present = set(artefact_files(root)) - {FILE_NAME}
+        known = {record.path for record in records} | _listed(root, is_ours) | set(names if is_ours else ())
         _check_ours(root, present - known)
         is_same = written_by == json.loads(json.dumps(identity))
-        self.finished = {r.path: r for r in records if is_same and _size(root / r.path) == r.size_bytes}
-        for name in (known & present) - self.finished.keys():
-            (root / name).unlink()
-        for temporary in root.glob(f".*{TEMPORARY_SUFFIX}"):
-            shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink()
+        self.finished = _proved(root, records) if is_same else {}
+        _remove(root, present - self.finished.keys())
         lines = [json.dumps(identity), *(_line(record) for record in self.finished.values())]
-        self._path.write_text("".join(f"{line}\n" for line in lines))
-        self._stream = self._path.open("a")
+        write_atomically(self._path, "\n".join(lines))
+        self._stream = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
     def add(self, record: FileRecord) -> None:
-        """Write down a shard that is whole, just before it gets its name."""
-        with self._lock:
-            self._stream.write(_line(record) + "\n")
-            self._stream.flush()
+        """Write down a shard that is whole, just before it gets its name.
+
+        A line begins with its line feed: one that a full disk cut off then spoils no other. It is one write, which
+        the processes that share the journal do not mix.
+        """
+        line = f"\n{_line(record)}".encode()
+        while line:
+            line = line[os.write(self._stream, line) :]
 
     def close(self) -> None:
         """Keep the journal for the next run."""
-        self._stream.close()
+        if self._stream >= 0:
+            os.close(self._stream)
+            self._stream = -1
 
     def remove(self) -> None:
         """Everything is finished."""
-        self._stream.close()
+        self.close()
         self._path.unlink()
+        sync(self._path.parent)
 
 
 def _line(record: FileRecord) -> str:
@@ -76,31 +82,62 @@ def _line(record: FileRecord) -> str:
 
 
 def _read(path: Path) -> tuple[Any, list[FileRecord]]:
-    """Read the identity and the records; a last line cut off by a kill is dropped."""
+    """Read the identity and the records; a line that is cut off or damaged is dropped."""
     if not path.is_file():
         return None, []
-    content: list[Any] = []
-    for line in path.read_text().splitlines():
+    identity, *lines = path.read_bytes().split(b"\n")
+    records = []
+    for line in lines:
         try:
-            content.append(json.loads(line))
-        except ValueError:
-            break
-    records = [FileRecord(**{**entry, "shape": entry["shape"] and tuple(entry["shape"])}) for entry in content[1:]]
-    return (content[0] if content else None), records
+            entry = json.loads(line)
+            records.append(FileRecord(**{**entry, "shape": entry["shape"] and tuple(entry["shape"])}))
+        except (ValueError, KeyError, TypeError):
+            continue
+    try:
+        return json.loads(identity), records
+    except ValueError:
+        return None, records
 
 
-def _check_ours(root: Path, unknown: set[str]) -> None:
-    foreign = sorted(name for name in unknown - {FILE_NAME} if not _is_temporary(name.partition("/")[0]))
-    if foreign:
+def _listed(root: Path, is_ours: bool) -> set[str]:
+    """Names in a manifest, which says that a conversion was finished here; a damaged one says nothing."""
+    if not (root / MANIFEST).is_file():
+        return set()
+    try:
+        return {record.path for record in Manifest.read(root).files}
+    except ArtefactError:
+        if not is_ours:
+            raise
+        return set()
+
+
+def _proved(root: Path, records: Collection[FileRecord]) -> dict[str, FileRecord]:
+    """Keep the files that are there and hold what was written: a power loss may have left other bytes."""
+
+    def is_whole(record: FileRecord) -> bool:
+        path = root / record.path
+        if not path.is_file() or path.stat().st_size != record.size_bytes:
+            return False
+        return file_digest(path, record.digest) == record.digest
+
+    last = {record.path: record for record in records}
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        whole = pool.map(is_whole, last.values())
+        return {path: record for (path, record), is_so in zip(last.items(), whole, strict=True) if is_so}
+
+
+def _remove(root: Path, names: Collection[str]) -> None:
+    """Remove what is to be made anew, the manifest first; until that is on the disk the old journal stays."""
+    (root / MANIFEST).unlink(missing_ok=True)
+    for name in sorted(names):
+        (root / name).unlink()
+    remove_temporaries(root)
+    sync(root)
+
+
+def _check_ours(root: Path, unknown: Collection[str]) -> None:
+    if unknown:
         raise ArtefactError(
-            f"{root} holds {len(foreign)} files that no conversion wrote, {foreign[0]} for one",
+            f"{root} holds {len(unknown)} files that no conversion wrote, {min(unknown)} for one",
             "give an empty or new directory",
         )
-
-
-def _is_temporary(name: str) -> bool:
-    return name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None

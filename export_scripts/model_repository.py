@@ -14,7 +14,6 @@ from __future__ import annotations
 import configparser
 import errno
 import os
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +25,11 @@ from export_scripts.interfaces.serving import Serving, alias, can_be_aliased
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.pbtxt import ModelSpec, to_text
 from handover.digests import file_digest
+from handover.durable import sync
 from handover.endpoint import WEIGHTS_DIGEST
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
-from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
+from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest, artefact_files
 from handover.progress import Progress
 
 KIND = "model_repository"
@@ -90,6 +90,7 @@ class _Repository:
     def __init__(self, root: Path, ft_checkpoint: Path, checkpoint: Manifest) -> None:
         self.root, self.ft_checkpoint, self.checkpoint = root, ft_checkpoint, checkpoint
         self.records: dict[str, FileRecord] = {}
+        _reopen(root)
 
     def link_checkpoint(self, directory: str, bar: Progress) -> None:
         for record in self.checkpoint.files:
@@ -165,19 +166,26 @@ class _Repository:
         return target
 
     def _refuse_foreign_files(self) -> None:
-        (self.root / MANIFEST_NAME).unlink(missing_ok=True)
-        found = {path.relative_to(self.root).as_posix(): path for path in self.root.rglob("*") if not path.is_dir()}
-        for name, path in list(found.items()):
-            if re.fullmatch(rf"\.{re.escape(MANIFEST_NAME)}\.\d+", name):  # of a run that was killed while writing it
-                path.unlink()
-                del found[name]
-        foreign = sorted(found.keys() - self.records.keys())
+        foreign = sorted(set(artefact_files(self.root)) - self.records.keys())
         if foreign:
             listed = "".join(f"\n  {name}" for name in foreign[:10])
             raise ArtefactError(
                 f"{self.root} holds {len(foreign)} files that export did not write:{listed}",
                 "give an empty directory, or move them away",
             )
+
+
+def _reopen(root: Path) -> None:
+    """Take the manifest from a repository that is built again: until it has one it is not finished."""
+    if not (root / MANIFEST_NAME).is_file():
+        return
+    kind = Manifest.read(root).kind
+    if kind != KIND:
+        raise ArtefactError(
+            f"{root} is no model repository but has a manifest, of kind {kind}", "give an empty directory"
+        )
+    (root / MANIFEST_NAME).unlink()
+    sync(root)
 
 
 def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:

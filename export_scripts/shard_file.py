@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from export_scripts.dtypes import Array
-from export_scripts.journal import TEMPORARY_SUFFIX, Journal
+from export_scripts.journal import Journal
 from handover.digests import CRC32_BLOCKS, SHA256, new_digest
+from handover.durable import temporary_beside
 from handover.errors import ArtefactError
 from handover.manifest import FileRecord
 
@@ -45,7 +46,7 @@ class ShardFile:
 
     def __init__(self, path: Path, shape: tuple[int, ...] | None = None, data_type: str | None = None) -> None:
         self._path = path
-        self._temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+        self._temporary = temporary_beside(path)
         self._shape, self._data_type = shape, data_type
         self._algorithm = SHA256 if shape is None else CRC32_BLOCKS
         self._digest = new_digest(self._algorithm)

@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from handover.durable import write_atomically
 from handover.errors import ServerError
-from handover.manifest import write_atomically
 
 WEIGHTS_DIGEST = "weights_digest"
 """Parameter of a served model's config.pbtxt, and key of ``settings``: the digest of the FT checkpoint's manifest."""

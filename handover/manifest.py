@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from handover.digests import file_digest
+from handover.durable import is_temporary, sync_tree, write_atomically
 from handover.errors import ArtefactError
 
 FILE_NAME = "manifest.json"
+WORK_FILE = ".slipway-work.json"
+"""Lies in the directory of an artefact that is being made: whoever finds it there knows that the directory is ours."""
 REPLACED = ".replaced-"
 """In the name of an artefact that a later one has taken the place of; a time follows."""
 RANDOM_WEIGHTS = "random_weights"
@@ -76,7 +79,12 @@ class Manifest:
         return sum(record.size_bytes for record in self.files)
 
     def write(self, root: Path) -> None:
-        """Write atomically to ``root/manifest.json``, a line for each file."""
+        """Wait until the files are on the disk, then write ``root/manifest.json``: what has a manifest is finished."""
+        sync_tree(root)
+        self.save(root)
+
+    def save(self, root: Path) -> None:
+        """Write atomically to ``root/manifest.json``, a line for each file; the files are on the disk already."""
         fields = {"digest": self.digest, **vars(self)}
         records = ",\n  ".join(json.dumps(vars(record)) for record in fields.pop("files"))
         content = json.dumps(fields, indent=1).removesuffix("\n}")
@@ -155,28 +163,25 @@ def _problem(root: Path, record: FileRecord, is_read: Callable[[Path, FileRecord
     return None
 
 
+def artefact_files(root: Path) -> list[str]:
+    """List what a directory holds, relative to it: not its manifest, nor what stands there only while it is made."""
+    found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return sorted(name for name in found if name not in (FILE_NAME, WORK_FILE) and not _is_unfinished(name))
+
+
+def _is_unfinished(name: str) -> bool:
+    return any(is_temporary(part) for part in name.split("/"))
+
+
 def record_files(root: Path, known: Iterable[FileRecord] = ()) -> tuple[FileRecord, ...]:
     """Record every file below a directory, by path; a known record of the same size is kept as it is."""
     records = {record.path: record for record in known}
     result = []
-    for path in sorted(p for p in root.rglob("*") if p.is_file()):
-        name = path.relative_to(root).as_posix()
-        if name == FILE_NAME:
-            continue
+    for name in artefact_files(root):
+        path = root / name
         size_bytes = path.stat().st_size
         record = records.get(name)
         if record is None or record.size_bytes != size_bytes:
             record = FileRecord(name, size_bytes, file_digest(path))
         result.append(record)
     return tuple(result)
-
-
-def write_atomically(path: Path, content: str) -> None:
-    """Write a small text file so that a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(content)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

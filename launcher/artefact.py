@@ -1,25 +1,23 @@
-"""One artefact's life: is it current, begin work in ``.partial``, verify, publish. Nothing else renames results.
+"""One artefact's life: is it current, begin work in ``.partial``, verify, publish; see ``work_directory`` for kills.
 
 Standard library only.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from handover.durable import sync_tree
 from handover.errors import ArtefactError
 from handover.identity import files_of, identify
-from handover.manifest import FILE_NAME, REPLACED, Manifest, record_files
+from handover.manifest import FILE_NAME, REPLACED, Manifest, artefact_files, record_files
 from handover.provenance import made_by
+from launcher import work_directory
 from launcher.plan import StagePlan, partial
 
 
@@ -72,13 +70,14 @@ class Work:
         return partial(self.plan.output)
 
     def finish_command(self) -> None:
-        """Remember across a kill that one more command is done."""
-        self.commands_done += 1
-        self._record()
+        """Remember that one more command is done, once what it wrote is on the disk."""
+        if not (self.directory / FILE_NAME).is_file():  # a manifest is written only when it is
+            sync_tree(self.directory)
+        self._note(self.commands_done + 1)
 
-    def _record(self) -> None:
-        content = {"fingerprint": self.fingerprint, "commands_done": self.commands_done, "pid": os.getpid()}
-        marker_of(self.plan).write_text(json.dumps(content))
+    def _note(self, commands_done: int) -> None:
+        self.commands_done = commands_done
+        work_directory.note(self.directory, self.fingerprint, commands_done)
 
     def publish(self) -> Path | None:
         """Verify what the commands made, seal its manifest, move it into place.
@@ -87,31 +86,37 @@ class Work:
             Where an earlier artefact of that name was moved, if there was one.
 
         Raises:
-            ArtefactError: files are missing, or present but not in the manifest.
+            ArtefactError: files are missing, or present but not in the manifest; the next run makes them again.
         """
-        manifest = self._verified_manifest()
+        try:
+            manifest = self._verified_manifest()
+        except ArtefactError:
+            self._note(0)
+            raise
         sealed = replace(manifest, fingerprint=self.fingerprint, made_by=manifest.made_by or made_by())
-        sealed.write(self.directory)
-        kept = None
-        if self.plan.output.exists():
-            kept = self.plan.output.with_name(f"{self.plan.output.name}{REPLACED}{time.strftime('%Y%m%d-%H%M%S')}")
-            while kept.exists():
-                kept = kept.with_name(kept.name + "x")
-            self.plan.output.rename(kept)
-        self.directory.rename(self.plan.output)
-        if kept and self.plan.always and _is_untouched(kept):  # derived anew by every run: no copies pile up
-            shutil.rmtree(kept)
-            kept = None
+        sealed.save(self.directory)
+        kept = self._name_of_replaced()
+        work_directory.publish(self.plan.output, kept)
+        return kept
+
+    def _name_of_replaced(self) -> Path | None:
+        """Name under which an earlier artefact is kept; None if there is none, or if it need not be kept."""
+        output = self.plan.output
+        if not output.exists() or (self.plan.always and _is_untouched(output)):
+            return None  # what every run derives anew: no copies pile up
+        kept = output.with_name(f"{output.name}{REPLACED}{time.strftime('%Y%m%d-%H%M%S')}")
+        while kept.exists():
+            kept = kept.with_name(kept.name + "x")
         return kept
 
     def _verified_manifest(self) -> Manifest:
-        if not self.directory.is_dir():
+        present = artefact_files(self.directory)
+        if not present:
             raise ArtefactError(f"{self.plan.stage}: its commands succeeded but wrote nothing to {self.directory}")
         if not (self.directory / FILE_NAME).is_file():
             return Manifest(self.plan.stage, record_files(self.directory))
         manifest = Manifest.read(self.directory)
-        present = {p.relative_to(self.directory).as_posix() for p in self.directory.rglob("*") if p.is_file()}
-        unlisted = present - {record.path for record in manifest.files} - {FILE_NAME}
+        unlisted = set(present) - {record.path for record in manifest.files}
         problems = manifest.problems(self.directory, check_digests=False)
         problems += [f"{name}  not in the manifest" for name in sorted(unlisted)]
         if problems:
@@ -124,11 +129,6 @@ def _is_untouched(directory: Path) -> bool:
         return not Manifest.read(directory).problems(directory)
     except ArtefactError:
         return False
-
-
-def marker_of(plan: StagePlan) -> Path:
-    """File beside the partial directory that says whose work it is, and is locked while work goes on."""
-    return partial(plan.output).with_name(partial(plan.output).name + ".json")
 
 
 @contextmanager
@@ -144,33 +144,5 @@ def begin(plan: StagePlan) -> Iterator[Work]:
             f"{plan.output} exists and was not made by Slipway",
             "move it away, or choose another results directory",
         )
-    marker = marker_of(plan)
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    with marker.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ArtefactError(
-                f"another run is making {plan.output}", f"wait for it, or stop the process named in {marker}"
-            ) from None
-        work = Work(plan, fingerprint, _resume(plan, fingerprint, marker))
-        work._record()
-        yield work
-        marker.unlink(missing_ok=True)
-
-
-def _resume(plan: StagePlan, fingerprint: str, marker: Path) -> int:
-    """Number of commands that an interrupted run of the same plan has finished; discards other work of ours."""
-    directory = partial(plan.output)
-    if not directory.exists():
-        return 0
-    try:
-        recorded = json.loads(marker.read_text())
-        if recorded["fingerprint"] == fingerprint:
-            return int(recorded["commands_done"])
-    except (ValueError, KeyError):
-        raise ArtefactError(
-            f"{directory} is in the way and was not made by Slipway", "move it away or delete it"
-        ) from None
-    shutil.rmtree(directory)
-    return 0
+    with work_directory.locked(plan.output):
+        yield Work(plan, fingerprint, work_directory.take_up(plan.output, fingerprint))

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from handover.durable import write_atomically
 from handover.errors import ArtefactError, reason_of
-from handover.manifest import write_atomically
 from handover.progress import human_time
 
 FILE_NAME = "jobs.json"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from handover.manifest import write_atomically
+from handover.durable import write_atomically
 
 STAGE_ORDER = ("convert", "export", "deploy", "evaluate", "benchmark", "report", "gate")
 

@@ -17,7 +17,7 @@ from types import FrameType
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
 from handover.endpoint import RUN_VARIABLE, is_published
 from handover.errors import ArtefactError, ServerError, SlipwayError
-from launcher import artefact, console
+from launcher import artefact, console, work_directory
 from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan
 from launcher.process import Child, describe_status
@@ -146,6 +146,7 @@ class _Job:
             return self._serve(index)
         if not plan.always and plan.stage not in self.force and artefact.is_current(plan):
             fingerprint = artefact.run_fingerprint(plan)
+            work_directory.clear(plan.output)
             return "skipped", f"unchanged since {fingerprint[:8]}  (force=[{plan.stage}] to redo)"
         missing = artefact.missing_inputs(plan)
         if missing:

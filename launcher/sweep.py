@@ -19,8 +19,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from evaluation.arguments import POINTS_NAME, SweepReportArguments
+from handover.durable import write_atomically
 from handover.errors import ConfigError, SlipwayError
-from handover.manifest import write_atomically
 from launcher import compose, console, pipeline
 from launcher.config import Config
 from launcher.paths import RunPaths

@@ -13,7 +13,8 @@ from typing import Any
 from evaluation.provenance import timestamp
 from evaluation.served_model import ServedModel
 from handover.digests import file_digest
-from handover.manifest import Manifest, record_files, write_atomically
+from handover.durable import write_atomically
+from handover.manifest import Manifest, record_files
 from handover.provenance import read_commit
 from parity.arguments import ParityArguments
 from parity.comparison import GENERATED, Outcome, Position, summarise

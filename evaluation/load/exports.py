@@ -21,7 +21,7 @@ from evaluation.load.figures import DISTRIBUTIONS, PERCENTILES
 from evaluation.load.point import Measured
 from evaluation.load.record import RequestRecord
 from evaluation.load.table import CLOSED, OK, SUMMARY, LoadRow
-from handover.manifest import write_atomically
+from handover.durable import write_atomically
 
 PROFILE = "profile_export.json"
 GENAI_PERF = "profile_export_genai_perf"

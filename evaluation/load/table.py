@@ -15,7 +15,7 @@ from evaluation.cells import has_columns, parse, render
 from evaluation.costs import COST_FIGURES
 from evaluation.load.figures import FIGURE_COLUMNS
 from evaluation.load.server_metrics import SERVER_FIGURES
-from handover.manifest import write_atomically
+from handover.durable import write_atomically
 
 FILE_NAME = "load.csv"
 SUMMARY = "summary.json"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from handover.manifest import write_atomically
+from handover.durable import write_atomically
 from launcher.plan import Command, Resources, StagePlan
 
 

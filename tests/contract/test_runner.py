@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from handover.manifest import Manifest
-from launcher.artefact import begin, is_current, marker_of
+from launcher.artefact import begin, is_current
 from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan, partial
 from launcher.results import StageResult, failure_status
 from launcher.runner import run_job
+from launcher.work_directory import lock_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 WRITE = "import pathlib, sys; d = pathlib.Path(sys.argv[1]); d.mkdir(parents=True, exist_ok=True); "
@@ -222,10 +223,10 @@ def test_the_next_run_continues_at_the_command_that_was_cut_off(tmp_path: Path) 
     wait_for(partial(output) / "pid")
     runner.kill()
     runner.communicate(timeout=20)
-    assert marker_of(plan).exists() and not output.exists()
+    assert lock_of(output).exists() and not output.exists()
     assert states(run(plan)) == ["done"]
     assert (output / "count").read_text() == "x", "the finished command is not run again"
-    assert not marker_of(plan).exists() and not partial(output).exists()
+    assert not lock_of(output).exists() and not partial(output).exists()
 
 
 def test_work_of_another_plan_is_not_continued(tmp_path: Path) -> None:

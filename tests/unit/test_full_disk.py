@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from handover.durable import write_atomically
 from handover.errors import exit_status
-from handover.manifest import write_atomically
 from launcher import console
 
 

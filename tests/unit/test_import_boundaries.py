@@ -34,7 +34,17 @@ ALLOWED = {
     },
     "backends/fastertransformer": {"numpy", "torch", "triton", "fastertransformer", "triton_python_backend_utils"},
 }
-LAUNCHER_STDLIB_ONLY = ["plan", "runner", "results", "artefact", "process", "place", "containers", "console"]
+LAUNCHER_STDLIB_ONLY = [
+    "plan",
+    "runner",
+    "results",
+    "artefact",
+    "work_directory",
+    "process",
+    "place",
+    "containers",
+    "console",
+]
 
 
 def imported_packages(file: Path, top_level_only: bool = False) -> set[str]:

@@ -158,8 +158,10 @@ def test_too_little_space_is_known_before_anything_is_written(tmp_path: Path, mo
     assert not list(output.glob("*.bin"))
 
 
-def test_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+def test_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path, {})
-    (tmp_path / ".config.ini.writing").symlink_to("/dev/full")  # every write there fails as on a full disk
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")  # every write there fails as on a full disk
+    monkeypatch.setattr("export_scripts.shard_file.temporary_beside", lambda path: full)
     with pytest.raises(ArtefactError, match="the disk is full: config.ini could not be written"):
         write_bytes(tmp_path / "config.ini", b"[gpt]", journal)
