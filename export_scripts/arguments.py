@@ -27,6 +27,12 @@ class ConvertArguments(ScriptArguments):
     random_weights: bool | None = field(
         default=None, metadata={"help": "make weights of the shape that --checkpoint, a model_config.yaml, describes"}
     )
+    start_id: int | None = field(
+        default=None, metadata={"help": "token that begins an empty prompt; without it the checkpoint's own"}
+    )
+    end_id: int | None = field(
+        default=None, metadata={"help": "token that ends a text; without it the checkpoint's own"}
+    )
     hub_name: str | None = field(
         default=None, metadata={"help": "name on huggingface.co, fetched into --checkpoint if it is not there yet"}
     )

@@ -26,6 +26,7 @@ from export_scripts.nemo_ids import with_nemos_ids
 from export_scripts.random_weights import are_random, plan_random
 from export_scripts.shard_file import full_disk_explained
 from export_scripts.shards import Workspace, check_space, write_bytes, write_tensor
+from export_scripts.special_ids import with_settled_ids
 from export_scripts.weights.family import ConfigValues, render_config
 from export_scripts.workers import Advance, run_all
 from handover.durable import temporary_beside
@@ -60,12 +61,14 @@ def convert(arguments: ConvertArguments) -> Manifest:
     }
     if arguments.allow_nonfinite:
         made_from["allow_nonfinite"] = True
+    made_from |= {key: given for key in ("start_id", "end_id") if (given := getattr(arguments, key)) is not None}
     if arguments.random_weights or are_random(archive):
         made_from[RANDOM_WEIGHTS] = True
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION}, _names(conversion))
     try:
         _check_space(conversion, arguments.output, journal)
-        source, nemos_remark = with_nemos_ids(conversion.source)
+        named, nemos_remark = with_nemos_ids(conversion.source)
+        source = with_settled_ids(named, arguments.start_id, arguments.end_id)
         conversion = replace(conversion, source=source)
         print(f"convert: {source.source_map.name}, for FasterTransformer's {source.family.name}", file=sys.stderr)
         for remark in (*source.remarks, *filter(None, (nemos_remark,))):

@@ -22,6 +22,7 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE, item_bytes
 from export_scripts.shards import ShardSettings, Workspace, check_values, possible_ranks
+from export_scripts.special_ids import with_settled_ids
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
 from handover.errors import ArtefactError, exit_status
@@ -118,7 +119,7 @@ def main(argv: Sequence[str]) -> None:
     """Describe the checkpoint that a path means; raise where it cannot be converted or is damaged."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a directory that holds exactly one")
-    source = open_source(find_archive(parser.parse_args(list(argv)).checkpoint))
+    source = with_settled_ids(open_source(find_archive(parser.parse_args(list(argv)).checkpoint)))
     for line in describe(source):
         sys.stdout.write(f"{line}\n")
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)

@@ -130,6 +130,8 @@ class ModelConfig:
     processes: int = 16  # tensors converted at a time, at most; never more than processors
     load_checkpoints_to_cpu: bool = False
     allow_nonfinite: bool = False  # convert NaN and infinity as they are; otherwise they are refused
+    start_id: int | None = None  # token that begins an empty prompt; None: the checkpoint's own
+    end_id: int | None = None  # token that ends a text; None: the checkpoint's own
     random_weights: bool = False  # make weights of the shape that checkpoint_path, a model_config.yaml, describes
 
 

@@ -24,6 +24,7 @@ def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage])
     from export_scripts.checkpoints.huggingface.hub import is_fetched
     from export_scripts.description import is_description
     from export_scripts.random_weights import plan_random
+    from export_scripts.special_ids import with_settled_ids
 
     model, checkpoint = config.export.model, paths.checkpoint
     if paths.hub_name and not is_fetched(paths.hub_name, checkpoint):
@@ -40,7 +41,8 @@ def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage])
                 "export.model.random_weights=true makes weights of its shape, to measure them",
             )
         return
-    source = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
+    opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
+    source = with_settled_ids(opened, model.start_id, model.end_id)
     _check_family(config, str(checkpoint), source.family.name)
     if Stage.export in stages and not source.tokenizer.members:
         raise ConfigError(

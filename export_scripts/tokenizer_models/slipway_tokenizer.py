@@ -219,11 +219,12 @@ def encode_prompts(
         ends_inputs: each prompt is followed by end_id, as an encoder expects it.
 
     Returns:
-        ids [batch, longest], padded on the right with end_id; lengths [batch, 1].
+        ids [batch, longest], padded on the right with start_id: nobody reads the padding, but FasterTransformer looks
+        its embedding up, and end_id may lie beyond the vocabulary; lengths [batch, 1].
     """
     ending = [end_id] if ends_inputs else []
     rows = [tokenizer.encode(prompt) + ending or [start_id] for prompt in prompts]
-    ids = np.full((len(rows), max(map(len, rows))), end_id, dtype=np.uint32)
+    ids = np.full((len(rows), max(map(len, rows))), start_id, dtype=np.uint32)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row
     return ids, np.array([[len(row)] for row in rows], dtype=np.uint32)

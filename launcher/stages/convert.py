@@ -21,6 +21,8 @@ def convert(config: Config, paths: RunPaths) -> StagePlan:
         load_checkpoints_to_cpu=model.load_checkpoints_to_cpu,
         allow_nonfinite=model.allow_nonfinite,
         random_weights=model.random_weights or None,
+        start_id=model.start_id,
+        end_id=model.end_id,
         hub_name=paths.hub_name,
     )
     return StagePlan(

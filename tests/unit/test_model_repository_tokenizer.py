@@ -141,9 +141,9 @@ def test_no_tokenizer_is_an_error_that_names_the_files(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_prompts_are_padded_with_the_end_id_and_an_empty_one_is_the_start_id() -> None:
+def test_prompts_are_padded_with_the_start_id_and_an_empty_one_is_the_start_id() -> None:
     ids, lengths = encode_prompts(Letters(), ["abc", "", "z"], start_id=50, end_id=60)
-    assert ids.tolist() == [[1, 2, 3], [50, 60, 60], [26, 60, 60]]
+    assert ids.tolist() == [[1, 2, 3], [50, 50, 50], [26, 50, 50]]
     assert lengths.tolist() == [[3], [1], [1]]
     assert ids.dtype == lengths.dtype == np.uint32
 

@@ -76,7 +76,7 @@ def open_source(archive: Archive) -> Source:
         dims=dims,
         tensors=weights.tensors,
         tokenizer=tokenizer,
-        ids=special_ids(archive, settings, dims.vocab_size),
+        ids=special_ids(archive, settings),
         other_keys=weights.other_keys,
         remarks=remarks,
     )

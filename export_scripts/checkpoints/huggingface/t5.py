@@ -11,10 +11,10 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface import files as huggingface_files
-from export_scripts.checkpoints.huggingface.files import open_weights, read_config, read_json
+from export_scripts.checkpoints.huggingface.files import open_weights, read_config
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE, special_ids
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights import t5
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
 from export_scripts.weights.schema import LazyTensor
@@ -88,10 +88,10 @@ def open_source(archive: Archive) -> Source:
         dims=_read_dims(config, has_scaled_logits=_scales_logits(given)),
         tensors=_with_embedding(weights.tensors),
         tokenizer=tokenizer,
-        ids=(ids := _special_ids(archive, config)),
+        ids=(ids := special_ids(archive, config, "decoder_start_token_id")),
         other_keys=weights.other_keys,
         remarks=(*_remarks(config), *(() if tokenizer.members else (NO_TOKENIZER,))),
-        extra_config={"decoder": {"pad_id": ids.pad_id}},
+        extra_config={} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}},
     )
 
 
@@ -157,20 +157,6 @@ def _remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     if config["feed_forward_proj"] == "gelu":
         found.append("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
     return tuple(found)
-
-
-def _special_ids(archive: Archive, config: Mapping[str, Any]) -> SpecialIds:
-    """Find the ids; the decoder starts with the padding unless somebody says otherwise."""
-    said = {**config, **{k: v for k, v in read_json(archive, "generation_config.json").items() if v is not None}}
-    pad_id, end_id = said["pad_token_id"], said["eos_token_id"]
-    start_id = said.get("decoder_start_token_id")
-    end_id = end_id[0] if isinstance(end_id, list) and end_id else end_id
-    ids = (pad_id if start_id is None else start_id, end_id, pad_id)
-    if not all(isinstance(each, int) for each in ids):
-        raise CheckpointError(
-            f"config.json: decoder_start_token_id, eos_token_id and pad_token_id are {ids}, not numbers"
-        )
-    return SpecialIds(*ids)
 
 
 def _tokenizer(archive: Archive) -> TokenizerFiles:

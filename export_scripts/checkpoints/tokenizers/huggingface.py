@@ -1,8 +1,9 @@
 """The tokenizer's files of a Hugging Face checkpoint, and its special ids.
 
-Rules: FasterTransformer's converters of Hugging Face models take start_id and end_id from bos_token_id and eos_token_id
-of the configuration. ``tokenizer.json`` is the whole truth about a tokenizer; where it is missing, ``vocab.json`` with
-``merges.txt``, ``tokenizer.model`` or fairseq's ``sentencepiece.bpe.model`` has to do.
+Rules: FasterTransformer's converters of Hugging Face models take start_id and end_id from bos_token_id and
+eos_token_id; where they stand, transformers' ``generate`` says. ``tokenizer.json`` is the whole truth about a
+tokenizer; where it is missing, ``vocab.json`` with ``merges.txt``, ``tokenizer.model`` or fairseq's
+``sentencepiece.bpe.model`` has to do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
-from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
+from export_scripts.checkpoints.tokenizers.nemo import NOT_NAMED, SpecialIds, TokenizerFiles
+from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -44,29 +46,32 @@ def find_tokenizer(archive: Archive) -> TokenizerFiles:
     return TokenizerFiles({}, "none")
 
 
-def special_ids(archive: Archive, config: Mapping[str, Any], vocab_size: int) -> SpecialIds:
-    """Read start_id and end_id; a model without a start token begins with its end token.
+def special_ids(archive: Archive, config: Mapping[str, Any], start_key: str = "bos_token_id") -> SpecialIds:
+    """Read the ids as transformers' ``generate`` takes them: ``generation_config.json`` goes before ``config.json``.
+
+    Args:
+        archive: the files.
+        config: ``config.json``, with the architecture's defaults.
+        start_key: the key of what a text, or a decoder's answer, begins with; where nobody names it a decoder-only
+            model begins with its end token.
+    """
+    named = {**config, **{key: v for key, v in read_json(archive, _GENERATION_FILE).items() if v is not None}}
+    end_ids, pad_ids = _ids(named, "eos_token_id"), _ids(named, "pad_token_id")
+    start_ids = _ids(named, start_key) or (end_ids if start_key == "bos_token_id" else pad_ids)
+    start_id, end_id = (next(iter(ids), NOT_NAMED) for ids in (start_ids, end_ids))
+    return SpecialIds(start_id, end_id, next(iter(pad_ids), None), tuple(dict.fromkeys(end_ids[1:])))
+
+
+def _ids(named: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """Read one id or a list of them.
 
     Raises:
-        CheckpointError: no end token is named, or an id is beyond the vocabulary.
+        CheckpointError: it is neither.
     """
-    generation = read_json(archive, _GENERATION_FILE)
-    end_id = _first(config.get("eos_token_id"), generation.get("eos_token_id"))
-    start_id = _first(config.get("bos_token_id"), generation.get("bos_token_id"), end_id)
-    if start_id is None or end_id is None:
+    value = named.get(key)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in values):
         raise CheckpointError(
-            f"{archive.path}: neither config.json nor {_GENERATION_FILE} names eos_token_id", "write it there"
+            f"{key} is {quoted(value)}, not a number", f"it stands in {_GENERATION_FILE} or config.json"
         )
-    for key, token in (("bos_token_id", start_id), ("eos_token_id", end_id)):
-        if not 0 <= token < vocab_size:
-            raise CheckpointError(f"{archive.path}: {key} {token} is beyond the vocabulary of {vocab_size}")
-    return SpecialIds(start_id, end_id)
-
-
-def _first(*values: Any) -> int | None:
-    """Take the first number; of a list of end tokens the first."""
-    for value in values:
-        each = value[0] if isinstance(value, list) and value else value
-        if isinstance(each, int) and not isinstance(each, bool):
-            return each
-    return None
+    return tuple(values)

@@ -54,19 +54,25 @@ class TokenizerFiles:
         }
 
 
+NOT_NAMED = -1
+"""In the place of an id that nothing in a checkpoint names."""
+
+
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids that ``config.ini`` names.
+    """Ids as a checkpoint names them, beyond its vocabulary too; ``special_ids.with_settled_ids`` makes sense of them.
 
     Attributes:
-        start_id: of the token that begins a text.
-        end_id: of the token that ends one.
+        start_id: of the token that begins a text; or NOT_NAMED.
+        end_id: of the token that ends one; or NOT_NAMED.
         pad_id: of the token that fills a batch up; None: not known.
+        more_end_ids: of other tokens that end a text as well.
     """
 
     start_id: int
     end_id: int
     pad_id: int | None = None
+    more_end_ids: tuple[int, ...] = ()
 
 
 def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFiles:
