@@ -194,6 +194,7 @@ class DeploymentConfig:
     grpc_port: int = 0
     metrics_port: int = 0
     start_timeout_s: int = 300  # until a real generation has come back
+    torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving
     gemm_binary: str = "/workspace/build/fastertransformer_backend/build/bin/gpt_gemm"  # in the container
     exit_timeout_s: int = 10  # for requests in flight when the server is stopped

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from handover.progress import human_bytes
 _TIMEOUT_S = 30
 _LOW_SPACE_BYTES = 20_000_000_000
 _USUAL_PORTS = (8000, 8001, 8002)
+_LEAST_DRIVER = 580  # of CUDA 13.0, which torch 2.13 from PyPI is built with
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ def examine(results: Path) -> Iterator[Finding]:
     checks += [check_ports, check_gpus]
     for check in checks:
         yield check()
+    if shutil.which("nvidia-smi"):
+        yield from (check_driver(), check_compiler())
     if not shutil.which("srun"):
         yield Finding("slurm", "note", "no srun here: cluster_type=auto runs on this machine")
         return
@@ -119,6 +123,34 @@ def check_gpus() -> Finding:
         text = f"{count}, some linked across {'/'.join(slow)}: tensor parallelism over them is slow and can hang"
         return Finding("gpus", "note", text, "see nvidia-smi topo -m; take GPUs that NVLink connects")
     return Finding("gpus", "ok", str(count))
+
+
+def check_driver() -> Finding:
+    """Whether the GPUs' driver runs the CUDA of the torch that the lock file names."""
+    _, text = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    version = text.split("\n", 1)[0].strip()
+    if version.split(".")[0].isdecimal() and int(version.split(".")[0]) >= _LEAST_DRIVER:
+        return Finding("driver", "ok", version)
+    mend = f"torch for GPUs needs driver {_LEAST_DRIVER} or newer (CUDA 13.0)"
+    return Finding("driver", "bad", version or "nvidia-smi names no driver version", mend)
+
+
+def check_compiler() -> Finding:
+    """Whether the GPU kernels can be compiled here: Triton builds its launcher with the host's C compiler."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    mend = "Debian, Ubuntu: apt-get install gcc libc6-dev python3-dev; without it the engine does not start on a GPU"
+    if not compiler:
+        return Finding("compiler", "bad", "no C compiler here, which the GPU kernels need", mend)
+    with tempfile.TemporaryDirectory(prefix="slipway-doctor-") as directory:
+        source = Path(directory, "module.c")
+        source.write_text("#include <Python.h>\nint module(void) { return PY_MAJOR_VERSION; }\n")
+        headers = f"-I{sysconfig.get_path('include')}"
+        output = str(source.with_suffix(".so"))
+        status, text = _run(compiler, str(source), "-shared", "-fPIC", headers, "-o", output)
+    if status:
+        lines = text.strip().splitlines() or ["it does not start"]
+        return Finding("compiler", "bad", f"{compiler} builds no Python module: {lines[0]}", mend)
+    return Finding("compiler", "ok", compiler)
 
 
 def check_slurm() -> Finding:

@@ -49,7 +49,7 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
         inputs=(paths.model_repository,),
         output=paths.deployment,
         log=paths.log("deploy"),
-        env=environment(config),
+        env=environment(config) | ({"SLIPWAY_TORCH_KERNELS": "1"} if deployment.torch_kernels else {}),
         service=True,
     )
 

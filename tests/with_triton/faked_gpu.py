@@ -25,8 +25,8 @@ class DoneAgain:
     def run(self, size: int) -> Any:
         return self.take(size)
 
-    def size_of(self, count: int) -> int:
-        return min((size for size in self.sizes if size >= count), default=0)
+    def size_of(self, count: int, has_room: Callable[[int], bool] = lambda _: True) -> int:
+        return min((size for size in self.sizes if size >= count and has_room(size)), default=0)
 
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

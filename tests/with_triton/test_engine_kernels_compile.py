@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from backends.fastertransformer.engine.kernels import rows as row_kernels
+
 KERNELS = "backends.fastertransformer.engine.kernels"
 CAPABILITIES = [80, 90]
 POINTERS = {
@@ -67,12 +69,15 @@ def products(padded: int, stages: int, splits: int, has_digits: bool) -> dict[st
 ROWS = {"bias": "*fp32"} | dict.fromkeys(("token_stride", "head_stride", "out_stride"), "i64")  # multiples of 16 too
 
 
-def rows(kind: int, is_causal: bool) -> dict[str, Any]:
-    tiles = {"block_m": 64, "block_n": 64} if is_causal else {"block_m": 128, "block_n": 32, "maxnreg": 128}
-    return {"size": 128, "width": 128, **tiles, "kind": kind, "is_causal": is_causal, "is_native": True}
+def rows(tiles: row_kernels.Tiles, kind: int, is_causal: bool, size: int = 128) -> dict[str, Any]:
+    block_m, block_n, _, stages, registers = tiles
+    limits = {"num_stages": stages} | ({"maxnreg": registers} if registers else {})
+    given = {"size": size, "width": size, "block_m": block_m, "block_n": block_n, "kind": kind}
+    return {**given, "is_causal": is_causal, "is_native": True, **limits}
 
 
-WIDE = {"size": 256, "width": 256, "block_m": 128}
+SHORT, LONG, WIDE = row_kernels._CAUSAL_TILES, row_kernels._TILES, row_kernels._WIDE_TILES
+OLDER = row_kernels._OLDER_WIDE_TILES
 
 # Module, function, warps, constants, what is another type than usually.
 CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
@@ -80,6 +85,8 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "many heads": ("attention", "_attend", 4, {**attention(32, False), "maxnreg": 128}, {}),
     "many turned heads": ("attention", "_attend", 4, {**attention(32, False, rotation=2), "maxnreg": 128}, {}),
     "alibi": ("attention", "_attend", 8, attention(128, True, kind=1, size=80), {"bias": "*fp32"}),
+    "alibi, smaller blocks": ("attention", "_attend", 8, attention(64, True, kind=1, size=80), {"bias": "*fp32"}),
+    "by distance, smaller blocks": ("attention", "_attend", 8, attention(64, True, kind=2), {"bias": "*fp32"}),
     "by distance": ("attention", "_attend", 4, attention(32, True, kind=2), {"bias": "*fp32"}),
     "by pairs": ("attention", "_attend", 8, attention(128, False, rotation=1), {}),
     "by halves": ("attention", "_attend", 4, attention(32, True, rotation=2), {}),
@@ -92,9 +99,13 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "turn by halves": ("keep", "_keep", 4, keeping(rotation=2), {}),
     "widen": ("widen", "_widen", 4, {"block_n": 8, "block_k": 1024, "is_native": True}, {"weight": "*i8"}),
     "cut": ("rows", "_cut", 1, {"queries": 64}, {}),
-    "rows with slopes": ("rows", "_attend_rows", 4, rows(1, is_causal=True), ROWS),
-    "rows by distance": ("rows", "_attend_rows", 8, rows(2, is_causal=False), ROWS),
-    "rows of wide heads": ("rows", "_attend_rows", 8, {**rows(0, is_causal=True), **WIDE}, ROWS),
+    "causal rows": ("rows", "_attend_rows", SHORT[2], rows(SHORT, 0, is_causal=True), ROWS),
+    "rows with slopes": ("rows", "_attend_rows", SHORT[2], rows(SHORT, 1, is_causal=True), ROWS),
+    "rows by distance": ("rows", "_attend_rows", LONG[2], rows(LONG, 2, is_causal=False), ROWS),
+    "rows of wide heads": ("rows", "_attend_rows", WIDE[2], rows(WIDE, 0, is_causal=True, size=256), ROWS),
+    "rows of wide heads with slopes": ("rows", "_attend_rows", WIDE[2], rows(WIDE, 1, is_causal=True, size=256), ROWS),
+    "older: wide heads": ("rows", "_attend_rows", OLDER[2], rows(OLDER, 0, is_causal=True, size=256), ROWS),
+    "older: wide heads, slopes": ("rows", "_attend_rows", OLDER[2], rows(OLDER, 1, is_causal=True, size=256), ROWS),
     "norm": ("norm_rows", "norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("draw", "_draw", 16, {"block": 4096}, {"tokens": "*i64", "rows": "*i64"}),
     "few rows": ("few_rows", "few_rows", 4, products(8, 6, 2, False), {}),
@@ -118,8 +129,11 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
 }
 
 NOT_CHOSEN = [
-    (case, 80) for case in ("few rows, int8", "64 rows, int8", "many rows, int8", "rows of wide heads")
-]  # see product.multiply, rows._choose
+    *((case, 80) for case in ("few rows, int8", "64 rows, int8", "many rows, int8")),
+    *((case, 80) for case in ("rows of wide heads", "rows of wide heads with slopes", "alibi")),
+    *((case, 90) for case in ("alibi, smaller blocks", "by distance, smaller blocks")),
+    *((case, 90) for case in ("older: wide heads", "older: wide heads, slopes")),
+]  # see product.multiply, rows._choose, attention.attend
 
 
 def resources(binary: bytes, directory: Path) -> str:
@@ -145,6 +159,7 @@ def test_a_kernel_compiles_and_spills_no_register(case: str, capability: int, tm
     kernel = getattr(importlib.import_module(f"{KERNELS}.{module}"), function)
     is_chained = capability >= 90
     limit = {"maxnreg": constants["maxnreg"]} if is_chained and "maxnreg" in constants else {}
+    limit |= {"num_stages": constants["num_stages"]} if "num_stages" in constants else {}
     constants = {**constants, "is_chained": is_chained}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     known = {**POINTERS, **NUMBERS, **types}

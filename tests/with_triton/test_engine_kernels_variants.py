@@ -127,12 +127,16 @@ def test_what_is_larger_than_what_was_captured_says_so_once(
     steps = open_steps("gpt", tmp_path)
     warmup.warm_up(steps)
     take_steps(steps, [100] * 16, 1)
+    take_steps(steps, [9, 8] * 16, 1)
+    take_steps(steps, [1] * 64, 1)
     assert not caplog.messages
     for _ in range(2):
         take_steps(steps, [1] * 257, 1)
     assert caplog.messages == [
-        "257 tokens of 257 rows are more than was captured: such inputs are taken kernel by kernel",
-        "257 rows are more than was captured: such steps are taken kernel by kernel",
+        "input of 257 tokens in 257 rows runs without a CUDA graph, which is slower: "
+        "graphs were captured of inputs of up to 2048 tokens and 64 rows",
+        "decode step of 257 rows runs without a CUDA graph, which is slower: "
+        "graphs were captured of steps of up to 256 rows",
     ]
 
 

@@ -111,12 +111,15 @@ class Engine:
         return found
 
     def close(self) -> None:
-        """Give up what is under way, and end the other processes of a group in good order."""
+        """Give up what is under way, end the other processes of a group in good order, and free all memory."""
         if not self._is_closed:
             self._is_closed = True
             self._arrivals.put(None)
             self._thread.join()
             self._loaded.close()
+            del self._scheduler, self._loaded, self._steps
+            self._conversations.clear()
+            self._free_memory()
 
     def _run(self) -> None:
         begin_thread(self._loaded.threads, self._device)
@@ -163,15 +166,19 @@ class Engine:
     def _load_anew(self) -> Loaded | None:
         """Load once more what was lost; None: it was tried in vain."""
         for tries in range(1, _LOAD_TRIES + 1):
-            gc.collect()  # memory of what is lost
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
+            self._free_memory()
             try:
                 return load(self._settings, self._device)
             except EngineError as error:
                 _log.error("loading anew failed (%d of %d): %s", tries, _LOAD_TRIES, error)
                 time.sleep(_PAUSE_S)
         return None
+
+    def _free_memory(self) -> None:
+        """Give back what nothing refers to any more; cycles keep some of it until they are collected."""
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _take_arrivals(self) -> bool:
         """Hand over what has come, and wait for it if there is nothing to do; false: it is time to end."""

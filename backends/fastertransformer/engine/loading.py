@@ -18,6 +18,7 @@ from .checkpoint.layouts import Share
 from .checkpoint.prefixes import read_prefixes
 from .checkpoint.weights import load_weights
 from .errors import EngineError
+from .kernels import problem_on
 from .network.network import Network
 from .network.steps import Steps
 from .network.warmup import warm_up
@@ -87,8 +88,11 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
         # spins at a barrier any more: each operator takes two wake-ups, 60 us where it took 10. So loading's end with
         # its thread.
         with ThreadPoolExecutor(1, "loading", begin_thread, (threads, device)) as loading:
-            steps, description = loading.submit(load_steps, settings, device, group).result()
-            note = loading.submit(warm_up, steps).result()
+            try:
+                steps, description = loading.submit(load_steps, settings, device, group).result()
+                note = loading.submit(warm_up, steps).result()
+            except torch.OutOfMemoryError as error:
+                raise EngineError(_out_of_memory(settings, device, error)) from None
         if note:
             description += f"; {note}"
             _log.info(note)
@@ -96,6 +100,15 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
             group.outlive(crew)
         undo.pop_all()
     return Loaded(steps, description, threads, group, crew)
+
+
+def _out_of_memory(settings: Settings, device: torch.device, error: torch.OutOfMemoryError) -> str:
+    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
+    return (
+        f"{settings.checkpoint} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
+        f"{free / 1e9:.3g} of {total / 1e9:.3g} GB are free. End what else runs there (nvidia-smi lists it), give the "
+        "KV cache less (kv_cache_fraction, kv_cache_bytes), use more GPUs (tensor_para_size) or int8_mode = 1"
+    )
 
 
 def begin_thread(threads: int, device: torch.device) -> None:
@@ -111,6 +124,7 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     local_size = group.ranks.local_size if group else 1
     device = device or choose_device()
     begin_thread(_choose_threads(settings, group), device)
+    _check_kernels(settings, device)
     directory, tensor_para_size = settings.checkpoint, settings.tensor_para_size
     config = read_config(directory, settings.model_type)
     precision = choose_precision(settings.data_type, device, settings.int8_mode)
@@ -147,6 +161,27 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     if group and group.ranks.rank == 0:
         return Leader(network, cache, prefixes, group), description
     return Steps(network, cache, prefixes), description
+
+
+def _check_kernels(settings: Settings, device: torch.device) -> None:
+    """Refuse a GPU for which the kernels cannot be compiled, unless its user goes on without them.
+
+    Raises:
+        EngineError: what is missing, and how to go on.
+    """
+    if not (problem := problem_on(device)):
+        return
+    advice = (
+        "Triton needs a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc libc6-dev python3-dev)"
+    )
+    if not settings.allows_torch_kernels:
+        raise EngineError(
+            f"the GPU kernels cannot be compiled for {device}: {problem}; {advice}. To go on with torch's kernels, "
+            "which take about six times as long, set torch_kernels = 1 in config.pbtxt, or SLIPWAY_TORCH_KERNELS=1 in "
+            "the server's environment (deployment.torch_kernels=true)"
+        )
+    words = "the GPU kernels cannot be compiled for %s, so generation takes about six times as long: %s; %s"
+    _log.error(words, device, problem, advice)
 
 
 def choose_budget(settings: Settings, free: int, device: torch.device) -> int:

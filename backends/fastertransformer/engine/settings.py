@@ -15,7 +15,7 @@ from .checkpoint.config import FILE_NAME, MODEL_TYPES
 from .errors import EngineError
 from .keys import COUNT, INDEX, Keys, fraction, one_of
 
-_THREADS_VARIABLE = "SLIPWAY_CPU_THREADS"
+_THREADS_VARIABLE, _TORCH_KERNELS_VARIABLE = "SLIPWAY_CPU_THREADS", "SLIPWAY_TORCH_KERNELS"
 _FLAG = one_of({"0": False, "1": True})
 
 
@@ -41,6 +41,8 @@ class Settings:
         has_made_up_weights: whether the weights are random and no shard is read: for measuring, config.pbtxt has no
             parameter for it.
         has_peer_sums: whether the processes of a stage may add up through each other's memory, where they can.
+        allows_torch_kernels: whether a GPU for which this engine's kernels cannot be compiled is used all the same, by
+            torch's kernels, which take about six times as long.
         session_idle_s: seconds after which a conversation is forgotten; config.pbtxt's max_sequence_idle_microseconds.
     """
 
@@ -58,6 +60,7 @@ class Settings:
     has_process_per_rank: bool | None = None
     has_made_up_weights: bool = False
     has_peer_sums: bool = True
+    allows_torch_kernels: bool = False
 
     def to_json(self) -> str:
         """Write them down for another process."""
@@ -76,7 +79,8 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     enable_custom_all_reduce is accepted as 0 or 1 and has no effect: NCCL chooses its own way. int8_mode is 0 or
     1. This engine's own parameters are ``cpu_threads`` (the environment variable SLIPWAY_CPU_THREADS stands in
     for it), ``inflight_batching`` (1, or 0 for FasterTransformer's static batching), ``kv_cache_fraction``,
-    ``kv_cache_bytes`` and ``process_per_rank`` (0 or 1; without it 1 where each rank can have a GPU of its own).
+    ``kv_cache_bytes``, ``process_per_rank`` (0 or 1; without it 1 where each rank can have a GPU of its own) and
+    ``torch_kernels`` (0 or 1, or the environment variable SLIPWAY_TORCH_KERNELS).
 
     Args:
         parameters: by key.
@@ -94,7 +98,9 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     pbtxt.get("enable_custom_all_reduce", _FLAG, False)
     tensor_para_size = pbtxt.get("tensor_para_size", COUNT, 1)
     path = pbtxt.get("model_checkpoint_path", str, "")
-    threads = Keys("the environment's", os.environ, EngineError).get(_THREADS_VARIABLE, INDEX, 0)
+    environment = Keys("the environment's", os.environ, EngineError)
+    threads = environment.get(_THREADS_VARIABLE, INDEX, 0)
+    allows_torch_kernels = environment.get(_TORCH_KERNELS_VARIABLE, _FLAG, False)
     settings = Settings(
         checkpoint=find_checkpoint(path, model_directory, version, tensor_para_size),
         tensor_para_size=tensor_para_size,
@@ -107,6 +113,7 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
         kv_cache_fraction=pbtxt.get("kv_cache_fraction", fraction(is_one_legal=True), 0.0),
         kv_cache_bytes=pbtxt.get("kv_cache_bytes", INDEX, 0),
         has_process_per_rank=pbtxt.find("process_per_rank", _FLAG),
+        allows_torch_kernels=pbtxt.get("torch_kernels", _FLAG, allows_torch_kernels),
     )
     pbtxt.warn_of_near_misses()
     return settings

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import logging
 from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
 
 _LEAST_CAPABILITY = (8, 0)  # that Triton compiles for
-_log = logging.getLogger(__name__)
+
+
+def can_run_on(device: torch.device) -> bool:
+    """Say whether the kernels run on a device."""
+    return _is_made_for(device) and not problem_on(device)
 
 
 @lru_cache
-def can_run_on(device: torch.device) -> bool:
-    """Say whether the kernels run on a device; try, for Triton needs a C compiler too."""
-    if device.type != "cuda" or find_spec("triton") is None:
-        return False
-    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
-        return False
+def problem_on(device: torch.device) -> str:
+    """Say why the kernels do not run on a GPU that they are made for; empty: they do, or are not made for the device.
+
+    One is compiled to find out, for Triton needs a C compiler and a linker on the host.
+    """
+    if not _is_made_for(device):
+        return ""
+    if find_spec("triton") is None:
+        return "Python finds no package triton"
     try:
         from .embedding import embed
 
         ids = torch.zeros(1, dtype=torch.long, device=device)
         embed(ids, ids, torch.zeros(1, 16, device=device), None)
     except Exception as error:  # whatever the compilers say
-        _log.warning("GPU kernels cannot be compiled here, so torch's are used, which are slower: %s", error)
-        return False
-    return True
+        return str(error).strip() or repr(error)
+    return ""
+
+
+def _is_made_for(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY

@@ -281,9 +281,10 @@ def attend(
     pieces = min(_MOST_PIECES, -(-tiles.programs * processors // programs))
     width = triton.next_power_of_2(size)
     partial, finished = scratch.get(programs, programs * pieces * (width + 2) if pieces > 1 else 0)
-    block = max(16, min(128, tiles.held // (width * q.dtype.itemsize)))
-    out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
+    held = tiles.held if is_chained or kind == NO_BIAS else tiles.held // 2  # else registers are spilled on older GPUs
+    block = max(16, min(128, held // (width * q.dtype.itemsize)))
+    out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
     is_limited = tiles.registers and is_chained and kind == NO_BIAS  # a bias takes some more, and so do older GPUs
     limit = {"maxnreg": tiles.registers} if is_limited else {}
     _attend[(batch, heads, pieces)](

@@ -15,13 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import NO_BIAS, SLOPES
+from .attention import NO_BIAS, SLOPES, abilities
 
 _LOG2_E = 1.4426950408889634
 # Queries and keys of a program at a time, warps, stages, registers of a thread at most (0: as many as it likes): the
 # fastest of 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads of 8.
 Tiles = tuple[int, int, int, int, int]
-_TILES, _CAUSAL_TILES, _WIDE_TILES = (128, 32, 8, 3, 128), (64, 64, 4, 3, 0), (128, 64, 8, 2, 0)
+_TILES, _CAUSAL_TILES, _WIDE_TILES = (128, 32, 8, 3, 128), (64, 64, 4, 3, 0), (128, 32, 8, 3, 0)
+# Where the tensor cores take operands from registers (before Hopper), wide heads need more threads or fewer queries.
+_OLDER_WIDE_TILES = (64, 32, 8, 2, 0)
 _SMALL_TILES, _FP32_TILES = (64, 32, 4, 2, 0), (32, 32, 4, 2, 0)
 _SHORT = 64  # tokens, that fewer queries are enough for
 # Programs of all heads begin together where the L2 cache keeps their keys and values, or where so few of them run that
@@ -250,7 +252,8 @@ def attend_rows(
 def _choose(longest: int, width: int, dtype: torch.dtype, is_causal: bool, device: torch.device) -> Tiles:
     if dtype == torch.float32:
         return _FP32_TILES
-    tiles = _WIDE_TILES if width > 128 else _CAUSAL_TILES if is_causal or longest <= _SHORT else _TILES
+    wide = _WIDE_TILES if abilities(device) else _OLDER_WIDE_TILES
+    tiles = wide if width > 128 else _CAUSAL_TILES if is_causal or longest <= _SHORT else _TILES
     queries, keys, _, stages, _ = tiles
     needed = dtype.itemsize * width * (queries + 2 * stages * keys)
     return tiles if needed <= _shared_bytes(device) else _SMALL_TILES

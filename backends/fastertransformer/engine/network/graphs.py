@@ -23,8 +23,16 @@ Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the likeliest tokens,
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 # Few enough to be captured in seconds, so near to each other that beyond 64 tokens padding is less than a quarter.
 TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64), *range(1024, 2049, 128))
-_MOST_CONTEXTS = 16  # rows whose contexts are captured together
 T = TypeVar("T")
+
+
+def most_rows(tokens: int) -> int:
+    """Say of how many rows contexts of so many tokens may be that are captured together.
+
+    Each of them costs a block of queries that may be empty (see PackedRows.cut): an eighth of the tokens leaves these
+    few beside the tokens' own.
+    """
+    return max(16, min(64, tokens // 8))
 
 
 class Graphs(Generic[T]):
@@ -57,9 +65,9 @@ class Graphs(Generic[T]):
         graph.replay()
         return result
 
-    def size_of(self, count: int) -> int:
-        """Give the least size that was captured and has room for so much; 0: none has."""
-        return min((size for size in self._graphs if size >= count), default=0)
+    def size_of(self, count: int, has_room: Callable[[int], bool] = lambda _: True) -> int:
+        """Give the least size that was captured, has room for so much and meets a condition; 0: none does."""
+        return min((size for size in self._graphs if size >= count and has_room(size)), default=0)
 
 
 class StepGraphs:
@@ -69,6 +77,10 @@ class StepGraphs:
         network: of the process.
         cache: its.
         decode: runs one token of each of so many rows.
+
+    Attributes:
+        largest_input: tokens of the largest context that was captured; 0: none was.
+        largest_step: rows of the largest decode step that was captured; 0: none was.
     """
 
     def __init__(self, network: Network, cache: KvCache, decode: Callable[[int], Chosen]) -> None:
@@ -79,11 +91,13 @@ class StepGraphs:
         # Id, position and slot of each token; MOST_SLOTS is nobody's.
         self._nobody = np.array([[0], [0], [MOST_SLOTS]])
         self._tokens = upload(np.repeat(self._nobody, TOKENS[-1], 1), self._device)
-        self._ends = torch.zeros(_MOST_CONTEXTS + 2, dtype=torch.int32, device=self._device)
+        self._ends = torch.zeros(most_rows(TOKENS[-1]) + 2, dtype=torch.int32, device=self._device)
+        self.largest_input, self.largest_step = 0, 0
 
     def capture(self, rows: int, tokens: int) -> None:
         """Capture a decode step of so many rows, or contexts of so many tokens."""
         (self._decode if rows else self._begin).capture(rows or tokens)
+        self.largest_step, self.largest_input = max(self.largest_step, rows), max(self.largest_input, tokens)
 
     def decode(self, count: int) -> Chosen | None:
         """Take a decode step; None: no graph is large enough."""
@@ -94,9 +108,8 @@ class StepGraphs:
 
     def begin(self, rows: NumberedRows) -> Tensor | None:
         """Run contexts, or what encoders are given; None: no graph has room for them. See Steps.extend."""
-        count = rows.tokens.shape[1]
-        size = self._begin.size_of(count) if len(rows.lengths) <= _MOST_CONTEXTS else 0
-        if not size:
+        count, row_count = rows.tokens.shape[1], len(rows.lengths)
+        if not (size := self._begin.size_of(count, lambda size: most_rows(size) >= row_count)):
             return None
         padded = np.concatenate((rows.tokens, np.repeat(self._nobody, size - count, 1)), 1)
         self._tokens[:, :size] = upload(padded, self._device)
@@ -108,4 +121,4 @@ class StepGraphs:
     def _run_contexts(self, size: int) -> Tensor:
         take = self._network.encode if self._cache.shape.has_cross else self._network.extend
         ids, positions, slots = self._tokens[:, :size]
-        return take(Rows(ids, positions, slots, self._ends, None), self._cache)
+        return take(Rows(ids, positions, slots, self._ends[: most_rows(size) + 2], None), self._cache)

@@ -23,7 +23,7 @@ from ..attention.rows import NumberedRows, Rows
 from ..checkpoint.prefixes import Prefix
 from ..likeliest import likeliest
 from ..requests.request import Array
-from .graphs import Chosen, StepGraphs
+from .graphs import Chosen, StepGraphs, most_rows
 from .network import Network
 from .threads import Threads
 
@@ -66,7 +66,7 @@ class Steps:
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
         self._saved: dict[int, list[int]] = {}
         self._graphs: StepGraphs | None = None
-        self._said: set[str] = set()  # of steps that were not captured
+        self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
         self._given: Tensor | None = None  # rank 0's hidden states that are asked about
         self._decoded: Tensor | None = None  # this process's logits of the last decode
 
@@ -182,14 +182,18 @@ class Steps:
         if not self._graphs:
             return None
         if (hidden := self._graphs.begin(rows)) is None:
-            self._say("inputs", f"{rows.tokens.shape[1]} tokens of {len(rows.lengths)} rows")
+            most, (_, tokens), count = self._graphs.largest_input, rows.tokens.shape, len(rows.lengths)
+            limit = f"inputs of up to {most} tokens and {most_rows(most)} rows" if most else "no inputs"
+            self._warn_uncaptured("input", f"{tokens} tokens in {count} rows", limit)
         return hidden
 
-    def _say(self, kind: str, what: str) -> None:
-        """Say, once for each kind, that something is larger than what was captured."""
-        if kind not in self._said:
-            self._said.add(kind)
-            _log.warning("%s are more than was captured: such %s are taken kernel by kernel", what, kind)
+    def _warn_uncaptured(self, kind: str, size: str, limit: str) -> None:
+        """Warn, once for each kind, of what no CUDA graph has room for."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning(
+                "%s of %s runs without a CUDA graph, which is slower: graphs were captured of %s", kind, size, limit
+            )
 
     def _uploaded(self, rows: NumberedRows, embeddings: Array | None) -> tuple[Rows, KvCache, Tensor | None]:
         self._threads.fit(rows.tokens.shape[1])
@@ -206,7 +210,7 @@ class Steps:
         """
         chosen = self._graphs.decode(count) if self._graphs else None
         if self._graphs and not chosen:
-            self._say("steps", f"{count} rows")
+            self._warn_uncaptured("decode step", f"{count} rows", f"steps of up to {self._graphs.largest_step} rows")
         chosen = chosen or self._decode(count)
         self._decoded = chosen[0]
         return chosen
