@@ -26,9 +26,10 @@ test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual
 test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
 	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
 
-test-kernels: $(VENV)/.tests .triton/.ready ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
+test-kernels: $(VENV)/.tests .triton/.ready .triton-3.6/.ready ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
 	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
 	PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
+	PYTHONPATH=.triton-3.6 $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
 
 check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .
@@ -72,7 +73,12 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 
 # What torch for GPUs brings along; too large for the tests' lock file.
 .triton/.ready: | $(VENV)/bin/python
-	$(PIP) --no-deps --target .triton triton==3.6.0
+	$(PIP) --no-deps --target .triton triton==3.7.1
+	touch $@
+
+# What the published figures were measured with.
+.triton-3.6/.ready: | $(VENV)/bin/python
+	$(PIP) --no-deps --target .triton-3.6 triton==3.6.0
 	touch $@
 
 # The harness brings some forty packages that nothing else needs.
@@ -84,4 +90,4 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	touch $@
 
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo .venv-lm-eval .triton
+	rm -rf $(VENV) .venv-nemo .venv-lm-eval .triton .triton-3.6

@@ -19,7 +19,8 @@ from .attention import NO_BIAS, SLOPES, abilities
 
 _LOG2_E = 1.4426950408889634
 # Queries and keys of a program at a time, warps, stages, registers of a thread at most (0: as many as it likes): the
-# fastest of 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads of 8.
+# fastest of 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads of those that spill
+# no register.
 Tiles = tuple[int, int, int, int, int]
 _TILES, _CAUSAL_TILES, _WIDE_TILES = (128, 32, 8, 3, 128), (64, 64, 4, 3, 0), (128, 32, 8, 3, 0)
 # Where the tensor cores take operands from registers (before Hopper), wide heads need more threads or fewer queries.
