@@ -55,26 +55,40 @@ def reason_of(error: str) -> str:
     return lines[-1] if lines else ""
 
 
-def as_storage_error(error: OSError) -> SlipwayError:
-    """Word that a file system is full or read-only; nobody's defect.
+_FREE_SPACE = "free some space, or choose another base_results_dir; the same command then continues"
+_IS_IT_MOUNTED = "see whether the file system is mounted and healthy; the same command then continues"
+_ALLOW = "give this user the right to it, or choose another path"
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FREE_SPACE),
+    errno.EROFS: "choose another base_results_dir; the same command then continues",
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO), _IS_IT_MOUNTED),
+    errno.ENOENT: "see whether it was moved, or its file system unmounted",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _ALLOW),
+    errno.ENOTDIR: "a file is in the way of a directory: choose another path",
+    errno.EEXIST: "move away what is there, or choose another path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files: ulimit -n"),
+    **dict.fromkeys((errno.ENOMEM, errno.EAGAIN), "stop other programs, or raise the limits of memory and processes"),
+}
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
-    Raises:
-        OSError: the error itself, if it is another.
-    """
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        raise error
-    where = f" ({error.filename})" if error.filename else ""
-    return SlipwayError(
-        f"cannot write{where}: {error.strerror}",
-        "free some space, or choose another base_results_dir; the same command then continues",
-    )
+
+def worded(error: OSError) -> SlipwayError:
+    """Word what the operating system refuses: which path, why, what to do."""
+    paths = " -> ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.errno in _WRITING:
+        problem = f"cannot write{f' ({paths})' if paths else ''}: {reason}"
+    else:
+        problem = f"{paths or 'the operating system refuses'}: {reason}"
+    return SlipwayError(problem, _ADVICE.get(error.errno or 0, ""))
 
 
 def exit_status(main: Callable[[Sequence[str]], None], program: str) -> int:
     """Run a script's ``main`` and turn its outcome into an exit status.
 
-    A SlipwayError and a full disk become one message on stderr and status 1, an interrupt status 130;
-    anything else is a defect of ours and keeps its traceback.
+    A SlipwayError and what the operating system refuses become one message on stderr and status 1, an interrupt status
+    130; anything else is a defect of ours and keeps its traceback.
     """
     try:
         main(sys.argv[1:])
@@ -82,7 +96,7 @@ def exit_status(main: Callable[[Sequence[str]], None], program: str) -> int:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"{program}: {as_storage_error(error)}", file=sys.stderr)
+        print(f"{program}: {worded(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
         print(" ".join((f"{program}: interrupted", *map(str, interrupt.args))), file=sys.stderr)

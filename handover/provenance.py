@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from pathlib import Path
 
 VERSION = "0.1.0"
+CODE = "code"
+"""Key of ``made_by``: digest of the sources, which tells edits apart that a commit does not know."""
 _ROOT = Path(__file__).resolve().parent.parent
+_PACKAGES = ("handover", "launcher", "export_scripts", "deployment", "evaluation", "parity", "backends")
 
 
 def read_commit() -> str:
@@ -18,8 +22,17 @@ def read_commit() -> str:
 
 
 def made_by() -> dict[str, str]:
-    """Project, version and commit, as a manifest records them."""
-    return {"project": "slipway", "version": VERSION, "commit": read_commit()}
+    """Project, version, commit and digest of the sources, as a manifest records them."""
+    return {"project": "slipway", "version": VERSION, "commit": read_commit(), CODE: code_digest()}
+
+
+def code_digest() -> str:
+    """Digest the sources of all stages, ``sha256:<hex>``: outside a git checkout too, and with edits."""
+    digest = hashlib.sha256()
+    for package in _PACKAGES:
+        for file in sorted((_ROOT / package).rglob("*.py")):
+            digest.update(f"{file.relative_to(_ROOT).as_posix()}\0".encode() + file.read_bytes())
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _git(*arguments: str) -> str:

@@ -16,7 +16,7 @@ from handover.durable import sync_tree
 from handover.errors import ArtefactError
 from handover.identity import files_of, identify
 from handover.manifest import FILE_NAME, REPLACED, Manifest, artefact_files, record_files
-from handover.provenance import made_by
+from handover.provenance import CODE, made_by
 from launcher import work_directory
 from launcher.plan import StagePlan, partial
 
@@ -48,6 +48,15 @@ def is_current(plan: StagePlan) -> bool:
     except ArtefactError:
         return False
     return manifest.fingerprint == run_fingerprint(plan) and not manifest.damages(plan.output)
+
+
+def code_remark(plan: StagePlan) -> str:
+    """Say that the published output was made by other code than this; empty where it was not, or is not known."""
+    then, now = Manifest.read(plan.output).made_by, made_by()
+    if then.get(CODE, now[CODE]) == now[CODE]:
+        return ""
+    made, here = (content.get("commit", "")[:8] or "an unknown commit" for content in (then, now))
+    return f", made by commit {made}, now {here}" if made != here else f", the code was edited since (commit {here})"
 
 
 @dataclass
@@ -93,7 +102,7 @@ class Work:
         except ArtefactError:
             self._note(0)
             raise
-        sealed = replace(manifest, fingerprint=self.fingerprint, made_by=manifest.made_by or made_by())
+        sealed = replace(manifest, fingerprint=self.fingerprint, made_by={**made_by(), **manifest.made_by})
         sealed.save(self.directory)
         kept = self._name_of_replaced()
         work_directory.publish(self.plan.output, kept)

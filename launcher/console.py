@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from handover.errors import ConfigError, SlipwayError, as_storage_error, nearest
+from handover.errors import ConfigError, SlipwayError, nearest, worded
 from handover.progress import human_time
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def worded_errors() -> Iterator[None]:
             raise
         message, status = str(section), 1
     except OSError as error:  # after Hydra's, some of which are of this kind too
-        message, status = str(as_storage_error(error)), 1
+        message, status = str(worded(error)), 1
     except KeyboardInterrupt:
         message, status = "interrupted; run the same command again to continue", 130
     else:

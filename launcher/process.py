@@ -15,9 +15,11 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+from launcher import console
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 _PR_SET_PDEATHSIG = 1
@@ -44,6 +46,7 @@ class Child:
         quiet: bool = False,
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log.open("ab", buffering=0)  # before anything is started
         terminal = {"SLIPWAY_TERMINAL": "1"} if sys.stderr.isatty() else {}
         self._process = subprocess.Popen(
             argv,
@@ -58,8 +61,8 @@ class Child:
         self.pid = self._process.pid
         self._stop_signals = tuple(stop_signals)
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._log = log.open("a", encoding="utf-8", errors="replace")
         self._log_lock = threading.Lock()
+        self._unwritable: set[str] = set()
         assert self._process.stdout and self._process.stderr
         pairs = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
         self._copiers = [
@@ -70,26 +73,41 @@ class Child:
             copier.start()
 
     def _copy(self, pipe: IO[bytes], shown: IO[str] | None) -> None:
-        """Pass bytes on as they come; the log gets whole lines, without what a progress bar overwrote."""
+        """Pass bytes on as they come; the log gets whole lines, without what a progress bar overwrote.
+
+        The pipe is read to its end whatever becomes of what was read: a child that nobody reads from stops.
+        """
         line = b""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end within a character
         while chunk := os.read(pipe.fileno(), 65536):
             if shown:
-                shown.write(decoder.decode(chunk))
-                shown.flush()
+                with self._said_once("the terminal"):
+                    shown.write(decoder.decode(chunk))
+                    shown.flush()
             *whole, line = (line + chunk).split(b"\n")
             self._write_log(whole)
         if line:
             self._write_log([line])
 
     def _write_log(self, lines: Sequence[bytes]) -> None:
+        texts = [
+            raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].replace(b"\x1b[K", b"").decode(errors="replace") for raw in lines
+        ]
         with self._log_lock:
-            for raw in lines:
-                text = raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].replace(b"\x1b[K", b"").decode(errors="replace")
-                self._log.write(text + "\n")
-                if text.strip():
-                    self._tail.append(text.rstrip())
-            self._log.flush()
+            self._tail.extend(text.rstrip() for text in texts if text.strip())
+            with self._said_once(str(self._log.name)):
+                self._log.write("".join(f"{text}\n" for text in texts).encode())
+
+    @contextlib.contextmanager
+    def _said_once(self, where: str) -> Iterator[None]:
+        """Say the first time that something cannot be written; the next is tried again, for space may come free."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # a closed stream raises the latter
+            if where not in self._unwritable:
+                self._unwritable.add(where)
+                with contextlib.suppress(OSError, ValueError):
+                    console.say_error(f"cannot write to {where}: {error}; what is running goes on")
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Exit status, or None if it still runs after that long."""

@@ -16,7 +16,7 @@ from types import FrameType
 
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
 from handover.endpoint import RUN_VARIABLE, is_published
-from handover.errors import ArtefactError, ServerError, SlipwayError
+from handover.errors import ArtefactError, ServerError, SlipwayError, worded
 from launcher import artefact, console, work_directory
 from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan
@@ -102,6 +102,7 @@ class _Job:
         self.results = [
             StageResult(plan.stage, plan.name, log=str(plan.log), output=str(plan.output)) for plan in plans
         ]
+        self.is_record_lost = False  # stages.json could not be written
         self.is_cut_off = False  # a plan failed that those after it need
         self.server: Child | None = None
         self.endpoint: Path | None = None
@@ -126,7 +127,7 @@ class _Job:
         try:
             result.state, note = self._execute(index)
         except (SlipwayError, OSError) as error:
-            result.state, result.error = "failed", str(error)
+            result.state, result.error = "failed", str(worded(error) if isinstance(error, OSError) else error)
             result.exit_status = error.status if isinstance(error, CommandError) else 1
             self.is_cut_off |= isinstance(error, ServerError) or not plan.independent
         except TimeUp:
@@ -145,9 +146,9 @@ class _Job:
         if plan.service:
             return self._serve(index)
         if not plan.always and plan.stage not in self.force and artefact.is_current(plan):
-            fingerprint = artefact.run_fingerprint(plan)
+            fingerprint, remark = artefact.run_fingerprint(plan), artefact.code_remark(plan)
             work_directory.clear(plan.output)
-            return "skipped", f"unchanged since {fingerprint[:8]}  (force=[{plan.stage}] to redo)"
+            return "skipped", f"unchanged since {fingerprint[:8]}{remark}  (force=[{plan.stage}] to redo)"
         missing = artefact.missing_inputs(plan)
         if missing:
             raise ArtefactError(f"{plan.stage} needs {missing[0]}, which is not there", "run the stage that makes it")
@@ -239,8 +240,14 @@ class _Job:
 
     def _report(self, index: int, note: str = "") -> None:
         console.stage_line(index + 1, len(self.plans), self.results[index], note)
-        if self.stages_file:
+        if not self.stages_file:
+            return
+        try:
             write_results(self.stages_file, self.results)
+        except OSError as error:  # what became of a stage does not depend on whether it can be noted down
+            if not self.is_record_lost:
+                console.say_error(f"how the stages end cannot be recorded: {worded(error)}")
+            self.is_record_lost = True
 
 
 def _out_of_time(plan: StagePlan) -> SlipwayError:
@@ -263,10 +270,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--force", default="", help="stages to redo, with commas")
     parser.add_argument("--stages-file", type=Path, help="file for the results")
     options = parser.parse_args(list(argv))
-    plans = [StagePlan.from_json(file.read_text()) for file in options.plans]
     force = [stage for stage in options.force.split(",") if stage]
     try:
+        plans = [StagePlan.from_json(file.read_text()) for file in options.plans]
         results = run_job(plans, options.place.wrap, force, options.stages_file, options.place.stop_signals)
+    except OSError as error:
+        console.say_error(str(worded(error)))
+        return 1
     except TimeUp:
         return 1
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from handover import provenance
 from handover.manifest import Manifest
+from launcher import artefact
 from launcher.artefact import begin, is_current
 from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan, partial
@@ -107,6 +110,49 @@ def test_an_unchanged_stage_is_skipped_until_forced_or_its_input_changes(tmp_pat
     assert states(run(plan)) == ["done"]
     kept = [path for path in tmp_path.iterdir() if ".replaced-" in path.name]
     assert len(kept) == 2, "an artefact that is made anew never deletes the one before"
+
+
+def test_code_that_changed_since_is_remarked_and_nothing_is_redone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(tmp_path, "convert")
+    run(plan)
+    assert states(run(plan)) == ["skipped"]
+    assert "commit" not in capsys.readouterr().out
+    now = provenance.made_by()
+    monkeypatch.setattr(artefact, "made_by", lambda: {**now, "code": "sha256:edited"})
+    assert states(run(plan)) == ["skipped"]
+    assert f"the code was edited since (commit {now['commit'][:8]})" in capsys.readouterr().out
+    monkeypatch.setattr(artefact, "made_by", lambda: {**now, "code": "sha256:other", "commit": "0123456789"})
+    assert states(run(plan)) == ["skipped"]
+    assert f"made by commit {now['commit'][:8]}, now 01234567" in capsys.readouterr().out
+
+
+def test_the_digest_of_the_code_is_of_its_text_and_not_of_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = []
+    for text in ("a = 1", "a = 1", "a = 2"):
+        (tmp_path / "launcher").mkdir(exist_ok=True)
+        (tmp_path / "launcher" / "plan.py").write_text(text)
+        monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+        digests.append(provenance.code_digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_results_go_on_at_another_place(tmp_path: Path, how: str) -> None:
+    def plans(root: Path) -> list[StagePlan]:
+        convert = plan_of(root, "convert", inputs=[tmp_path / "source.nemo"])
+        return [convert, plan_of(root, "export", inputs=[convert.output])]
+
+    (tmp_path / "source.nemo").write_text("weights")
+    old, new = tmp_path / "old", tmp_path / "a" / "new place"
+    assert states(run(*plans(old))) == ["done", "done"]
+    new.parent.mkdir()
+    shutil.move(old, new) if how == "moved" else shutil.copytree(old, new)
+    assert states(run(*plans(new))) == ["skipped", "skipped"]
+    assert sorted(path.name for path in new.iterdir()) == ["convert", "export", "logs"]
 
 
 def nul_filled(content: bytes) -> bytes:
