@@ -173,7 +173,8 @@ def _start(
     repository = link_repository(arguments.model_repository, Path(state.directory))
     command = build_argv(installation.binary, arguments, repository, ports, state.prefix, backends)
     shown_paths = {repository: arguments.model_repository}
-    variables = {**installation.environment, **environment}
+    # Without bytecode: the tokenizer models are imported from the published repository, where nothing is added.
+    variables = {"PYTHONDONTWRITEBYTECODE": "1", **installation.environment, **environment}
     return Server(command, variables, directory, arguments.log, state.prefix, shown_paths)
 
 

@@ -6,12 +6,38 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What a text begins with that a spreadsheet would compute."""
+_QUOTE = "'"
+
 
 def render(value: Any) -> Any:
-    """Give a cell's content: six digits of a float, nothing for None."""
+    """Give a cell's content: six digits of a float, nothing for None, no formula, one kind of line end."""
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else value
+    if isinstance(value, str):  # a lone carriage return would end the row: csv does not quote it
+        value = value.replace("\r\n", "\n").replace("\r", "\n")
+    return f"{value:.6g}" if isinstance(value, float) else plain(value)
+
+
+def plain(value: Any) -> Any:
+    """Put a quote before a text that a spreadsheet would take for a formula; ``parse`` takes it away again.
+
+    Samples and names are strangers' words: ``=HYPERLINK(...)`` in one shall not be run by who opens a table. A text
+    that is a number stays as it is, and so does everything that is no text.
+    """
+    if not isinstance(value, str) or not value.lstrip(_QUOTE).startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return _QUOTE + value
+    return value
+
+
+def unquoted(cell: str) -> str:
+    """Inverse of ``plain``."""
+    return cell[1:] if cell.startswith(_QUOTE) and cell.lstrip(_QUOTE).startswith(_FORMULA) else cell
 
 
 NEWER_COLUMNS = ("int8_mode", "versions")
@@ -31,7 +57,7 @@ def parse(cell: str, hint: Any) -> Any:
         ValueError: it is none of that type.
     """
     if hint is str:
-        return cell
+        return unquoted(cell)
     if hint is bool:
         if cell not in ("True", "False"):
             raise ValueError(f"'{cell}' is neither True nor False")

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evaluation.cells import render
 from evaluation.measurements import HIGHER, Measurement, Report, read_report
 from evaluation.number_text import show_figure
 from evaluation.page import problems, render_page, style_of
@@ -154,14 +155,14 @@ def render_csv(names: Sequence[str], rows: dict[str, list[Difference]]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     parts = ("value", "ci95", "change_percent", "verdict")
-    writer.writerow(["figure", *(f"{name} {part}" for name in names for part in parts)])
+    writer.writerow(["figure", *(render(f"{name} {part}") for name in names for part in parts)])
     for figure, differences in rows.items():
         cells: list[object] = []
         for shown in differences:
             change = None if shown.change is None else 100 * shown.change
             cells += ["" if value is None else f"{value:.6g}" for value in (shown.value, shown.noise, change)]
             cells.append(shown.verdict)
-        writer.writerow([figure, *cells])
+        writer.writerow([render(figure), *map(render, cells)])
     return buffer.getvalue()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from evaluation.cells import plain
 from evaluation.figures import Metric
 from evaluation.provenance import timestamp
 from evaluation.served_model import ServedModel, check_still_served
@@ -127,7 +128,7 @@ class Outcome:
 
 def _write_rows(path: Path, rows: Sequence[Any]) -> None:
     def cell(value: Any) -> Any:
-        return "" if value is None else int(value) if isinstance(value, bool) else value
+        return "" if value is None else int(value) if isinstance(value, bool) else plain(value)
 
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)

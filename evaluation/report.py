@@ -18,7 +18,8 @@ from rich.text import Text
 from evaluation.arguments import ReportArguments
 from evaluation.judgement import judge
 from evaluation.load.text import brief_tables, failed_load_points
-from evaluation.report_data import PARTIAL, Findings, collect_findings
+from evaluation.published import PARTIAL
+from evaluation.report_data import Findings, collect_findings
 from evaluation.report_html import render_html
 from evaluation.report_markdown import render_markdown
 from evaluation.report_text import (

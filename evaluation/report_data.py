@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows
 from evaluation.figures import FAILS, Metric
 from evaluation.load.findings import Load, read_loads
 from evaluation.load.table import FILE_NAME as LOAD_FILE_NAME
+from evaluation.published import PARTIAL, newest_results
 from handover.errors import ArtefactError
-from handover.manifest import RANDOM_WEIGHTS, REPLACED, Manifest
+from handover.manifest import ORIGIN, RANDOM_WEIGHTS, Manifest
 
-PARTIAL = ".partial"
 _NOT_RUN = "not run"
 _BAD_STATES = ("failed", "interrupted", _NOT_RUN)
 _AFTERWARDS = ("report", "gate")
@@ -130,8 +130,8 @@ class Findings:
         evaluations, benchmarks: what was measured.
         loads: what was measured under load.
         repository: manifest of the model repository; None if there is none.
-        checkpoint: manifest of the FT checkpoint in it; None if there is none.
         remarks: what is missing, unfinished or does not fit together, a sentence each.
+        origin: what the FT checkpoint in the repository was made from; empty if that is not known.
     """
 
     title: str
@@ -141,7 +141,7 @@ class Findings:
     loads: tuple[Load, ...]
     repository: Manifest | None
     remarks: tuple[str, ...]
-    checkpoint: Manifest | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 def collect_findings(results: Path, title: str, stages: Path) -> Findings:
@@ -156,15 +156,15 @@ def collect_findings(results: Path, title: str, stages: Path) -> Findings:
     outcomes = _read_stages(stages, remarks)
     evaluations = tuple(_read_evaluations(results / "evaluation", remarks))
     benchmarks = tuple(_read_benchmarks(results / "benchmark", remarks))
-    loads = tuple(read_loads(_newest_results(results / "benchmark", LOAD_FILE_NAME), remarks))
+    loads = tuple(read_loads(newest_results(results / "benchmark", LOAD_FILE_NAME, remarks), remarks))
     repository = _read_repository(results / "model_repo", remarks)
     if not evaluations:
         remarks.append("There are no accuracy figures: no evaluation left a result.")
     if not benchmarks and not loads:
         remarks.append("There are no latency figures: no benchmark left a result.")
     remarks += _identity_remarks(evaluations, [*benchmarks, *loads], repository)
-    checkpoint = _read_checkpoint(results / "model_repo")
-    return Findings(title, outcomes, evaluations, benchmarks, loads, repository, tuple(remarks), checkpoint)
+    origin = _read_origin(results / "model_repo", repository)
+    return Findings(title, outcomes, evaluations, benchmarks, loads, repository, tuple(remarks), origin)
 
 
 def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
@@ -190,7 +190,7 @@ def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
 
 
 def _read_evaluations(root: Path, remarks: list[str]) -> Iterable[Evaluation]:
-    for path, finished in _newest_results(root, "metrics.json", is_written_last=True):
+    for path, finished in newest_results(root, "metrics.json", remarks, is_written_last=True):
         task = path.parent.name.removesuffix(PARTIAL)
         try:
             evaluation = _evaluation(json.loads(path.read_text()), finished)
@@ -233,7 +233,7 @@ def _evaluation(content: Mapping[str, Any], finished: bool) -> Evaluation:
 
 
 def _read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
-    for path, finished in _newest_results(root, FILE_NAME):
+    for path, finished in newest_results(root, FILE_NAME, remarks):
         name = path.parent.name.removesuffix(PARTIAL)
         try:
             benchmark = Benchmark(name, tuple(read_rows(path)), finished)
@@ -249,24 +249,6 @@ def _read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
         yield benchmark
 
 
-def _newest_results(root: Path, file_name: str, is_written_last: bool = False) -> list[tuple[Path, bool]]:
-    """Result files with whether they are published; unpublished ones where no other is, and none that was replaced.
-
-    Args:
-        root: of all results of a kind.
-        file_name: of one.
-        is_written_last: an unpublished one that is newer than its published namesake takes its place: a later run got
-            to its end, and failed by what it found.
-    """
-    chosen: dict[str, Path] = {}
-    found = (path for path in root.glob(f"*/{file_name}") if REPLACED not in path.parent.name)
-    for path in sorted(found, key=lambda path: path.parent.name.endswith(PARTIAL)):
-        other = chosen.setdefault(path.parent.name.removesuffix(PARTIAL), path)
-        if is_written_last and path.stat().st_mtime_ns > other.stat().st_mtime_ns:
-            chosen[path.parent.name.removesuffix(PARTIAL)] = path
-    return [(path, not path.parent.name.endswith(PARTIAL)) for _, path in sorted(chosen.items())]
-
-
 def _read_repository(root: Path, remarks: list[str]) -> Manifest | None:
     try:
         return Manifest.read(root)
@@ -276,11 +258,13 @@ def _read_repository(root: Path, remarks: list[str]) -> Manifest | None:
         return None
 
 
-def _read_checkpoint(root: Path) -> Manifest | None:
-    for path in sorted(root.glob("fastertransformer/1/*-gpu")):
+def _read_origin(root: Path, repository: Manifest | None) -> Mapping[str, Any]:
+    if repository is not None and ORIGIN in repository.made_from:
+        return dict(repository.made_from[ORIGIN])
+    for path in sorted(root.glob("fastertransformer/1/*-gpu")):  # exported by Slipway 0.1
         with contextlib.suppress(ArtefactError):
-            return Manifest.read(path)
-    return None
+            return Manifest.read(path).made_from
+    return {}
 
 
 def _identity_remarks(

@@ -14,6 +14,7 @@ from evaluation.load.text import load_sentence
 from evaluation.number_text import show_figure
 from evaluation.report_data import Evaluation, Findings, StageOutcome
 from handover.endpoint import WEIGHTS_DIGEST
+from handover.manifest import ORIGIN
 from handover.progress import human_bytes, human_time
 
 ACCURACY_COLUMNS = ("Figure", "Value", "Std. error", "Samples", "Definition")
@@ -141,15 +142,18 @@ def describe_provenance(findings: Findings) -> list[tuple[str, str]]:
 def _origin(findings: Findings) -> list[tuple[str, str]]:
     """Where the served model comes from, and what it was exported with."""
     facts: list[tuple[str, str]] = []
-    if findings.checkpoint is not None:
-        source = findings.checkpoint.made_from
+    if source := findings.origin:
         facts.append(
             ("Checkpoint", ", ".join(str(source[key]) for key in ("checkpoint", "source_format") if source.get(key)))
         )
     if findings.repository is not None:
         facts.append(("Model repository", f"{findings.repository.digest}, {_size(findings.repository.size_bytes)}"))
         made_from = _flatten(findings.repository.made_from)
-        facts += [(_label(key), str(value)) for key, value in made_from if key.startswith("ft_checkpoint")]
+        facts += [
+            (_label(key), str(value))
+            for key, value in made_from
+            if key.startswith("ft_checkpoint") and not key.startswith(ORIGIN)
+        ]
         settings = (f"{key} {value}" for key, value in made_from if not key.startswith("ft_checkpoint"))
         facts.append(("Exported with", ", ".join(settings)))
     return facts

@@ -13,6 +13,7 @@ from dataclasses import replace
 from html import escape
 
 from evaluation.arguments import SweepReportArguments
+from evaluation.cells import render
 from evaluation.load.html import pareto_parts
 from evaluation.markdown import escape_markdown, markdown_table
 from evaluation.number_text import show_figure
@@ -114,12 +115,13 @@ def render_csv(points: Sequence[Point]) -> str:
     heads = ("point", "model", "parameters", "results", "error", "benchmark", "workload", "load", *names, *latencies)
     writer.writerow((*heads, "model_digest"))
     for point in points:
-        known = (point.label, point.title, point.parameters or "", point.results, point.error)
+        texts = (point.label, point.title, point.parameters or "", point.results, point.error)
+        known = tuple(map(render, texts))
         for c in point.candidates:
             values = (c.tokens_per_s, c.noise_tokens_per_s, c.tokens_per_s_per_gpu, c.tokens_per_s_per_user)
             figures = [*values, *(c.latencies_ms.get(name) for name in latencies)]
             shown = ["" if value is None else f"{value:.6g}" for value in figures]
-            writer.writerow((*known, c.benchmark, c.workload, c.load, *shown, c.model_digest))
+            writer.writerow((*known, *map(render, (c.benchmark, c.workload, c.load)), *shown, c.model_digest))
         if not point.candidates:
             writer.writerow((*known, *[""] * (len(heads) - len(known) + 1)))
     return buffer.getvalue()

@@ -29,8 +29,9 @@ from handover.durable import sync
 from handover.endpoint import WEIGHTS_DIGEST
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
-from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest, artefact_files
+from handover.manifest import ORIGIN, RANDOM_WEIGHTS, FileRecord, Manifest, artefact_files
 from handover.progress import Progress
+from handover.provenance import made_by
 
 KIND = "model_repository"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
@@ -96,8 +97,11 @@ class _Repository:
         for record in self.checkpoint.files:
             self._link(record, f"{directory}/{record.path}")
             bar.advance(size_bytes=record.size_bytes)
-        # The checkpoint's own manifest goes along, so that the shards can be proved wherever they are moved to.
-        self._copy(self.ft_checkpoint / MANIFEST_NAME, f"{directory}/{MANIFEST_NAME}")
+        # The checkpoint's manifest goes along, so that the shards can be proved wherever they are moved to. Only what
+        # it says of them: where and by which code they were made must not make another model of the same weights.
+        kept = {name: value for name, value in self.checkpoint.made_from.items() if name == RANDOM_WEIGHTS}
+        shards = Manifest(self.checkpoint.kind, self.checkpoint.files, kept)
+        self._write(f"{directory}/{MANIFEST_NAME}", shards.to_text())
 
     def add_config(self, spec: ModelSpec) -> None:
         comment = (
@@ -128,12 +132,13 @@ class _Repository:
         made_from = {
             "ft_checkpoint": str(self.ft_checkpoint),
             "ft_checkpoint_digest": self.checkpoint.digest,
+            ORIGIN: {**self.checkpoint.made_from, **self.checkpoint.made_by},
             **settings,
         }
         if self.checkpoint.made_from.get(RANDOM_WEIGHTS):
             made_from[RANDOM_WEIGHTS] = True
         records = tuple(self.records[path] for path in sorted(self.records))
-        manifest = Manifest(KIND, records, made_from=made_from, made_by=self.checkpoint.made_by)
+        manifest = Manifest(KIND, records, made_from=made_from, made_by=made_by())
         manifest.write(self.root)
         return manifest
 

@@ -26,6 +26,8 @@ REPLACED = ".replaced-"
 """In the name of an artefact that a later one has taken the place of; a time follows."""
 RANDOM_WEIGHTS = "random_weights"
 """Key of ``made_from``, true where weights are made up: what is measured says nothing about accuracy."""
+ORIGIN = "ft_checkpoint_origin"
+"""Key of a model repository's ``made_from``: what its FT checkpoint was made from, and by which code."""
 _SMALL_BYTES = 1 << 20
 _BLOCK_BYTES, _BLOCKS = 4 << 10, 16
 
@@ -78,17 +80,21 @@ class Manifest:
         """Bytes of all files together."""
         return sum(record.size_bytes for record in self.files)
 
+    def to_text(self) -> str:
+        """Render as JSON, a line for each file."""
+        fields = {"digest": self.digest, **vars(self)}
+        records = ",\n  ".join(json.dumps(vars(record)) for record in fields.pop("files"))
+        content = json.dumps(fields, indent=1).removesuffix("\n}")
+        return f'{content},\n "files": [\n  {records}\n ]\n}}\n'
+
     def write(self, root: Path) -> None:
         """Wait until the files are on the disk, then write ``root/manifest.json``: what has a manifest is finished."""
         sync_tree(root)
         self.save(root)
 
     def save(self, root: Path) -> None:
-        """Write atomically to ``root/manifest.json``, a line for each file; the files are on the disk already."""
-        fields = {"digest": self.digest, **vars(self)}
-        records = ",\n  ".join(json.dumps(vars(record)) for record in fields.pop("files"))
-        content = json.dumps(fields, indent=1).removesuffix("\n}")
-        write_atomically(root / FILE_NAME, f'{content},\n "files": [\n  {records}\n ]\n}}\n')
+        """Write atomically to ``root/manifest.json``; the files are on the disk already."""
+        write_atomically(root / FILE_NAME, self.to_text())
 
     @classmethod
     def read(cls, root: Path) -> Manifest:
@@ -102,9 +108,10 @@ class Manifest:
                 for record in content.pop("files")
             )
             manifest = cls(files=files, **content)
+            _check_types(manifest)
         except FileNotFoundError:
             raise ArtefactError(f"{root} has no {FILE_NAME}", "it is not a finished artefact; make it again") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ArtefactError(f"{path} is damaged: {error}", "make the artefact again") from error
         if recorded != manifest.digest:
             raise ArtefactError(f"{path} was altered: its digest is not that of the files it lists")
@@ -134,6 +141,23 @@ class Manifest:
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             found = pool.map(lambda record: _problem(root, record, is_read), self.files)
             return sorted(problem for problem in found if problem)
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Refuse what is JSON and no manifest.
+
+    Raises:
+        TypeError: it is not.
+    """
+    expected = {"kind": str, "fingerprint": str, "made_from": dict, "made_by": dict}
+    for name, kind in expected.items():
+        if not isinstance(getattr(manifest, name), kind):
+            raise TypeError(f"{name} is not a {kind.__name__}")
+    for record in manifest.files:
+        if not (isinstance(record.path, str) and type(record.size_bytes) is int and isinstance(record.digest, str)):
+            raise TypeError(f"the record of {str(record.path)[:80]!r} has no path, size and digest")
+        if record.path.startswith("/") or ".." in record.path.split("/"):
+            raise ValueError(f"the record of {record.path[:80]!r} leads out of the artefact")
 
 
 def _has_zeros(path: Path) -> bool:

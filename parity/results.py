@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from evaluation.cells import plain
 from evaluation.provenance import timestamp
 from evaluation.served_model import ServedModel
 from handover.digests import file_digest
@@ -94,4 +95,4 @@ def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
         for row in rows:
-            writer.writerow({name: int(cell) if isinstance(cell, bool) else cell for name, cell in row.items()})
+            writer.writerow({name: int(cell) if isinstance(cell, bool) else plain(cell) for name, cell in row.items()})

@@ -97,6 +97,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[st
             assert result.returncode == 0, result.stdout + result.stderr
             assert_nothing_is_left(root)
             results = root / "tiny" / f"export_tp{tensor_para_size}_pp1_fp32_fp32"
+            assert not list(root.rglob("__pycache__")), "serving adds nothing to what was published"
             assert str(results / "report") in result.stdout and "lambada_openai_accuracy" in result.stdout
             table = pandas.read_csv(results / "benchmark" / "static" / "benchmark.csv")
             assert list(table["batch_size"]) == [1, 2] and not table["errors"].any()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from handover.digests import CRC32_BLOCKS, BlockSums, file_digest
+from handover.errors import ArtefactError
 from handover.manifest import FileRecord, Manifest
 
 MIB = 1 << 20
@@ -62,3 +63,19 @@ def test_a_digest_of_an_unknown_kind_fits_nothing(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"w")
     manifest = Manifest("ft_checkpoint", (FileRecord("weights", 1, "md5:abc"),))
     assert manifest.problems(tmp_path) == ["weights  content differs from its digest md5:abc"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("null", "[]", "1", '"x"', "{}", "", "\0\0\0", "[" * 100_000, '{"digest": "", "files": null}'),
+        *('{"digest": "", "kind": "x", "files": [null]}', '{"digest": "", "kind": "x", "files": [], "made_from": []}'),
+        '{"digest": "", "kind": "x", "files": [{"path": "../x", "size_bytes": 1, "digest": "s", "shape": null}]}',
+        '{"digest": "", "kind": "x", "files": [{"path": 1, "size_bytes": 1, "digest": "sha256:1", "shape": null}]}',
+        '{"digest": "", "kind": "x", "files": [{"path": "x", "size_bytes": "1", "digest": "s", "shape": null}]}',
+    ],
+)
+def test_what_is_no_manifest_is_damaged(content: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ArtefactError, match="is damaged"):
+        Manifest.read(tmp_path)

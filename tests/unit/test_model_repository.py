@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -152,6 +153,27 @@ def test_shards_are_linked_and_the_manifest_is_true(arguments: ExportArguments) 
     present = {path.relative_to(arguments.output).as_posix() for path in arguments.output.rglob("*") if path.is_file()}
     assert present == {record.path for record in manifest.files} | {"manifest.json"}
     assert manifest.made_from["ft_checkpoint_digest"] == Manifest.read(arguments.ft_checkpoint).digest
+
+
+def test_the_digest_is_of_the_model_and_not_of_where_or_by_which_code_it_was_made(
+    arguments: ExportArguments, tmp_path: Path
+) -> None:
+    first = build_repository(arguments)
+    copy = shutil.copytree(arguments.ft_checkpoint, tmp_path / "elsewhere" / "1-gpu")
+    origin = {"checkpoint": str(tmp_path / "gpt.nemo"), "source_format": "nemo"}
+    manifest = replace(
+        Manifest.read(copy), made_from=origin, made_by={"commit": "another"}, fingerprint="of another plan"
+    )
+    manifest.write(copy)
+    second = build_repository(replace(arguments, ft_checkpoint=copy, output=tmp_path / "elsewhere" / "model_repo"))
+    assert second.digest == first.digest
+    assert second.made_from["ft_checkpoint_origin"] == {**origin, "commit": "another"}
+    shards = Manifest.read(tmp_path / "elsewhere" / "model_repo" / "fastertransformer" / "1" / "1-gpu")
+    assert shards.digest == manifest.digest
+    (copy / "model.wpe.bin").write_bytes(bytes((copy / "model.wpe.bin").stat().st_size))
+    seal(copy)
+    third = build_repository(replace(arguments, ft_checkpoint=copy, output=tmp_path / "third"))
+    assert third.digest != first.digest, "other weights are another model"
 
 
 def test_shards_are_copied_where_they_cannot_be_linked(

@@ -16,7 +16,7 @@ import pytest
 from evaluation import report
 from evaluation.benchmark_table import Row, read_rows, write_rows
 from evaluation.lambada_score import Score, summarise
-from handover.manifest import FileRecord, Manifest
+from handover.manifest import FileRecord, Manifest, record_files
 
 ADDED = ("int8_mode", "versions")  # columns that Slipway 0.1.0 did not write
 HOSTILE = 'x"><script>alert(1)</script> | `a` [b](c) *d* & €'
@@ -277,6 +277,28 @@ def test_figures_of_different_models_are_told_apart(run: Run) -> None:
     run.benchmark(make_row(1))
     markdown, _ = run.report()
     assert "not all of one model" in markdown
+
+
+@pytest.mark.parametrize("damage", ["changed", "emptied", "nul-filled", "unlisted", "manifest"])
+def test_figures_that_were_changed_after_they_were_published_are_left_out_by_name(run: Run, damage: str) -> None:
+    run.evaluate()
+    run.benchmark(make_row(1))
+    directory = run.results / "evaluation" / "lambada"
+    file = directory / "metrics.json"
+    Manifest("evaluation", record_files(directory)).write(directory)
+    assert "12.50%" in run.report()[0] or "50.00%" in run.report()[0]
+    if damage == "changed":
+        file.write_text(file.read_text().replace("0.5", "0.9"))
+    elif damage in ("emptied", "nul-filled"):
+        file.write_bytes(bytes(file.stat().st_size if damage == "nul-filled" else 0))
+    elif damage == "unlisted":
+        Manifest("evaluation", ()).write(directory)
+    else:
+        (directory / "manifest.json").write_text("null")
+    for text in run.report():
+        assert "The figures of lambada are not those that were measured, and left out" in text
+        assert "last_token_accuracy" not in text
+        assert "10.00" in text, "the benchmark's figures stay"
 
 
 def test_figures_of_another_model_than_the_repositorys_are_told_apart(run: Run) -> None:

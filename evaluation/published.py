@@ -1,0 +1,52 @@
+"""Which files of a run's results are to be read: the newest of each kind, and only as they were published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from handover.digests import file_digest
+from handover.errors import ArtefactError
+from handover.manifest import FILE_NAME, REPLACED, Manifest
+
+PARTIAL = ".partial"
+
+
+def newest_results(
+    root: Path, file_name: str, remarks: list[str], is_written_last: bool = False
+) -> list[tuple[Path, bool]]:
+    """Result files with whether they are published; unpublished ones where no other is, and none that was replaced.
+
+    Args:
+        root: of all results of a kind.
+        file_name: of one.
+        remarks: a sentence is added for each that was changed since it was published; that is left out.
+        is_written_last: an unpublished one that is newer than its published namesake takes its place: a later run got
+            to its end, and failed by what it found.
+    """
+    chosen: dict[str, Path] = {}
+    found = (path for path in root.glob(f"*/{file_name}") if REPLACED not in path.parent.name)
+    for path in sorted(found, key=lambda path: path.parent.name.endswith(PARTIAL)):
+        other = chosen.setdefault(path.parent.name.removesuffix(PARTIAL), path)
+        if is_written_last and path.stat().st_mtime_ns > other.stat().st_mtime_ns:
+            chosen[path.parent.name.removesuffix(PARTIAL)] = path
+    results = []
+    for name, path in sorted(chosen.items()):
+        is_published = not path.parent.name.endswith(PARTIAL)
+        if is_published and (change := _change(path)):
+            remarks.append(f"The figures of {name} are not those that were measured, and left out: {change}.")
+        else:
+            results.append((path, is_published))
+    return results
+
+
+def _change(path: Path) -> str:
+    """Say how a file differs from its directory's manifest; empty where it does not, or there is none."""
+    if not (path.parent / FILE_NAME).is_file():
+        return ""
+    try:
+        record = next((r for r in Manifest.read(path.parent).files if r.path == path.name), None)
+    except ArtefactError as error:
+        return error.problem
+    if record is None:
+        return f"{path.name} is not in its manifest"
+    return "" if file_digest(path, record.digest) == record.digest else f"{path.name} was changed after it was written"
