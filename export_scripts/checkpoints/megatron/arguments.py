@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from export_scripts.checkpoints.megatron.gpt import State
+from export_scripts.checkpoints.nemo.known_keys import CORE_LIMITS
 from export_scripts.weights.schema import split_layer
 from handover.errors import CheckpointError
 
@@ -25,7 +26,7 @@ _HEADS = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}
 
 def in_nemo_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Translate; what an older Megatron-LM does not know has the meaning that it had there."""
-    words = {name: arguments[name] for name in _SAME if name in arguments}
+    words = {name: arguments[name] for name in (*_SAME, *CORE_LIMITS) if name in arguments}
     words["layernorm_epsilon"] = arguments.get("norm_epsilon", arguments.get("layernorm_epsilon", 1e-5))
     if arguments.get("group_query_attention"):
         words["num_query_groups"] = arguments.get("num_query_groups")

@@ -8,7 +8,14 @@ from typing import Any, Protocol
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.rank_files import JoinAxis
-from export_scripts.checkpoints.nemo.gpt_config import check_expressible, heads_per_group, is_rotary, read_dims, remarks
+from export_scripts.checkpoints.nemo.gpt_config import (
+    check_expressible,
+    has_zero_centred_norms,
+    heads_per_group,
+    is_rotary,
+    read_dims,
+    remarks,
+)
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, special_ids
 from export_scripts.weights import gpt, gptneox, megatron_gpt
@@ -122,7 +129,7 @@ def _source_map(archive: Archive, config: Mapping[str, Any], keys: tuple[str, ..
     """Choose the table by the keys: a configuration may be silent about the format."""
     variant = megatron_gpt.GptVariant(
         qkv=_qkv(config),
-        has_zero_centred_norms=config.get("normalization") == "layernorm1p",
+        has_zero_centred_norms=has_zero_centred_norms(config),
         has_untied_head=not config.get("share_embeddings_and_output_weights", True),
         is_rotary=is_rotary(config),
     )

@@ -16,6 +16,7 @@ from export_scripts.checkpoints.files.distributed import is_distributed, open_di
 from export_scripts.checkpoints.files.rank_files import JoinAxis, RankFiles
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.megatron.gpt import State, gpt_source
+from export_scripts.checkpoints.nemo.gpt_config import key_remarks
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import find_tokenizer
@@ -52,7 +53,10 @@ def open_source(archive: Archive) -> Source:
         raise CheckpointError(
             f"{archive.path} holds prompt tables, not a GPT", "give a directory that holds them and their model"
         )
-    source = gpt_source(archive, config, lambda: checkpoint.state, _PREFIX, lambda: find_tokenizer(archive, config))
+    said = key_remarks(config)
+    source = gpt_source(
+        *(archive, config, lambda: checkpoint.state, _PREFIX, lambda: find_tokenizer(archive, config), said)
+    )
     return with_prompts(source, source.family.name)
 
 

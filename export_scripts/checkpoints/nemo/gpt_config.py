@@ -6,72 +6,63 @@ that differ are read as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.known_keys import CORE_KNOWN, CORE_LIMITS, GPT_KNOWN, NEMO1_LIMITS
+from export_scripts.checkpoints.nemo.limits import (
+    Limit,
+    is_off,
+    is_on,
+    is_one_of,
+    problems,
+    remark_on,
+    unknown_keys,
+)
 from export_scripts.weights.schema import ModelDims
 from export_scripts.weights.values import number, positive, shown
 from handover.errors import CheckpointError
 
-
-@dataclass(frozen=True)
-class _Limit:
-    """A key whose value FasterTransformer's GPT cannot follow.
-
-    Attributes:
-        is_fine: of the key's value; a missing key is always fine.
-        reason: what FasterTransformer has instead.
-    """
-
-    is_fine: Callable[[Any], bool]
-    reason: str
-
-
-def _is_off(value: Any) -> bool:
-    return not value
-
-
-def _is_on(value: Any) -> bool:
-    return value is None or bool(value)
-
-
-def _is_one_of(*legal: Any) -> Callable[[Any], bool]:
-    return lambda value: value in legal
-
-
-_LIMITS: dict[str, _Limit] = {
-    "position_embedding_type": _Limit(
-        _is_one_of("learned_absolute", "rope", "alibi"), "it has learned absolute positions, ALiBi or rotation"
+_CUSTOMIZATION = "mcore_customization_config"
+_LIMITS: dict[str, Limit] = {
+    **NEMO1_LIMITS,
+    "position_embedding_type": Limit(
+        is_one_of("learned_absolute", "rope", "alibi"), "it has learned absolute positions, ALiBi or rotation"
     ),
-    "activation": _Limit(_is_one_of("gelu"), "its feed-forward has GELU without a gate"),
-    "normalization": _Limit(
-        _is_one_of("layernorm", "low_precision_layernorm", "layernorm1p"), "it has layer norm, no other norm"
+    "activation": Limit(is_one_of("gelu"), "its feed-forward has GELU without a gate"),
+    "normalization": Limit(
+        is_one_of("layernorm", "low_precision_layernorm", "layernorm1p"), "it has layer norm, no other norm"
     ),
-    "transformer_block_type": _Limit(_is_one_of("pre_ln"), "it has layer norm before each block"),
-    "attention_type": _Limit(_is_one_of("multihead"), "every head has its own keys and values"),
-    "headscale": _Limit(_is_off, "it does not scale heads"),
-    "normalize_attention_scores": _Limit(_is_on, "it divides scores by the root of the head's size"),
-    "apply_residual_connection_post_layernorm": _Limit(_is_off, "its residual is taken before the layer norm"),
-    "qk_layernorm": _Limit(_is_off, "it does not normalise queries and keys"),
-    "window_size": _Limit(_is_off, "every token sees all tokens before it"),
-    "num_moe_experts": _Limit(_is_one_of(None, 0, 1), "mixtures of experts have another layout"),
-    "virtual_pipeline_model_parallel_size": _Limit(_is_one_of(None, 1), "interleaved pipeline stages are not read"),
+    "transformer_block_type": Limit(is_one_of("pre_ln"), "it has layer norm before each block"),
+    "attention_type": Limit(is_one_of("multihead"), "every head has its own keys and values"),
+    "headscale": Limit(is_off, "it does not scale heads"),
+    "normalize_attention_scores": Limit(is_on, "it divides scores by the root of the head's size"),
+    "apply_residual_connection_post_layernorm": Limit(is_off, "its residual is taken before the layer norm"),
+    "qk_layernorm": Limit(is_off, "it does not normalise queries and keys"),
+    "window_size": Limit(is_off, "every token sees all tokens before it"),
+    "num_moe_experts": Limit(is_one_of(None, 0, 1), "mixtures of experts have another layout"),
+    "virtual_pipeline_model_parallel_size": Limit(is_one_of(None, 1), "interleaved pipeline stages are not read"),
 }
 
 # FasterTransformer's GPT-NeoX has rotation, and fewer choices.
-_ROTARY_LIMITS: dict[str, _Limit] = {
-    "rotary_base": _Limit(_is_one_of(None, 10000), "it rotates with a base of 10000"),
-    "seq_len_interpolation_factor": _Limit(_is_one_of(None, 1), "it does not interpolate positions"),
-    "rotary_interleaved": _Limit(_is_off, "it rotates halves, not pairs"),
-    "use_rope_scaling": _Limit(_is_off, "it does not scale the rotation"),
-    "layernorm_epsilon": _Limit(_is_one_of(1e-5), "its GPT-NeoX computes layer norms with 1e-5"),
+_ROTARY_LIMITS: dict[str, Limit] = {
+    "rotary_base": Limit(is_one_of(None, 10000), "it rotates with a base of 10000"),
+    "seq_len_interpolation_factor": Limit(is_one_of(None, 1), "it does not interpolate positions"),
+    "rotary_interleaved": Limit(is_off, "it rotates halves, not pairs"),
+    "use_rope_scaling": Limit(is_off, "it does not scale the rotation"),
+    "layernorm_epsilon": Limit(is_one_of(1e-5), "its GPT-NeoX computes layer norms with 1e-5"),
 }
 
 
 def is_rotary(config: Mapping[str, Any]) -> bool:
     """Whether positions are given by rotation: then FasterTransformer's GPT-NeoX expresses the model."""
     return config.get("position_embedding_type") == "rope"
+
+
+def has_zero_centred_norms(config: Mapping[str, Any]) -> bool:
+    """Whether norms are stored less one: NeMo's LayerNorm1P, or megatron-core's key for the same."""
+    is_core = bool(config.get("mcore_gpt")) and bool(config.get("layernorm_zero_centered_gamma"))
+    return config.get("normalization") == "layernorm1p" or is_core
 
 
 def check_expressible(config: Mapping[str, Any]) -> None:
@@ -83,18 +74,15 @@ def check_expressible(config: Mapping[str, Any]) -> None:
     model_class = str(config.get("target", "")).rpartition(".")[2]
     if model_class and ("GPT" not in model_class or "Prompt" in model_class):
         raise CheckpointError(f"the checkpoint is a {model_class}, not a GPT", "export=gpt3/... converts GPT models")
-    problems = [
-        f"{key}: {shown(config[key])}  ({limit.reason})"
-        for key, limit in (_LIMITS | _ROTARY_LIMITS if is_rotary(config) else _LIMITS).items()
-        if key in config and not limit.is_fine(config[key])
-    ]
+    found = problems(config, _LIMITS | _ROTARY_LIMITS if is_rotary(config) else _LIMITS)
+    found += problems(_customization(config), CORE_LIMITS, f"{_CUSTOMIZATION}.")
     hidden, heads, channels = (config.get(key) for key in ("hidden_size", "num_attention_heads", "kv_channels"))
     is_known = channels is not None and isinstance(hidden, int) and isinstance(heads, int)
     if is_known and channels != int(hidden or 0) // int(heads or 1):
-        problems.append(f"kv_channels: {shown(channels)}  (a head's size is hidden_size / num_attention_heads)")
-    if problems:
+        found.append(f"kv_channels: {shown(channels)}  (a head's size is hidden_size / num_attention_heads)")
+    if found:
         raise CheckpointError(
-            "FasterTransformer's GPT cannot express this checkpoint\n  " + "\n  ".join(problems),
+            "FasterTransformer's GPT cannot express this checkpoint\n  " + "\n  ".join(found),
             "the keys are those of model_config.yaml",
         )
 
@@ -112,6 +100,19 @@ def heads_per_group(config: Mapping[str, Any]) -> int:
     if heads % groups:
         raise CheckpointError(f"num_query_groups {groups} does not divide num_attention_heads {heads}")
     return heads // groups
+
+
+def _customization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is said to megatron-core past NeMo."""
+    section = config.get(_CUSTOMIZATION)
+    return section if isinstance(section, Mapping) else {}
+
+
+def key_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name the keys of NeMo's ``model_config.yaml`` that are set and not known, in one line."""
+    unknown = unknown_keys(config, {*GPT_KNOWN, *_LIMITS, *_ROTARY_LIMITS})
+    unknown += unknown_keys(_customization(config), CORE_KNOWN, f"{_CUSTOMIZATION}.")
+    return remark_on(unknown, "model_config.yaml")
 
 
 def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.distributed import open_distributed
 from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.megatron.gpt import gpt_source
+from export_scripts.checkpoints.nemo.known_keys import CORE_KNOWN, CORE_LIMITS
+from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from handover.errors import CheckpointError
@@ -69,6 +71,7 @@ def open_source(archive: Archive) -> Source:
         lambda: open_distributed(archive, _WEIGHTS),
         _PREFIX,
         lambda: _find_tokenizer(archive, model.get("tokenizer")),
+        remark_on(unknown_keys(config, CORE_KNOWN), _MODEL_FILE),
     )
 
 
@@ -80,7 +83,7 @@ def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
         *("bias_activation_fusion", "apply_residual_connection_post_layernorm", "qk_layernorm", "window_size"),
         *("rotary_base", "seq_len_interpolation_factor", "rotary_interleaved", "add_bias_linear", "add_qkv_bias"),
     )
-    words = {name: config[name] for name in same if name in config}
+    words = {name: config[name] for name in (*same, *CORE_LIMITS) if name in config}
     words["max_position_embeddings"] = config.get("seq_length")
     words["rotary_percentage"] = config.get("rotary_percent", 1.0)
     norm = str(config.get("normalization", "LayerNorm")).lower()

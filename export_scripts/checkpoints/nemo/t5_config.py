@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from export_scripts.checkpoints.nemo.known_keys import T5_KNOWN, T5_LIMITS
+from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
 from export_scripts.weights.t5 import LAYERNORM_EPS, MAX_DISTANCE, T5Dims
 from export_scripts.weights.values import number, positive, quoted, shown
 from handover.errors import CheckpointError
@@ -123,7 +125,8 @@ def _limits(values: Config) -> tuple[Limit, ...]:
             ("normalize_attention_scores", lambda v: v is False, "with RMS norm it does not divide scores"),
         )
     is_relative = values["position_embedding_type"] == "relative"
-    return (*_LIMITS, *by_norm, *(_RELATIVE_LIMITS if is_relative else ()))
+    more = tuple((key, limit.is_fine, limit.reason) for key, limit in T5_LIMITS.items())
+    return (*_LIMITS, *by_norm, *(_RELATIVE_LIMITS if is_relative else ()), *more)
 
 
 def remarks(config: Config) -> tuple[str, ...]:
@@ -139,7 +142,16 @@ def remarks(config: Config) -> tuple[str, ...]:
     )
     if "ge" in encoder["activation"] and not is_tanh:
         found.append("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
-    return tuple(found)
+    return (*found, *_key_remarks(config))
+
+
+def _key_remarks(config: Config) -> tuple[str, ...]:
+    """Name the keys that are set and not known, on top and of both sides, in one line."""
+    known = {*T5_KNOWN, *T5_LIMITS, *_DEFAULTS, *(key for key, _, _ in (*_LIMITS, *_RELATIVE_LIMITS))}
+    unknown = unknown_keys(config, known)
+    for side in SIDES:
+        unknown += unknown_keys(config.get(side) or {}, known, f"{side}.")
+    return remark_on(unknown, "model_config.yaml")
 
 
 def biases(config: Config) -> dict[str, bool]:
