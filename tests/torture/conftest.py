@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from watched import Pipeline, pipeline_over
 
 _TALLIES: list[Tally] = []
 
@@ -64,3 +67,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for tally in _TALLIES:
         held = tally.tried - len(tally.failures)
         terminalreporter.write_line(f"campaign: {tally.name}: {tally.tried} tried, {held} held")
+
+
+@pytest.fixture(scope="session")
+def memory() -> Iterator[Path]:
+    """A folder on a file system in memory, where there is one: there the disk is not what a campaign waits for."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None, prefix="torture-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def pipeline(memory: Path) -> Iterator[Pipeline]:
+    """The five stages over an empty directory, with a tiny checkpoint to convert."""
+    from nemo_archive import write_gpt  # it imports torch
+
+    with pipeline_over(memory, write_gpt(memory / "gpt.nemo")) as pipeline:
+        yield pipeline
