@@ -38,4 +38,5 @@ class ServeArguments(ScriptArguments):
     )
     start_timeout_s: float = field(default=300, metadata={"help": "seconds until a generation must have come back"})
     exit_timeout_s: float = field(default=10, metadata={"help": "seconds for requests in flight at the end"})
+    restart: int = field(default=0, metadata={"help": "times that a server which has died is started again, at most"})
     server_args: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of more tritonserver flags"})

@@ -1,11 +1,12 @@
 """What a deployment would leave behind if its supervisor were killed, and how that is swept away.
 
 The supervisor notes in a small file beside the endpoint file what it is about to create. A helper process,
-``python3 -m deployment.leftovers STATE``, waits for the supervisor's end and sweeps if that end was not
-orderly; should the helper be killed too, the next start sweeps. Standard library only.
+``python3 -m deployment.leftovers ENDPOINT``, is given the same note, waits for the supervisor's end and sweeps if that
+end was not orderly; should the helper be killed too, the next start sweeps. Standard library only.
 
-Everything that is swept is provably ours: the processes and shared-memory regions carry the unique prefix
-of the note, and the note's supervisor is dead.
+Everything that is swept is provably ours: the processes and shared-memory regions carry the unique prefix of the note,
+and the note's supervisor is dead. Files beside the endpoint file are removed by whoever holds its lock, and only those
+that carry the prefix too.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from deployment.lock import lock
 from deployment.processes import Process, command_line, descendants, kill_all, list_processes, look_up
 from handover.durable import write_atomically
+from handover.endpoint import deployment_of
 from handover.errors import ServerError
 
 _PREFIX = re.compile(r"slipway-[0-9a-f]{12}-")
@@ -43,7 +46,7 @@ class State:
     Attributes:
         place: boot of the machine and namespace of the pids; elsewhere they would mean other processes.
         pid, started: the supervisor (clock ticks since boot).
-        prefix: of the names of the shared-memory regions; unique.
+        prefix: of the names of the shared-memory regions; unique, so it also names the deployment.
         directory: private temporary directory with the backends.
         endpoint: the endpoint file.
     """
@@ -83,43 +86,61 @@ def read_state(endpoint: Path) -> State | None:
 
 
 def sweep_earlier(endpoint: Path) -> bool:
-    """Sweep what an earlier deployment with the same endpoint file left, if it was killed.
+    """Sweep what an earlier deployment with the same endpoint file left, if it was killed; the lock must be held.
 
     Returns:
         Whether there was something to sweep.
 
     Raises:
-        ServerError: that deployment is still running.
+        ServerError: that deployment is still running (it holds no lock where the file system has none).
     """
     state = read_state(endpoint)
-    if state is None or state.place != _place():
-        endpoint.unlink(missing_ok=True)  # nobody shall take it for the one that is about to start
+    is_ours = state is not None and state.place == _place()
+    supervisor = look_up(state.pid) if state and is_ours else None
+    if state and supervisor and supervisor.started == state.started and supervisor.is_running:
+        if state.endpoint == str(endpoint.absolute()):
+            raise ServerError(
+                f"a deployment with the endpoint file {endpoint} is running already, pid {state.pid}",
+                f"stop it (kill {state.pid}), or choose another results directory",
+            )
+        is_ours = False  # these results were copied while that deployment served: it is the original's
+        state_file(endpoint).unlink()
+    endpoint.unlink(missing_ok=True)  # nobody shall take it for the one that is about to start
+    if not state or not is_ours:
         return False
-    supervisor = look_up(state.pid)
-    if supervisor and supervisor.started == state.started and supervisor.is_running:
-        raise ServerError(
-            f"a deployment with the endpoint file {endpoint} is running already, pid {state.pid}",
-            f"stop it (kill {state.pid}), or choose another results directory",
-        )
     sweep(state)
+    remove_files(endpoint, state.prefix)
     return True
 
 
 def sweep(state: State) -> list[Process]:
-    """Kill the deployment's processes and remove its shared memory and files.
+    """Kill the deployment's processes and remove its shared memory and its private directory.
 
     Returns:
         Processes that would not die.
     """
     remaining = kill_all(processes_of(state.prefix))
     remove_shared_memory(state.prefix)
-    directory, endpoint = Path(state.directory), Path(state.endpoint)
+    directory = Path(state.directory)
     if _PREFIX.fullmatch(state.prefix) and directory.name.startswith(state.prefix):
         shutil.rmtree(directory, ignore_errors=True)
-    for path in (endpoint, state_file(endpoint)):
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
     return remaining
+
+
+def withdraw(endpoint: Path, prefix: str) -> bool:
+    """Remove the endpoint file if it is that of the deployment with this prefix; say whether it was."""
+    is_own = deployment_of(endpoint) == prefix
+    if is_own:
+        endpoint.unlink(missing_ok=True)
+    return is_own
+
+
+def remove_files(endpoint: Path, prefix: str) -> None:
+    """Remove what a deployment has put beside its endpoint file, and that file itself; the lock must be held."""
+    withdraw(endpoint, prefix)
+    state = read_state(endpoint)
+    if state and state.prefix == prefix:
+        state_file(endpoint).unlink(missing_ok=True)
 
 
 def processes_of(prefix: str) -> list[Process]:
@@ -147,15 +168,18 @@ class Sweeper:
     """The helper process: it outlives the supervisor by a moment, whatever kills the supervisor."""
 
     def __init__(self, state: State) -> None:
-        note = state_file(Path(state.endpoint))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "deployment.leftovers", str(note)],
+            [sys.executable, "-m", "deployment.leftovers", state.endpoint],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=_PROJECT,
             start_new_session=True,
         )
+        assert self._process.stdin
+        # Not by the note: another deployment's may have taken its place when this one's is needed.
+        self._process.stdin.write(json.dumps(asdict(state)).encode() + b"\n")
+        self._process.stdin.flush()
 
     def dismiss(self) -> None:
         """Tell it that everything was stopped in good order, and wait for its end."""
@@ -167,12 +191,15 @@ class Sweeper:
             self._process.wait(timeout=5)
 
 
-def _wait_and_sweep(note: Path, supervisor: IO[bytes]) -> None:
+def _wait_and_sweep(endpoint: Path, supervisor: IO[bytes]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    state = State(**json.loads(note.read_text()))
-    if supervisor.read() != _ORDERLY:  # the pipe closes when the supervisor ends, however it ends
-        sweep(state)
+    state = State(**json.loads(supervisor.readline()))
+    if supervisor.read() == _ORDERLY:  # the pipe closes when the supervisor ends, however it ends
+        return
+    sweep(state)
+    with contextlib.suppress(ServerError, OSError), lock(endpoint):  # else the next deployment has swept the files
+        remove_files(endpoint, state.prefix)
 
 
 def _place() -> str:

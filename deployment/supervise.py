@@ -20,6 +20,7 @@ from deployment.processes import (
     die_with_parent,
     kill_all,
     list_processes,
+    look_up,
     reap_orphans,
 )
 from handover.errors import ServerError
@@ -31,12 +32,21 @@ _LOAD_FAILURE = re.compile(r"failed to load '.*' version \d+: (?:Internal: )?(.*
 _STUB_NAME = "triton_python_backend_stub"
 _TAIL_LINES, _TAIL_CHARACTERS = 15, 240
 _GRACE_S = 3.0
+_OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _ZOMBIE_S = 3.0
 """A stub that ended while its server goes on is dead; the server itself waits for one within this time."""
+_STOPPED_S = 20.0
+"""A server or stub that was stopped (SIGSTOP) for so long is given up; as with ranks, see the engine's Ranks."""
+_LONGEST_LOOK_S = 1.0
+"""Of the time between two looks so much counts: the supervisor may have been stopped too, as by scontrol suspend."""
 
 
 ModelVersion = tuple[str, str]
 """A model's name and its version."""
+
+
+class ServerDiedError(ServerError):
+    """The server or one of its stubs ended, or stands still, without having been asked to; another start may help."""
 
 
 class Server:
@@ -46,9 +56,10 @@ class Server:
         argv: its command line.
         environment: variables added to ours.
         directory: working directory, which FasterTransformer's backend resolves relative paths against.
-        log: file that receives what it prints; begun anew.
+        log: file that receives what it prints.
         prefix: unique prefix of its shared-memory regions.
         shown_paths: paths that it knows by another name, and how to quote them.
+        is_again: it is started in place of one that has died, whose log is continued.
     """
 
     def __init__(
@@ -59,10 +70,12 @@ class Server:
         log: Path,
         prefix: str,
         shown_paths: Mapping[Path, Path] | None = None,
+        is_again: bool = False,
     ) -> None:
         adopt_orphans()
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as stream:
+        with log.open("ab" if is_again else "wb") as stream:
+            self._log_read_bytes = stream.tell()
             self._process = subprocess.Popen(
                 argv,
                 cwd=directory,
@@ -75,12 +88,13 @@ class Server:
             )
         self.pid = self._process.pid
         self._log = log
-        self._log_read_bytes = 0
         self._prefix = prefix
         self._shown_paths = shown_paths or {}
         self._stubs: dict[Process, ModelVersion] = {}
         self._is_served: Callable[[ModelVersion], bool] | None = None
         self._zombie_since: float | None = None
+        self._stopped_s: dict[int, float] = {}
+        self._looked = time.monotonic()
 
     def remember_stubs(self, is_served: Callable[[ModelVersion], bool] | None = None) -> int:
         """Note the stubs that serve; from now on each must live. Returns their number.
@@ -96,27 +110,34 @@ class Server:
         """Look once.
 
         Raises:
-            ServerError: the server or one of its stubs died, a model could not be loaded, or the engine
-                would serve random weights.
+            ServerDiedError: the server or one of its stubs died, or was stopped for 20 s.
+            ServerError: a model could not be loaded, or the engine would serve random weights.
         """
         status = self._process.poll()
         if status is not None:
-            raise ServerError(f"tritonserver {describe(status)}{self._quoted_log()}")
+            raise ServerDiedError(f"tritonserver {describe(status)}{self._quoted_log()}")
         self._scan_log()
         dead = self._dead_stubs()
         if dead:
-            raise ServerError(
+            raise ServerDiedError(
                 f"a Python stub of tritonserver died (pid {', '.join(str(stub.pid) for stub in dead)}); "
                 f"Triton does not restart it{self._quoted_log()}"
             )
+        for pid in self._long_stopped():
+            name = "tritonserver" if pid == self.pid else "a Python stub of tritonserver"
+            raise ServerDiedError(f"{name} (pid {pid}) has been stopped (SIGSTOP) for {_STOPPED_S:g} s")
 
-    def stop(self, exit_timeout_s: float) -> int:
+    def stop(self, exit_timeout_s: float | None) -> int:
         """End the server: SIGTERM, SIGKILL if that takes longer than the exit time-out and 3 s more.
+
+        Args:
+            exit_timeout_s: for requests in flight; None: SIGKILL at once, for a server whose stub is dead keeps its
+                clients waiting for nothing.
 
         Returns:
             The server's exit status. Its stubs and shared-memory regions are gone then.
         """
-        if self._process.poll() is None:
+        if exit_timeout_s is not None and self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(exit_timeout_s + _GRACE_S)
@@ -130,9 +151,21 @@ class Server:
         remove_shared_memory(self._prefix)
         return status
 
+    def word_of_crash(self, status: int) -> str:
+        """Say how the server ended where that was by a signal that nobody sent; empty otherwise."""
+        return f"tritonserver {describe(status)}" if status < 0 and -status not in _OUR_SIGNALS else ""
+
     def explain(self, problem: str) -> ServerError:
         """Make an error that quotes the server's last lines."""
         return ServerError(problem + self._quoted_log())
+
+    def _long_stopped(self) -> list[int]:
+        """Server and stubs that have been stopped for long; a debugger's stop is another state and is left alone."""
+        now = time.monotonic()
+        passed_s, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
+        found = filter(None, map(look_up, (self.pid, *(stub.pid for stub in self._stubs))))
+        self._stopped_s = {each.pid: self._stopped_s.get(each.pid, 0) + passed_s for each in found if each.state == "T"}
+        return [pid for pid, stopped_s in self._stopped_s.items() if stopped_s > _STOPPED_S]
 
     def _find_stubs(self) -> dict[Process, ModelVersion]:
         """The stubs that run; each has its model's file, ``<model>/<version>/model.py``, as its first argument."""

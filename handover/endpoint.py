@@ -31,6 +31,7 @@ class Endpoint:
         model_digest: digest of the repository's manifest; empty for a foreign server.
         pid: process that stops the deployment on SIGTERM; None for a foreign server.
         run: what SLIPWAY_RUN was for the server: the runner knows its own server by it.
+        deployment: unique name of this start of a server: only the deployment that has it removes the file.
         job_id: Slurm job that serves; empty elsewhere.
         nodes: of that job, in Slurm's notation.
         start_s: seconds from starting the server to its first generation; None where unknown.
@@ -46,6 +47,7 @@ class Endpoint:
     model_digest: str = ""
     pid: int | None = None
     run: str = ""
+    deployment: str = ""
     job_id: str = ""
     nodes: str = ""
     start_s: float | None = None
@@ -87,7 +89,16 @@ def is_published(path: Path, run: str) -> bool:
 
     A pid would not tell: under srun the server is no child of the runner.
     """
+    return _field(path, "run") == run
+
+
+def deployment_of(path: Path) -> str:
+    """Name the deployment that has written an endpoint file; empty where there is none, or it does not say."""
+    return _field(path, "deployment") or ""
+
+
+def _field(path: Path, name: str) -> str | None:
     try:
-        return bool(json.loads(path.read_text())["run"] == run)
-    except (OSError, ValueError, KeyError):
-        return False
+        return str(json.loads(path.read_text())[name])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -198,6 +198,7 @@ class DeploymentConfig:
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving
     gemm_binary: str = "/workspace/build/fastertransformer_backend/build/bin/gpt_gemm"  # in the container
     exit_timeout_s: int = 10  # for requests in flight when the server is stopped
+    restart: int = 0  # times that a server which has died is started again, at most
     endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
     server_args: list[str] = field(default_factory=list)
 

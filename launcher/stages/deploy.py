@@ -33,6 +33,7 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
         cuda_devices=layout.cuda_devices or "",
         start_timeout_s=deployment.start_timeout_s,
         exit_timeout_s=deployment.exit_timeout_s,
+        restart=deployment.restart,
         server_args=tuple(deployment.server_args),
     )
     gpus_per_node = layout.gpus // layout.nodes

@@ -79,7 +79,12 @@ def deaths_by_signal(directory: Path) -> list[str]:
     """What logs below a directory say of crashes: of stubs Python's fault handler, of the server its supervisor."""
     marks = ("Fatal Python error", "tritonserver was killed by SIGSEGV", "tritonserver was killed by SIGABRT")
     logs = [path for name in ("server*.log", "output.txt") for path in directory.rglob(name)]
-    return [line for log in logs for line in log.read_text(errors="replace").splitlines() if line.startswith(marks)]
+    return [
+        line
+        for log in logs
+        for line in log.read_text(errors="replace").splitlines()
+        if any(mark in line for mark in marks)
+    ]
 
 
 def shared_memory() -> set[str]:

@@ -299,15 +299,35 @@ def test_absolute_path_then_the_server_is_killed(
     assert nothing_is_left(deployment, before)
 
 
-def test_a_killed_stub_is_noticed_though_triton_says_ready(repository: Path, tmp_path: Path) -> None:
+def kill_engine_while_a_client_waits(deployment: Deployment, endpoint: Endpoint) -> tuple[int, float]:
+    """Kill the engine's stub under a long request; give its pid, and the seconds until that client had an error."""
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(generate, endpoint, PROMPTS[0], 100)
+        (stub,) = [pid for pid, line in deployment.processes.items() if "fastertransformer_0_0" in line]
+        time.sleep(0.1)
+        os.kill(stub, signal.SIGKILL)
+        killed = time.monotonic()
+        assert client.exception(30) is not None
+        return stub, time.monotonic() - killed
+
+
+def test_a_killed_stub_is_noticed_though_triton_says_ready(
+    repository: Path, tmp_path: Path, expected: list[str]
+) -> None:
     before = shared_memory()
     rewrite_checkpoint_path(repository, "/where/it/was/made/1-gpu")  # gone: the repository was moved
-    deployment = Deployment(repository, tmp_path / "run")
-    deployment.wait_until_published()
-    (stub,) = [pid for pid, line in deployment.processes.items() if "fastertransformer_0_0" in line]
-    os.kill(stub, signal.SIGKILL)
-    assert deployment.process.wait(20) == 1
-    assert f"a Python stub of tritonserver died (pid {stub})" in deployment.text
+    deployment = Deployment(repository, tmp_path / "run", restart=1)
+    endpoint = deployment.wait_until_published()
+    stub, waited_s = kill_engine_while_a_client_waits(deployment, endpoint)
+    assert waited_s < 8  # on a machine of its own 0.3; the server's exit time-out is 10
+    wait_for(lambda: deployment.text.count("serving ") == 2 or deployment.process.poll() is not None, 60)
+    assert f"restarting 1 of 1: a Python stub of tritonserver died (pid {stub})" in deployment.text
+    again = Endpoint.read(deployment.endpoint_file)
+    assert (again.http_port, again.grpc_port) == (endpoint.http_port, endpoint.grpc_port)
+    assert generate(again, PROMPTS[1], OUTPUT_LEN) == expected[1]
+    stub, waited_s = kill_engine_while_a_client_waits(deployment, again)
+    assert deployment.process.wait(20) == 1 and waited_s < 8
+    assert deployment.text.rstrip().count(f"a Python stub of tritonserver died (pid {stub})") == 1
     assert nothing_is_left(deployment, before)
 
 

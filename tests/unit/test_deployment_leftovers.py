@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from deployment import leftovers
+from deployment.arguments import ServeArguments
 from deployment.leftovers import create_state, read_state, state_file, sweep_earlier
+from deployment.lock import lock
 from deployment.processes import command_line, descendants, look_up
 from handover.errors import ServerError
 
@@ -48,6 +52,7 @@ def test_a_running_deployment_with_the_same_endpoint_is_not_disturbed(endpoint: 
         assert region.exists()
     finally:
         leftovers.sweep(state)
+        leftovers.remove_files(endpoint, state.prefix)
     assert not region.exists() and not Path(state.directory).exists() and read_state(endpoint) is None
 
 
@@ -147,3 +152,101 @@ def test_the_helper_sweeps_when_its_supervisor_is_killed(endpoint: Path) -> None
     while helpers[0].is_running and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not helpers[0].is_running
+
+
+def test_a_copy_of_results_that_are_served_is_nobodys(endpoint: Path, tmp_path: Path) -> None:
+    """The original's supervisor lives; the copy of its note says nothing about the copy."""
+    state = create_state(endpoint)
+    copy = tmp_path / "copy" / endpoint.name
+    copy.parent.mkdir()
+    endpoint.write_text(json.dumps({"deployment": state.prefix}))
+    shutil.copy(endpoint, copy)
+    shutil.copy(state_file(endpoint), state_file(copy))
+    region = Path("/dev/shm") / f"{state.prefix}region"
+    region.write_bytes(b"x")
+    try:
+        assert not sweep_earlier(copy)
+        assert list(copy.parent.iterdir()) == []
+        assert region.exists() and Path(state.directory).is_dir() and endpoint.exists() and read_state(endpoint)
+    finally:
+        region.unlink()
+        leftovers.sweep(state)
+
+
+def test_the_helper_of_one_deployment_does_not_touch_the_next_one(endpoint: Path) -> None:
+    """Two with one endpoint file, where a file system has no locks: the second's note is there when the first dies."""
+    first = create_state(endpoint)
+    sweeper = leftovers.Sweeper(first)
+    second = create_state(endpoint)
+    endpoint.write_text(json.dumps({"deployment": second.prefix}))
+    regions = [Path("/dev/shm") / f"{state.prefix}region" for state in (first, second)]
+    for region in regions:
+        region.write_bytes(b"x")
+    process = sweeper._process
+    assert process.stdin
+    process.stdin.close()  # as at the supervisor's death
+    assert process.wait(20) == 0
+    try:
+        assert [region.exists() for region in regions] == [False, True]
+        assert [Path(state.directory).is_dir() for state in (first, second)] == [False, True]
+        assert endpoint.exists() and read_state(endpoint) == second
+    finally:
+        regions[1].unlink()
+        leftovers.sweep(second)
+
+
+def test_only_ones_own_endpoint_file_is_removed(endpoint: Path) -> None:
+    for content, own in (('{"deployment": "mine"}', True), ('{"deployment": "another"}', False), ("[]", False)):
+        endpoint.write_text(content)
+        assert leftovers.withdraw(endpoint, "mine") is own
+        assert endpoint.exists() is not own
+
+
+LOCKING = """
+import sys, time
+from pathlib import Path
+from deployment.lock import lock
+with lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def _holder(endpoint: Path) -> subprocess.Popen[str]:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", LOCKING, str(endpoint)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout and holder.stdout.readline() == "held\n"
+    return holder
+
+
+def test_a_second_deployment_is_refused_before_its_weights_are_proved(endpoint: Path) -> None:
+    """While the first one proves its weights there is no note and no endpoint file yet."""
+    holder = _holder(endpoint)
+    try:
+        arguments = ServeArguments(endpoint.parent / "no repository", endpoint, endpoint.parent / "server.log")
+        second = subprocess.run(
+            [sys.executable, "-m", "deployment.serve", *arguments.to_argv()],
+            cwd=PROJECT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert second.returncode == 1 and "Traceback" not in second.stderr
+        assert f"{endpoint} is running already, pid {holder.pid} on {socket.gethostname()}" in second.stderr
+        assert f"kill {holder.pid}" in second.stderr
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_a_lock_ends_with_its_holder_and_a_copy_has_its_own(endpoint: Path, tmp_path: Path) -> None:
+    holder = _holder(endpoint)
+    copy = tmp_path / "copy" / endpoint.name
+    shutil.copytree(tmp_path, copy.parent, ignore=shutil.ignore_patterns("copy"))
+    with lock(copy) as is_held:
+        assert is_held
+    with pytest.raises(ServerError, match="is running already"), lock(endpoint, patience_s=0):
+        pass
+    holder.kill()
+    holder.wait()
+    with lock(endpoint) as is_held:
+        assert is_held
+    assert not list(tmp_path.glob(".*.lock")) and not list(copy.parent.glob(".*.lock"))

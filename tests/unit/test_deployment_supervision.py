@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from deployment import supervise
 from deployment.processes import look_up
-from deployment.supervise import Server, last_lines
+from deployment.supervise import Server, ServerDiedError, last_lines
 from handover.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -93,6 +97,43 @@ def test_a_child_that_ended_while_the_server_goes_on_is_noticed(tmp_path: Path) 
         assert f"died (pid {pid})" in error.problem
     finally:
         server.stop(0)
+
+
+def test_a_server_that_is_stopped_for_long_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_STOPPED_S", 0.5)
+    server = start("import time; time.sleep(60)", tmp_path)
+    try:
+        os.kill(server.pid, signal.SIGSTOP)
+        started = time.monotonic()
+        error = first_error(server)
+        assert isinstance(error, ServerDiedError) and f"(pid {server.pid}) has been stopped" in error.problem
+        assert time.monotonic() - started > 0.5
+    finally:
+        assert server.stop(None) == -signal.SIGKILL
+
+
+def test_a_server_that_goes_on_soon_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stops do not add up, and time in which nobody looked, as when all of a job is suspended, does not count."""
+    monkeypatch.setattr(supervise, "_STOPPED_S", 1.5)
+    server = start("import time; time.sleep(60)", tmp_path)
+    try:
+        for signals in ((signal.SIGSTOP, signal.SIGCONT), (signal.SIGSTOP, signal.SIGCONT)):
+            os.kill(server.pid, signals[0])
+            server.check()
+            time.sleep(1.6)
+            server.check()
+            os.kill(server.pid, signals[1])
+            wait_until_running(server.pid)
+            server.check()
+    finally:
+        server.stop(None)
+
+
+def wait_until_running(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while (process := look_up(pid)) is None or process.state == "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""What clients and results are told of a running server: its endpoint file."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from deployment.address import slurm_job
+from deployment.arguments import ServeArguments
+from deployment.leftovers import State
+from deployment.ports import Ports
+from deployment.served_models import ServedModel
+from deployment.tritonserver import SLIPWAY
+from deployment.versions import describe_versions
+from handover.endpoint import RUN_VARIABLE, VERSIONS, WEIGHTS_DIGEST, Endpoint, deployment_of
+from handover.errors import ServerError
+from handover.manifest import FILE_NAME as MANIFEST_NAME
+from handover.manifest import RANDOM_WEIGHTS, Manifest
+
+_ANY_ADDRESS = ("0.0.0.0", "::")
+_PUBLISHED_SETTINGS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode", WEIGHTS_DIGEST)
+
+
+def own_address(host: str) -> str:
+    """Where this host itself reaches a server that listens there."""
+    return "127.0.0.1" if host in _ANY_ADDRESS else host
+
+
+def publish(arguments: ServeArguments, state: State, ports: Ports, model: ServedModel, start_s: float) -> None:
+    """Write the endpoint file.
+
+    Args:
+        arguments: of this deployment.
+        state: names it.
+        ports: that the server listens on.
+        model: that is described.
+        start_s: seconds from starting the server to its first generation.
+
+    Raises:
+        ServerError: there is an endpoint file again since this deployment has begun: another one serves. A lock forbids
+            that, but not every file system that two nodes share has locks.
+    """
+    if arguments.endpoint.exists() and deployment_of(arguments.endpoint) != state.prefix:
+        raise ServerError(
+            f"another deployment has published {arguments.endpoint} meanwhile",
+            "stop one of them, or choose another results directory; processes that are to serve one model together "
+            "must be told which each is, as srun, mpirun and torchrun do (docs/serving.md)",
+        )
+    repository = arguments.model_repository
+    manifest = Manifest.read(repository) if (repository / MANIFEST_NAME).is_file() else None
+    settings = {name: model.parameters[name] for name in _PUBLISHED_SETTINGS if name in model.parameters}
+    settings["weight_data_type"] = model.config.get("weight_data_type", "fp32")
+    settings["max_batch_size"] = str(model.max_batch_size)
+    settings[VERSIONS] = describe_versions(f"{own_address(arguments.host)}:{ports.grpc}", arguments.engine == SLIPWAY)
+    if manifest is not None and manifest.made_from.get(RANDOM_WEIGHTS):
+        settings[RANDOM_WEIGHTS] = "1"
+    Endpoint(
+        host=socket.gethostname() if arguments.host in _ANY_ADDRESS else arguments.host,
+        http_port=ports.http,
+        grpc_port=ports.grpc,
+        metrics_port=ports.metrics,
+        engine=arguments.engine,
+        model_repository=str(repository.absolute()),
+        model_digest=manifest.digest if manifest is not None else "",
+        pid=os.getpid(),
+        run=os.environ.get(RUN_VARIABLE, ""),
+        deployment=state.prefix,
+        start_s=round(start_s, 3),
+        settings=settings,
+        **slurm_job(os.environ),
+    ).write(arguments.endpoint)
