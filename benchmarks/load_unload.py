@@ -2,7 +2,8 @@
 
     python3 -m benchmarks.load_unload --endpoint=results/.../deployment --model=fastertransformer --cycles=50
 
-The deployment must have been started with ``deployment.server_args=[--model-control-mode=explicit,--load-model=*]``.
+The deployment must have been started with ``deployment.server_args=[--model-control-mode=explicit,--load-model=*]`` and
+``deployment.open_apis=[model_repository]``.
 After every load the model answers a request; after every unload its processes and shared memory must be gone.
 """
 

@@ -39,4 +39,9 @@ class ServeArguments(ScriptArguments):
     start_timeout_s: float = field(default=300, metadata={"help": "seconds until a generation must have come back"})
     exit_timeout_s: float = field(default=10, metadata={"help": "seconds for requests in flight at the end"})
     restart: int = field(default=0, metadata={"help": "times that a server which has died is started again, at most"})
+    open_apis: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of Triton's APIs to leave open"})
+    edited_files: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "JSON list of patterns: files that may differ from the repository's manifest"},
+    )
     server_args: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of more tritonserver flags"})

@@ -27,6 +27,7 @@ from typing import IO
 
 from deployment.lock import lock
 from deployment.processes import Process, command_line, descendants, kill_all, list_processes, look_up
+from deployment.restriction import header_file
 from handover.durable import write_atomically
 from handover.endpoint import deployment_of
 from handover.errors import ServerError
@@ -36,6 +37,7 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 _SHARED_MEMORY = Path("/dev/shm")
 _PROGRAMS = ("tritonserver", "triton_python_backend_stub")
 _PROJECT = Path(__file__).resolve().parent.parent
+_FAREWELL_S = 5
 _ORDERLY = b"stopped\n"
 
 
@@ -105,6 +107,7 @@ def sweep_earlier(endpoint: Path) -> bool:
             )
         is_ours = False  # these results were copied while that deployment served: it is the original's
         state_file(endpoint).unlink()
+        header_file(endpoint).unlink(missing_ok=True)
     endpoint.unlink(missing_ok=True)  # nobody shall take it for the one that is about to start
     if not state or not is_ours:
         return False
@@ -140,6 +143,7 @@ def remove_files(endpoint: Path, prefix: str) -> None:
     withdraw(endpoint, prefix)
     state = read_state(endpoint)
     if state and state.prefix == prefix:
+        header_file(endpoint).unlink(missing_ok=True)
         state_file(endpoint).unlink(missing_ok=True)
 
 
@@ -187,8 +191,12 @@ class Sweeper:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(_ORDERLY)
             self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired, ChildProcessError):
-            self._process.wait(timeout=5)
+        with contextlib.suppress(ChildProcessError):
+            try:
+                self._process.wait(timeout=_FAREWELL_S)
+            except subprocess.TimeoutExpired:  # on a busy machine it may not even have begun
+                self._process.kill()
+                self._process.wait()
 
 
 def _wait_and_sweep(endpoint: Path, supervisor: IO[bytes]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -72,6 +73,31 @@ def command_line(pid: int) -> list[str]:
     except OSError:
         return []
     return os.fsdecode(content).split("\0")[:-1]
+
+
+def blank_argument(pid: int, secret: str) -> bool:
+    """Overwrite a secret in a child's command line, which every user of this machine can read.
+
+    Args:
+        pid: of a child that has read its command line and does not look there any more.
+        secret: as it stands in an argument.
+
+    Returns:
+        Whether it is gone; not every kernel lets a parent write to its child.
+    """
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # man 5 proc: arg_start, arg_end
+        with (_PROC / str(pid) / "mem").open("r+b", buffering=0) as memory:
+            memory.seek(start)
+            content = memory.read(end - start) or b""
+            found = [match.start() for match in re.finditer(re.escape(secret.encode()), content)]
+            for offset in found:
+                memory.seek(start + offset)
+                memory.write(b"x" * len(secret))
+    except (OSError, ValueError, IndexError):
+        return False
+    return bool(found)
 
 
 def kill_all(processes: Iterable[Process], timeout_s: float = 5) -> list[Process]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 
 from deployment.address import slurm_job
 from deployment.arguments import ServeArguments
@@ -12,7 +13,8 @@ from deployment.ports import Ports
 from deployment.served_models import ServedModel
 from deployment.tritonserver import SLIPWAY
 from deployment.versions import describe_versions
-from handover.endpoint import RUN_VARIABLE, VERSIONS, WEIGHTS_DIGEST, Endpoint, deployment_of
+from handover.digests import file_digest
+from handover.endpoint import EDITED, RUN_VARIABLE, VERSIONS, WEIGHTS_DIGEST, Endpoint, deployment_of
 from handover.errors import ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import RANDOM_WEIGHTS, Manifest
@@ -26,7 +28,9 @@ def own_address(host: str) -> str:
     return "127.0.0.1" if host in _ANY_ADDRESS else host
 
 
-def publish(arguments: ServeArguments, state: State, ports: Ports, model: ServedModel, start_s: float) -> None:
+def publish(
+    arguments: ServeArguments, state: State, ports: Ports, model: ServedModel, start_s: float, edited: Sequence[str]
+) -> None:
     """Write the endpoint file.
 
     Args:
@@ -35,6 +39,7 @@ def publish(arguments: ServeArguments, state: State, ports: Ports, model: Served
         ports: that the server listens on.
         model: that is described.
         start_s: seconds from starting the server to its first generation.
+        edited: files of the repository that were edited after the export.
 
     Raises:
         ServerError: there is an endpoint file again since this deployment has begun: another one serves. A lock forbids
@@ -54,6 +59,8 @@ def publish(arguments: ServeArguments, state: State, ports: Ports, model: Served
     settings[VERSIONS] = describe_versions(f"{own_address(arguments.host)}:{ports.grpc}", arguments.engine == SLIPWAY)
     if manifest is not None and manifest.made_from.get(RANDOM_WEIGHTS):
         settings[RANDOM_WEIGHTS] = "1"
+    if edited:
+        settings[EDITED] = ", ".join(f"{name} {file_digest(repository / name)[:19]}" for name in edited)
     Endpoint(
         host=socket.gethostname() if arguments.host in _ANY_ADDRESS else arguments.host,
         http_port=ports.http,

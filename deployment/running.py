@@ -15,10 +15,11 @@ from deployment.leftovers import State, Sweeper, create_state, remove_files, swe
 from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
 from deployment.publishing import own_address, publish
+from deployment.restriction import Restriction
 from deployment.served_models import ServedModel
 from deployment.stop_request import StopRequest
 from deployment.supervise import ModelVersion, Server, ServerDiedError
-from deployment.tritonserver import assemble_backends, build_argv, link_repository, locate
+from deployment.tritonserver import Installation, assemble_backends, build_argv, link_repository, locate
 from handover.errors import ServerError
 from handover.progress import human_time
 
@@ -47,6 +48,7 @@ class Deployment:
         stop: ends the deployment.
         takes_requests: False for a rank that only computes: nothing is probed or published.
         environment: variables for the server.
+        edited: files of the repository that were edited after the export.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class Deployment:
         stop: StopRequest,
         takes_requests: bool,
         environment: Mapping[str, str],
+        edited: Sequence[str],
     ) -> None:
         self._arguments, self._model, self._stop = arguments, models[0], stop
         self._takes_requests, self._environment = takes_requests, environment
+        self._edited = edited
         self._is_serving = False
 
     def run(self) -> None:
@@ -98,24 +102,36 @@ class Deployment:
         installation = locate(arguments.engine)
         backends = assemble_backends(installation, directory)
         repository = link_repository(arguments.model_repository, directory)
-        command = build_argv(installation.binary, arguments, repository, ports, state.prefix, backends)
+        closed = self._restrict(installation)
+        binary, prefix = installation.binary, state.prefix
+        command = build_argv(binary, arguments, repository, ports, prefix, backends, closed.flags)
         # Without bytecode: the tokenizer models are imported from the published repository, where nothing is added.
         variables = {"PYTHONDONTWRITEBYTECODE": "1", **installation.environment, **self._environment}
         shown_paths = {repository: arguments.model_repository}
 
         def start(is_again: bool) -> Server:
-            return Server(
-                command, variables, self._model.directory, arguments.log, state.prefix, shown_paths, is_again=is_again
-            )
+            directory = self._model.directory
+            return Server(command, variables, directory, arguments.log, prefix, shown_paths, is_again, closed.secret)
 
         return start
+
+    def _restrict(self, installation: Installation) -> Restriction:
+        """Close the APIs that clients need not have, and say where that cannot be done."""
+        arguments = self._arguments
+        given = (arguments.open_apis, arguments.server_args)
+        closed = Restriction(installation.binary, installation.environment, *given)
+        if self._takes_requests:
+            closed.write(arguments.endpoint)
+            if closed.unknown:
+                say(f"open       {', '.join(closed.closed)}: this tritonserver does not know --{closed.unknown[0]}")
+        return closed
 
     def _watch(self, server: Server, state: State, ports: Ports, started: float) -> None:
         if self._takes_requests and not self._wait_until_it_generates(server, ports):
             return
         server.remember_stubs(self._asking_whether_served(ports))
         if self._takes_requests:
-            publish(self._arguments, state, ports, self._model, time.monotonic() - started)
+            publish(self._arguments, state, ports, self._model, time.monotonic() - started, self._edited)
             numbers = f"http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}"
             say(f"serving    {numbers}  {self._arguments.endpoint}")
         self._is_serving = True

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from deployment.address import with_address
 from deployment.arguments import ServeArguments
+from deployment.files import prove_files
 from deployment.gpus import visible_devices
 from deployment.leftovers import sweep_earlier
 from deployment.lock import lock
@@ -59,21 +60,24 @@ def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: St
     rendezvous = rendezvous_file(given.endpoint)
     if rank.rank == 0:
         rendezvous.unlink(missing_ok=True)  # a killed run's: nobody shall look for that
-    models = prepare(arguments)
+    models, edited = prepare(arguments)
     environment = engine_environment(rank, given.endpoint, given.start_timeout_s) if is_spread else {}
     try:
         with stop.listening():
-            Deployment(arguments, models, stop, takes_requests=rank.rank == 0, environment=environment).run()
+            Deployment(arguments, models, stop, rank.rank == 0, environment, edited).run()
     finally:
         if rank.rank == 0:
             rendezvous.unlink(missing_ok=True)
 
 
-def prepare(arguments: ServeArguments) -> list[ServedModel]:
+def prepare(arguments: ServeArguments) -> tuple[list[ServedModel], list[str]]:
     """Do everything that can be done without a server; nothing is left when this is cut off.
 
+    Returns:
+        What is to be served, and which files of the repository were edited.
+
     Raises:
-        ArtefactError: the weights are not what they must be.
+        ArtefactError: the weights or other files are not what they must be.
         ServerError: a port is in use, or a deployment with the same endpoint file is running.
     """
     if sweep_earlier(arguments.endpoint):
@@ -84,7 +88,12 @@ def prepare(arguments: ServeArguments) -> list[ServedModel]:
     for model in models:
         vouched = prove_weights(model, arguments.model_repository)
         say(f"weights    proved, {vouched} shards by digest" if vouched else "weights    proved by name and size only")
-    return models
+    proved, edited = prove_files(arguments.model_repository, models, arguments.edited_files)
+    if proved or edited:
+        say(f"files      {proved} are as they were exported")
+    for name in edited:
+        say(f"edited     {name}")
+    return models, edited
 
 
 if __name__ == "__main__":

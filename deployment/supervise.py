@@ -16,6 +16,7 @@ from deployment.leftovers import processes_of, remove_shared_memory
 from deployment.processes import (
     Process,
     adopt_orphans,
+    blank_argument,
     command_line,
     die_with_parent,
     kill_all,
@@ -29,6 +30,8 @@ _RANDOM_WEIGHTS = "cannot be opened, loading model fails!"
 """FasterTransformer's warning before it serves random numbers in place of a shard."""
 
 _LOAD_FAILURE = re.compile(r"failed to load '.*' version \d+: (?:Internal: )?(.*)")
+_LOG_LINE = re.compile(r"[IWE]\d{4} ")
+"""Begins what Triton itself prints."""
 _STUB_NAME = "triton_python_backend_stub"
 _TAIL_LINES, _TAIL_CHARACTERS = 15, 240
 _GRACE_S = 3.0
@@ -60,6 +63,7 @@ class Server:
         prefix: unique prefix of its shared-memory regions.
         shown_paths: paths that it knows by another name, and how to quote them.
         is_again: it is started in place of one that has died, whose log is continued.
+        secret: in its command line; blanked there once the server has read it.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Server:
         prefix: str,
         shown_paths: Mapping[Path, Path] | None = None,
         is_again: bool = False,
+        secret: str = "",
     ) -> None:
         adopt_orphans()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +100,7 @@ class Server:
         self._zombie_since: float | None = None
         self._stopped_s: dict[int, float] = {}
         self._looked = time.monotonic()
+        self._secret = secret
 
     def remember_stubs(self, is_served: Callable[[ModelVersion], bool] | None = None) -> int:
         """Note the stubs that serve; from now on each must live. Returns their number.
@@ -207,6 +213,9 @@ class Server:
         whole_lines = new[: new.rfind(b"\n") + 1]
         self._log_read_bytes += len(whole_lines)
         lines = whole_lines.decode(errors="replace").splitlines()
+        if self._secret and any(map(_LOG_LINE.match, lines)):  # it speaks when it has read its command line
+            blank_argument(self.pid, self._secret)
+            self._secret = ""
         random = [line.strip() for line in lines if _RANDOM_WEIGHTS in line]
         if random:
             raise ServerError(

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,7 +156,13 @@ def link_repository(repository: Path, directory: Path) -> Path:
 
 
 def build_argv(
-    binary: Path, arguments: ServeArguments, repository: Path, ports: Ports, prefix: str, backends: Path | None
+    binary: Path,
+    arguments: ServeArguments,
+    repository: Path,
+    ports: Ports,
+    prefix: str,
+    backends: Path | None,
+    more: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Build the server's command line; pure.
 
@@ -170,6 +176,7 @@ def build_argv(
         ports: to listen on.
         prefix: unique prefix of shared-memory regions.
         backends: our backend directory; None: the server's own.
+        more: flags of ours; a person's own come after them.
     """
     own = (f"--backend-directory={backends}", "--allow-gpu-metrics=false") if backends else ()
     return (
@@ -185,5 +192,6 @@ def build_argv(
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={max(0, round(arguments.exit_timeout_s))}",
         f"--backend-config=python,shm-region-prefix-name={prefix}",
+        *more,
         *arguments.server_args,
     )

@@ -61,6 +61,15 @@ class Engine(Choice):
     fastertransformer = "fastertransformer"
 
 
+class TritonApi(Choice):
+    """What Triton offers its clients and this project closes to them; see docs/serving.md."""
+
+    shared_memory = "shared_memory"
+    model_repository = "model_repository"
+    logging = "logging"
+    trace = "trace"
+
+
 class BenchmarkKind(Choice):
     """How a deployment is measured: one request at a time, or under load."""
 
@@ -200,6 +209,8 @@ class DeploymentConfig:
     exit_timeout_s: int = 10  # for requests in flight when the server is stopped
     restart: int = 0  # times that a server which has died is started again, at most
     endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
+    open_apis: list[TritonApi] = field(default_factory=list)  # those that clients may use without the secret header
+    edited_files: list[str] = field(default_factory=list)  # patterns; files of the repository edited after the export
     server_args: list[str] = field(default_factory=list)
 
 

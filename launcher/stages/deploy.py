@@ -34,6 +34,8 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
         start_timeout_s=deployment.start_timeout_s,
         exit_timeout_s=deployment.exit_timeout_s,
         restart=deployment.restart,
+        open_apis=tuple(map(str, deployment.open_apis)),
+        edited_files=tuple(deployment.edited_files),
         server_args=tuple(deployment.server_args),
     )
     gpus_per_node = layout.gpus // layout.nodes

@@ -54,7 +54,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     add_model(root / "repo", "two_versions", {1: 1, 2: 2})
     add_model(root / "repo", "two_instances", {1: 3}, instances=2)
     explicit = ("--model-control-mode=explicit", "--load-model=*")
-    deployment = Deployment(root / "repo", root / "run", server_args=explicit)
+    deployment = Deployment(root / "repo", root / "run", server_args=explicit, open_apis=("model_repository",))
     yield deployment.wait_until_published()
     assert deployment.stop() == 0, deployment.text
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -23,6 +24,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from served import Deployment, deaths_by_signal, generate, infer, inputs_of, shared_memory, wait_for
 from transformers import GPT2Tokenizer
+from tritonclient.utils import InferenceServerException
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
@@ -239,6 +241,66 @@ def test_the_server_listens_on_loopback_only(endpoint: Endpoint) -> None:
     assert set(listening.values()) <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
+CLOSED = [
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("POST", "/v2/systemsharedmemory/region/evil/register"),
+    ("POST", "/v2/systemsharedmemory/unregister"),
+    ("GET", "/v2/cudasharedmemory/status"),
+    ("POST", "/v2/repository/index"),
+    ("POST", "/v2/repository/models/fastertransformer/unload"),
+    ("GET", "/v2/logging"),
+    ("POST", "/v2/logging"),
+    ("GET", "/v2/trace/setting"),
+    ("GET", "/v2/models/fastertransformer/trace/setting"),
+]
+OPEN = [
+    *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/ensemble", "/v2/models/ensemble/ready"),
+    *("/v2/models/ensemble/config", "/v2/models/ensemble/stats", "/v2/models/stats"),
+]
+
+
+def http_status(endpoint: Endpoint, method: str, path: str, header: dict[str, str] | None = None) -> int:
+    url = f"http://127.0.0.1:{endpoint.http_port}{path}"
+    try:
+        with urlopen(Request(url, b"{}" if method == "POST" else None, header or {}, method=method), timeout=20) as got:
+            return int(got.status)
+    except HTTPError as error:
+        return error.code
+
+
+def test_apis_that_a_client_need_not_have_are_closed(deployment: Deployment, endpoint: Endpoint) -> None:
+    assert {path: http_status(endpoint, method, path) for method, path in CLOSED} == {path: 403 for _, path in CLOSED}
+    assert {path: http_status(endpoint, "GET", path) for path in OPEN} == dict.fromkeys(OPEN, 200)
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        for refused in (
+            client.get_system_shared_memory_status,
+            client.get_cuda_shared_memory_status,
+            client.get_model_repository_index,
+            client.get_log_settings,
+            client.get_trace_settings,
+            lambda: client.register_system_shared_memory("evil", "/x", 8),
+            lambda: client.unload_model("fastertransformer"),
+        ):
+            with pytest.raises(InferenceServerException, match="restricted"):
+                refused()
+        assert client.is_model_ready("fastertransformer") and client.get_inference_statistics()
+
+
+def test_the_header_beside_the_endpoint_file_opens_them_to_its_owner(
+    deployment: Deployment, endpoint: Endpoint
+) -> None:
+    file = deployment.directory / "endpoint.header"
+    assert file.stat().st_mode & 0o777 == 0o600
+    name, _, secret = file.read_text().strip().partition(": ")
+    assert http_status(endpoint, "POST", "/v2/repository/index", {name: secret}) == 200
+    assert http_status(endpoint, "POST", "/v2/repository/index", {name: "x" * len(secret)}) == 403
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        assert client.get_log_settings(headers={f"triton-grpc-protocol-{name}": secret})
+    shown = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    shown += [path.read_bytes() for path in deployment.directory.iterdir() if path != file and path.is_file()]
+    assert not any(secret.encode() in text for text in shown)
+
+
 def test_a_port_in_use_is_refused(endpoint: Endpoint, repository: Path, tmp_path: Path) -> None:
     second = Deployment(repository, tmp_path / "run", http_port=endpoint.http_port)
     assert second.process.wait(20) == 1
@@ -289,8 +351,10 @@ def test_absolute_path_then_the_server_is_killed(
 ) -> None:
     before = shared_memory()
     rewrite_checkpoint_path(repository, str(checkpoint))
-    deployment = Deployment(repository, tmp_path / "run")
-    assert generate(deployment.wait_until_published(), PROMPTS[1], OUTPUT_LEN) == expected[1]
+    deployment = Deployment(repository, tmp_path / "run", edited_files=("*/config.pbtxt",))
+    endpoint = deployment.wait_until_published()
+    assert generate(endpoint, PROMPTS[1], OUTPUT_LEN) == expected[1]
+    assert endpoint.settings["edited_files"].startswith("fastertransformer/config.pbtxt sha256:")
     os.kill(deployment.pids_of("tritonserver")[0], signal.SIGKILL)
     assert deployment.process.wait(20) == 1
     assert "tritonserver was killed by SIGKILL" in deployment.text
@@ -316,7 +380,7 @@ def test_a_killed_stub_is_noticed_though_triton_says_ready(
 ) -> None:
     before = shared_memory()
     rewrite_checkpoint_path(repository, "/where/it/was/made/1-gpu")  # gone: the repository was moved
-    deployment = Deployment(repository, tmp_path / "run", restart=1)
+    deployment = Deployment(repository, tmp_path / "run", restart=1, edited_files=("*/config.pbtxt",))
     endpoint = deployment.wait_until_published()
     stub, waited_s = kill_engine_while_a_client_waits(deployment, endpoint)
     assert waited_s < 8  # on a machine of its own 0.3; the server's exit time-out is 10
@@ -395,6 +459,7 @@ def test_a_harmed_shard_is_refused_by_name_and_nothing_starts(repository: Path, 
 def test_a_server_that_cannot_load_says_why(repository: Path, tmp_path: Path) -> None:
     before = shared_memory()
     (repository / "preprocessing" / "1" / "vocab.json").unlink()
+    (repository / "manifest.json").unlink()  # or the missing file would be refused before the start
     deployment = Deployment(repository, tmp_path / "run")
     assert deployment.process.wait(60) == 1
     assert "no tokenizer in" in deployment.text
