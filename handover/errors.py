@@ -93,7 +93,7 @@ def exit_status(main: Callable[[Sequence[str]], None], program: str) -> int:
     try:
         main(sys.argv[1:])
     except SlipwayError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{program}: {str(error).removeprefix(f'{program}: ')}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"{program}: {worded(error)}", file=sys.stderr)

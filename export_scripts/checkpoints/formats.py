@@ -6,6 +6,7 @@ one is a line here.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +41,10 @@ class Format(Protocol):
         """Read configuration and keys; CheckpointError where FasterTransformer cannot express the model."""
 
 
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".npz", ".h5", ".msgpack", ".gguf")
+_NESTED = 3  # folders above a file in which its checkpoint may be
+_HUB_FOLDER = re.compile(r"models--[^/]+")
+_REVISION = 100  # characters of a name of a snapshot, at most
 FORMATS: tuple[Format, ...] = (
     huggingface_t5,
     nemo2,
@@ -72,6 +77,8 @@ def _find(path: Path) -> tuple[Path, dict[str, Path]]:
             f"{path} does not exist",
             "checkpoint_path names an archive, a directory, or as hf:org/name a model of huggingface.co",
         )
+    _refuse_part(path)
+    path = _in_hub_cache(path)
     if not path.is_dir() or _is_candidate(path):
         return path, {}
     try:
@@ -88,6 +95,44 @@ def _find(path: Path) -> tuple[Path, dict[str, Path]]:
         what = "prompt tables or adapters and no model for them" if kinds else "no checkpoint"
         raise CheckpointError(f"{path} holds {what}", f"these are read: {_names()}")
     return models[0], {f"{kind}/{entry.name}": entry for entry, kind in kinds.items()}
+
+
+def _refuse_part(path: Path) -> None:
+    """Refuse a file of weights: without its configuration nothing says what they are.
+
+    Raises:
+        CheckpointError: naming the checkpoint that it lies in, if there is one.
+    """
+    if not path.is_file() or path.suffix not in _WEIGHT_SUFFIXES:
+        return
+    whole = next((folder for folder in list(path.absolute().parents)[:_NESTED] if _is_candidate(folder)), None)
+    if whole is not None:
+        raise CheckpointError(f"{path} is one file of the checkpoint {whole}", f"give {whole}")
+    raise CheckpointError(
+        f"{path} is a file of weights without its configuration",
+        f"give a checkpoint: a directory with config.json beside the weights, ...; these are read: {_names()}",
+    )
+
+
+def _in_hub_cache(path: Path) -> Path:
+    """Find the model in a folder of huggingface_hub's cache, ``models--org--name``: the snapshot of the branch main.
+
+    Raises:
+        CheckpointError: there is none of main, and not just one other.
+    """
+    if not _HUB_FOLDER.fullmatch(path.name) or not (path / "snapshots").is_dir():
+        return path
+    snapshots = sorted(entry for entry in (path / "snapshots").iterdir() if entry.is_dir())
+    main = path / "refs" / "main"
+    named = main.read_text("utf-8", "replace").strip()[:_REVISION] if main.is_file() else ""
+    chosen = [entry for entry in snapshots if entry.name == named] or snapshots
+    if len(chosen) != 1:
+        names = "".join(f"\n  {entry}" for entry in chosen)
+        raise CheckpointError(
+            f"{path} is huggingface_hub's cache of a model, with {len(chosen)} snapshots{names}",
+            "give one of them" if chosen else "download the model again",
+        )
+    return chosen[0]
 
 
 def _companion_kind(path: Path) -> str:

@@ -115,6 +115,7 @@ class Architecture:
         dims: reads the dimensions.
         prefix: with which keys begin where the model was saved with its head.
         embedding, head: keys of the two ends of the vocabulary.
+        other_names: names that some versions of transformers give to keys of the table.
         has_tied_head: what a configuration that does not say it means.
         activation: key of the feed-forward's function and transformers' default; None: the tanh form of GELU.
         adapt: changes the table to what the configuration says.
@@ -133,6 +134,7 @@ class Architecture:
     prefix: str
     embedding: str
     head: str = "lm_head.weight"
+    other_names: Mapping[str, str] = field(default_factory=dict)
     has_tied_head: bool = True
     activation: tuple[str, str] | None = None
     adapt: Callable[[SourceMap, Settings], SourceMap] = lambda table, settings: table

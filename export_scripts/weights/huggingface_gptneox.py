@@ -80,6 +80,7 @@ GPTNEOX = Architecture(
     prefix="gpt_neox.",
     embedding="embed_in.weight",
     head="embed_out.weight",
+    other_names={"lm_head.weight": "embed_out.weight"},
     has_tied_head=False,
     activation=("hidden_act", "gelu"),
     more_problems=rotary_problems,

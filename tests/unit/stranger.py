@@ -77,7 +77,7 @@ def continuation(engine: Engine, prompt: list[int], count: int, **more: Any) -> 
 def log_probs(engine: Engine, prompt: list[int]) -> np.ndarray:
     """Log probability of each token of a prompt but the first."""
     asked = {name: np.array([[True]]) for name in ("is_return_log_probs", "is_return_context_log_probs")}
-    result: np.ndarray = ask(engine, prompt, 1, **asked)["context_log_probs"][0, : len(prompt) - 1]
+    result: np.ndarray = ask(engine, prompt, 1, **asked)["context_log_probs"][0, 1 : len(prompt)]
     return result
 
 

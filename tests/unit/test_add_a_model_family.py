@@ -83,7 +83,7 @@ def test_without_the_change_it_is_refused(tmp_path: Path) -> None:
         timeout=60, env={"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode != 0
-    assert "model_type 'codegen' is no architecture" in done.stderr
+    assert "model_type 'codegen' has no table here" in done.stderr
 
 
 def test_the_table_is_short_and_every_file_that_the_text_names_is_there() -> None:

@@ -30,9 +30,21 @@ from export_scripts.weights.huggingface_gptj import GPTJ
 from export_scripts.weights.huggingface_gptneox import GPTNEOX
 from export_scripts.weights.huggingface_opt import OPT
 from export_scripts.weights.huggingface_xglm import XGLM
+from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
 
 NAME = "Hugging Face (directory with config.json and safetensors or pytorch_model.bin)"
+_ENCODERS = ("bert", "roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "xlm-roberta")
+_WITHOUT_TABLE = {
+    "codegen": "FasterTransformer's gptj computes the same; its query, key and value lie in four blocks, in an order "
+    "that docs/add_a_model_family.md takes for its example",
+    "falcon": "no model of FasterTransformer has its block as it is: one key and value for many heads, beside a "
+    "feed-forward that runs side by side with attention or, with ALiBi, behind it",
+    "mpt": "no model of FasterTransformer has its block as it is: norms and layers without biases, ALiBi with slopes "
+    "of its own where the heads are no power of two, and queries that may be clipped",
+}
+"""Why an architecture that is not read would, or would nearly, be one of FasterTransformer's."""
 ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX, GPT_BIGCODE)
 
 
@@ -62,7 +74,7 @@ def open_source(archive: Archive) -> Source:
         )
     dims = architecture.dims(settings)
     dims = replace(dims, has_untied_head=dims.has_untied_head or not architecture.is_tied(settings))
-    weights = _without_prefix(open_weights(archive), architecture.prefix)
+    weights = _with_embedding(_named_alike(open_weights(archive), architecture), architecture, settings)
     products = architecture.products(settings)
     weights = replace(weights, tensors=with_products(weights.tensors, products))
     table = architecture.table(settings, dims)
@@ -88,9 +100,14 @@ def _architecture(settings: Settings) -> Architecture:
         if each.model_type == name:
             return each
     known = ", ".join(each.model_type for each in ARCHITECTURES) + "; and t5, mt5"
+    if name in _WITHOUT_TABLE:
+        raise CheckpointError(
+            f"model_type {quoted(name)} has no table here\n  {_WITHOUT_TABLE[name]}",
+            f"these have one: {known}; docs/add_a_model_family.md says how another is added",
+        )
     reasons = _reasons(settings)
     raise CheckpointError(
-        f"model_type {name!r} is no architecture that FasterTransformer can express"
+        f"model_type {quoted(name)} is no architecture that FasterTransformer can express"
         + "".join(f"\n  {reason}" for reason in reasons),
         f"these are: {known}",
     )
@@ -100,6 +117,8 @@ def _reasons(settings: Mapping[str, Any]) -> list[str]:
     """Say what of an unknown architecture FasterTransformer has no counterpart for, one line each."""
     heads, groups = settings.get("num_attention_heads"), settings.get("num_key_value_heads")
     act = settings.get("hidden_act") or settings.get("hidden_activation")
+    is_gpt_neo = settings.get("model_type") == "gpt_neo"
+    is_encoder = settings.get("model_type") in _ENCODERS and not settings.get("is_decoder")
     experts = settings.get("num_local_experts") or settings.get("num_experts") or settings.get("n_routed_experts")
     found = {
         f"rms_norm_eps: {settings.get('rms_norm_eps')}  (it has layer norm)": "rms_norm_eps" in settings,
@@ -107,22 +126,45 @@ def _reasons(settings: Mapping[str, Any]) -> list[str]:
         f"num_key_value_heads: {groups}  (every head has its own keys and values)": groups not in (None, heads),
         f"experts: {experts}  (its feed-forward is one)": bool(experts),
         "lm_head.bias  (its gptneox, which rotates halves, has a head without)": settings.get("model_type") == "phi",
-        "attention_types  (every layer sees all positions)": "local" in str(settings.get("attention_types")),
+        "attention_types  (every layer sees all positions)": _is_local(settings),
+        "its scores are not divided by the root of the head's size, FasterTransformer's are": is_gpt_neo,
+        "it is an encoder, which generates nothing  (it has decoders, and encoders with one)": is_encoder,
         "is_encoder_decoder: True  (it is no decoder alone)": bool(settings.get("is_encoder_decoder")),
     }
     return [reason for reason, is_so in found.items() if is_so]
 
 
-def _without_prefix(weights: Weights, prefix: str) -> Weights:
-    """Call keys as the model without its head does: checkpoints of both are about.
+def _is_local(settings: Mapping[str, Any]) -> bool:
+    """Whether some layers see only what is near; GPT-Neo's do where its configuration is silent."""
+    default = "local" if settings.get("model_type") == "gpt_neo" else None
+    return "local" in str(settings.get("attention_types", default))
+
+
+def _named_alike(weights: Weights, architecture: Architecture) -> Weights:
+    """Call keys as the model without its head does, and by the table's names: checkpoints of both are about.
 
     Raises:
-        CheckpointError: a key is there with and without the prefix.
+        CheckpointError: a key is there under two names.
     """
-    tensors = {key.removeprefix(prefix): tensor for key, tensor in weights.tensors.items()}
-    if len(tensors) != len(weights.tensors):
-        twice = sorted(
-            key for key in weights.tensors if key.startswith(prefix) and key[len(prefix) :] in weights.tensors
-        )
-        raise CheckpointError(f"keys are there with and without {prefix}: {', '.join(twice[:3])}")
+    tensors: dict[str, LazyTensor] = {}
+    named: dict[str, str] = {}
+    for key, tensor in weights.tensors.items():
+        short = key.removeprefix(architecture.prefix)
+        name = architecture.other_names.get(short, short)
+        if name in tensors:
+            raise CheckpointError(f"one tensor is there under two names, {named[name]} and {key}", "keep one of them")
+        tensors[name], named[name] = tensor, key
     return Weights(tensors, weights.other_keys)
+
+
+def _with_embedding(weights: Weights, architecture: Architecture, settings: Settings) -> Weights:
+    """Find a tied embedding under the head's name: whoever saves each tensor once keeps one of its two names.
+
+    safetensors' ``save_model`` keeps the name that comes first in the alphabet; transformers ties whichever is there.
+    """
+    embedding, head = architecture.embedding, architecture.head
+    is_tied = bool(settings.get("tie_word_embeddings", architecture.has_tied_head))
+    if not is_tied or embedding in weights.tensors or head not in weights.tensors:
+        return weights
+    renamed = {embedding if key == head else key: tensor for key, tensor in weights.tensors.items()}
+    return replace(weights, tensors=renamed)

@@ -26,6 +26,7 @@ ADAPTER_FILE = "adapter_config.json"
 # In transformers' order of preference.
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _INDEX_SUFFIX = ".index.json"
+_WRAPPER = "module."
 
 
 @dataclass(frozen=True)
@@ -125,15 +126,23 @@ def open_weights(archive: Archive) -> Weights:
     """
     for name in _WEIGHT_FILES:
         if name in archive:
-            return _open_file(archive, name)
+            return _unwrapped(_open_file(archive, name))
         if name + _INDEX_SUFFIX in archive:
-            return _open_index(archive, name + _INDEX_SUFFIX)
+            return _unwrapped(_open_index(archive, name + _INDEX_SUFFIX))
     others = sorted(n for n in archive.sizes if n.endswith((".h5", ".msgpack", ".gguf", ".ot", ".onnx", ".bin")))
     found = f"; it has {', '.join(others[:4])}" if others else ""
     raise CheckpointError(
         f"{archive.path} has no weights that are read{found}",
         f"these are: {', '.join(_WEIGHT_FILES)}, or their shards with a {_INDEX_SUFFIX}",
     )
+
+
+def _unwrapped(weights: Weights) -> Weights:
+    """Drop the wrapper's name that torch's DistributedDataParallel puts before every key of a model that it wraps."""
+    if not weights.tensors or not all(key.startswith(_WRAPPER) for key in (*weights.tensors, *weights.other_keys)):
+        return weights
+    tensors = {key.removeprefix(_WRAPPER): tensor for key, tensor in weights.tensors.items()}
+    return Weights(tensors, tuple(key.removeprefix(_WRAPPER) for key in weights.other_keys))
 
 
 def _open_file(archive: Archive, name: str) -> Weights:
