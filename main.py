@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 
-# Hydra then raises instead of printing, so that one place words every error (launcher/console.py).
+# Hydra then raises instead of printing, so that one place words every error (launcher/wording.py).
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 import hydra
 from omegaconf import DictConfig
 
-from launcher import console, sweep
+from launcher import command_line, console, sweep
 from launcher.config import register
+from launcher.run_names import forget_dry_runs
+from launcher.wording import explained
 
 register()
 
@@ -25,5 +28,10 @@ def run(cfg: DictConfig) -> None:
 
 if __name__ == "__main__":
     with console.worded_errors():
-        run()
-        sweep.finish()
+        try:
+            sys.argv[1:] = command_line.read(sys.argv[1:])
+            with explained():
+                run()
+            sweep.finish()
+        finally:
+            forget_dry_runs()

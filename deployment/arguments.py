@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
+from handover.ranges import BEAMS, DAY_S, PORT, RANGE, TOKENS, UNCOUNTED, WEEK_S
 
 NODE = "node"
 """As host: the address of the node, where Slurm starts the server for clients on other nodes."""
@@ -17,8 +18,8 @@ class GemmAutotuneArguments(ScriptArguments):
 
     model_repository: Path = field(metadata={"help": "Triton model repository"})
     binary: Path = field(metadata={"help": "gpt_gemm of the container"})
-    input_length: int = field(default=32, metadata={"help": "longest prompt in tokens to tune for"})
-    beam_width: int = field(default=1, metadata={"help": "beams to tune for"})
+    input_length: int = field(default=32, metadata={RANGE: TOKENS, "help": "longest prompt in tokens to tune for"})
+    beam_width: int = field(default=1, metadata={RANGE: BEAMS, "help": "beams to tune for"})
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,23 @@ class ServeArguments(ScriptArguments):
     model_repository: Path = field(metadata={"help": "Triton model repository"})
     endpoint: Path = field(metadata={"help": "file to publish once a real generation has come back"})
     log: Path = field(metadata={"help": "file for what the server prints"})
-    http_port: int = field(default=0, metadata={"help": "0: a free one"})
-    grpc_port: int = field(default=0, metadata={"help": "0: a free one"})
-    metrics_port: int = field(default=0, metadata={"help": "0: a free one"})
+    http_port: int = field(default=0, metadata={RANGE: PORT, "help": "0: a free one"})
+    grpc_port: int = field(default=0, metadata={RANGE: PORT, "help": "0: a free one"})
+    metrics_port: int = field(default=0, metadata={RANGE: PORT, "help": "0: a free one"})
     host: str = field(default="127.0.0.1", metadata={"help": f"address to listen on; {NODE}: the node's under Slurm"})
     engine: str = field(default="slipway", metadata={"help": "slipway (our drop-in) or fastertransformer"})
     cuda_devices: str = field(
         default="", metadata={"help": "positions among the GPUs that the task sees, such as 0,1; empty: all of them"}
     )
-    start_timeout_s: float = field(default=300, metadata={"help": "seconds until a generation must have come back"})
-    exit_timeout_s: float = field(default=10, metadata={"help": "seconds for requests in flight at the end"})
-    restart: int = field(default=0, metadata={"help": "times that a server which has died is started again, at most"})
+    start_timeout_s: float = field(
+        default=300, metadata={RANGE: WEEK_S, "help": "seconds until a generation must have come back"}
+    )
+    exit_timeout_s: float = field(
+        default=10, metadata={RANGE: DAY_S, "help": "seconds for requests in flight at the end"}
+    )
+    restart: int = field(
+        default=0, metadata={RANGE: UNCOUNTED, "help": "times that a server which has died is started again, at most"}
+    )
     open_apis: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of Triton's APIs to leave open"})
     edited_files: tuple[str, ...] = field(
         default=(),

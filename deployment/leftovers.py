@@ -11,6 +11,7 @@ that carry the prefix too.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -215,4 +216,6 @@ def _place() -> str:
 
 
 if __name__ == "__main__":
-    _wait_and_sweep(Path(sys.argv[1]), sys.stdin.buffer)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("state", type=Path, help="file of what the supervisor may leave behind")
+    _wait_and_sweep(parser.parse_args().state, sys.stdin.buffer)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
+from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, RANGE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class TaskArguments(ScriptArguments):
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
     output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
     data_path: Path = field(metadata={"help": "the task's data file"})
-    samples: int | None = field(default=None, metadata={"help": "take the first so many; all by default"})
-    batch_size: int = field(default=16, metadata={"help": "prompts a request"})
-    concurrency: int = field(default=2, metadata={"help": "requests in flight"})
+    samples: int | None = field(default=None, metadata={RANGE: COUNT, "help": "take the first so many; all by default"})
+    batch_size: int = field(default=16, metadata={RANGE: BATCH, "help": "prompts a request"})
+    concurrency: int = field(default=2, metadata={RANGE: IN_FLIGHT, "help": "requests in flight"})
     model: str = field(
         default="fastertransformer", metadata={"help": "model to ask, by token ids or, of an ensemble, by text"}
     )
@@ -29,7 +30,7 @@ class TaskArguments(ScriptArguments):
     model_repository: Path | None = field(
         default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
     )
-    timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
+    timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -57,7 +58,7 @@ class SquadArguments(TaskArguments):
     use_request_prompt_embedding: bool = field(
         default=False, metadata={"help": "requests bring the task's table instead of naming it"}
     )
-    tokens_to_generate: int = field(default=32, metadata={"help": "tokens of an answer at most"})
+    tokens_to_generate: int = field(default=32, metadata={RANGE: TOKENS, "help": "tokens of an answer at most"})
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -74,8 +75,8 @@ class TextPairArguments(TaskArguments):
         default=None, metadata={"help": "a reference a line; without it data-path is JSON lines"}
     )
     recover_bpe: bool = field(default=False, metadata={"help": "lines hold SentencePiece's pieces"})
-    max_output_len: int = field(default=128, metadata={"help": "tokens of an answer at most"})
-    beam_width: int = field(default=1, metadata={"help": "beams; 1 is greedy"})
+    max_output_len: int = field(default=128, metadata={RANGE: TOKENS, "help": "tokens of an answer at most"})
+    beam_width: int = field(default=1, metadata={RANGE: BEAMS, "help": "beams; 1 is greedy"})
 
     @property
     def data_files(self) -> tuple[Path, ...]:
@@ -95,20 +96,25 @@ class BenchmarkArguments(ScriptArguments):
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
     output: Path = field(metadata={"help": "directory for benchmark.csv"})
     model: str = field(default="fastertransformer", metadata={"help": "model to ask"})
-    batch_sizes: tuple[int, ...] = field(default=(1, 2, 4, 8, 16, 32, 64, 128, 256), metadata={"help": "JSON list"})
-    lengths: tuple[tuple[int, int], ...] = field(
-        default=(), metadata={"help": "JSON list of [input, output] in tokens; the published pairs if empty"}
+    batch_sizes: tuple[int, ...] = field(
+        default=(1, 2, 4, 8, 16, 32, 64, 128, 256), metadata={RANGE: BATCH, "help": "JSON list"}
     )
-    warmup: int = field(default=1, metadata={"help": "requests before each point that do not count"})
-    repeats: int = field(default=5, metadata={"help": "requests a point"})
-    max_batch_size: int = field(default=256, metadata={"help": "larger batch sizes are left out"})
-    seed: int = field(default=0, metadata={"help": "of the random prompts"})
-    vocab_size: int | None = field(default=None, metadata={"help": "of the random ids; by default the served model's"})
+    lengths: tuple[tuple[int, int], ...] = field(
+        default=(),
+        metadata={RANGE: TOKENS, "help": "JSON list of [input, output] in tokens; the published pairs if empty"},
+    )
+    warmup: int = field(default=1, metadata={RANGE: UNCOUNTED, "help": "requests before each point that do not count"})
+    repeats: int = field(default=5, metadata={RANGE: REPEATS, "help": "requests a point"})
+    max_batch_size: int = field(default=256, metadata={RANGE: BATCH, "help": "larger batch sizes are left out"})
+    seed: int = field(default=0, metadata={RANGE: SEED, "help": "of the random prompts"})
+    vocab_size: int | None = field(
+        default=None, metadata={RANGE: IDS, "help": "of the random ids; by default the served model's"}
+    )
     model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
     model_repository: Path | None = field(
         default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
     )
-    timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
+    timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ engine, teacher-forced, token by token.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,9 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ModuleNotFoundError as error:
     if __name__ == "__main__":
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            sys.stdout.write(__doc__)
+            raise SystemExit(0) from None
         raise SystemExit(f"harness: {error}\n  hint: pip install 'lm_eval==0.4.13' 'pyarrow<24'") from None
     raise
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
-from handover.digests import file_digest
 from handover.errors import ConfigError
+from handover.regular_file import read_bytes, read_text
 
 ANY_FILE = "any"
 FULL_FILE_SHA256 = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226"
@@ -28,7 +29,7 @@ def check_data(path: Path, expected: str | None) -> str:
         ConfigError: the file is missing or has another digest.
     """
     try:
-        digest = file_digest(path).removeprefix("sha256:")
+        digest = hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError as error:
         raise ConfigError(f"the LAMBADA file {path} cannot be read: {error.strerror}") from error
     if expected is None and digest not in KNOWN_FILES:
@@ -57,7 +58,7 @@ def read_texts(path: Path, samples: int | None) -> list[str]:
     """
     try:
         # Not splitlines: a text may hold a U+2028, which ends no line of JSON Lines.
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+        lines = [line for line in read_text(path).split("\n") if line]
         texts = [str(json.loads(line)["text"]) for line in lines[:samples]]
     except OSError as error:
         raise ConfigError(f"the LAMBADA file {path} cannot be read: {error.strerror}") from error

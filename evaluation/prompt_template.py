@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from handover.errors import ConfigError, nearest
+from handover.regular_file import SETTINGS_BYTES, read_text
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _VIRTUAL = re.compile(r"<\|VIRTUAL_PROMPT_(\d+)\|>")
@@ -88,7 +89,7 @@ def read_template(path: Path, known: Sequence[str]) -> Template:
         ConfigError: it cannot be read, or holds an unknown key, a field that samples do not have, or no text.
     """
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(read_text(path, SETTINGS_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the prompt {path} cannot be read: {error}") from error
     if not isinstance(content, dict):

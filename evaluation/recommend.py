@@ -30,6 +30,7 @@ from evaluation.recommendation import FIGURES, OFFLINE, ONLINE, Candidate, Ranki
 from evaluation.report_data import collect_findings
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status, nearest
+from handover.regular_file import SETTINGS_BYTES, read_text
 
 GROUP = "recommended"
 
@@ -88,8 +89,8 @@ def read_budget(path: Path) -> Budget:
         ConfigError: it cannot be read, holds no limit, or names what no point has.
     """
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        content: Any = yaml.safe_load(read_text(path, SETTINGS_BYTES))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     slos = content.get("slos") if isinstance(content, dict) else None
     if not isinstance(slos, dict) or not slos:

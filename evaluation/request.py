@@ -27,6 +27,7 @@ from evaluation.client import RequestError, UnreachableError
 from evaluation.served_model import find_endpoint
 from evaluation.streaming import stream
 from handover.errors import ConfigError, exit_status, nearest
+from handover.regular_file import read_text
 
 _DEFAULTS: dict[str, Any] = {
     "protocol": "http", "url": None, "model_name": "fastertransformer", "verbose": False, "stream_api": False,
@@ -73,7 +74,7 @@ def read_request(file: Path | None, overrides: Mapping[str, Any]) -> RequestFile
     """
     source = str(file) if file else "--params"
     try:
-        content = json.loads(file.read_text(encoding="utf-8")) if file else {}
+        content = json.loads(read_text(file)) if file else {}
         config = {**_DEFAULTS, **content.get("config", {}), **overrides.get("config", {})}
         entries = overrides.get("request", content.get("request", []))
         tensors = {entry["name"]: np.array(entry["data"], dtype=entry["dtype"]) for entry in entries}

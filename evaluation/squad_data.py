@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from handover.errors import ConfigError
+from handover.regular_file import read_text
 
 V1, V2 = "1.1", "2.0"
 
@@ -56,7 +57,7 @@ def read_dataset(path: Path, samples: int | None) -> Dataset:
         ConfigError: the file is missing, damaged, or shorter than the samples asked for.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the SQuAD file {path} cannot be read: {error}") from error
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from evaluation.arguments import TextPairArguments
 from evaluation.prompt_template import Template, read_template
 from handover.errors import ConfigError
+from handover.regular_file import read_text
 
 FIELDS = ("source", "answer")
 """What a prompt can say of a pair; the model writes the answer."""
@@ -29,11 +30,8 @@ def check_pairs(arguments: TextPairArguments) -> tuple[list[Pair], Template]:
     """Read the pairs and the prompt.
 
     Raises:
-        ConfigError: a file is missing or malformed, or a number makes no sense.
+        ConfigError: a file is missing or malformed.
     """
-    for name in ("max_output_len", "beam_width"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"{name} is {getattr(arguments, name)}", "it is at least 1")
     pairs = read_pairs(arguments.data_path, arguments.reference_path, arguments.samples, arguments.recover_bpe)
     return pairs, read_template(arguments.prompt, FIELDS)
 
@@ -74,7 +72,7 @@ def join_pieces(pieces: Iterable[str]) -> str:
 def _lines(path: Path) -> list[str]:
     """Read lines; only a line feed ends one, and the last may lack it."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

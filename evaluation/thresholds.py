@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from handover.errors import ConfigError, nearest
+from handover.regular_file import SETTINGS_BYTES, read_text
 
 _Limit = Callable[[float, float], float]
 
@@ -33,8 +34,8 @@ def read_thresholds(path: Path) -> dict[str, dict[str, float]]:
         ConfigError: it cannot be read, holds nothing, an unknown rule or something that is no number.
     """
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        content: Any = yaml.safe_load(read_text(path, SETTINGS_BYTES))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     thresholds = content.get("thresholds") if isinstance(content, dict) else None
     if not isinstance(thresholds, dict) or not thresholds:

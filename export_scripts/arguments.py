@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
+from handover.ranges import BATCH, FLAG, PARALLEL, PROCESSES, RANGE, SESSIONS, TEN_MINUTES_US, TOKEN_ID, YEAR_S
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,9 @@ class ConvertArguments(ScriptArguments):
 
     checkpoint: Path = field(metadata={"help": "archive, unpacked directory, or directory that holds one of them"})
     output: Path = field(metadata={"help": "directory to write the FT checkpoint into"})
-    tensor_para_size: int = field(metadata={"help": "number of shards of each split tensor"})
+    tensor_para_size: int = field(metadata={RANGE: PARALLEL, "help": "number of shards of each split tensor"})
     weight_data_type: str = field(metadata={"help": "fp32, fp16 or bf16: on disk"})
-    processes: int = field(default=1, metadata={"help": "parallel workers at most"})
+    processes: int = field(default=1, metadata={RANGE: PROCESSES, "help": "parallel workers at most"})
     load_checkpoints_to_cpu: bool = field(
         default=True, metadata={"help": "accepted and without effect: no GPU is used, its detour is not quicker"}
     )
@@ -28,10 +29,11 @@ class ConvertArguments(ScriptArguments):
         default=None, metadata={"help": "make weights of the shape that --checkpoint, a model_config.yaml, describes"}
     )
     start_id: int | None = field(
-        default=None, metadata={"help": "token that begins an empty prompt; without it the checkpoint's own"}
+        default=None,
+        metadata={RANGE: TOKEN_ID, "help": "token that begins an empty prompt; without it the checkpoint's own"},
     )
     end_id: int | None = field(
-        default=None, metadata={"help": "token that ends a text; without it the checkpoint's own"}
+        default=None, metadata={RANGE: TOKEN_ID, "help": "token that ends a text; without it the checkpoint's own"}
     )
     hub_name: str | None = field(
         default=None, metadata={"help": "name on huggingface.co, fetched into --checkpoint if it is not there yet"}
@@ -45,16 +47,23 @@ class ExportArguments(ScriptArguments):
     ft_checkpoint: Path = field(metadata={"help": "the <T>-gpu directory"})
     output: Path = field(metadata={"help": "directory to write the model repository into"})
     model_name: str = field(metadata={"help": "name under which the model is served beside 'fastertransformer'"})
-    tensor_para_size: int = field(metadata={"help": "tensor parallelism of the served model"})
-    pipeline_para_size: int = field(metadata={"help": "pipeline parallelism of the served model"})
+    tensor_para_size: int = field(metadata={RANGE: PARALLEL, "help": "tensor parallelism of the served model"})
+    pipeline_para_size: int = field(metadata={RANGE: PARALLEL, "help": "pipeline parallelism of the served model"})
     data_type: str = field(metadata={"help": "fp32, fp16 or bf16: of the computation"})
-    int8_mode: int = field(metadata={"help": "1: weight-only int8"})
-    enable_custom_all_reduce: int = field(metadata={"help": "1: FasterTransformer's own all-reduce"})
-    max_batch_size: int = field(metadata={"help": "largest batch that Triton forms or accepts"})
-    max_queue_delay_us: int = field(default=0, metadata={"help": "microseconds a request may wait to fill a batch"})
+    int8_mode: int = field(metadata={RANGE: FLAG, "help": "1: weight-only int8"})
+    enable_custom_all_reduce: int = field(metadata={RANGE: FLAG, "help": "1: FasterTransformer's own all-reduce"})
+    max_batch_size: int = field(metadata={RANGE: BATCH, "help": "largest batch that Triton forms or accepts"})
+    max_queue_delay_us: int = field(
+        default=0, metadata={RANGE: TEN_MINUTES_US, "help": "microseconds a request may wait to fill a batch"}
+    )
     decoupled: bool = field(default=False, metadata={"help": "stream each token as it is made"})
     interactive_sessions: int = field(
         default=0,
-        metadata={"help": "conversations at a time that keep their state in the server; 0: requests have none"},
+        metadata={
+            RANGE: SESSIONS,
+            "help": "conversations at a time that keep their state in the server; 0: requests have none",
+        },
     )
-    session_idle_s: float = field(default=60.0, metadata={"help": "seconds without a request that end a conversation"})
+    session_idle_s: float = field(
+        default=60.0, metadata={RANGE: YEAR_S, "help": "seconds without a request that end a conversation"}
+    )

@@ -14,6 +14,7 @@ from export_scripts.checkpoints.files.yaml_file import parse_yaml
 from export_scripts.checkpoints.nemo.gpt_config import check_expressible, read_dims
 from export_scripts.weights.schema import ModelDims
 from handover.errors import CheckpointError
+from handover.regular_file import SETTINGS_BYTES, read_bytes
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -42,7 +43,7 @@ def read_description(path: Path) -> Description:
     Raises:
         CheckpointError: it is damaged, lacks a size, or FasterTransformer's GPT cannot express the model.
     """
-    config = parse_yaml(path.read_bytes(), str(path))
+    config = parse_yaml(read_bytes(path, SETTINGS_BYTES), str(path))
     check_expressible(config)
     vocab_size = config.get("vocab_size") or config.get("override_vocab_size")
     if not isinstance(vocab_size, int) or vocab_size < 1:

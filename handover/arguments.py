@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from handover.ranges import RANGE, check_ranges
+
 Arguments = TypeVar("Arguments", bound="ScriptArguments")
 
 
@@ -33,14 +35,18 @@ class ScriptArguments:
 
     @classmethod
     def from_argv(cls: type[Arguments], argv: Sequence[str], description: str | None = None) -> Arguments:
-        """Parse what ``to_argv`` rendered (or a person typed)."""
+        """Parse what ``to_argv`` rendered (or a person typed).
+
+        Raises:
+            ConfigError: a number is out of the range that its field declares.
+        """
         hints = typing.get_type_hints(cls)
         parser = argparse.ArgumentParser(
             description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         for field in dataclasses.fields(cls):
             if field.metadata.get("positional"):
-                parser.add_argument(field.name, type=_parser_of(hints[field.name]), help=field.metadata.get("help"))
+                parser.add_argument(field.name, type=_parser_of(hints[field.name]), help=_help(field))
                 continue
             required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             parser.add_argument(
@@ -48,13 +54,21 @@ class ScriptArguments:
                 type=_parser_of(hints[field.name]),
                 required=required,
                 default=argparse.SUPPRESS,
-                help=field.metadata.get("help"),
+                help=_help(field),
             )
-        return cls(**vars(parser.parse_args(list(argv))))
+        given = cls(**vars(parser.parse_args(list(argv))))
+        check_ranges(given)
+        return given
 
 
 def _flag(field: dataclasses.Field[Any]) -> str:
     return f"--{field.name.replace('_', '-')}"
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+    """What the flag means, and its range; argparse takes a percent sign for a format."""
+    text, allowed = str(field.metadata.get("help", "")), field.metadata.get(RANGE)
+    return (text if allowed is None else f"{text} ({allowed})").replace("%", "%%")
 
 
 def _render(value: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from handover.durable import write_atomically
 from handover.errors import ServerError
+from handover.regular_file import SETTINGS_BYTES, read_text
 
 WEIGHTS_DIGEST = "weights_digest"
 """Parameter of a served model's config.pbtxt, and key of ``settings``: the digest of the FT checkpoint's manifest."""
@@ -74,7 +75,7 @@ class Endpoint:
             path = path / FILE_NAME
         if path.is_file():
             try:
-                return cls(**json.loads(path.read_text()))
+                return cls(**json.loads(read_text(path, SETTINGS_BYTES)))
             except (ValueError, TypeError) as error:
                 raise ServerError(f"{path} is not an endpoint file: {error}") from error
         host, colon, port = str(source).rpartition(":")

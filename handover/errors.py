@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 
+from handover.output import reader_may_leave
+
 
 class SlipwayError(Exception):
     """A problem that the user can mend.
@@ -49,6 +51,11 @@ def nearest(word: str, legal: Iterable[str]) -> str:
     return f"{meant}legal: {', '.join(options)}"
 
 
+def shortened(text: str, most: int = 200) -> str:
+    """Cut what a message quotes, which may be of any length, and say how long it was."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 def reason_of(error: str) -> str:
     """The line of an error's text that says most: the last, but for hints what to do; empty if there is none."""
     lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith("hint:")]
@@ -75,7 +82,7 @@ _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 def worded(error: OSError) -> SlipwayError:
     """Word what the operating system refuses: which path, why, what to do."""
-    paths = " -> ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
+    paths = " -> ".join(shortened(str(path)) for path in (error.filename, error.filename2) if path is not None)
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in _WRITING:
         problem = f"cannot write{f' ({paths})' if paths else ''}: {reason}"
@@ -88,10 +95,11 @@ def exit_status(main: Callable[[Sequence[str]], None], program: str) -> int:
     """Run a script's ``main`` and turn its outcome into an exit status.
 
     A SlipwayError and what the operating system refuses become one message on stderr and status 1, an interrupt status
-    130; anything else is a defect of ours and keeps its traceback.
+    130; a reader that leaves (``| head``) ends it quietly; anything else is a defect of ours and keeps its traceback.
     """
     try:
-        main(sys.argv[1:])
+        with reader_may_leave():
+            main(sys.argv[1:])
     except SlipwayError as error:
         print(f"{program}: {str(error).removeprefix(f'{program}: ')}", file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from handover.errors import ArtefactError
+from handover.regular_file import SETTINGS_BYTES, read_text
 
 TEMPLATES_FILE = "task_templates.json"
 _KEYS = (
@@ -32,7 +33,7 @@ def read_templates(directory: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        templates = json.loads(path.read_text(encoding="utf-8"))
+        templates = json.loads(read_text(path, SETTINGS_BYTES))
         return [dict(template) for template in templates]
     except (OSError, ValueError, TypeError) as error:
         raise ArtefactError(f"{path} cannot be read: {error}", "convert again") from error

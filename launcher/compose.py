@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from launcher.config import ClusterType, Config, to_typed
+from launcher.secrets import check_secrets
+from launcher.values import check_values
+from launcher.wording import explained
 
 _PING_TIMEOUT_S = 5
 
@@ -22,10 +26,15 @@ def finish(cfg: DictConfig, results_suffix: str = "") -> Config:
         cfg: as Hydra composed it.
         results_suffix: keeps this run's results apart from those of the other points of a sweep.
     """
+    with explained():
+        return _finish(cfg, results_suffix)
+
+
+def _finish(cfg: DictConfig, results_suffix: str) -> Config:
     cluster_type = cfg.cluster_type
     if cluster_type is ClusterType.auto:
         cluster_type = detect_cluster()
-    overrides = list(HydraConfig.get().overrides.task)
+    overrides = written_overrides()
     chosen = any(override.split("=", 1)[0] == "cluster" for override in overrides)
     if not chosen and HydraConfig.get().runtime.choices["cluster"] != cluster_type.name:
         cfg = hydra.compose("config", overrides=[*overrides, f"cluster={cluster_type.name}"])
@@ -33,7 +42,15 @@ def finish(cfg: DictConfig, results_suffix: str = "") -> Config:
         cfg.export.run.config_summary = f"{cfg.export.run.config_summary}_{results_suffix}"
     config = to_typed(cfg)
     config.cluster_type = cluster_type
+    check_values(config)
+    check_secrets(config)
     return config
+
+
+def written_overrides() -> list[str]:
+    """This run's settings as they were written: an interpolation in one is not resolved yet."""
+    written: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return list(written)
 
 
 def detect_cluster() -> ClusterType:

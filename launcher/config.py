@@ -14,8 +14,32 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from handover.ranges import (
+    BATCH,
+    DAY_MS,
+    DAY_S,
+    GPUS,
+    IDS,
+    IN_FLIGHT,
+    PARALLEL,
+    PORT,
+    PROCESSES,
+    RATE,
+    RELATIVE,
+    REPEATS,
+    SEED,
+    SESSIONS,
+    TEN_MINUTES_US,
+    TOKEN_ID,
+    TOKENS,
+    UNCOUNTED,
+    WEEK_S,
+    YEAR_S,
+    Range,
+    number,
+)
 from launcher.evaluation_config import LambadaConfig, ParityConfig, SquadConfig, TaskConfig, TextPairConfig
-from launcher.run_names import find_training_dir, name_variant
+from launcher.run_names import find_training_dir, name_variant, sweep_directory
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 
@@ -101,12 +125,12 @@ class ClusterConfig:
     partition: str | None = None
     account: str | None = None
     exclusive: bool = True
-    gpus_per_task: int | None = None
-    gpus_per_node: int | None = None  # None: what this machine has
-    mem: int = 0  # MB per node; 0: all
+    gpus_per_task: int | None = number(None, GPUS)
+    gpus_per_node: int | None = number(None, GPUS)  # None: what this machine has
+    mem: int = number(0, Range(0, 1_000_000_000))  # MB per node; 0: all
     overcommit: bool = False
     job_name_prefix: str = "nemo-megatron-"
-    nodes: int | None = None  # upper limit; None: as many as TP x PP fill
+    nodes: int | None = number(None, Range(1, 65_536))  # upper limit; None: as many as TP x PP fill
     one_task_per_rank: bool = False  # the drop-in engine gets one task for each rank; False: one process joins them
     setup: list[str] = field(default_factory=list)  # lines of the sbatch file before the command
     srun_args: list[str] = field(default_factory=list)  # more flags for each srun
@@ -134,13 +158,13 @@ class ModelConfig:
     """The training checkpoint and how it becomes FasterTransformer shards."""
 
     checkpoint_path: str = MISSING
-    tensor_model_parallel_size: int = 1
+    tensor_model_parallel_size: int = number(1, PARALLEL)
     weight_data_type: DataType = DataType.fp16
-    processes: int = 16  # tensors converted at a time, at most; never more than processors
+    processes: int = number(16, PROCESSES)  # tensors converted at a time, at most; never more than processors
     load_checkpoints_to_cpu: bool = False
     allow_nonfinite: bool = False  # convert NaN and infinity as they are; otherwise they are refused
-    start_id: int | None = None  # token that begins an empty prompt; None: the checkpoint's own
-    end_id: int | None = None  # token that ends a text; None: the checkpoint's own
+    start_id: int | None = number(None, TOKEN_ID)  # token that begins an empty prompt; None: the checkpoint's own
+    end_id: int | None = number(None, TOKEN_ID)  # token that ends a text; None: the checkpoint's own
     random_weights: bool = False  # make weights of the shape that checkpoint_path, a model_config.yaml, describes
 
 
@@ -149,15 +173,19 @@ class TritonDeploymentConfig:
     """The Triton model repository."""
 
     triton_model_dir: str = MISSING
-    max_batch_size: int = 1
-    pipeline_model_parallel_size: int = 1
+    max_batch_size: int = number(1, BATCH)
+    pipeline_model_parallel_size: int = number(1, PARALLEL)
     int8_mode: bool = False
     enable_custom_all_reduce: bool = False
     data_type: DataType = DataType.fp16
-    max_queue_delay_us: int = 0  # how long the dynamic batcher holds a request back to fill a batch
+    max_queue_delay_us: int = number(
+        0, TEN_MINUTES_US
+    )  # how long the dynamic batcher holds a request back to fill a batch
     decoupled: bool = False  # send each token as it is made, over gRPC streams and /generate_stream
-    interactive_sessions: int = 0  # conversations at a time that keep their state in the server; 0: no state
-    session_idle_s: float = 60.0  # a conversation without a request for so long is forgotten
+    interactive_sessions: int = number(
+        0, SESSIONS
+    )  # conversations at a time that keep their state in the server; 0: no state
+    session_idle_s: float = number(60.0, YEAR_S)  # a conversation without a request for so long is forgotten
 
 
 @dataclass
@@ -189,7 +217,7 @@ class EvaluationRunConfig(StageRunConfig):
 class EvaluationModelConfig:
     """NeMo-Megatron-Launcher's key of how the model is asked; which model it is stands below export."""
 
-    eval_batch_size: int | None = None  # of every evaluation, in place of its own batch_size
+    eval_batch_size: int | None = number(None, BATCH)  # of every evaluation, in place of its own batch_size
 
 
 @dataclass
@@ -199,15 +227,15 @@ class DeploymentConfig:
     run: StageRunConfig = field(default_factory=StageRunConfig)
     engine: Engine = Engine.slipway
     host: str | None = None  # None: loopback; the node's address where the server runs alone as a Slurm job
-    http_port: int = 0  # 0: a free one
-    grpc_port: int = 0
-    metrics_port: int = 0
-    start_timeout_s: int = 300  # until a real generation has come back
+    http_port: int = number(0, PORT)  # 0: a free one
+    grpc_port: int = number(0, PORT)
+    metrics_port: int = number(0, PORT)
+    start_timeout_s: int = number(300, WEEK_S)  # until a real generation has come back
     torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving
     gemm_binary: str = "/workspace/build/fastertransformer_backend/build/bin/gpt_gemm"  # in the container
-    exit_timeout_s: int = 10  # for requests in flight when the server is stopped
-    restart: int = 0  # times that a server which has died is started again, at most
+    exit_timeout_s: int = number(10, DAY_S)  # for requests in flight when the server is stopped
+    restart: int = number(0, UNCOUNTED)  # times that a server which has died is started again, at most
     endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
     open_apis: list[TritonApi] = field(default_factory=list)  # those that clients may use without the secret header
     edited_files: list[str] = field(default_factory=list)  # patterns; files of the repository edited after the export
@@ -246,31 +274,31 @@ class EvaluationConfig:
 class LoadConfig:
     """A serving load; the keys are those of ``evaluation.load.arguments``."""
 
-    concurrencies: list[int] = field(default_factory=list)  # closed loop: requests in flight
-    request_rates: list[float] = field(default_factory=list)  # open loop: requests per second
+    concurrencies: list[int] = number([], IN_FLIGHT)  # closed loop: requests in flight
+    request_rates: list[float] = number([], RATE)  # open loop: requests per second
     arrival: str = "poisson"  # or constant
-    ramp_s: float = 0.0
+    ramp_s: float = number(0.0, DAY_S)
     lengths: list[str] = field(default_factory=list)  # input/output; a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION
     prompt_file: str | None = None
     streaming: bool | None = None  # None: what the served model does
-    warmup: int = 0  # answers; 0: twice those in flight
-    requests: int = 0  # answers a repeat; 0: 20, or four times those in flight
-    min_repeats: int = 3
-    repeats: int = 10  # at most
-    stable_within: float = 0.05  # relative 95% interval at which a point ends
-    max_in_flight: int = 1024
-    max_point_s: float = 300.0
-    seed: int = 0
+    warmup: int = number(0, UNCOUNTED)  # answers; 0: twice those in flight
+    requests: int = number(0, UNCOUNTED)  # answers a repeat; 0: 20, or four times those in flight
+    min_repeats: int = number(3, REPEATS)
+    repeats: int = number(10, REPEATS)  # at most
+    stable_within: float = number(0.05, RELATIVE)  # relative 95% interval at which a point ends
+    max_in_flight: int = number(1024, IN_FLIGHT)
+    max_point_s: float = number(300.0, WEEK_S)
+    seed: int = number(0, SEED)
 
 
 @dataclass
 class SloConfig:
     """Limits of a good request in milliseconds; None: no limit."""
 
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
+    ttft_ms: float | None = number(None, DAY_MS)
+    itl_ms: float | None = number(None, DAY_MS)
+    tpot_ms: float | None = number(None, DAY_MS)
+    e2e_ms: float | None = number(None, DAY_MS)
 
 
 @dataclass
@@ -280,11 +308,11 @@ class BenchmarkConfig:
     run: StageRunConfig = field(default_factory=StageRunConfig)
     kind: BenchmarkKind = BenchmarkKind.static
     model: str = "fastertransformer"
-    vocab_size: int | None = None  # of the random prompts; None: what the served model's config.ini says
-    batch_sizes: list[int] = field(default_factory=list)  # static; capped at max_batch_size
-    lengths: list[list[int]] = field(default_factory=list)  # static; pairs of input and output length in tokens
-    warmup: int = 1  # static; requests before each point that do not count
-    repeats: int = 5  # static; requests a point
+    vocab_size: int | None = number(None, IDS)  # of the random prompts; None: what the served model's config.ini says
+    batch_sizes: list[int] = number([], BATCH)  # static; capped at max_batch_size
+    lengths: list[list[int]] = number([], TOKENS)  # static; pairs of input and output length in tokens
+    warmup: int = number(1, UNCOUNTED)  # static; requests before each point that do not count
+    repeats: int = number(5, REPEATS)  # static; requests a point
     load: LoadConfig = field(default_factory=LoadConfig)
     slos: SloConfig = field(default_factory=SloConfig)
 
@@ -320,6 +348,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("project_dir", lambda: str(PROJECT_DIR), replace=True)
     OmegaConf.register_new_resolver("training_dir", partial(find_training_dir, PROJECT_DIR), replace=True)
     OmegaConf.register_new_resolver("variant", name_variant, replace=True)
+    OmegaConf.register_new_resolver("sweep_dir", sweep_directory, replace=True, use_cache=True)
 
 
 def to_typed(cfg: DictConfig) -> Config:

@@ -20,7 +20,7 @@ def check_evaluations(config: Config, paths: RunPaths, stages: Collection[Stage]
     """Read the files of every evaluation as the stage will.
 
     Raises:
-        ConfigError: none is chosen, a number makes no sense, or a file is missing or malformed.
+        ConfigError: none is chosen, or a file is missing or malformed.
     """
     tasks = config.evaluation.tasks
     if not tasks:
@@ -28,14 +28,8 @@ def check_evaluations(config: Config, paths: RunPaths, stages: Collection[Stage]
     _check_launcher_keys(config)
     for name, task in tasks.items():
         place = f"evaluation.{name}"
-        numbers = {"batch_size": task.batch_size, "samples": task.samples}
-        if isinstance(task, DataTaskConfig):
-            numbers["concurrency"] = task.concurrency
-            if task.data_path is None:
-                raise ConfigError(f"{place}.data_path is not set", "name the file to evaluate on")
-        for key, number in numbers.items():
-            if number is not None and number < 1:
-                raise ConfigError(f"{place}.{key} is {number}", "it is at least 1")
+        if isinstance(task, DataTaskConfig) and task.data_path is None:
+            raise ConfigError(f"{place}.data_path is not set", "name the file to evaluate on")
         arguments = task_arguments(config, paths, name, task)
         try:
             _read(arguments, paths, stages)
@@ -44,17 +38,14 @@ def check_evaluations(config: Config, paths: RunPaths, stages: Collection[Stage]
 
 
 def _check_launcher_keys(config: Config) -> None:
-    """Hold NeMo-Megatron-Launcher's ``run.tasks`` and ``model.eval_batch_size`` against what was chosen."""
+    """Hold NeMo-Megatron-Launcher's ``run.tasks`` against what was chosen."""
     given, chosen = config.evaluation.run.tasks, list(config.evaluation.tasks)
-    named = [given] if isinstance(given, str) else given or []
+    named = given if isinstance(given, list) else [] if given is None else [given]
     for name in (part.strip() for text in named for part in str(text).split(",")):
         if name not in chosen:
             is_ours = name in options("evaluation")
             hint = f"evaluation=[{','.join([*chosen, name])}]" if is_ours else f"legal: {', '.join(chosen)}; {HARNESS}"
             raise ConfigError(f"evaluation.run.tasks names {name}, which is not chosen", hint)
-    size = config.evaluation.model.eval_batch_size
-    if size is not None and size < 1:
-        raise ConfigError(f"evaluation.model.eval_batch_size is {size}", "it is at least 1")
 
 
 def _read(arguments: TaskArguments | ParityArguments, paths: RunPaths, stages: Collection[Stage]) -> None:

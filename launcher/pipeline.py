@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from handover.errors import ConfigError
@@ -17,6 +18,7 @@ from launcher.jobs import forget_ended
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan
 from launcher.results import StageResult, write_results
+from launcher.secrets import passed_by_name
 from launcher.stages.benchmark import benchmark
 from launcher.stages.convert import convert
 from launcher.stages.deploy import deploy
@@ -112,7 +114,9 @@ def executor_for(config: Config, paths: RunPaths) -> Executor:
     if config.cluster_type is ClusterType.bcm:
         from launcher.executors.slurm import SlurmExecutor
 
-        return SlurmExecutor(config.cluster, config.export.run.dependency or None, paths.project, paths.mounts)
+        arguments = [*config.cluster.container_args, *passed_by_name(config)]
+        cluster = replace(config.cluster, container_args=arguments)
+        return SlurmExecutor(cluster, config.export.run.dependency or None, paths.project, paths.mounts)
     return BcpExecutor(config.launcher_scripts_path, redirect=not config.bcp_no_redirect)
 
 

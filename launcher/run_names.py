@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
 from omegaconf import DictConfig
+
+_for_dry_runs: list[str] = []
 
 
 def find_training_dir(project_dir: Path, base_results_dir: str, model_train_name: str) -> str:
@@ -32,3 +36,17 @@ def name_variant(*, _root_: DictConfig) -> str:
         "random": model.random_weights,
     }
     return "".join(f"_{word}" for word, is_meant in words.items() if is_meant)
+
+
+def sweep_directory(directory: str, dry_run: bool) -> str:
+    """Where Hydra keeps a sweep's settings: for a dry run a temporary directory, see ``forget_dry_runs``."""
+    if not dry_run:
+        return directory
+    _for_dry_runs.append(tempfile.mkdtemp(prefix="slipway-dry-run-"))
+    return _for_dry_runs[-1]
+
+
+def forget_dry_runs() -> None:
+    """Remove the temporary directories, so that a dry run of a sweep leaves nothing."""
+    while _for_dry_runs:
+        shutil.rmtree(_for_dry_runs.pop(), ignore_errors=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, nearest
+from handover.ranges import BATCH, COUNT, NATS, RANGE, TOKENS, WEEK_S, check_ranges
 
 AUTO, HUGGING_FACE, ENGINE = "auto", "huggingface", "engine"
 REFERENCES = (AUTO, HUGGING_FACE, ENGINE)
@@ -27,19 +27,21 @@ class ParityArguments(ScriptArguments):
     data_path: Path | None = field(
         default=None, metadata={"help": 'more prompts: JSON lines with "text", "prompt" or "input_ids"'}
     )
-    samples: int | None = field(default=None, metadata={"help": "take the first so many prompts; all by default"})
-    output_length: int = field(default=32, metadata={"help": "tokens to generate for each prompt"})
+    samples: int | None = field(
+        default=None, metadata={RANGE: COUNT, "help": "take the first so many prompts; all by default"}
+    )
+    output_length: int = field(default=32, metadata={RANGE: TOKENS, "help": "tokens to generate for each prompt"})
     reference: str = field(default=AUTO, metadata={"help": "auto, huggingface or engine: what computes the source"})
     limits: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = field(
         default=(), metadata={"help": "JSON list of [precision, [[limit, number], ...]]"}
     )
-    batch_size: int = field(default=16, metadata={"help": "prompts a request"})
+    batch_size: int = field(default=16, metadata={RANGE: BATCH, "help": "prompts a request"})
     model: str = field(default="fastertransformer", metadata={"help": "model to ask; it must take token ids"})
     tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer files, if not beside the shards"})
     model_repository: Path | None = field(
         default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
     )
-    timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
+    timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -60,8 +62,7 @@ def check_arguments(arguments: ParityArguments) -> None:
     """
     if not arguments.prompts and arguments.data_path is None:
         raise ConfigError("parity has no prompts", "give evaluation.parity.prompts, or evaluation.parity.data_path")
-    if arguments.output_length < 1:
-        raise ConfigError(f"parity: output_length is {arguments.output_length}", "it is at least 1")
+    check_ranges(arguments)
     if arguments.reference not in REFERENCES:
         raise ConfigError(
             f"parity: there is no reference '{arguments.reference}'", nearest(arguments.reference, REFERENCES)
@@ -78,8 +79,8 @@ def _check_limits(precision: str, limits: Mapping[str, float]) -> None:
     for name, number in limits.items():
         if name not in LIMITS:
             raise ConfigError(f"parity: limits.{precision} holds '{name}'", nearest(name, LIMITS))
-        if not math.isfinite(number) or number < 0:
-            raise ConfigError(f"parity: limits.{precision}.{name} is {number}", "it is a number of at least 0")
+        if not isinstance(number, (int, float)) or number not in NATS:
+            raise ConfigError(f"parity: limits.{precision}.{name} is {number}", f"it is a number, {NATS}")
     missing = [name for name in LIMITS if name not in limits]
     if missing:
         raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from evaluation.tokenizer import Tokenizer
 from handover.errors import ConfigError
+from handover.regular_file import read_text
 from parity.arguments import ParityArguments
 
 Ids = tuple[int, ...]
@@ -54,7 +55,7 @@ def encode_prompts(
 
 def _lines(path: Path) -> Iterator[str | Ids]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        lines = [line for line in read_text(path).split("\n") if line.strip()]
     except OSError as error:
         raise ConfigError(f"the prompts {path} cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, 1):

@@ -6,6 +6,7 @@ engine/ranks/ranks.py, and what to load it hears from rank 0. It needs no Triton
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
@@ -35,6 +36,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     status = main()
     sys.stderr.flush()
     os._exit(status)  # without torch.distributed's own farewell, which waits for processes that may be gone

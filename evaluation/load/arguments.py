@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
+from handover.ranges import DAY_MS, DAY_S, IDS, IN_FLIGHT, RANGE, RATE, RELATIVE, REPEATS, SEED, UNCOUNTED, WEEK_S
 
 ARRIVALS = ("poisson", "constant")
 
@@ -32,33 +33,47 @@ class LoadArguments(ScriptArguments):
         metadata={"help": "JSON lines with ids, texts or ShareGPT conversations; takes the place of lengths"},
     )
     concurrencies: tuple[int, ...] = field(
-        default=(), metadata={"help": "JSON list: closed loop, so many requests always in flight"}
+        default=(), metadata={RANGE: IN_FLIGHT, "help": "JSON list: closed loop, so many requests always in flight"}
     )
     request_rates: tuple[float, ...] = field(
-        default=(), metadata={"help": "JSON list: open loop, requests per second whatever the server does"}
+        default=(), metadata={RANGE: RATE, "help": "JSON list: open loop, requests per second whatever the server does"}
     )
     arrival: str = field(default="poisson", metadata={"help": f"of the open loop: {' or '.join(ARRIVALS)}"})
-    ramp_s: float = field(default=0.0, metadata={"help": "seconds in which the load grows linearly to its level"})
+    ramp_s: float = field(
+        default=0.0, metadata={RANGE: DAY_S, "help": "seconds in which the load grows linearly to its level"}
+    )
     streaming: bool | None = field(
         default=None, metadata={"help": "whether answers must be streamed; by default what the model does"}
     )
-    warmup: int = field(default=0, metadata={"help": "answers that do not count; 0: as many as are in flight, twice"})
-    requests: int = field(default=0, metadata={"help": "answers a repeat; 0: 20, or four times those in flight"})
-    min_repeats: int = field(default=3, metadata={"help": "repeats before a point may end early"})
-    repeats: int = field(default=10, metadata={"help": "repeats at most"})
+    warmup: int = field(
+        default=0, metadata={RANGE: UNCOUNTED, "help": "answers that do not count; 0: as many as are in flight, twice"}
+    )
+    requests: int = field(
+        default=0, metadata={RANGE: UNCOUNTED, "help": "answers a repeat; 0: 20, or four times those in flight"}
+    )
+    min_repeats: int = field(default=3, metadata={RANGE: REPEATS, "help": "repeats before a point may end early"})
+    repeats: int = field(default=10, metadata={RANGE: REPEATS, "help": "repeats at most"})
     stable_within: float = field(
         default=0.05,
-        metadata={"help": "a point ends when the 95% intervals of throughput and latency are this narrow, relative"},
+        metadata={
+            RANGE: RELATIVE,
+            "help": "a point ends when the 95% intervals of throughput and latency are this narrow, relative",
+        },
     )
-    max_in_flight: int = field(default=1024, metadata={"help": "open loop: more wait in the client"})
-    max_point_s: float = field(default=300.0, metadata={"help": "seconds after which a point ends in any case"})
+    max_in_flight: int = field(default=1024, metadata={RANGE: IN_FLIGHT, "help": "open loop: more wait in the client"})
+    max_point_s: float = field(
+        default=300.0, metadata={RANGE: WEEK_S, "help": "seconds after which a point ends in any case"}
+    )
     slos: tuple[tuple[str, float], ...] = field(
-        default=(), metadata={"help": 'JSON list of [name, ms]: "ttft", "tpot", "e2e" of a request that is good'}
+        default=(),
+        metadata={RANGE: DAY_MS, "help": 'JSON list of [name, ms]: "ttft", "tpot", "e2e" of a request that is good'},
     )
-    seed: int = field(default=0, metadata={"help": "of prompts, lengths and arrivals"})
-    vocab_size: int | None = field(default=None, metadata={"help": "of the random ids; by default the served model's"})
+    seed: int = field(default=0, metadata={RANGE: SEED, "help": "of prompts, lengths and arrivals"})
+    vocab_size: int | None = field(
+        default=None, metadata={RANGE: IDS, "help": "of the random ids; by default the served model's"}
+    )
     model_digest: str | None = field(default=None, metadata={"help": "digest of the model that must be served"})
     model_repository: Path | None = field(
         default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
     )
-    timeout_s: float = field(default=600.0, metadata={"help": "limit of one request in seconds"})
+    timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})

@@ -44,6 +44,7 @@ from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
 from handover.progress import Progress
 from handover.provenance import made_by, read_commit
+from handover.regular_file import read_bytes
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def _template(
     )
     # Which points there are does not matter: more of them may be asked for after an interruption.
     ours = dataclasses.replace(arguments, endpoint="", output=Path(), lengths=(), concurrencies=(), request_rates=())
-    file = hashlib.sha256(arguments.prompt_file.read_bytes()).hexdigest() if arguments.prompt_file else ""
+    file = hashlib.sha256(read_bytes(arguments.prompt_file)).hexdigest() if arguments.prompt_file else ""
     decisive = json.dumps([repr(row), sorted(settings.items()), ours.to_argv(), file])
     return dataclasses.replace(row, settings_fingerprint=hashlib.sha256(decisive.encode()).hexdigest()[:12])
 

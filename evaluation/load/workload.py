@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from handover.errors import ConfigError
+from handover.regular_file import read_text
 
 if TYPE_CHECKING:
     import numpy as np  # the login side checks lengths and does without it
@@ -153,7 +154,7 @@ def read_prompt_file(
         ConfigError: a line is none of these, needs a tokenizer that is not here, or no line is left.
     """
     prompts, left_out = [], 0
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         prompt = _prompt(line, f"{path.name}:{number}", encode)

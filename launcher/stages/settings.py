@@ -7,12 +7,13 @@ from pathlib import Path
 from launcher.config import Config, ContainerRuntime
 from launcher.paths import RunPaths
 from launcher.plan import Resources
+from launcher.secrets import plain_variables
 from launcher.topology import Topology, topology
 
 
 def environment(config: Config) -> dict[str, str]:
-    """``env_vars`` without those that are null."""
-    return {name: str(value) for name, value in config.env_vars.items() if value is not None}
+    """``env_vars`` without those that are null, and without secrets, which jobs inherit: no plan holds one."""
+    return plain_variables(config)
 
 
 def resources(config: Config, time_limit: str, nodes: int, gpus_per_node: int) -> Resources:

@@ -9,7 +9,7 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher import console
+from launcher import wording
 from launcher.config import PROJECT_DIR, register, to_typed
 from launcher.nemo_keys import option_hint
 from launcher.paths import RunPaths
@@ -31,7 +31,7 @@ def test_a_key_without_a_meaning_says_what_to_use(key: str, monkeypatch: pytest.
     monkeypatch.setattr("sys.argv", ["main.py", override])
     with pytest.raises((HydraException, OmegaConfBaseException)) as refused:
         compose(override)
-    worded = console.explain(refused.value)
+    worded = wording.explain(refused.value)
     assert worded.problem.startswith("unknown key '") and worded.hint
     assert "legal:" not in worded.hint, "this key's own hint, not the list of all"
 

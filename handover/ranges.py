@@ -1,0 +1,107 @@
+"""What numbers a setting may have: declared beside its type, enforced in one place. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from handover.errors import ConfigError, shortened
+
+RANGE = "range"
+"""Key of a dataclass field's metadata that holds its ``Range``."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``least`` to ``most``, both legal; where ``is_above``, ``least`` itself is not. NaN never is."""
+
+    least: float
+    most: float
+    is_above: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        return (self.least < number if self.is_above else self.least <= number) and number <= self.most
+
+    def __str__(self) -> str:
+        return f"{'above' if self.is_above else 'at least'} {self.least:.15g} and at most {self.most:.15g}"
+
+
+PARALLEL = Range(1, 1024)  # ranks of one model
+FLAG = Range(0, 1)
+GPUS = Range(0, 1024)  # of a node
+SESSIONS = Range(0, 1_000_000)
+BATCH = Range(1, 65_536)  # sequences a request
+TOKENS = Range(1, 1_048_576)  # of one sequence
+BEAMS = Range(1, 256)
+COUNT = Range(1, 1_000_000_000)  # of what is in a file
+REPEATS = Range(1, 1_000_000)
+UNCOUNTED = Range(0, 100_000_000)  # requests; 0 has a meaning of its own
+IN_FLIGHT = Range(1, 1_000_000)  # requests at a time
+PROCESSES = Range(1, 4096)
+PORT = Range(0, 65_535)
+IDS = Range(1, 2**31 - 1)  # of a vocabulary: token ids have 32 bits
+TOKEN_ID = Range(0, 2**31 - 1)
+SEED = Range(0, 2**31 - 1)
+RATE = Range(0, 1_000_000, is_above=True)  # requests per second
+DAY_S = Range(0, 86_400)
+WEEK_S = Range(0, 604_800, is_above=True)
+YEAR_S = Range(0, 31_536_000, is_above=True)
+DAY_MS = Range(0, 86_400_000, is_above=True)
+TEN_MINUTES_US = Range(0, 600_000_000)
+RELATIVE = Range(0, 100)
+SHARE = Range(0, 1)
+NATS = Range(0, 1_000_000)
+
+
+def number(default: Any, allowed: Range, **metadata: Any) -> Any:
+    """Declare a dataclass field of a number, or of a list of them, with what is legal.
+
+    Args:
+        default: of the field; a list is copied.
+        allowed: each number; None is legal where the type says so.
+        metadata: more of it, such as ``help``.
+    """
+    metadata[RANGE] = allowed
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_ranges(settings: Any, place: str = "") -> None:
+    """Hold every number of a dataclass, and of those in it, against its range.
+
+    Args:
+        settings: an instance.
+        place: what its keys stand below, with a dot at the end.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    for entry in dataclasses.fields(settings):
+        value, allowed = getattr(settings, entry.name), entry.metadata.get(RANGE)
+        key = f"{place}{entry.name}"
+        if allowed is not None:
+            for one in _numbers(value):
+                if one not in allowed:
+                    says = "is" if one is value else f"is {shortened(str(value))}, which holds"
+                    raise ConfigError(f"{key} {says} {shortened(str(one))}", f"it is {allowed}")
+        for name, section in _sections(value):
+            check_ranges(section, f"{key}{name}.")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield value
+
+
+def _sections(value: Any) -> Iterator[tuple[str, Any]]:
+    """Dataclasses that a value is or holds by name."""
+    if dataclasses.is_dataclass(value):
+        yield "", value
+    elif isinstance(value, Mapping):
+        yield from ((f".{name}", one) for name, one in value.items() if dataclasses.is_dataclass(one))
