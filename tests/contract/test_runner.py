@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from handover import provenance
-from handover.manifest import Manifest
+from handover.manifest import WORK_FILE, Manifest
 from launcher import artefact
-from launcher.artefact import begin, is_current
+from launcher.artefact import begin, is_current, run_fingerprint
 from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan, partial
 from launcher.results import StageResult, failure_status
@@ -201,6 +201,54 @@ def test_a_partial_directory_that_is_not_ours_is_left_alone(tmp_path: Path) -> N
     (partial(plan.output) / "thesis.txt").write_text("mine")
     assert states(run(plan)) == ["failed"]
     assert (partial(plan.output) / "thesis.txt").read_text() == "mine"
+
+
+def test_neither_a_lock_nor_a_name_makes_a_directory_ours(tmp_path: Path) -> None:
+    """Only the mark in it does: a lock may stay behind by a kill, and names can be anybody's."""
+    plan = plan_of(tmp_path, "convert")
+    partial(plan.output).mkdir()
+    (partial(plan.output) / "thesis.txt").write_text("mine")
+    lock_of(plan.output).write_text('{"pid": 1, "fingerprint": "' + run_fingerprint(plan) + '", "commands_done": 1}')
+    assert states(run(plan)) == ["failed"]
+    assert (partial(plan.output) / "thesis.txt").read_text() == "mine"
+    assert not lock_of(plan.output).exists()
+
+
+@pytest.mark.parametrize("mark", ["", "\0" * 40, "null", '{"fingerprint": "f", "commands_done": []}'])
+def test_work_of_ours_whose_mark_is_damaged_is_begun_anew(tmp_path: Path, mark: str) -> None:
+    plan = plan_of(tmp_path, "convert")
+    failing = replace(plan, commands=(writes(plan.output, "old"), python("import sys; sys.exit(3)")))
+    assert states(run(failing)) == ["failed"]
+    (partial(plan.output) / WORK_FILE).write_text(mark)
+    assert states(run(plan)) == ["done"]
+    assert sorted(path.name for path in plan.output.iterdir()) == ["manifest.json", "result.txt"]
+
+
+def test_what_is_not_whole_when_it_is_published_is_made_again_by_the_next_run(tmp_path: Path) -> None:
+    """Work that was done is taken up as done, but not for ever if it turns out to be damaged."""
+    plan = plan_of(tmp_path, "convert")
+    with_manifest = f"sys.path.insert(0, {str(PROJECT)!r}); from handover.manifest import Manifest, record_files; "
+    makes = WRITE + with_manifest + "(d / 'x').write_text('x'); Manifest('x', record_files(d)).write(d)"
+    loses = WRITE + "p = d.with_name('lost'); (p.exists() or (d / 'x').unlink()); p.touch()"
+    losing = replace(plan, commands=(python(makes, partial(plan.output)), python(loses, partial(plan.output))))
+    assert states(run(losing)) == ["failed"]
+    assert states(run(losing)) == ["done"]
+
+
+def test_a_run_that_skips_clears_what_a_killed_one_left(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "convert")
+    assert states(run(plan)) == ["done"]
+    code = (
+        f"import os; from launcher.artefact import begin; from launcher.plan import StagePlan\n"
+        f"with begin(StagePlan.from_json({plan.to_json()!r})): os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False)
+    (tmp_path / ".convert.partial.0a1b2c3d.slipway-tmp").mkdir()
+    (plan.output / WORK_FILE).touch()
+    assert lock_of(plan.output).exists() and partial(plan.output).exists()
+    assert states(run(plan)) == ["skipped"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["convert", "logs"]
+    assert not (plan.output / WORK_FILE).exists()
 
 
 def test_a_second_run_at_the_same_time_is_refused(tmp_path: Path) -> None:

@@ -207,6 +207,13 @@ def test_a_foreign_file_in_the_output_is_refused_by_name(arguments: ExportArgume
     assert (arguments.output / "thesis.txt").read_text() == "mine"
 
 
+def test_an_artefact_of_another_kind_in_the_output_keeps_its_manifest(arguments: ExportArguments) -> None:
+    shutil.copytree(arguments.ft_checkpoint, arguments.output)
+    with pytest.raises(ArtefactError, match="is no model repository"):
+        build_repository(arguments)
+    assert Manifest.read(arguments.output).problems(arguments.output) == []
+
+
 def test_an_incomplete_checkpoint_is_refused_by_name(arguments: ExportArguments) -> None:
     (arguments.ft_checkpoint / "model.wpe.bin").unlink()
     with pytest.raises(ArtefactError, match=r"model\.wpe\.bin  missing"):

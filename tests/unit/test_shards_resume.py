@@ -103,6 +103,41 @@ def interrupted(archive: Path, output: Path, ranks: int, data_type: str) -> None
     (output / JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"path": "cut o')
 
 
+def test_damaged_and_missing_lines_cost_their_shards_and_nothing_else(tmp_path: Path) -> None:
+    """What a loss of power, or a full disk under one of several processes, leaves."""
+    archive, output = write_gpt(tmp_path / "gpt.nemo"), tmp_path / "out"
+    interrupted(archive, output, 4, "fp16")
+    first, *lines = (output / JOURNAL).read_text().splitlines()
+    torn, zeros, missing, kept = (json.loads(line)["path"] for line in lines[:4])
+    lines[:3] = [lines[0][:30], "\0" * len(lines[1])]
+    (output / JOURNAL).write_text("\n".join([first, *lines]))
+    before = {name: (output / name).stat().st_mtime_ns for name in (torn, zeros, missing, kept)}
+    convert(ConvertArguments(archive, output, 4, "fp16"))
+    made_again = [name for name in before if (output / name).stat().st_mtime_ns != before[name]]
+    assert made_again == [torn, zeros, missing]
+    assert Manifest.read(output).problems(output) == []
+
+
+def test_a_finished_shard_with_other_bytes_is_made_again(tmp_path: Path) -> None:
+    """Its name and size reached the disk before the power went, its content did not."""
+    archive, output = write_gpt(tmp_path / "gpt.nemo"), tmp_path / "out"
+    interrupted(archive, output, 4, "fp16")
+    shard = output / "model.wte.bin"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    convert(ConvertArguments(archive, output, 4, "fp16"))
+    assert Manifest.read(output).problems(output) == []
+
+
+def test_a_foreign_file_beside_interrupted_work_is_left_alone(tmp_path: Path) -> None:
+    archive, output = write_gpt(tmp_path / "gpt.nemo"), tmp_path / "out"
+    interrupted(archive, output, 4, "fp16")
+    (output / "notes.bin").write_text("years of work")
+    with pytest.raises(ArtefactError, match="notes.bin"):
+        convert(ConvertArguments(archive, output, 4, "fp16"))
+    assert (output / "notes.bin").read_text() == "years of work"
+    assert (output / "model.wte.bin").exists()
+
+
 def test_interrupted_helper_leaves_work_that_is_continued(tmp_path: Path) -> None:
     archive, output = write_gpt(tmp_path / "gpt.nemo"), tmp_path / "out"
     interrupted(archive, output, 4, "fp16")
