@@ -40,6 +40,7 @@ class RankProcesses:
         engines: int = 1,
         data_type: str = "fp32",
         has_peer_sums: bool = True,
+        is_one_host: bool = True,
     ) -> None:
         self.answers_file = directory / "answers"
         (directory / "requests").write_bytes(pickle.dumps(requests))
@@ -47,6 +48,7 @@ class RankProcesses:
         numbers = map(str, (tensor, pipeline, engines, int(has_peer_sums)))
         leader = [__file__, str(shards), str(directory), model_type, data_type, *numbers]
         hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
+        size = tensor * pipeline
         self.processes, self.outputs = [], []
         for rank in range(1 if starts_others else tensor * pipeline):
             self.outputs.append(directory / f"rank{rank}.txt")
@@ -57,7 +59,7 @@ class RankProcesses:
                         cwd=PROJECT,
                         env={
                             **os.environ,
-                            **({} if starts_others else rank_environment(rank, tensor * pipeline, directory, on_gpu)),
+                            **({} if starts_others else rank_environment(rank, size, directory, on_gpu, is_one_host)),
                             **hidden,
                             "TMPDIR": str(directory),
                         },
@@ -105,10 +107,14 @@ def answer_of(engine: Any, tensors: Tensors) -> Tensors:
     return found
 
 
-def rank_environment(rank: int, world_size: int, directory: Path, on_gpu: bool = False) -> dict[str, str]:
+def rank_environment(
+    rank: int, world_size: int, directory: Path, on_gpu: bool = False, is_one_host: bool = True
+) -> dict[str, str]:
+    ranks: dict[str, object]
     ranks = {"rank": rank, "world_size": world_size, "local_rank": rank, "local_size": world_size, "timeout_s": 60}
     ranks |= {"silence_s": 30 if on_gpu else 6}  # drivers and compilers hold Python up for seconds
     ranks |= {"rendezvous": str(directory / "rendezvous"), "run": str(directory)}
+    ranks |= {} if is_one_host else {"local_rank": 0, "local_size": 1}
     return {"SLIPWAY_RANKS": json.dumps(ranks), "OMP_NUM_THREADS": "1"}
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gpt2_checkpoint import random_gpt2, write_shards
 from rank_processes import CACHE_BYTES, PROJECT, RankProcesses, Tensors, answer_of, workers_of
 from test_engine_families import random_t5
 from test_engine_prefixes import write as write_with_prefixes
+from torch.distributed import TCPStore
 from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.checkpoint.layouts import vocabulary_part
@@ -266,6 +268,36 @@ def test_a_rank_that_dies_or_hangs_ends_the_others_within_a_minute(
     assert ranks.processes[other].wait(60) == 1
     said = ranks.outputs[other].read_text()
     assert f"rank {other} of 2: " in said and "lost" in said
+
+
+def listening_ports(pid: int) -> dict[int, str]:
+    """Ports that a process listens on, with the address of each as /proc writes it."""
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists()]
+    sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().split("\n")
+    ]
+    found = [line[1].rpartition(":") for line in lines if len(line) > 9 and line[3] == "0A" and line[9] in sockets]
+    return {int(port, 16): address for address, _, port in found}
+
+
+def test_a_stranger_cannot_reach_the_store_of_ranks_on_several_hosts(tmp_path: Path) -> None:
+    """Oracle: torch's own client, which needs nothing but the port."""
+    shards = write_shards(random_gpt2(), tmp_path, 2)
+    ranks = start(shards, tmp_path, 2, 1, [REQUESTS[0]] * 100_000, is_one_host=False)
+    deadline = time.monotonic() + 60
+    while "answered" not in ranks.outputs[0].read_text():
+        assert time.monotonic() < deadline and None in [each.poll() for each in ranks.processes], ranks.text
+        time.sleep(0.1)
+    assert (tmp_path / "rendezvous").stat().st_mode & 0o777 == 0o600
+    loopback = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
+    listening = {port: address for each in ranks.processes for port, address in listening_ports(each.pid).items()}
+    reachable = [port for port, address in listening.items() if address not in loopback]
+    assert listening and len(reachable) == 1  # rank 0's door, where this host's name has no address but loopback
+    for port in reachable:
+        with pytest.raises(Exception, match="(?i)connect|reset|store|timed out|timeout"):
+            TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=4)).num_keys()
+    assert [each.poll() for each in ranks.processes] == [None, None]
 
 
 def test_a_rank_that_cannot_load_its_shard_ends_the_start(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.ranks import group
+from backends.fastertransformer.engine.ranks.door import call
 from backends.fastertransformer.engine.ranks.group import Group
 from backends.fastertransformer.engine.ranks.lines import Lines
 from backends.fastertransformer.engine.ranks.parallel import packed, unpacked
@@ -85,6 +86,53 @@ def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
             second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))
     first.join(50)
     assert second.greeting == b"value" and not lines[0].lost
+    second.close()
+    lines[0].close()
+
+
+def test_strangers_who_are_slow_keep_nobody_waiting(tmp_path: Path) -> None:
+    """Each piece of what they say comes in good time; a greeting as a whole has three seconds."""
+    first, lines, address = begin_rank_0(tmp_path)
+    place_of_door = (address["host"], address["port"])
+    strangers = [socket.create_connection(place_of_door) for _ in range(5)]
+    is_over = threading.Event()
+
+    def talk_slowly(stranger: socket.socket) -> None:
+        with suppress(OSError):
+            while not is_over.wait(0.5):
+                stranger.sendall(b"x")
+
+    threads = [threading.Thread(target=talk_slowly, args=(stranger,)) for stranger in strangers]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=10))
+    first.join(10)
+    assert second.greeting == b"value" and lines
+    for stranger in strangers:
+        stranger.settimeout(20)
+        with suppress(ConnectionError):
+            assert stranger.recv(1) == b""  # they are hung up on
+    is_over.set()
+    for thread, stranger in zip(threads, strangers, strict=True):
+        thread.join()
+        stranger.close()
+    second.close()
+    lines[0].close()
+
+
+def test_the_secret_is_its_owners_alone(tmp_path: Path) -> None:
+    first, lines, address = begin_rank_0(tmp_path)
+    assert (tmp_path / "rendezvous").stat().st_mode & 0o777 == 0o600
+    other = dict(address, secret="00" * 16)
+    with pytest.raises(OSError, match="hung up"):
+        call(other, 1, 0)
+    second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))
+    first.join(50)
+    late, _ = call(address, 1, 0)  # somebody who knows the secret, when all have come
+    late.settimeout(10)
+    assert late.recv(1) == b"" and not lines[0].lost
+    late.close()
     second.close()
     lines[0].close()
 

@@ -23,7 +23,8 @@ from ..checkpoint.layouts import Share
 from ..errors import EngineError
 from ..settings import Settings
 from .crew import Crew
-from .lines import LOOPBACK, Lines
+from .door import LOOPBACK
+from .lines import Lines
 from .ranks import Ranks
 
 _FAREWELL_S = 20.0
@@ -64,12 +65,13 @@ class Group:
         if dist.is_initialized():
             raise EngineError("this process has an engine of several processes already; close that one first")
         self.ranks, self.rank, self._is_on_gpu = ranks, ranks.rank, device.type == "cuda"
-        store, greeting = None, ""
+        store, greeting, store_port = None, "", 0
         if settings:
             _check_size(ranks, settings)
-            store = _open_store(ranks)
-            greeting = json.dumps([store.port, next(_group_numbers), settings.to_json()])
-        self.lines = Lines(ranks, greeting.encode(), crew.check if crew else lambda: None)
+            store = _open_store()
+            store_port = store.port
+            greeting = json.dumps([store_port, next(_group_numbers), settings.to_json()])
+        self.lines = Lines(ranks, greeting.encode(), crew.check if crew else lambda: None, store_port)
         port, number, said = json.loads(self.lines.greeting)
         self.is_first = number == 0
         self.settings = Settings.from_json(said)
@@ -79,7 +81,7 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
         try:
             with self.loss_is_an_error("not every rank has come"):
-                self._join(device, store or TCPStore(self.lines.host, port, wait_for_workers=False))
+                self._join(device, store or TCPStore(LOOPBACK, self.lines.gate_port or port, wait_for_workers=False))
         except BaseException:
             self.lines.close()
             raise
@@ -159,18 +161,11 @@ def _check_size(ranks: Ranks, settings: Settings) -> None:
         )
 
 
-def _open_store(ranks: Ranks) -> TCPStore:
-    """Open what torch's processes find each other through, on a free port."""
-    host = LOOPBACK if ranks.is_one_host else ""
-    listener = socket.create_server((host, 0))
+def _open_store() -> TCPStore:
+    """Open what torch's processes find each other through, on a free port of loopback: see gate.py for other hosts."""
+    listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
-    return TCPStore(
-        host or socket.gethostname(),
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
+    return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def first_line(error: Exception) -> str:

@@ -1,9 +1,10 @@
 """Connections between rank 0 and every other rank: how they find each other, talk, and notice a loss.
 
-Rank 0 listens on a free port and writes its address into a file that all can read; the others wait for that file. Each
-has two lines to rank 0. One is for words: what rank 0 announces comes sooner so than by a broadcast of gloo's. On the
-other both ends give a sign of life every second. A rank that gives none any more, or hangs up, is lost, however it
-ended and whatever its neighbours wait for. A network with a rank lost is of no use, so every process that notices ends.
+Rank 0 writes its address into a file, for which the others wait (see door.py). Each has two lines to rank 0. One is for
+words: what rank 0 announces comes sooner so than by a broadcast of gloo's. On the other both ends give a sign of life
+every second. A rank that gives none any more, or hangs up, is lost, however it ended and whatever its neighbours wait
+for. A network with a rank lost is of no use, so every process that notices ends. More lines lead to rank 0's store
+where there are several hosts (see gate.py).
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ..errors import EngineError
+from .door import SIGN, Door, call, read, read_number, write
+from .gate import Gate, lead_to
 from .ranks import Ranks
 
 _log = logging.getLogger(__name__)
-LOOPBACK = "127.0.0.1"
-_WORDS, _LIFE = 0, 1
-_SECRET_BYTES, _NUMBER_BYTES = 16, 8
-_SIGN, _FAREWELL = b".", b"!"
-_SIGN_S, _POLL_S, _CONNECT_S = 1.0, 0.2, 3.0
+_WORDS, _LIFE, _STORE = 0, 1, 2
+_FAREWELL = b"!"
+_SIGN_S, _POLL_S, _GATHER_POLL_S = 1.0, 0.2, 0.05
 _GRACE_S = 5.0  # for an error that says more, and the answers to requests that have failed
 
 
@@ -39,10 +40,10 @@ class Lines:
         ranks: of this process.
         greeting: what rank 0 tells everybody who comes.
         check: raises an EngineError where it is of no use to wait for the others any more.
+        store_port: of rank 0's store, on its loopback.
 
     Attributes:
         greeting: rank 0's.
-        host: rank 0's.
         lost: what has happened, once a rank is lost.
         at_loss: are called then, from any thread.
         is_fatal: whether this process ends then, in a moment.
@@ -51,13 +52,20 @@ class Lines:
         EngineError: not every rank has come in time.
     """
 
-    def __init__(self, ranks: Ranks, greeting: bytes = b"", check: Callable[[], None] = lambda: None) -> None:
-        self._ranks, self.greeting, self.lost = ranks, greeting, ""
-        self.host = LOOPBACK if ranks.is_one_host else socket.gethostname()
+    def __init__(
+        self,
+        ranks: Ranks,
+        greeting: bytes = b"",
+        check: Callable[[], None] = lambda: None,
+        store_port: int = 0,
+    ) -> None:
+        self._ranks, self.greeting, self.lost, self._store_port = ranks, greeting, "", store_port
         self.at_loss: list[Callable[[], object]] = []
         self.is_fatal = True
         self._lines: dict[tuple[int, int], socket.socket] = {}  # by what it is for, and whose the other end is
+        self._entrance: Door | Gate | None = None
         self._is_lost, self._is_over, self._is_closed = (threading.Event() for _ in range(3))
+        self._have_all_come = False
         threading.Thread(target=self._give_signs, name="signs of life", daemon=True).start()
         try:
             (self._find if ranks.rank else self._gather)(check)
@@ -66,30 +74,24 @@ class Lines:
             raise
 
     def _gather(self, check: Callable[[], None]) -> None:
-        secret, deadline = secrets.token_bytes(_SECRET_BYTES), time.monotonic() + self._ranks.timeout_s
-        with socket.create_server((LOOPBACK if self._ranks.is_one_host else "", 0)) as listener:
-            listener.settimeout(_POLL_S)
-            address = {"host": self.host, "port": listener.getsockname()[1], "secret": secret.hex()}
-            file = Path(self._ranks.rendezvous)
-            draft = file.with_name(f"{file.name}.{os.getpid()}")
-            draft.write_text(json.dumps(address | {"run": self._ranks.run}))
-            draft.replace(file)
-            while len(self._lines) < 2 * (self._ranks.world_size - 1):
-                check()
-                if self.lost or time.monotonic() > deadline:
-                    raise EngineError(self.lost or f"rank 0: not all have come within {self._ranks.timeout_s:g} s")
-                with suppress(OSError):  # nobody has come yet, or somebody else
-                    self._let_in(listener.accept()[0], secret)
+        deadline = time.monotonic() + self._ranks.timeout_s
+        door = self._entrance = Door(self._ranks, self.greeting, self._let_in)
+        while len(self._lines) < 2 * (self._ranks.world_size - 1):
+            check()
+            if self.lost or time.monotonic() > deadline:
+                raise EngineError(self.lost or f"rank 0: not all have come within {self._ranks.timeout_s:g} s")
+            time.sleep(_GATHER_POLL_S)
+        self._have_all_come = True
+        if self._ranks.is_one_host:  # who reaches rank 0's loopback needs no door to its store
+            door.close()
 
-    def _let_in(self, line: socket.socket, secret: bytes) -> None:
-        line.settimeout(_CONNECT_S)
-        said, kind, rank = _read(line, _SECRET_BYTES), _read_number(line), _read_number(line)
-        if said == secret:
-            _write(line, self.greeting)
-            _read(line, len(_SIGN))  # whoever has not waited for the greeting calls again; losing this line is no loss
-            self._open(line, kind, rank)
-        else:
+    def _let_in(self, kind: int, rank: int, line: socket.socket) -> None:
+        if kind == _STORE:
+            lead_to(self._store_port, line)
+        elif self._have_all_come or self._is_closed.is_set() or not 0 < rank < self._ranks.world_size:
             line.close()
+        else:
+            self._open(line, kind, rank)
 
     def _find(self, check: Callable[[], None]) -> None:
         deadline = time.monotonic() + self._ranks.timeout_s
@@ -99,22 +101,20 @@ class Lines:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 address = json.loads(Path(self._ranks.rendezvous).read_text())
                 if address["run"] == self._ranks.run:
-                    self.host = address["host"]
-                    lines = [self._call(kind, address["port"], bytes.fromhex(address["secret"])) for kind in (0, 1)]
-                    for kind, line in enumerate(lines):
+                    lines = [call(address, self._ranks.rank, kind) for kind in (_WORDS, _LIFE)]
+                    for kind, (line, self.greeting) in enumerate(lines):
                         self._open(line, kind, 0)
+                    if not self._ranks.is_one_host:
+                        self._entrance = Gate(partial(call, address, self._ranks.rank, _STORE))
                     return
             time.sleep(_POLL_S)
         rank, timeout_s, file = self._ranks.rank, self._ranks.timeout_s, self._ranks.rendezvous
         raise EngineError(f"rank {rank}: rank 0 has not come within {timeout_s:g} s ({file})")
 
-    def _call(self, kind: int, port: int, secret: bytes) -> socket.socket:
-        line = socket.create_connection((self.host, port), _CONNECT_S)
-        numbers = (number.to_bytes(_NUMBER_BYTES, "big") for number in (kind, self._ranks.rank))
-        line.sendall(b"".join((secret, *numbers)))
-        self.greeting = _read(line, _read_number(line))
-        line.sendall(_SIGN)
-        return line
+    @property
+    def gate_port(self) -> int | None:
+        """Port of this host's loopback that leads to rank 0's store; None where all share one loopback."""
+        return self._entrance.port if isinstance(self._entrance, Gate) else None
 
     def _open(self, line: socket.socket, kind: int, rank: int) -> None:
         line.settimeout(self._ranks.silence_s if kind == _LIFE else None)  # nobody may ask anything for days
@@ -130,7 +130,7 @@ class Lines:
         while not self._is_over.wait(_SIGN_S):
             for line in self._of(_LIFE):
                 with suppress(OSError):  # whoever watches it says so
-                    line.sendall(_SIGN)
+                    line.sendall(SIGN)
 
     def _watch(self, line: socket.socket, rank: int) -> None:
         problem = "it has hung up"
@@ -177,7 +177,7 @@ class Lines:
             OSError: one of them is gone.
         """
         for line in self._of(_WORDS):
-            _write(line, message)
+            write(line, message)
 
     def receive(self, timeout_s: float | None = None) -> list[bytes]:
         """Wait for the next message of rank 0, which is empty where none follows, or of each of the others.
@@ -188,7 +188,7 @@ class Lines:
         messages = []
         for line in self._of(_WORDS):
             line.settimeout(timeout_s)
-            messages.append(_read(line, _read_number(line)))
+            messages.append(read(line, read_number(line)))
             line.settimeout(None)
         return messages
 
@@ -204,24 +204,9 @@ class Lines:
         """Hang up."""
         self._is_over.set()
         self._is_closed.set()
+        if self._entrance:
+            self._entrance.close()
         for line in list(self._lines.values()):
             with suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
             line.close()
-
-
-def _write(line: socket.socket, message: bytes) -> None:
-    line.sendall(len(message).to_bytes(_NUMBER_BYTES, "big") + message)
-
-
-def _read_number(line: socket.socket) -> int:
-    return int.from_bytes(_read(line, _NUMBER_BYTES), "big")
-
-
-def _read(line: socket.socket, size: int) -> bytes:
-    content = bytearray()
-    while len(content) < size:
-        if not (piece := line.recv(size - len(content))):
-            raise ConnectionError("lost: the other end has hung up")
-        content += piece
-    return bytes(content)
