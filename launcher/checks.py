@@ -172,12 +172,18 @@ def _check_endpoint(config: Config, paths: RunPaths, stages: Collection[Stage]) 
         Endpoint.read(config.deployment.endpoint)
     elif Stage.deploy not in stages:
         try:
-            Endpoint.read(paths.endpoint)
+            served = Endpoint.read(paths.endpoint).model_repository
         except ServerError:
             raise ConfigError(
                 f"nothing is deployed: there is no {paths.endpoint}",
                 "add deploy to stages, or give deployment.endpoint=<file or host:port>",
             ) from None
+        exist = bool(served) and Path(served).is_dir() and paths.model_repository.is_dir()
+        if exist and not paths.model_repository.samefile(served):
+            raise ConfigError(
+                f"nothing of these results is deployed: {paths.endpoint} was copied, it is that of {served}",
+                "add deploy to stages; to ask that other server, give its file as deployment.endpoint",
+            )
 
 
 def _check_load(config: Config, paths: RunPaths) -> None:

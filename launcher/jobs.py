@@ -48,12 +48,18 @@ def write_jobs(logs: Path, jobs: Sequence[SubmittedJob]) -> None:
 
 
 def read_jobs(logs: Path) -> list[SubmittedJob]:
-    """The jobs of a run; empty for one that ran here."""
+    """The jobs of a run; empty for one that ran here, and where these are a copy of another run's logs."""
     try:
         content = json.loads((logs / FILE_NAME).read_text())
     except FileNotFoundError:
         return []
-    return [SubmittedJob(**{**job, "stages": tuple(job["stages"])}) for job in content]
+    jobs = [SubmittedJob(**{**job, "stages": tuple(job["stages"])}) for job in content]
+    return [job for job in jobs if not _is_elsewhere(Path(job.log).parent, logs)]
+
+
+def _is_elsewhere(folder: Path, logs: Path) -> bool:
+    """Whether a job writes to a folder that is there, and not below these logs: the job is that of the original."""
+    return folder.is_dir() and not folder.resolve().is_relative_to(logs.resolve())
 
 
 def forget_ended(logs: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from nemo_archive import gpt_state, write_gpt
 
+from handover.endpoint import Endpoint
+
 PROJECT = Path(__file__).resolve().parents[2]
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 
@@ -174,6 +176,20 @@ def test_a_results_directory_that_cannot_be_written(tmp_path: Path) -> None:
 def test_stages_that_need_an_earlier_one(tmp_path: Path) -> None:
     assert_refused(slipway(*run_of(tmp_path, "stages=[deploy]")), tmp_path, "no model repository", "export,deploy")
     assert_refused(slipway(*run_of(tmp_path, "stages=[benchmark]")), tmp_path, "nothing is deployed", "deploy")
+
+
+def test_the_server_of_the_original_is_not_asked_for_a_copy_of_the_results(tmp_path: Path) -> None:
+    run = tmp_path / "original" / "tiny" / "export_tp1_pp1_fp16_fp16"
+    (run / "model_repo").mkdir(parents=True)
+    (run / "deployment").mkdir()
+    Endpoint("127.0.0.1", grpc_port=1, model_repository=str(run / "model_repo")).write(
+        run / "deployment" / "endpoint.json"
+    )
+    shutil.copytree(tmp_path / "original", tmp_path / "copy")
+    evaluate = ("stages=[evaluate]", "dry_run=true", *run_of(tmp_path)[1:])
+    assert slipway(f"base_results_dir={tmp_path / 'original'}", *evaluate).returncode == 0
+    refused = slipway(f"base_results_dir={tmp_path / 'copy'}", *evaluate)
+    assert_refused(refused, tmp_path, f"that of {run / 'model_repo'}", "add deploy to stages")
 
 
 def test_dry_run_prints_every_command_and_touches_nothing(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
-from launcher.jobs import status
+from launcher.jobs import SubmittedJob, read_jobs, status, write_jobs
 from launcher.results import StageResult, write_results
 
 
@@ -26,3 +27,14 @@ def test_each_evaluation_keeps_its_result(tmp_path: Path) -> None:
     words = [line.split() for line in status(tmp_path)[1:]]
     assert [line[0] for line in words] == ["evaluate_lambada", "evaluate_squad", "report"]
     assert words[1][1:] == ["failed", "no", "model"]
+
+
+def test_the_jobs_of_the_original_are_not_those_of_a_copy(tmp_path: Path) -> None:
+    logs, copy = tmp_path / "run" / "logs", tmp_path / "copy" / "logs"
+    (logs / "convert").mkdir(parents=True)
+    job = SubmittedJob("7", ("convert",), "", str(logs / "convert" / "7_0_log.out"))
+    write_jobs(logs, [job])
+    shutil.copytree(logs, copy)
+    assert read_jobs(logs) == [job] and read_jobs(copy) == [], "cancel in a copy would end the original's"
+    shutil.rmtree(logs)
+    assert read_jobs(copy) == [job], "results that were moved keep theirs"
