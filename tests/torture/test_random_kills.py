@@ -1,0 +1,72 @@
+"""Kills at random moments: whatever is hit, nothing looks finished that is not, and the same command ends well."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from five_stages import FIVE, TWO, Run, ended, family, rerun_problem
+
+if TYPE_CHECKING:
+    from conftest import Campaign, Tally
+
+HOW = ("main", "group", "one", "everything", "SIGTERM", "SIGINT")
+TRIALS = 200
+
+
+def strike(process: subprocess.Popen[str], how: str, chance: random.Random) -> None:
+    """End what runs, in one of the ways in which programs end."""
+    members = family(process.pid)
+    if how in ("SIGTERM", "SIGINT"):
+        process.send_signal(signal.Signals[how])
+    elif how == "group":
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        chosen = {"main": [process.pid], "one": [chance.choice(members)], "everything": members[::-1]}[how]
+        for pid in chosen:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.mark.timeout(0)
+def test_random_kills(campaign: Campaign, tally: Tally, tmp_path: Path) -> None:
+    stages = FIVE if campaign.is_full else TWO
+    whole = Run(tmp_path / "whole", stages)
+    started = time.monotonic()
+    status, output = whole.run()
+    assert status == 0, output
+    duration_s = time.monotonic() - started
+    figures, shards = whole.figures(), whole.shards()
+    for number in range(campaign.trials(1, TRIALS)):
+        tally.record(trial(Run(tmp_path / str(number), stages), number, duration_s, (figures, shards)))
+    tally.check()
+
+
+def trial(run: Run, number: int, duration_s: float, expected: tuple[dict[str, float], dict[str, str]]) -> str | None:
+    """Kill once, look, run again; returns what did not hold."""
+    chance = random.Random(number)
+    how, after_s = HOW[number % len(HOW)], chance.uniform(0.02, 1.0) * duration_s
+    process = run.start()
+    try:
+        process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        strike(process, how, chance)
+    _, output = ended(process)
+    what = f"trial {number}, {how} after {after_s:.1f} s"
+    # Where everything died at once, shared memory stays until the next start, which sweeps it.
+    left = run.residue() if how != "everything" else [line for line in run.residue(20) if line[0].isdigit()]
+    problems = [f"left {left}"] if left else []
+    problems += [f"looks finished: {run.damages()}"] if run.damages() else []
+    problems += [f"a traceback: {output[-800:]}"] if "Traceback" in output else []
+    problems += filter(None, [rerun_problem(run, *expected)])
+    shutil.rmtree(run.root)
+    return f"{what}: {'; '.join(problems)}" if problems else None
