@@ -101,12 +101,11 @@ class Deployment:
         arguments, directory = self._arguments, Path(state.directory)
         installation = locate(arguments.engine)
         backends = assemble_backends(installation, directory)
-        repository = link_repository(arguments.model_repository, directory)
+        repository = link_repository(arguments.model_repository, directory, _is_watched(arguments))
         closed = self._restrict(installation)
         binary, prefix = installation.binary, state.prefix
         command = build_argv(binary, arguments, repository, ports, prefix, backends, closed.flags)
-        # Without bytecode: the tokenizer models are imported from the published repository, where nothing is added.
-        variables = {"PYTHONDONTWRITEBYTECODE": "1", **installation.environment, **self._environment}
+        variables = {**installation.environment, **self._environment}
         shown_paths = {repository: arguments.model_repository}
 
         def start(is_again: bool) -> Server:
@@ -174,8 +173,7 @@ class Deployment:
 
     def _asking_whether_served(self, ports: Ports) -> Callable[[ModelVersion], bool] | None:
         """Give a question for the server, where models come and go through Triton's model control API; else None."""
-        flags = self._arguments.server_args
-        if not any(re.fullmatch("--model-control-mode=(explicit|poll)", given) for given in flags):
+        if not _is_watched(self._arguments):
             return None
 
         def is_served(model: ModelVersion) -> bool:
@@ -191,3 +189,8 @@ class Deployment:
                 return True  # a server that does not answer has not unloaded anything in good order
 
         return is_served
+
+
+def _is_watched(arguments: ServeArguments) -> bool:
+    """Whether models come and go through Triton's model control API or its polling."""
+    return any(re.fullmatch("--model-control-mode=(explicit|poll)", given) for given in arguments.server_args)

@@ -140,19 +140,39 @@ def assemble_backends(installation: Installation, directory: Path, engine_source
     return root
 
 
-def link_repository(repository: Path, directory: Path) -> Path:
-    """Give the repository a path of plain letters.
+def link_repository(repository: Path, directory: Path, is_watched: bool = False) -> Path:
+    """Give the repository a path of plain letters, below which nothing of the published one is written.
 
     Triton starts a stub through ``bash -c`` with the model's path unquoted in it: a space there breaks
-    the command, and ``; touch x`` in a results directory would be run.
+    the command, and ``; touch x`` in a results directory would be run. The stub reads no variables of Python's, so
+    that nothing keeps it from putting ``__pycache__`` beside the model that it imports: that goes beside the link.
 
     Args:
         repository: under whatever name.
-        directory: private; the link is made below it.
+        directory: private; the links are made below it.
+        is_watched: models come and go while it is served, so that only the whole can be linked.
     """
     link = directory / "repository"
-    link.symlink_to(repository.absolute(), target_is_directory=True)
+    if is_watched:
+        link.symlink_to(repository.absolute(), target_is_directory=True)
+        return link
+    link.mkdir()
+    for entry in repository.absolute().iterdir():
+        if any(entry.glob("*/model.py")):
+            _link_files(entry, link / entry.name)
+        else:
+            (link / entry.name).symlink_to(entry, target_is_directory=entry.is_dir())
     return link
+
+
+def _link_files(source: Path, target: Path) -> None:
+    """Make a tree of directories anew, with links to the files in them."""
+    target.mkdir()
+    for entry in source.iterdir():
+        if not entry.is_dir():
+            (target / entry.name).symlink_to(entry)
+        elif entry.name != "__pycache__":
+            _link_files(entry, target / entry.name)
 
 
 def build_argv(

@@ -27,7 +27,7 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ArtefactError(
-            f"the disk is full: {path.name} could not be written to {path.parent}",
+            f"the disk is full: {path.name} could not be written to {path.parent} ({error.strerror})",
             "free some space; the next run continues where this one stopped",
         ) from error
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -31,11 +35,13 @@ class Run:
         root: of the campaign's trial: results and temporary files lie below it.
         stages: the override that chooses them.
         environment: added to ours.
+        duration_s: how long it took, of one that was run to its end.
     """
 
     root: Path
     stages: str = FIVE
     environment: dict[str, str] = field(default_factory=dict)
+    duration_s: float = 0.0
 
     @property
     def base(self) -> Path:
@@ -129,7 +135,22 @@ class Run:
     def litter(self) -> list[str]:
         """Names in the results that no finished run has."""
         names = (path.relative_to(self.base).as_posix() for path in self.base.rglob("*"))
-        return [name for name in names if re.search(r"\.partial(\.json)?(/|$)|\.slipway-tmp$|(^|/)\.[^/]+\.\d+$", name)]
+        return [name for name in names if re.search(r"\.partial(\.\w+)?(/|$)|\.slipway-tmp$|(^|/)\.[^/]+\.\d+$", name)]
+
+
+@functools.cache
+def whole(stages: str) -> Run:
+    """A run that nothing disturbed, whose figures and shards all others must come to; each is made once."""
+    folder = tempfile.mkdtemp(prefix="whole-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    run = Run(Path(folder), stages)
+    started = time.monotonic()
+    status, output = run.run()
+    assert status == 0, output
+    run.duration_s = time.monotonic() - started
+    assert not run.damages() and not run.litter() and not run.residue()
+    assert bool(run.figures()) == (stages == FIVE) and run.shards()
+    return run
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -7,12 +7,11 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from five_stages import FIVE, TWO, Run, ended, family, rerun_problem
+from five_stages import FIVE, TWO, Run, ended, family, rerun_problem, whole
 
 if TYPE_CHECKING:
     from conftest import Campaign, Tally
@@ -40,14 +39,10 @@ def strike(process: subprocess.Popen[str], how: str, chance: random.Random) -> N
 @pytest.mark.timeout(0)
 def test_random_kills(campaign: Campaign, tally: Tally, tmp_path: Path) -> None:
     stages = FIVE if campaign.is_full else TWO
-    whole = Run(tmp_path / "whole", stages)
-    started = time.monotonic()
-    status, output = whole.run()
-    assert status == 0, output
-    duration_s = time.monotonic() - started
-    figures, shards = whole.figures(), whole.shards()
+    undisturbed = whole(stages)
+    expected = undisturbed.figures(), undisturbed.shards()
     for number in range(campaign.trials(1, TRIALS)):
-        tally.record(trial(Run(tmp_path / str(number), stages), number, duration_s, (figures, shards)))
+        tally.record(trial(Run(tmp_path / str(number), stages), number, undisturbed.duration_s, expected))
     tally.check()
 
 
