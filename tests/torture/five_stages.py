@@ -100,7 +100,7 @@ class Run:
         """Say what is not whole of what has a manifest, by digests that this module computes."""
         problems = []
         for manifest in self.base.rglob(_MANIFEST):
-            if any(part.endswith(".partial") for part in manifest.parts):
+            if any(part.endswith(".partial") or ".replaced-" in part for part in manifest.parts):
                 continue
             for record in json.loads(manifest.read_text())["files"]:
                 path = manifest.parent / record["path"]
