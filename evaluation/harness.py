@@ -137,9 +137,10 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         return {"model_digest": endpoint.model_digest, "engine": endpoint.engine, **endpoint.settings}
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode; an encoder's input is ended, and no other special token added."""
-        ending = [self._end_id] if self._is_t5 and add_special_tokens is not False else []
-        return self._tokenizer.encode(string) + ending
+        """Encode as the harness's own class does: with what the tokenizer puts around a text, unless it says not to."""
+        if add_special_tokens is False:
+            return self._tokenizer.encode_part(string)
+        return self._tokenizer.encode(string) + ([self._end_id] if self._is_t5 else [])
 
     def _scorer(self, client: Client) -> Scorer:
         return Scorer(client, self._model, self.batch_size, self._tokenizer, self._end_id)

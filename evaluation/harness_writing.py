@@ -97,7 +97,7 @@ class Writer:
             model=self.ids_model or self.model,
             sampling=sampling,
             end_id=self.end_id,
-            stop_words=[[self.tokenizer.encode(text) for text in plan.until] for plan in plans],
+            stop_words=[[self.tokenizer.encode_part(text) for text in plan.until] for plan in plans],
             is_encoder_decoder=self.is_t5,
         )
         return [self._text(plan, generation.tokens) for plan, generation in zip(plans, made, strict=True)]

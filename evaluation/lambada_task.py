@@ -143,7 +143,7 @@ def _encode(tokenizer: Tokenizer, context: str, target: str, is_joint: bool) -> 
     """Encode both: jointly, split where the context's own encoding ends, as lm-eval does for a decoder; or apart."""
     given = tuple(tokenizer.encode(context))
     return given, tuple(tokenizer.encode(context + target))[len(given) :] if is_joint else tuple(
-        tokenizer.encode(target)
+        tokenizer.encode_part(target)
     )
 
 

@@ -88,7 +88,7 @@ class Prompter:
         field = self._template.truncate_field or ""
         text = self._template.render(sample)
         ids = self._encode(text)
-        given = self._tokenizer.encode(sample[field]) if field in sample and self._is_too_long(ids) else []
+        given = self._tokenizer.encode_part(sample[field]) if field in sample and self._is_too_long(ids) else []
         kept = len(given)
         while self._limit is not None and self._is_too_long(ids) and kept:
             kept = max(0, kept - (len(ids) - self._limit))
@@ -105,10 +105,11 @@ class Prompter:
 
     def _encode(self, text: str) -> Ids:
         """Encode the texts between the marks apart from each other, as NeMo does with its pseudo tokens."""
-        splits, ids = self._template.virtual_token_splits, list[int]()
-        for part in split_virtual(text):
+        splits, ids, parts = self._template.virtual_token_splits, list[int](), split_virtual(text)
+        encode = self._tokenizer.encode_part if parts[1:] else self._tokenizer.encode
+        for part in parts:
             if isinstance(part, str):
-                ids += self._tokenizer.encode(part)
+                ids += encode(part)
             elif self._learnt is not None:
                 first = self._learnt.first_id + sum(splits[:part])
                 ids += range(first, first + splits[part])

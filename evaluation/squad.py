@@ -87,7 +87,7 @@ def score_question(
     prediction = template.read_answer(answer.text)
     identity = None
     if has_answer:
-        label = tuple(tokenizer.encode(template.label(question.answers[0])))
+        label = tuple(tokenizer.encode_part(template.label(question.answers[0])))
         identity = answer.tokens[: len(label)] == label
     return Score(
         index=index,

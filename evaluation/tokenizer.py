@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from handover.errors import ArtefactError
+from handover.text_ids import TextIds, read_text_ids
 
 VOCABULARY_NAMES = ("vocab.json", "gpt2-vocab.json")
 MERGES_NAMES = ("merges.txt", "gpt2-merges.txt")
@@ -18,7 +19,7 @@ _SENTINEL = re.compile("<extra_id_[0-9]+>")
 """T5's marks for gaps: the one kind of special token that belongs into a text."""
 
 
-class Tokenizer(Protocol):
+class Plain(Protocol):
     """Text to token ids and back; neither direction adds or hides special tokens."""
 
     def encode(self, text: str) -> list[int]:
@@ -26,6 +27,39 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
+
+
+class Tokenizer(Plain, Protocol):
+    """Text to token ids and back, as the models for text do it."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, with what the tokenizer puts around it: a start token, if it has one."""
+
+    def encode_part(self, text: str) -> list[int]:
+        """Return the token ids of a part of a text, by itself: a word, an answer, what is between two marks."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without what stands before it."""
+
+
+class TextTokenizer:
+    """A tokenizer that puts tokens around a text."""
+
+    def __init__(self, plain: Plain, text_ids: TextIds) -> None:
+        self._plain, self.text_ids = plain, text_ids
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, with what stands around it."""
+        return [*self.text_ids.before, *self._plain.encode(text), *self.text_ids.after]
+
+    def encode_part(self, text: str) -> list[int]:
+        """Return the token ids of a part of a text, by itself."""
+        return self._plain.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without what stands before it."""
+        before = self.text_ids.before
+        return self._plain.decode(ids[len(before) :] if before and tuple(ids[: len(before)]) == before else ids)
 
 
 class BytePairTokenizer:
@@ -88,7 +122,12 @@ class SentencePieceTokenizer:
         return str(self._processor.decode(list(ids)))
 
 
-def load_tokenizer(source: Path) -> Tokenizer:
+def load_tokenizer(source: Path) -> TextTokenizer:
+    """Load the tokenizer with what it puts around a text; see ``_load_plain``."""
+    return TextTokenizer(_load_plain(source), read_text_ids(source if source.is_dir() else source.parent))
+
+
+def _load_plain(source: Path) -> Plain:
     """Load the tokenizer from a directory of its files, from ``tokenizer.json`` or from a SentencePiece model file.
 
     Args:
@@ -119,7 +158,7 @@ def _first_file(directory: Path, names: Sequence[str]) -> Path | None:
     return next((directory / name for name in names if (directory / name).is_file()), None)
 
 
-def _open(kind: Callable[..., Tokenizer], *files: Path) -> Tokenizer:
+def _open(kind: Callable[..., Plain], *files: Path) -> Plain:
     try:
         return kind(*files)
     except Exception as error:  # both libraries raise bare Exception, RuntimeError or OSError

@@ -174,7 +174,7 @@ def workers_of(processes: int) -> int:
 
 def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -> list[FileRecord]:
     source, settings = conversion.source, conversion.settings
-    contents = {**source.tokenizer.contents(source.archive), **source.extra_files}
+    contents = {**source.tokenizer.contents(source.archive), **source.tokenizer.text_ids.files(), **source.extra_files}
     values = ConfigValues(
         dims=source.dims,
         tensor_para_size=settings.tensor_para_size,

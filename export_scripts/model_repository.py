@@ -32,9 +32,10 @@ from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import ORIGIN, RANDOM_WEIGHTS, FileRecord, Manifest, artefact_files
 from handover.progress import Progress
 from handover.provenance import made_by
+from handover.text_ids import TEXT_IDS_FILE
 
 KIND = "model_repository"
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
 _SOURCES = Path(__file__).parent / "tokenizer_models"
 _SECTIONS = {"gpt": "gpt", "gptj": "gptj", "gptneox": "gptneox", "t5": "decoder"}
 _T5_IDS = {"start_id": "decoder_start_token_id", "end_id": "eos_token_id"}
@@ -116,7 +117,8 @@ class _Repository:
     def add_tokenizer_model(self, spec: ModelSpec, source: Path) -> None:
         self.add_config(spec)
         self._copy(source, f"{spec.name}/1/model.py")
-        self._copy(_SOURCES / "slipway_tokenizer.py", f"{spec.name}/1/slipway_tokenizer.py")
+        for module in ("slipway_tokenizer.py", "slipway_words.py"):
+            self._copy(_SOURCES / module, f"{spec.name}/1/{module}")
         for record in self.checkpoint.files:
             if record.path in TOKENIZER_FILES:
                 self._link(record, f"{spec.name}/1/{record.path}")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import NOT_NAMED
 from handover.errors import CheckpointError
+from handover.text_ids import TextIds
 
 
 def with_settled_ids(source: Source, start_id: int | None = None, end_id: int | None = None) -> Source:
@@ -44,8 +45,10 @@ def with_settled_ids(source: Source, start_id: int | None = None, end_id: int | 
         else ""
     )
     ids = replace(source.ids, start_id=start, end_id=end, more_end_ids=others)
-    said = tuple(filter(None, (about_end, about_start, about_others)))
-    return replace(source, ids=ids, remarks=(*source.remarks, *said))
+    text_ids = replace(source.tokenizer.text_ids, more_end_ids=others)
+    said = tuple(filter(None, (about_end, about_start, about_others, _about_texts(text_ids))))
+    tokenizer = replace(source.tokenizer, text_ids=text_ids)
+    return replace(source, ids=ids, tokenizer=tokenizer, remarks=(*source.remarks, *said))
 
 
 def _settled_end(end: int, vocab_size: int) -> tuple[int, str]:
@@ -67,3 +70,9 @@ def _settled_start(start: int, stand_ins: Iterable[int | None], vocab_size: int)
     stand_in = next((each for each in stand_ins if each is not None and 0 <= each < vocab_size), 0)
     what = "no start token is named" if start == NOT_NAMED else f"the start token {start} is beyond the vocabulary"
     return stand_in, f"{what}: token {stand_in} stands in for it; export.model.start_id=N names another"
+
+
+def _about_texts(text_ids: TextIds) -> str:
+    """Say what the tokenizer puts around a text; empty: nothing."""
+    around = [f"{list(ids)} {place}" for ids, place in ((text_ids.before, "before"), (text_ids.after, "behind")) if ids]
+    return f"the tokenizer puts {' and '.join(around)} a text, and so do the models for text" if around else ""

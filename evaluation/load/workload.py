@@ -180,7 +180,8 @@ def _prompt(line: str, where: str, encode: Callable[[str], list[int]] | None) ->
             return _checked(tuple(map(int, content["input_ids"])), int(content["output_length"]))
         if encode is None:
             raise ConfigError(f"{where} holds text, but the served model's tokenizer is not on this machine")
-        wanted = content["output_length"] if "output_length" in content else len(encode(content["completion"]))
+        around = len(encode(""))  # what the tokenizer puts around a prompt is no part of an answer
+        wanted = content["output_length"] if "output_length" in content else len(encode(content["completion"])) - around
         return _checked(tuple(encode(content["prompt"])), int(wanted), content["prompt"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

@@ -25,6 +25,7 @@ from export_scripts.weights.architecture import Settings
 from export_scripts.weights.huggingface_xglm import XGLM
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
+from handover.text_ids import TextIds
 
 NAME = "fairseq's XGLM (directory with model.pt and dict.txt)"
 _WEIGHTS, _DICTIONARY = "model.pt", "dict.txt"
@@ -74,6 +75,8 @@ def open_source(archive: Archive) -> Source:
     table = XGLM.table(settings, dims)
     reasons = dict.fromkeys(_BESIDE, "what fairseq keeps beside the weights")
     tokenizer = find_tokenizer(archive)
+    if tokenizer.members:  # fairseq encodes a text so too
+        tokenizer = replace(tokenizer, text_ids=TextIds(before=(_IDS.end_id,)))
     return Source(
         archive=archive,
         family=XGLM.family,

@@ -10,9 +10,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 try:  # in the model repository
-    from slipway_tokenizer import decode_rows, load_tokenizer  # type: ignore[import-not-found]
+    from slipway_tokenizer import decode_rows, load_text_ids, load_tokenizer  # type: ignore[import-not-found]
 except ModuleNotFoundError:  # in the project
-    from export_scripts.tokenizer_models.slipway_tokenizer import decode_rows, load_tokenizer
+    from export_scripts.tokenizer_models.slipway_tokenizer import decode_rows, load_text_ids, load_tokenizer
 
 
 class TritonPythonModel:
@@ -28,6 +28,7 @@ class TritonPythonModel:
         self._has_axis = len(config["input"][0]["dims"]) > 2  # the stateful form: [1, batch, n] for [batch, n]
         self._end_id = int(parameters["end_id"]["string_value"])
         self._tokenizer = load_tokenizer(Path(__file__).parent)
+        self._text_ids = load_text_ids(Path(__file__).parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request."""
@@ -36,7 +37,7 @@ class TritonPythonModel:
     def _decode(self, request: Any) -> Any:
         tokens, input_lengths = self._read(request, "TOKENS_BATCH"), self._read(request, "RESPONSE_INPUT_LENGTHS")
         texts = decode_rows(
-            self._tokenizer, tokens, input_lengths, self._read(request, "SEQUENCE_LENGTH"), self._end_id
+            self._tokenizer, tokens, input_lengths, self._read(request, "SEQUENCE_LENGTH"), self._end_id, self._text_ids
         )
         encoded = np.array([text.encode("utf-8") for text in texts], dtype=object)
         return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT", encoded)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,23 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 try:  # in the model repository
-    from slipway_tokenizer import encode_prompts, encode_word_lists, load_tokenizer, read_texts  # type: ignore[import-not-found]
-except ModuleNotFoundError:  # in the project
-    from export_scripts.tokenizer_models.slipway_tokenizer import (
+    from slipway_tokenizer import (  # type: ignore[import-not-found]
         encode_prompts,
-        encode_word_lists,
+        load_text_ids,
         load_tokenizer,
         read_texts,
     )
+    from slipway_words import encode_word_lists  # type: ignore[import-not-found]
+except ModuleNotFoundError:  # in the project
+    from export_scripts.tokenizer_models.slipway_tokenizer import (
+        encode_prompts,
+        load_text_ids,
+        load_tokenizer,
+        read_texts,
+    )
+    from export_scripts.tokenizer_models.slipway_words import encode_word_lists
+
+_SEQUENCE_START = 1  # TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
 
 
 class TritonPythonModel:
@@ -32,6 +42,7 @@ class TritonPythonModel:
         self._end_id = int(parameters["end_id"]["string_value"])
         self._ends_inputs = "ends_inputs" in parameters and parameters["ends_inputs"]["string_value"] == "1"
         self._tokenizer = load_tokenizer(Path(__file__).parent)
+        self._text_ids = load_text_ids(Path(__file__).parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request; one that cannot be read gets an error of its own."""
@@ -45,12 +56,15 @@ class TritonPythonModel:
 
     def _encode(self, request: Any) -> list[Any]:
         texts = read_texts(self._read(request, "QUERY"), "QUERY")
-        ids, lengths = encode_prompts(self._tokenizer, texts, self._start_id, self._end_id, self._ends_inputs)
+        around = self._text_ids
+        if self._has_axis and not request.flags() & _SEQUENCE_START:  # a conversation goes on
+            around = around._replace(before=())
+        ids, lengths = encode_prompts(self._tokenizer, texts, self._start_id, self._end_id, self._ends_inputs, around)
         tensors = {
             "INPUT_ID": ids,
             "REQUEST_INPUT_LEN": lengths,
             "BAD_WORDS_IDS": self._words(request, "BAD_WORDS_DICT", len(texts)),
-            "STOP_WORDS_IDS": self._words(request, "STOP_WORDS_DICT", len(texts)),
+            "STOP_WORDS_IDS": self._words(request, "STOP_WORDS_DICT", len(texts), around.more_end_ids),
             "REQUEST_OUTPUT_LEN": self._read(request, "REQUEST_OUTPUT_LEN").astype(np.uint32),
         }
         return [pb_utils.Tensor(name, array[None] if self._has_axis else array) for name, array in tensors.items()]
@@ -61,6 +75,6 @@ class TritonPythonModel:
             return None
         return tensor.as_numpy()[0] if self._has_axis else tensor.as_numpy()
 
-    def _words(self, request: Any, name: str, batch: int) -> Any:
+    def _words(self, request: Any, name: str, batch: int, always: Sequence[int] = ()) -> Any:
         words = self._read(request, name)
-        return encode_word_lists(self._tokenizer, [""] * batch if words is None else read_texts(words, name))
+        return encode_word_lists(self._tokenizer, [""] * batch if words is None else read_texts(words, name), always)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Sequence
 from itertools import product, repeat
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +20,24 @@ _BYTE_LETTERS = {chr(byte if byte in _PRINTED else 256 + _BYTES.index(byte) - le
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _SENTINEL = re.compile("<extra_id_[0-9]+>")
 """T5's marks for gaps: the one kind of special token that belongs into a text."""
+
+
+class TextIds(NamedTuple):
+    """Tokens that stand around a text's own ones, and those that end a text beside end_id."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    more_end_ids: tuple[int, ...] = ()
+
+
+NO_TEXT_IDS = TextIds()
+
+
+def load_text_ids(directory: Path) -> TextIds:
+    """Read ``text_ids.json``, which the conversion wrote where the tokenizer's files ask for such tokens."""
+    file = directory / "text_ids.json"
+    values = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return TextIds(*(tuple(values.get(name, ())) for name in TextIds._fields))
 
 
 class Tokenizer(Protocol):
@@ -205,7 +221,12 @@ def read_texts(array: NDArray[Any], name: str) -> list[str]:
 
 
 def encode_prompts(
-    tokenizer: Tokenizer, prompts: Sequence[str], start_id: int, end_id: int, ends_inputs: bool = False
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    start_id: int,
+    end_id: int,
+    ends_inputs: bool = False,
+    text_ids: TextIds = NO_TEXT_IDS,
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Encode prompts as FasterTransformer's ``input_ids`` and ``input_lengths``.
 
@@ -217,44 +238,18 @@ def encode_prompts(
         start_id: of the vocabulary.
         end_id: of the vocabulary.
         ends_inputs: each prompt is followed by end_id, as an encoder expects it.
+        text_ids: what stands around each prompt.
 
     Returns:
         ids [batch, longest], padded on the right with start_id: nobody reads the padding, but FasterTransformer looks
         its embedding up, and end_id may lie beyond the vocabulary; lengths [batch, 1].
     """
-    ending = [end_id] if ends_inputs else []
-    rows = [tokenizer.encode(prompt) + ending or [start_id] for prompt in prompts]
+    ending = [*text_ids.after, *([end_id] if ends_inputs else [])]
+    rows = [[*text_ids.before, *tokenizer.encode(prompt), *ending] or [start_id] for prompt in prompts]
     ids = np.full((len(rows), max(map(len, rows))), start_id, dtype=np.uint32)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row
     return ids, np.array([[len(row)] for row in rows], dtype=np.uint32)
-
-
-def encode_word_lists(tokenizer: Tokenizer, rows: Sequence[str]) -> NDArray[np.int32]:
-    """Encode one CSV line of words a request row as FasterTransformer's bad or stop words.
-
-    The layout is that of ``to_word_list_format`` in FasterTransformer backend's GPT repository: first
-    the ids of all words, one after another, padded with 0; then the end offset of each word, padded
-    with -1. A row without words is [[0], [-1]]. A space after a comma belongs to the word.
-
-    Returns:
-        [batch, 2, ids of the longest row, at least 1].
-    """
-    words = [_encode_words(tokenizer, row) if row else [] for row in rows]
-    length = max([1, *(sum(map(len, row)) for row in words)])
-    result = np.zeros((len(words), 2, length), dtype=np.int32)
-    result[:, 1] = -1
-    if not any(words):  # the rule
-        return result
-    for index, row in enumerate(words):
-        flat = [token for ids in row for token in ids]
-        result[index, 0, : len(flat)] = flat
-        result[index, 1, : len(row)] = np.cumsum([len(ids) for ids in row])
-    return result
-
-
-def _encode_words(tokenizer: Tokenizer, row: str) -> list[list[int]]:
-    return [ids for line in csv.reader(io.StringIO(row)) for word in line if (ids := tokenizer.encode(word))]
 
 
 def decode_rows(
@@ -263,6 +258,7 @@ def decode_rows(
     input_lengths: NDArray[Any] | None,
     sequence_lengths: NDArray[Any] | None,
     end_id: int,
+    text_ids: TextIds = NO_TEXT_IDS,
 ) -> list[str]:
     """Decode the engine's output to prompt and completion, as one text for each sequence.
 
@@ -275,17 +271,26 @@ def decode_rows(
         input_lengths: [batch, beam], tokens of each prompt; None: the rows hold no prompt, or nobody knows.
         sequence_lengths: [batch, beam], tokens of prompt and completion; None: decode the whole row.
         end_id: end-of-text token.
+        text_ids: what stands around each prompt, which is no part of a text, and what else ends one.
 
     Returns:
         batch * beam texts, all beams of the first request row first.
     """
-    texts = []
+    texts, ends = [], (end_id, *text_ids.more_end_ids)
     for batch, beam in product(*map(range, tokens.shape[:2])):
         row = tokens[batch, beam].tolist()
+        prompt = 0 if input_lengths is None else int(input_lengths[batch, beam])
         if sequence_lengths is not None:
             row = row[: int(sequence_lengths[batch, beam])]
-            prompt = 0 if input_lengths is None else int(input_lengths[batch, beam])
-            if len(row) > prompt and row[-1] == end_id:
+            if len(row) > prompt and row[-1] in ends:
                 row.pop()
-        texts.append(tokenizer.decode(row))
+        texts.append(tokenizer.decode(_own_tokens(row, prompt, text_ids)))
     return texts
+
+
+def _own_tokens(row: list[int], prompt: int, text_ids: TextIds) -> list[int]:
+    """Leave out what stands around a prompt; ``prompt``: its length, 0 where nobody knows."""
+    before, after = list(text_ids.before), list(text_ids.after)
+    if after and prompt and row[prompt - len(after) : prompt] == after:
+        row = row[: prompt - len(after)] + row[prompt:]
+    return row[len(before) :] if before and row[: len(before)] == before else row

@@ -88,6 +88,10 @@ class FakePbUtils(ModuleType):
         def as_numpy(self) -> np.ndarray:
             return self._array
 
+    @classmethod
+    def get_input_tensor_by_name(cls, request: FakeRequest, name: str) -> Any:
+        return cls.Tensor(name, request.tensors[name]) if name in request.tensors else None
+
     class InferenceResponse:
         def __init__(self, output_tensors: list[Any], error: Any = None) -> None:
             self.outputs = {tensor.tensor_name: tensor.as_numpy() for tensor in output_tensors}

@@ -14,10 +14,10 @@ from transformers import GPT2Tokenizer
 from export_scripts.tokenizer_models.slipway_tokenizer import (
     decode_rows,
     encode_prompts,
-    encode_word_lists,
     load_tokenizer,
     read_texts,
 )
+from export_scripts.tokenizer_models.slipway_words import encode_word_lists
 
 TEXTS = [
     "the world",

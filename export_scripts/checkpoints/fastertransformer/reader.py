@@ -24,10 +24,11 @@ from export_scripts.mapped import map_record
 from export_scripts.weights import t5
 from export_scripts.weights.schema import Dims, Layout, Rule, Rules, SourceMap, TargetTensor, split_layer
 from handover.digests import file_digest
-from handover.errors import CheckpointError
+from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import Manifest
 from handover.templates import TEMPLATES_FILE
+from handover.text_ids import TEXT_IDS_FILE, TextIds
 
 NAME = "FT checkpoint (a <T>-gpu directory with config.ini)"
 _FILE = re.compile(r"(?P<name>.+?)(?:\.(?P<rank>\d+))?\.bin")
@@ -62,6 +63,7 @@ def open_source(archive: Archive) -> Source:
     _check_files(archive, config, found, schema, dims, ranks)
     digests = _digests(archive)
     start_id, end_id = config.ids()
+    text_ids = _text_ids(archive)
     return Source(
         archive=archive,
         family=replace(config.family, schema=lambda _: schema, config=config.resharded, divided=_divided(dims)),
@@ -72,10 +74,24 @@ def open_source(archive: Archive) -> Source:
             for name, names in found.items()
             for axis in (schema[name].split_axis if len(names) > 1 else None,)
         },
-        tokenizer=TokenizerFiles({name: name for name in _TOKENIZER if name in archive}, "as it is"),
-        ids=SpecialIds(start_id, end_id),
+        tokenizer=TokenizerFiles({name: name for name in _TOKENIZER if name in archive}, "as it is", text_ids=text_ids),
+        ids=SpecialIds(start_id, end_id, more_end_ids=text_ids.more_end_ids),
         extra_files={name: archive.read_bytes(name) for name in (TEMPLATES_FILE,) if name in archive},
     )
+
+
+def _text_ids(archive: Archive) -> TextIds:
+    """What stands around a text's own tokens.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if TEXT_IDS_FILE not in archive:
+        return TextIds()
+    try:
+        return TextIds.parse(archive.read_bytes(TEXT_IDS_FILE), f"{archive.path}: {TEXT_IDS_FILE}")
+    except ArtefactError as error:
+        raise CheckpointError(error.problem, error.hint) from error
 
 
 def _divided(dims: Dims) -> tuple[str, ...]:

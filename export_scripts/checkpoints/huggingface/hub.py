@@ -26,6 +26,8 @@ _SMALL_FILES = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",

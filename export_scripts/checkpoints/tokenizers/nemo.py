@@ -17,6 +17,7 @@ from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.tokenizers import wordpiece
 from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
+from handover.text_ids import TextIds
 
 _END_OF_TEXT = "<|endoftext|>"
 # Configuration key: (FasterTransformer's file name, how the file is called where the key holds a foreign path).
@@ -37,6 +38,7 @@ class TokenizerFiles:
             ``huggingface`` (tokenizer.json).
         is_legacy: NeMo's way with SentencePiece: special tokens that the model lacks are added after its pieces.
         is_nemos: a configuration of NeMo's describes it.
+        text_ids: what stands around a text's own tokens.
         rewrites: by FasterTransformer's file name, makes its content of the archive's; the others are copied.
     """
 
@@ -44,6 +46,7 @@ class TokenizerFiles:
     library: str
     is_legacy: bool = True
     is_nemos: bool = False
+    text_ids: TextIds = TextIds()
     rewrites: Mapping[str, Callable[[bytes], bytes]] = field(default_factory=dict)
 
     def contents(self, archive: Archive) -> dict[str, bytes]:
