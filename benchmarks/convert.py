@@ -6,9 +6,9 @@
     python3 -m benchmarks.convert --fastertransformer=/path/to/FasterTransformer
 
 The checkpoint is made up: random weights of a GPT, in NeMo's legacy form unless others are named. All sides start with
-a warm page cache and an idle disk, and end with their bytes in the page cache. What a run has written is emptied, not
-deleted, before the next: ext4 searches long for inodes that were not deleted a moment ago, and no real conversion
-meets that.
+a warm page cache and an idle disk. Ours ends with its bytes on the disk, the others with theirs in the page cache: in
+a tmpfs that is the same. What a run has written is emptied, not deleted, before the next: ext4 searches long for
+inodes that were not deleted a moment ago, and no real conversion meets that.
 """
 
 from __future__ import annotations

@@ -11,12 +11,14 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from decoder_forward import forward
 from huggingface_models import logits, save
 
+from export_scripts.checkpoints.huggingface import hub as hub_files
 from export_scripts.checkpoints.huggingface.hub import hub_name, is_fetched, local_directory
 from handover.errors import ConfigError
 
@@ -180,3 +182,19 @@ def test_names_and_paths() -> None:
     for wrong in ("hf:", "hf:../up", "hf:a/b/c", "hf:/etc", "hf:org/na me"):
         with pytest.raises(ConfigError, match="is no name of huggingface"):
             hub_name(wrong)
+
+
+def test_what_was_fetched_counts_as_there_only_when_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power may leave zeros in weights, which have no checksum of their own."""
+    files = ["config.json", "model.safetensors"]
+    info = SimpleNamespace(sha=COMMIT, siblings=[SimpleNamespace(rfilename=name, lfs=None) for name in files])
+    library = SimpleNamespace(
+        HfApi=lambda: SimpleNamespace(model_info=lambda *_, **__: info), snapshot_download=lambda *_, **__: None
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
+    states: list[bool] = []
+    monkeypatch.setattr(hub_files, "sync_tree", lambda root: states.append(is_fetched("org/tiny", root)))
+    hub_files.fetch("org/tiny", tmp_path, say=lambda line: None)
+    assert states == [False] and is_fetched("org/tiny", tmp_path)

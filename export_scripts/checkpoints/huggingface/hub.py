@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from handover.digests import SHA256, file_digest
+from handover.durable import sync_tree, write_atomically
 from handover.errors import CheckpointError, ConfigError
 
 PREFIX = "hf:"
@@ -113,7 +114,8 @@ def fetch(name: str, directory: Path, say: Callable[[str], None]) -> None:
             "check name, network, HF_TOKEN and HF_ENDPOINT where the job runs; or download the checkpoint and give its "
             "directory",
         ) from error
-    (directory / _FETCHED).write_text(json.dumps({"name": name, "commit": info.sha, "files": files}))
+    sync_tree(directory)  # nothing in a file of weights would tell that a loss of power took a part
+    write_atomically(directory / _FETCHED, json.dumps({"name": name, "commit": info.sha, "files": files}))
 
 
 def _check_digests(directory: Path, digests: Mapping[str, str]) -> None:
