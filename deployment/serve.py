@@ -4,7 +4,7 @@ The order: take the endpoint file's lock, sweep what a killed run left, prove th
 server, wait for a real generation through the ensemble, publish the endpoint file, watch. SIGTERM, SIGUSR1, Ctrl-C or
 the end of the parent process stop the server; nothing stays in the process table, in /dev/shm or as a temporary file.
 
-Started several times by srun or mpirun, the first of the processes serves and the others take part; see ``ranks``.
+Started several times by srun, mpirun or torchrun, the first process serves and the others take part; see ``ranks``.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ def main(argv: Sequence[str]) -> None:
     os.environ.update(visible_devices(given.cuda_devices, given.engine, os.environ))
     stop = StopRequest()
     is_spread = arguments.engine == SLIPWAY and rank.world_size > 1
-    if is_spread:
-        check_world_size(rank, find_served_models(arguments.model_repository))
+    if rank.world_size > 1:
+        follows_moves = arguments.engine == SLIPWAY
+        check_world_size(rank, find_served_models(arguments.model_repository, follows_moves), arguments.engine)
     if is_spread and rank.rank:
         with stop.listening():
             take_part(arguments, rank, given.endpoint, stop.came)
         return
     arguments.endpoint.parent.mkdir(parents=True, exist_ok=True)
     with lock(arguments.endpoint):
-        serve(arguments, given, rank, stop, is_spread)
+        serve(arguments, given, rank, stop)
 
 
-def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: StopRequest, is_spread: bool) -> None:
+def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: StopRequest) -> None:
     """Prove the weights and serve; the lock is held.
 
     Args:
@@ -55,13 +56,13 @@ def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: St
         given: of the first rank.
         rank: of this process.
         stop: ends the deployment.
-        is_spread: the engine's other ranks are processes that somebody else has started.
     """
     rendezvous = rendezvous_file(given.endpoint)
     if rank.rank == 0:
         rendezvous.unlink(missing_ok=True)  # a killed run's: nobody shall look for that
     models, edited = prepare(arguments)
-    environment = engine_environment(rank, given.endpoint, given.start_timeout_s) if is_spread else {}
+    is_ours = arguments.engine == SLIPWAY
+    environment = engine_environment(rank, given.endpoint, given.start_timeout_s) if is_ours else {}
     try:
         with stop.listening():
             Deployment(arguments, models, stop, rank.rank == 0, environment, edited).run()

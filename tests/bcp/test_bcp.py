@@ -17,11 +17,12 @@ PLACE = Path(__file__).resolve().parent
 
 
 def in_bcp_job(
-    tmp_path: Path, *arguments: str, nodes: int = 2, index: int = 0
+    tmp_path: Path, *arguments: str, nodes: int = 2, index: int = 0, array_type: str = "MPIJob"
 ) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
     """Run main.py as an instance of a BCP job; returns also the arguments of each bcprun."""
     log = tmp_path / "bcprun.jsonl"
-    job = {"NGC_ARRAY_SIZE": str(nodes), "NGC_ARRAY_INDEX": str(index), "NGC_ARRAY_TYPE": "MPIJob", "NGC_JOB_ID": "7"}
+    job = {"NGC_ARRAY_SIZE": str(nodes), "NGC_ARRAY_INDEX": str(index), "NGC_ARRAY_TYPE": array_type}
+    job["NGC_JOB_ID"] = "7"
     environment = {**os.environ, **job, "FAKE_BCPRUN_LOG": str(log), "PATH": f"{PLACE}:{os.environ['PATH']}"}
     ended = subprocess.run(
         [sys.executable, str(PROJECT / "main.py"), *arguments],
@@ -75,15 +76,20 @@ def test_all_five_stages_run_and_auto_finds_the_job(tmp_path: Path, mount: Path)
 
 
 def test_the_ranks_of_the_drop_in_engine_get_a_process_each(tmp_path: Path, mount: Path) -> None:
+    """In an array of PyTorch's type, whose processes hear of their ranks by RANK and WORLD_SIZE."""
     small = ("evaluation.lambada.samples=5", "evaluation.lambada.batch_size=4")
     where = (f"base_results_dir={mount}/results", "export.run.model_train_name=gpt3_126m")
     parallel = ("export.model.tensor_model_parallel_size=2", "export.triton_deployment.pipeline_model_parallel_size=2")
     ended, calls = in_bcp_job(
-        tmp_path, "stages=[export,deploy,evaluate]", *where, *parallel, *small, "cluster.gpus_per_node=2"
+        tmp_path,
+        *("stages=[export,deploy,evaluate]", *where, *parallel, *small, "cluster.gpus_per_node=2"),
+        array_type="PYTORCH",
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (served,) = [call for call in calls if "deployment.serve" in call[-1]]
     assert served[:4] == ["--nnodes", "2", "--npernode", "2"]
+    (log,) = (mount / "results" / "gpt3_126m").rglob("logs/deploy.log")
+    assert log.read_text().count("serving ") == 1  # not one whole server a process
 
 
 def test_only_the_first_instance_starts_anything(tmp_path: Path, mount: Path) -> None:

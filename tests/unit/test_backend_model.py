@@ -279,6 +279,21 @@ def test_several_processes_make_up_one_instance(backend: Any, tmp_path: Path, mo
         backend.TritonPythonModel().initialize(given | {"model_config": json.dumps(config)})
 
 
+def test_a_server_started_several_times_by_hand_refuses_a_model_of_several_ranks(
+    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by ``srun --ntasks=2 tritonserver``: two whole servers would answer on two nodes, and nothing would say so."""
+    write_shards(random_gpt2(), tmp_path / "1", 2)
+    for name, value in {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FakePbUtils.TritonModelException, match=r"process 1 of 2 \(SLURM_PROCID.*deployment\.serve"):
+        backend.TritonPythonModel().initialize(arguments(tmp_path))
+    monkeypatch.setenv("SLIPWAY_RANKS", "alone")
+    instance = backend.TritonPythonModel()
+    instance.initialize(arguments(tmp_path))
+    instance.finalize()
+
+
 def test_an_instance_that_is_alone_ends_without_more_ado(instance: Any) -> None:
     assert instance.finalize() is None
     assert not instance._engine._thread.is_alive()  # other tests' engines may be

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.ranks.ranks import COMPANY, read_ranks, refuse_company
 from deployment import ports, tritonserver
 from deployment.arguments import ServeArguments
 from deployment.ports import Ports, choose_ports
@@ -78,10 +80,73 @@ def test_the_containers_server_keeps_its_own_backends() -> None:
             Rank(3, 4, 1, 2),
         ),
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, Rank()),
+        # torchrun, and what else sets torch's variables: each alone, below srun, left over beside srun.
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, Rank(1, 2, 1, 2)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, Rank(3, 4, 1, 1)),
+        ({"RANK": "1"}, Rank()),
+        (
+            {
+                **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+                "TORCHELASTIC_RUN_ID": "none",
+            },
+            Rank(5, 8, 1, 4),
+        ),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "0", "WORLD_SIZE": "1"}, Rank(1, 2)),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "1", "WORLD_SIZE": "2"}, Rank(1, 2)),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "RANK": "1", "WORLD_SIZE": "2"}, Rank(1, 2)),
+        # MPICH's and Intel's, and srun --mpi=pmi2.
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, Rank(1, 4, 1, 2)),
+        (
+            {
+                **{"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"},
+                **{"SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
+            },
+            Rank(3, 4, 1, 2),
+        ),
     ],
 )
 def test_the_rank_is_mpis_or_slurms(environment: dict[str, str], rank: Rank) -> None:
     assert find_rank(environment) == rank
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "0", "WORLD_SIZE": "2"},
+            "SLURM_PROCID and SLURM_NTASKS say 1 of 2, RANK and WORLD_SIZE say 0 of 2",
+        ),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE say 2 of 2"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK is 1, and nothing says of how many"),
+    ],
+)
+def test_variables_that_contradict_each_other_are_refused_by_name(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(ServerError) as refused:
+        find_rank(environment)
+    assert refused.value.problem.endswith(said) and "unset the variables" in refused.value.hint
+
+
+def test_the_engine_knows_every_variable_by_which_several_processes_are_told(tmp_path: Path) -> None:
+    """A tritonserver that a person starts several times by hand; deployment.serve has its own, longer rule."""
+    for rank, count in COMPANY:
+        words = {rank: "0", count: "2", "SLURM_STEP_ID": "0"}
+        assert find_rank(words) == Rank(0, 2)
+        with pytest.raises(EngineError, match=rf"process 0 of 2 \({rank}, {count}\).*2 ranks.*deployment.serve"):
+            refuse_company(words, 2)
+        refuse_company(words, 1)
+        refuse_company({**words, count: "1"}, 2)
+        refuse_company({**words, **engine_environment(Rank(), tmp_path, 1)}, 2)
+    batch_script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    refuse_company(batch_script, 2)
+    assert read_ranks(engine_environment(Rank(), tmp_path, 1)) is None
+
+
+def test_fastertransformers_backend_takes_no_ranks_but_mpis() -> None:
+    torchs = find_rank({"RANK": "0", "WORLD_SIZE": "2"})
+    with pytest.raises(ServerError, match="RANK and WORLD_SIZE say 0 of 2, but FasterTransformer's backend"):
+        check_world_size(torchs, [served("2", "1")], "fastertransformer")
+    check_world_size(find_rank({"PMI_RANK": "0", "PMI_SIZE": "2"}), [served("2", "1")], "fastertransformer")
 
 
 def test_only_the_first_rank_opens_ports_and_owns_the_endpoint() -> None:
@@ -104,15 +169,15 @@ def test_as_many_processes_as_ranks_or_one() -> None:
         (Rank(), [served("1", "1")] * 2),
         (Rank(1, 4), [served("2", "2")]),
     ):
-        check_world_size(rank, models)
+        check_world_size(rank, models, "slipway")
     with pytest.raises(ServerError) as error:
-        check_world_size(Rank(3, 4), [served("1", "1")])
+        check_world_size(Rank(3, 4), [served("1", "1")], "slipway")
     assert error.value.problem == (
         "world_size (4) should equal to tensor_para_size_ * pipeline_para_size_ (1 * 1 here)"
     )
     assert error.value.hint.startswith("start 1 processes")
     with pytest.raises(ServerError, match="one model together"):
-        check_world_size(Rank(0, 2), [served("2", "1")] * 2)
+        check_world_size(Rank(0, 2), [served("2", "1")] * 2, "slipway")
 
 
 def test_every_rank_is_told_the_same_place_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +292,7 @@ def test_the_backend_directory_satisfies_triton(tmp_path: Path) -> None:
     assert backends is not None
     library = backends / "python" / "libtriton_python.so"
     assert library.is_file() and not library.is_symlink()
-    assert (backends / "python" / "triton_python_backend_stub").resolve() == installation.stub
+    assert (backends / "python" / "triton_python_backend_stub").samefile(installation.stub or "")
     assert (backends / "fastertransformer" / "model.py").is_file()
     assert not list(backends.rglob("__pycache__"))
 

@@ -9,6 +9,16 @@ from dataclasses import dataclass
 from ..errors import EngineError
 
 VARIABLE = "SLIPWAY_RANKS"
+ALONE = "alone"
+"""Its value for a process that is alone, whatever else its environment says."""
+
+COMPANY = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("RANK", "WORLD_SIZE"),
+)
+"""By which launchers say that a process is one of several."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +50,36 @@ class Ranks:
 
 
 def read_ranks(environment: Mapping[str, str]) -> Ranks | None:
-    """Read SLIPWAY_RANKS, a JSON object of Ranks' attributes; None where it is not set."""
+    """Read SLIPWAY_RANKS, a JSON object of Ranks' attributes; None where it is not set, or says ``alone``."""
     text = environment.get(VARIABLE)
     try:
-        return Ranks(**json.loads(text)) if text else None
+        return Ranks(**json.loads(text)) if text and text != ALONE else None
     except (ValueError, TypeError) as error:
         raise EngineError(f"{VARIABLE} = {text} is not what it must be: {error}") from error
+
+
+def refuse_company(environment: Mapping[str, str], size: int) -> None:
+    """Refuse to serve alone what a launcher has started several processes for.
+
+    ``srun --ntasks=2 tritonserver`` by hand makes two servers, each with the whole model, where one model over two
+    processes was meant.
+
+    Args:
+        environment: of this process.
+        size: ranks of the model; one that has a single rank may be served any number of times.
+
+    Raises:
+        EngineError: this process is one of several, and nobody has told it which rank it is.
+    """
+    if size == 1 or environment.get(VARIABLE):
+        return
+    for rank, count in COMPANY:
+        is_step = not rank.startswith("SLURM_") or "SLURM_STEP_ID" in environment  # a batch script has no step
+        told = environment.get(rank, ""), environment.get(count, "")
+        if is_step and all(each.isdigit() for each in told) and int(told[1]) > 1:
+            raise EngineError(
+                f"this server is process {told[0]} of {told[1]} ({rank}, {count}), and the model has {size} ranks: "
+                "each process would serve all of it. Start `python3 -m deployment.serve` in place of tritonserver: its "
+                f"processes share the model; or start one process; or set {VARIABLE}={ALONE} for servers that have "
+                "nothing to do with each other"
+            )
