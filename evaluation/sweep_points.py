@@ -13,9 +13,10 @@ from evaluation.number_text import show_figure
 from evaluation.recommendation import Candidate, find_candidates
 from evaluation.report_data import Findings, collect_findings
 from evaluation.report_text import accuracy_cells
-from handover.errors import ArtefactError, reason_of
+from handover.errors import ArtefactError
 from handover.manifest import Manifest
 from handover.progress import human_bytes
+from handover.reasons import reason_of
 
 _INT8 = "export.triton_deployment.int8_mode"
 

@@ -56,12 +56,6 @@ def shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def reason_of(error: str) -> str:
-    """The line of an error's text that says most: the last, but for hints what to do; empty if there is none."""
-    lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith("hint:")]
-    return lines[-1] if lines else ""
-
-
 _FREE_SPACE = "free some space, or choose another base_results_dir; the same command then continues"
 _IS_IT_MOUNTED = "see whether the file system is mounted and healthy; the same command then continues"
 _ALLOW = "give this user the right to it, or choose another path"

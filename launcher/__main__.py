@@ -14,20 +14,26 @@ ACTIONS: dict[str, Callable[[Path], Iterable[object]]] = {
     "status": jobs.status,
     "logs": jobs.logs,
     "cancel": jobs.cancel,
-    "doctor": examine,
 }
 
 
 def main(argv: Sequence[str]) -> None:
     """Print what the action has to say, one line a fact."""
     parser = argparse.ArgumentParser(prog="python -m launcher", description=__doc__)
-    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("action", choices=[*ACTIONS, "doctor"])
     parser.add_argument(
         "results", type=Path, nargs="?", default=Path("results"), help="results directory of a run, or one above it"
     )
+    for name in ("partition", "account"):
+        parser.add_argument(f"--{name}", help="of the jobs; doctor tries a node of it")
     options = parser.parse_args(list(argv))
+    given = {name: getattr(options, name) for name in ("partition", "account") if getattr(options, name)}
+    if options.action == "doctor":
+        lines: Iterable[object] = examine(options.results, [f"--{name}={value}" for name, value in given.items()])
+    else:
+        lines = ACTIONS[options.action](options.results)
     bad = 0
-    for line in ACTIONS[options.action](options.results):
+    for line in lines:
         print(line, flush=True)
         bad += isinstance(line, Finding) and line.state == "bad"
     if bad:

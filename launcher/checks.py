@@ -16,6 +16,7 @@ from launcher.config import BenchmarkKind, ClusterType, Config, ContainerRuntime
 from launcher.evaluation_checks import check_evaluations
 from launcher.executors.bcp import check_job
 from launcher.model_checks import check_checkpoint, check_exported_task
+from launcher.mounts import check_mountable, usual_mounts
 from launcher.paths import RunPaths
 from launcher.stages.benchmark import load_arguments
 from launcher.stages.settings import serving_topology
@@ -84,9 +85,14 @@ def _check_sessions(config: Config, stages: Collection[Stage]) -> None:
 def _check_cluster(config: Config, stages: Collection[Stage]) -> None:
     """TP x PP against nodes and GPUs; the GPUs of this machine are counted where none are given."""
     interactive = config.cluster_type is ClusterType.interactive
-    if interactive and config.container:
+    if interactive and (config.container or config.deployment.container):
         raise ConfigError(
             "cluster_type=interactive starts no container", "unset container, or start main.py inside the container"
+        )
+    if config.cluster_type is ClusterType.bcp and config.deployment.container:
+        raise ConfigError(
+            "deployment.container: a job of Base Command Platform has one container, for all stages",
+            "unset deployment.container, and start the job in an image that has what every stage needs",
         )
     if interactive and config.cluster.gpus_per_node is None:
         config.cluster.gpus_per_node = gpus_here()
@@ -110,19 +116,10 @@ def _check_cluster(config: Config, stages: Collection[Stage]) -> None:
 
 
 def _check_mounts(config: Config, paths: RunPaths) -> None:
-    """Every container runtime separates mounts by commas and their two sides by a colon, and has no escape."""
-    if not config.container or config.cluster_type is not ClusterType.bcm:
-        return
-    if config.cluster.container_runtime is ContainerRuntime.none:
-        return
-    given = [*map(str, paths.mounts), *(mount for mount in config.container_mounts if mount)]
-    for path in given:
-        if not path.startswith("/") or set(",:") & set(path):
-            raise ConfigError(
-                f"'{path}' cannot be mounted in a container",
-                "a mount is an absolute path without comma and colon; it is the same inside and outside "
-                "(container_mounts, launcher_scripts_path, data_dir, base_results_dir)",
-            )
+    is_contained = config.container or config.deployment.container
+    is_started = config.cluster.container_runtime is not ContainerRuntime.none
+    if is_contained and is_started and config.cluster_type is ClusterType.bcm:
+        check_mountable(usual_mounts(config, paths))
 
 
 def gpus_here() -> int:

@@ -11,12 +11,14 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from handover.errors import ConfigError
 from launcher.config import ClusterType, Config, to_typed
 from launcher.secrets import check_secrets
 from launcher.values import check_values
 from launcher.wording import explained
 
 _PING_TIMEOUT_S = 5
+_UNCONFIGURED = "Could not establish a configuration source"  # Slurm's words where there is no slurm.conf at all
 
 
 def finish(cfg: DictConfig, results_suffix: str = "") -> Config:
@@ -54,7 +56,11 @@ def written_overrides() -> list[str]:
 
 
 def detect_cluster() -> ClusterType:
-    """Say where this process runs: in a BCP job, on a host with a Slurm controller, or neither."""
+    """Say where this process runs: in a BCP job, on a host of a Slurm cluster, or neither.
+
+    Raises:
+        ConfigError: of a cluster whose controller does not answer.
+    """
     if "NGC_ARRAY_SIZE" in os.environ and shutil.which("bcprun"):
         return ClusterType.bcp
     if shutil.which("sbatch") and _slurm_answers():
@@ -63,10 +69,27 @@ def detect_cluster() -> ClusterType:
 
 
 def _slurm_answers() -> bool:
+    """Whether this host belongs to a cluster; one that has Slurm's programs and no configuration does not.
+
+    Raises:
+        ConfigError: it does, and the controller does not answer: nothing then says where the run may go.
+    """
+    said = f"no answer within {_PING_TIMEOUT_S} s"
     try:
         ping = subprocess.run(
             ["scontrol", "ping"], capture_output=True, text=True, timeout=_PING_TIMEOUT_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
+        if ping.returncode == 0 and " UP" in ping.stdout:
+            return True
+        said = (ping.stdout.strip() or ping.stderr.strip() or "nothing").splitlines()[-1]
+    except OSError:
         return False
-    return ping.returncode == 0 and " UP" in ping.stdout
+    except subprocess.TimeoutExpired:
+        pass
+    if _UNCONFIGURED in said:
+        return False
+    raise ConfigError(
+        f"cluster_type=auto: Slurm's programs are here, but its controller does not answer (scontrol ping: {said})",
+        "say cluster_type=interactive to run everything on this machine, or wait for the controller and look with: "
+        "python -m launcher doctor",
+    )

@@ -128,6 +128,7 @@ class ClusterConfig:
     gpus_per_task: int | None = number(None, GPUS)
     gpus_per_node: int | None = number(None, GPUS)  # None: what this machine has
     mem: int = number(0, Range(0, 1_000_000_000))  # MB per node; 0: all
+    cpus_per_task: int | None = number(None, PROCESSES)  # None: 4 for each task, with exclusive all
     overcommit: bool = False
     job_name_prefix: str = "nemo-megatron-"
     nodes: int | None = number(None, Range(1, 65_536))  # upper limit; None: as many as TP x PP fill
@@ -145,7 +146,7 @@ class ExportRunConfig:
 
     name: str = MISSING
     time_limit: str = "2:00:00"
-    dependency: str = "singleton"
+    dependency: str | None = "singleton"  # of every job; None: it waits for the run's own jobs alone
     model_train_name: str = MISSING
     training_dir: str = MISSING
     config_summary: str = MISSING
@@ -226,6 +227,7 @@ class DeploymentConfig:
 
     run: StageRunConfig = field(default_factory=StageRunConfig)
     engine: Engine = Engine.slipway
+    container: str | None = None  # image for the server alone, such as FasterTransformer's; None: container
     host: str | None = None  # None: loopback; the node's address where the server runs alone as a Slurm job
     http_port: int = number(0, PORT)  # 0: a free one
     grpc_port: int = number(0, PORT)

@@ -6,6 +6,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
@@ -26,28 +27,57 @@ def outermost(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for path in chosen if not set(map(str, PurePath(path).parents)) & set(chosen))
 
 
-def pyxis(image: str, mounts: Sequence[str], directory: str) -> tuple[str, ...]:
-    """Flags that pyxis gives srun (https://github.com/NVIDIA/pyxis)."""
+def container_name(image: str) -> str:
+    """What the steps of this job call the container of an image, so that only the first of them imports it."""
+    digest = hashlib.sha256(image.encode()).hexdigest()[:8]
+    return f"slipway-{os.environ.get('SLURM_JOB_ID', 'JOB')}-{digest}"
+
+
+def pyxis(image: str, mounts: Sequence[str], directory: str, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Flags that pyxis gives srun (https://github.com/NVIDIA/pyxis).
+
+    Args:
+        image: as enroot names it, or a squashfs file.
+        mounts: directories to mount at the same path.
+        directory: to start in.
+        env: whose values shall hold although the image has its own; the rest of the environment is inherited.
+    """
     listed = ",".join(f"{path}:{path}" for path in mounts)
-    return (f"--container-image={image}", f"--container-mounts={listed}", f"--container-workdir={directory}")
+    # no_exec: a step has a container of its own, with its own environment, over files that are there already.
+    flags = (f"--container-image={image}", f"--container-name={container_name(image)}:no_exec")
+    names = (f"--container-env={','.join(sorted(env))}",) if env else ()
+    return (*flags, f"--container-mounts={listed}", f"--container-workdir={directory}", *names)
+
+
+def pyxis_removal(image: str) -> tuple[str, ...]:
+    """Command that removes a job's container from a node; where pyxis does so itself, there is none of that name."""
+    return ("enroot", "remove", "--force", f"pyxis_{container_name(image)}")
 
 
 def apptainer(
-    image: str, mounts: Sequence[str], directory: str, with_gpus: bool, more: Sequence[str]
+    image: str, mounts: Sequence[str], directory: str, env: Mapping[str, str], with_gpus: bool, more: Sequence[str]
 ) -> tuple[str, ...]:
-    """Prefix of a command that runs in an Apptainer image; the environment is inherited.
+    """Prefix of a command that runs in an Apptainer image.
 
     Args:
         image: a file, a URI, or the name of an image in a registry, as pyxis and docker take it.
         mounts: directories to mount at the same path.
         directory: to start in.
+        env: whose values shall hold although the image has its own; the rest of the environment is inherited.
         with_gpus: show the node's GPUs.
         more: flags.
     """
     is_name = "://" not in image and not image.startswith(("/", ".")) and not image.endswith(".sif")
     source = f"docker://{image}" if is_name else image
     binds = tuple(f"--bind={path}:{path}" for path in mounts)
-    return ("apptainer", "exec", *binds, f"--pwd={directory}", *(("--nv",) if with_gpus else ()), *more, source)
+    variables = tuple(f"--env={_quote_field(f'{name}={env[name]}')}" for name in sorted(env))
+    gpus = ("--nv",) if with_gpus else ()
+    return ("apptainer", "exec", *binds, *variables, f"--pwd={directory}", *gpus, *more, source)
+
+
+def _quote_field(pair: str) -> str:
+    """Apptainer takes what holds a second '=' for a line of comma-separated values."""
+    return '"' + pair.replace('"', '""') + '"' if pair.count("=") > 1 else pair
 
 
 def docker(

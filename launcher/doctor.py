@@ -6,13 +6,14 @@ Standard library only at import time; a check that needs more imports it itself.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ _TIMEOUT_S = 30
 _LOW_SPACE_BYTES = 20_000_000_000
 _USUAL_PORTS = (8000, 8001, 8002)
 _LEAST_DRIVER = 580  # of CUDA 13.0, which torch 2.13 from PyPI is built with
+_IMMEDIATE_S = 10  # for a node to be free
+_MARK = "slipway-doctor:"
+_SAYS = f"echo {_MARK}"
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,12 @@ class Finding:
         return f"  {self.check:<14} {self.state:<5} {self.text}{mend}"
 
 
-def examine(results: Path) -> Iterator[Finding]:
+def examine(results: Path, srun_args: Sequence[str] = ()) -> Iterator[Finding]:
     """Run every check that applies here.
 
     Args:
         results: directory that results will go to; it and its file system are looked at.
+        srun_args: such as ``--partition=gpu``: where Slurm shall try.
     """
     checks: list[Callable[[], Finding]] = [check_python, check_tritonserver, lambda: check_space(results)]
     checks += [check_ports, check_gpus]
@@ -64,7 +69,7 @@ def examine(results: Path) -> Iterator[Finding]:
     slurm = check_slurm()
     yield slurm
     if slurm.state != "bad":
-        yield from (check_pmix(), check_pyxis(), check_shared(results), check_nodes())
+        yield from (check_pmix(), check_pyxis(), *check_node(results, srun_args))
 
 
 def check_python() -> Finding:
@@ -165,7 +170,7 @@ def check_pmix() -> Finding:
     """PMIx, without which all MPI ranks think that they are rank 0."""
     _, text = _run("srun", "--mpi=list")
     if "pmix" in text:
-        return Finding("pmix", "ok", ", ".join(word for word in text.split() if word.startswith("pmix")))
+        return Finding("pmix", "ok", ", ".join(sorted({word for word in text.split() if word.startswith("pmix")})))
     return Finding("pmix", "bad", "srun --mpi=list has no pmix", "install Slurm's pmix plugin")
 
 
@@ -177,27 +182,38 @@ def check_pyxis() -> Finding:
     return Finding("pyxis", "note", "srun has no --container-image: leave container unset")
 
 
-def check_shared(results: Path) -> Finding:
-    """Whether the first node sees a file that was just written to the results directory."""
+def check_node(results: Path, srun_args: Sequence[str]) -> tuple[Finding, ...]:
+    """Whether a node sees a file that was just written to the results, and has the interpreter of the jobs."""
     directory = _existing(results)
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".slipway-doctor-") as file:
-        status, _ = _run("srun", "--immediate=10", "--nodes=1", "--ntasks=1", "test", "-e", file.name)
-    if status == 0:
-        return Finding("shared files", "ok", f"a node sees {directory}")
+        script = f"{_SAYS} shared; test -e {shlex.quote(file.name)} && {_SAYS} sees; "
+        script += f"{shlex.quote(sys.executable)} -c pass && {_SAYS} runs"
+        size = (f"--immediate={_IMMEDIATE_S}", "--nodes=1", "--ntasks=1")
+        _, text = _run("srun", *size, *srun_args, "sh", "-c", script)
+    said = {line.removeprefix(f"{_MARK} ") for line in text.splitlines() if line.startswith(_MARK)}
+    if not said:
+        return (_refused(text),)
+    shared = Finding("shared files", "ok", f"a node sees {directory}")
+    if "sees" not in said:
+        mend = "choose a base_results_dir on shared storage"
+        shared = Finding("shared files", "bad", f"a node does not see {directory}", mend)
+    if "runs" in said:
+        return shared, Finding("nodes", "ok", f"a node runs {sys.executable}")
+    mend = "put the checkout with its .venv on shared storage"
+    return shared, Finding("nodes", "bad", f"a node cannot run {sys.executable}", mend)
+
+
+def _refused(text: str) -> Finding:
+    """Word why srun gave no node; nothing is known of shared files then."""
+    said = [line.removeprefix("srun: ").removeprefix("error: ") for line in text.splitlines() if "srun: " in line]
+    reason = next((line for line in said if not line.startswith("job ")), "srun said nothing")
+    if any(word in text for word in ("Immediate", "queued and waiting", "temporarily unable", "nodes are busy")):
+        return Finding("nodes", "note", f"no node was free within {_IMMEDIATE_S} s: not looked at", "try again later")
+    _, partitions = _run("sinfo", "-h", "-o", "%R")
+    legal = ", ".join(sorted(set(partitions.split()))) or "sinfo lists none"
     return Finding(
-        "shared files",
-        "bad",
-        f"no node confirmed that it sees {directory}",
-        "choose a base_results_dir on shared storage",
+        "nodes", "bad", f"srun refuses: {reason}", f"give --partition ({legal}) or --account as the jobs have"
     )
-
-
-def check_nodes() -> Finding:
-    """Whether a node has this interpreter, which the jobs are started with."""
-    status, _ = _run("srun", "--immediate=10", "--nodes=1", "--ntasks=1", sys.executable, "-c", "pass")
-    if status == 0:
-        return Finding("nodes", "ok", f"a node runs {sys.executable}")
-    return Finding("nodes", "bad", f"no node ran {sys.executable}", "put the checkout with its .venv on shared storage")
 
 
 def _existing(path: Path) -> Path:

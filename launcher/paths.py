@@ -28,7 +28,7 @@ class RunPaths:
     """
 
     project: Path
-    mounts: tuple[Path, ...]  # what a container sees: repository, data, results
+    mounts: tuple[Path, ...]  # what a container sees: repository, data if there is any, results
     checkpoint: Path
     hub_name: str | None  # of the checkpoint on huggingface.co, fetched to that path where the stage runs
     ft_checkpoint: Path
@@ -51,12 +51,15 @@ class RunPaths:
         ft_name = f"ft_tp{tensor_para_size}_{model.weight_data_type}" + ("_random" if model.random_weights else "")
         deployment = _absolute(config.deployment.run.results_dir)
         name = hub_name(model.checkpoint_path)
+        data = _absolute(config.data_dir)
         return cls(
             project=_absolute(config.launcher_scripts_path),
-            mounts=tuple(
-                _absolute(path) for path in (config.launcher_scripts_path, config.data_dir, config.base_results_dir)
+            mounts=(
+                _absolute(config.launcher_scripts_path),
+                *((data,) if name or data.is_dir() else ()),
+                _absolute(config.base_results_dir),
             ),
-            checkpoint=local_directory(name, _absolute(config.data_dir)) if name else _absolute(model.checkpoint_path),
+            checkpoint=local_directory(name, data) if name else _absolute(model.checkpoint_path),
             hub_name=name,
             ft_checkpoint=train_root / ft_name / f"{tensor_para_size}-gpu",
             results=results,

@@ -14,7 +14,8 @@ from launcher import checks
 from launcher.config import ClusterType, Config, Stage
 from launcher.executors import Executor, Job
 from launcher.executors.bcp import BcpExecutor, is_first_instance
-from launcher.jobs import forget_ended
+from launcher.jobs import forget_ended, kept_if_refused
+from launcher.mounts import with_mounts
 from launcher.paths import RunPaths
 from launcher.plan import StagePlan
 from launcher.results import StageResult, write_results
@@ -46,7 +47,7 @@ def launch(config: Config, sweep: Path | None = None) -> None:
     paths = RunPaths.of(config)
     stages = ordered_stages(config, paths)
     checks.check(config, paths, stages)
-    plans = plan_stages(config, paths, stages, sweep)
+    plans = with_mounts(config, paths, plan_stages(config, paths, stages, sweep))
     executor = executor_for(config, paths)
     force = {stage.name for stage in config.force}
     jobs = make_jobs(config, paths, plans)
@@ -56,11 +57,14 @@ def launch(config: Config, sweep: Path | None = None) -> None:
         show(plans, executor)
         sys.stdout.write(executor.preview(jobs, force))
         return
+    if paths.hub_name:
+        paths.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # a container can only see what is there
     for job in jobs:
         job.write()
-    forget_ended(paths.stages.parent)
-    write_results(paths.stages, [StageResult(plan.stage, plan.name, log=str(plan.log)) for plan in plans])
-    status = executor.submit(jobs, force)
+    with kept_if_refused(paths.stages.parent):
+        forget_ended(paths.stages.parent)
+        write_results(paths.stages, [StageResult(plan.stage, plan.name, log=str(plan.log)) for plan in plans])
+        status = executor.submit(jobs, force)
     if status:
         sys.exit(status)
 

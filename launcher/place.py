@@ -9,7 +9,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -48,7 +48,7 @@ class Place:
         Args:
             command: what to start.
             resources: how many nodes, in which container.
-            env: variables that bcprun and docker must be told; the others inherit them.
+            env: variables that bcprun and containers must be told; the others inherit them.
         """
         inside = resources.container is not None
         argv = command.argv if inside or command.argv[0] != PYTHON else (sys.executable, *command.argv[1:])
@@ -71,10 +71,10 @@ class Place:
         """Start in a container: srun's own flag, a program that srun starts, or docker under mpirun."""
         mounts = containers.outermost((*self.mounts, *resources.container_mounts))
         if self.runtime == "pyxis":
-            return self._srun(command, resources, containers.pyxis(image, mounts, self.directory))
+            return self._srun(command, resources, containers.pyxis(image, mounts, self.directory, env))
         with_gpus = resources.gpus_per_node > 0
         if self.runtime == "apptainer":
-            prefix = containers.apptainer(image, mounts, self.directory, with_gpus, self.container_args)
+            prefix = containers.apptainer(image, mounts, self.directory, env, with_gpus, self.container_args)
             return (*self._srun(command, resources), *prefix)
         is_rank = resources.nodes * command.tasks_per_node > 1
         run = containers.docker(image, mounts, self.directory, env, is_rank, with_gpus, self.container_args)
@@ -89,6 +89,17 @@ class Place:
         flags += [] if self.redirect else ["-no_redirect"]
         flags += [part for name, value in sorted(env.items()) for part in ("--env", f"{name}={value}")]
         return (*flags, "--cmd", f"cd {shlex.quote(self.directory)} && {shlex.join(argv)}")
+
+    def farewells(self, resources: Sequence[Resources]) -> list[tuple[str, ...]]:
+        """Commands at the end of a job: named containers would stay on its nodes."""
+        if self.starter != "srun" or self.runtime != "pyxis":
+            return []
+        nodes: dict[str, int] = {}
+        for each in resources:
+            if each.container is not None:
+                nodes[each.container] = max(nodes.get(each.container, 1), each.nodes)
+        size = ("srun", "--overlap", "--ntasks-per-node=1", "--relative=0")
+        return [(*size, f"--nodes={count}", *containers.pyxis_removal(image)) for image, count in nodes.items()]
 
     @property
     def stop_signals(self) -> tuple[signal.Signals, ...]:

@@ -23,7 +23,7 @@ from launcher import console
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 _PR_SET_PDEATHSIG = 1
-_TAIL_LINES = 12
+_TAIL_LINES = 30  # a server's error and the 15 lines of its log that it quotes
 
 
 class Child:
@@ -135,6 +135,12 @@ class Child:
     def last_lines(self) -> str:
         """The last lines that it printed."""
         return "\n".join(self._tail)
+
+
+def run_quietly(argv: Sequence[str], timeout_s: float) -> None:
+    """Run what may fail without harm, and do not wait for ever."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout_s)
 
 
 def describe_status(status: int) -> str:

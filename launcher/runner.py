@@ -20,7 +20,7 @@ from handover.errors import ArtefactError, ServerError, SlipwayError, worded
 from launcher import artefact, console, work_directory
 from launcher.place import Place
 from launcher.plan import Command, Resources, StagePlan
-from launcher.process import Child, describe_status
+from launcher.process import Child, describe_status, run_quietly
 from launcher.results import StageResult, failure_status, write_results
 
 Wrap = Callable[[Command, Resources, Mapping[str, str]], tuple[str, ...]]
@@ -30,6 +30,7 @@ _COMMAND_GRACE_S = 10.0
 _SERVER_GRACE_S = 40.0
 _DEATH_NOTICE_S = 3.0
 _SIGNAL_NOTICE_S = 0.5
+_FAREWELL_S = 60.0
 
 
 class CommandError(SlipwayError):
@@ -281,6 +282,9 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    finally:
+        for command in options.place.farewells([plan.resources for plan in plans]):
+            run_quietly(command, _FAREWELL_S)
     return failure_status(results)
 
 

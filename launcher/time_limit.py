@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 
 from handover.errors import ConfigError
 
@@ -31,3 +32,15 @@ def limit_s(text: str) -> float:
         return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
     hours, minutes, seconds = {1: (0, *parts, 0), 2: (0, *parts), 3: (*parts,)}[len(parts)]
     return (hours * 60 + minutes) * 60 + seconds
+
+
+def total(limits: Collection[str]) -> str:
+    """The sum of time limits in Slurm's notation; one alone stays as it was written."""
+    if len(limits) == 1:
+        return next(iter(limits))
+    sum_s = sum(limit_s(text) for text in limits)
+    if math.isinf(sum_s):
+        return "UNLIMITED"
+    hours, rest_s = divmod(int(sum_s), 3600)
+    days, hours = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hours}:{rest_s // 60:02}:{rest_s % 60:02}"

@@ -26,9 +26,17 @@ from launcher.config import PROJECT_DIR, ClusterConfig
 from launcher.executors import Job
 from launcher.jobs import SubmittedJob, read_jobs, write_jobs
 from launcher.place import Place
-from launcher.plan import Command, Resources
-from launcher.time_limit import limit_s
+from launcher.plan import Command, Resources, StagePlan
+from launcher.time_limit import limit_s, total
 
+_CPUS_PER_TASK = 4  # of a job that shares its nodes: a server, its stubs and clients; Slurm itself would give one
+_UNWRITABLE = (
+    "\\",
+    "%j",
+    "%t",
+    "%A",
+    "%a",
+)  # a backslash makes Slurm take %j itself literally; the others are submitit's
 _NOTICE_S = 60  # before the time limit the runner alone gets SIGUSR2: it says so and stops its steps
 
 
@@ -62,6 +70,7 @@ class SlurmExecutor:
         if not shutil.which("sbatch"):
             raise ConfigError("there is no sbatch here", "start main.py on a Slurm login node")
         self._check_pyxis(jobs)
+        _check_folders(jobs)
         submitted: list[SubmittedJob] = []
         try:
             for before, job in zip((None, *jobs), jobs, strict=False):
@@ -93,11 +102,16 @@ class SlurmExecutor:
     def _check_pyxis(self, jobs: Sequence[Job]) -> None:
         """Without pyxis, srun would refuse the container only once the first job has waited for its turn."""
         wanted = any(plan.resources.container for job in jobs for plan in job.plans)
-        if wanted and self.place.runtime == "pyxis" and "--container-image" not in _output("srun", "--help"):
-            raise ConfigError(
-                "this Slurm has no pyxis: srun does not know --container-image",
-                "take cluster.container_runtime=docker or apptainer, or leave container unset",
-            )
+        if not wanted or self.place.runtime != "pyxis":
+            return
+        known = _output("srun", "--help")
+        for option in ("--container-image", "--container-env"):
+            if option not in known:
+                what = "has no pyxis" if option == "--container-image" else "has a pyxis from before the end of 2022"
+                raise ConfigError(
+                    f"this Slurm {what}: srun does not know {option}",
+                    "take cluster.container_runtime=docker or apptainer, or leave container unset",
+                )
 
     def _dependency(self, before: Job | None, before_id: str) -> str:
         """What a job waits for; Slurm joins conditions with either ',' (all) or '?' (any).
@@ -138,7 +152,12 @@ class SlurmExecutor:
         if "invalid partition" in printed.lower():
             legal = nearest(str(self.cluster.partition), _output("sinfo", "-h", "-o", "%R").split())
             return ConfigError(f"cluster.partition={self.cluster.partition}: {lines[-1]}", legal)
-        return ConfigError(f"sbatch refused {job.name}: {'; '.join(lines)}", "mend the keys below cluster")
+        hint = "mend the keys below cluster; cluster.additional_parameters takes any option of sbatch"
+        if "time limit" in printed.lower():
+            hint = "a job has the sum of its stages' limits: lower deployment.run.time_limit and the like"
+        elif "wckey" in printed.lower():
+            hint = "name yours: cluster.additional_parameters={wckey: NAME}"
+        return ConfigError(f"sbatch refused {job.name}: {'; '.join(lines)}", hint)
 
     def render(self, job: Job, force: Collection[str], dependency: str | None) -> str:
         """The sbatch file, without submitting it; needs no Slurm."""
@@ -154,12 +173,13 @@ class SlurmExecutor:
     def parameters(self, job: Job, dependency: str | None) -> dict[str, Any]:
         """Derive the parameters that submitit renders: everything in conf/cluster/bcm.yaml reaches sbatch."""
         cluster, plans = self.cluster, job.plans
-        time_limit = max((plan.resources.time_limit for plan in plans), key=limit_s)  # they share one allocation
+        time_limit = _time_limit(plans)
         notice_s = int(min(_NOTICE_S, limit_s(time_limit) / 4))
         extra: dict[str, Any] = {"signal": f"B:USR2@{notice_s}", "time": time_limit}
         extra |= {"overcommit": True} if cluster.overcommit else {}
         if dependency:
             extra |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
+        extra |= {option: _pattern(job.folder, ending) for option, ending in (("output", "out"), ("error", "err"))}
         extra |= cluster.additional_parameters
         gpus = max(plan.resources.gpus_per_node for plan in plans)
         tasks = max(command.tasks_per_node for plan in plans for command in plan.commands)
@@ -173,11 +193,37 @@ class SlurmExecutor:
             "ntasks_per_node": tasks if tasks > 1 else None,  # a CPU each, else srun could not start them
             "gpus_per_node": cluster.gpus_per_node if gpus and cluster.exclusive else gpus or None,
             "gpus_per_task": cluster.gpus_per_task,
+            "cpus_per_task": cluster.cpus_per_task or (None if cluster.exclusive else _CPUS_PER_TASK),
             "setup": list(cluster.setup) or None,
             "use_srun": False,
             "additional_parameters": extra,
         }
-        return {name: value for name, value in chosen.items() if value is not None}
+        return {"wckey": None} | {name: value for name, value in chosen.items() if value is not None}
+
+
+def _check_folders(jobs: Sequence[Job]) -> None:
+    """Refuse what Slurm and submitit would read as something else in the names of output files."""
+    for job in jobs:
+        found = next((word for word in _UNWRITABLE if word in str(job.folder)), None)
+        if found:
+            raise ConfigError(
+                f"'{found}' in {job.folder} means something else to Slurm",
+                "take a base_results_dir and model_train_name without it",
+            )
+
+
+def _time_limit(plans: Sequence[StagePlan]) -> str:
+    """The sum of the limits of a job's stages, which share one allocation.
+
+    Evaluations have one limit together, and what takes seconds in the wake of others, the report and the gate, none.
+    """
+    limits = {plan.stage: plan.resources.time_limit for plan in plans if not plan.always}
+    return total(list(limits.values()) or [plans[0].resources.time_limit])
+
+
+def _pattern(folder: Path, ending: str) -> str:
+    """Name of a job's output file for sbatch, which reads ``%u`` and the like in it."""
+    return f"{str(folder).replace('%', '%%')}/%j_0_log.{ending}"
 
 
 def _output(*command: str) -> str:

@@ -48,7 +48,7 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
             *_preparations(config, paths),
             replace(python_module("deployment.serve", arguments), tasks_per_node=tasks_per_node),
         ),
-        resources=resources(config, deployment.run.time_limit, layout.nodes, gpus_per_node),
+        resources=resources(config, deployment.run.time_limit, layout.nodes, gpus_per_node, deployment.container),
         inputs=(paths.model_repository,),
         output=paths.deployment,
         log=paths.log("deploy"),

@@ -16,10 +16,14 @@ def environment(config: Config) -> dict[str, str]:
     return plain_variables(config)
 
 
-def resources(config: Config, time_limit: str, nodes: int, gpus_per_node: int) -> Resources:
-    """Resources of a stage, in the run's container unless there is nothing to run that."""
+def resources(
+    config: Config, time_limit: str, nodes: int, gpus_per_node: int, container: str | None = None
+) -> Resources:
+    """Resources of a stage, in a container of its own or the run's, unless there is nothing to run that."""
     mounts = tuple(mount for mount in config.container_mounts if mount)
-    container = None if config.cluster.container_runtime is ContainerRuntime.none else config.container
+    container = container or config.container
+    if config.cluster.container_runtime is ContainerRuntime.none:
+        container = None
     return Resources(nodes, gpus_per_node, time_limit, container, mounts)
 
 

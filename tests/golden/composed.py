@@ -10,6 +10,7 @@ import hydra
 import pytest
 
 from launcher.config import PROJECT_DIR, Config, to_typed
+from launcher.mounts import with_mounts
 from launcher.paths import RunPaths
 from launcher.pipeline import ordered_stages, plan_stages
 from launcher.plan import StagePlan
@@ -25,7 +26,7 @@ def compose(overrides: list[str], cluster: str = "bcm") -> Config:
 
 def plans_of(config: Config) -> list[StagePlan]:
     paths = RunPaths.of(config)
-    return plan_stages(config, paths, ordered_stages(config, paths))
+    return with_mounts(config, paths, plan_stages(config, paths, ordered_stages(config, paths)))
 
 
 def compare(text: str, golden: Path, request: pytest.FixtureRequest) -> None:

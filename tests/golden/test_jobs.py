@@ -34,6 +34,10 @@ SLURM = {
     "pyxis": [*BCM, *TWO_NODES, IMAGE, "container_mounts=[null,/mount/data]", "data_dir=/mount/data/pile"],
     "docker": [*BCM, *TWO_NODES, IMAGE, "cluster.container_runtime=docker", "cluster.container_args=[--privileged]"],
     "apptainer": [*BCM, *TWO_NODES, IMAGE, "cluster.container_runtime=apptainer"],
+    "own_image": [
+        *(*BCM, *TWO_NODES, IMAGE, "stages=[export,deploy,evaluate]", "deployment.container=/images/ft.sqsh"),
+        *("export.model.checkpoint_path=/training/5b.nemo", "evaluation.lambada.data_path=/data/lambada.jsonl"),
+    ],
     "gemm_autotune": [*BCM, *TWO_NODES, IMAGE, "stages=[deploy]", "deployment.gemm_autotune=true"],
     "none": [*BCM, IMAGE, "cluster.container_runtime=none", "stages=[convert]"],
     "every_key": [

@@ -11,7 +11,7 @@
 
 SPANK_PLUGIN(slipway_container_options, 1)
 
-enum { IMAGE, MOUNTS, NAME, WORKDIR, MOUNT_HOME, NO_MOUNT_HOME, COUNT };
+enum { IMAGE, MOUNTS, NAME, WORKDIR, MOUNT_HOME, NO_MOUNT_HOME, ENV, COUNT };
 
 static char received[COUNT][16384];
 
@@ -24,6 +24,7 @@ static struct spank_option options[] = {
     {"container-workdir", "PATH", "[pyxis's option, without pyxis] working directory", 1, WORKDIR, receive},
     {"container-mount-home", NULL, "[pyxis's option, without pyxis]", 0, MOUNT_HOME, receive},
     {"no-container-mount-home", NULL, "[pyxis's option, without pyxis]", 0, NO_MOUNT_HOME, receive},
+    {"container-env", "NAME[,NAME...]", "[pyxis's option, without pyxis] variables", 1, ENV, receive},
 };
 
 static int receive(int option, const char *value, int remote)

@@ -20,7 +20,7 @@ SMALL = ("benchmark.lengths=[[8,8]]", "benchmark.batch_sizes=[1,2]", "evaluation
 FIVE_STAGES = "stages=[convert,export,deploy,evaluate,benchmark]"
 HOSTILE = """it's "quoted"; touch x"""
 
-_LINE = re.compile(r"(?P<stages>\S+) +submitted +job (?P<job>\d+) +(?P<dependency>\S+) +log (?P<log>.*)")
+_LINE = re.compile(r"(?P<stages>\S+) +submitted +job (?P<job>\d+) +(?P<dependency>\S*) +log (?P<log>.*)")
 
 
 @dataclass(frozen=True)

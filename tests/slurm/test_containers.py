@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +30,7 @@ import json, os, pathlib, socket, sys, time
 names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 rank = next(os.environ[name] for name in names if name in os.environ)
 found = {"host": socket.gethostname(), "cwd": os.getcwd()}
-found |= {"image": os.environ["FAKE_IMAGE"], "given": os.environ["GIVEN"]}
+found |= {"image": os.environ["FAKE_IMAGE"], "given": os.environ["GIVEN"], "mode": os.environ["NCCL_LAUNCH_MODE"]}
 place = pathlib.Path(sys.argv[1])
 place.mkdir(exist_ok=True)
 (place / f"rank{rank}.json").write_text(json.dumps(found))
@@ -56,30 +58,43 @@ import pathlib, sys, time
 while not (pathlib.Path(sys.argv[1]) / "up").exists():
     time.sleep(0.05)
 place = pathlib.Path(sys.argv[2])
-place.mkdir()
+place.mkdir(exist_ok=True)
 (place / "scored").touch()
 """
 
 
 def test_slurmd_receives_pyxis_options_as_rendered(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The checkpoint lies outside of everything that is mounted anyway, and the data directory does not exist."""
     data = tmp_path / "da ta; 'x'"
     data.mkdir()
+    checkpoint = Path(shutil.copy(NEMO, tmp_path))
     launched = launch(
         slurm,
         tmp_path / "results",
         "stages=[convert]",
         "export.run.model_train_name=contained",
-        override("export.model.checkpoint_path", NEMO),
+        override("export.model.checkpoint_path", checkpoint),
         override("env_vars.PATH", VENV_FIRST),
+        override("data_dir", tmp_path / "nowhere"),
         f"container={IMAGE}",
         f'container_mounts=["{data}"]',
         "cluster.srun_args=[--no-container-mount-home]",
+        f'cluster.setup=["export PATH={FAKES}:$PATH FAKE_ENROOT_LOG={tmp_path}/removed"]',
     )
     (job,) = launched.ids
     assert slurm.wait_for_end(job) == {job: "COMPLETED"}, launched.jobs[0].errors
-    mounts = ",".join(f"{path}:{path}" for path in (PROJECT, tmp_path / "results", data))
-    expected = [f"--container-image={IMAGE}", f"--container-mounts={mounts}", f"--container-workdir={PROJECT}"]
-    assert slurm.received_options(job) == {f"{job}.0": [*expected, "--no-container-mount-home"]}
+    mounts = ",".join(f"{path}:{path}" for path in (PROJECT, tmp_path / "results", data, checkpoint))
+    (received,) = slurm.received_options(job).values()
+    image, listed, name, *others = received
+    assert (image, listed) == (f"--container-image={IMAGE}", f"--container-mounts={mounts}")
+    assert others == [
+        f"--container-workdir={PROJECT}",
+        "--no-container-mount-home",
+        "--container-env=NCCL_LAUNCH_MODE,PATH",
+    ]
+    assert re.fullmatch(rf"--container-name=slipway-{job}-[0-9a-f]{{8}}:no_exec", name), "one import for all steps"
+    removed = (tmp_path / "removed").read_text().split()
+    assert removed == [name.replace("--container-name=", "pyxis_").replace(":no_exec", "")]
 
 
 def test_without_a_container_slurmd_receives_none(slurm: SlurmCluster) -> None:
@@ -96,7 +111,7 @@ def test_ranks_in_containers_run_one_a_node(slurm: SlurmCluster, tmp_path: Path,
     printed = run_as_job(slurm, tmp_path, directory, runtime, plan)
     found = [json.loads((tmp_path / "deploy" / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert [each.pop("host") for each in found] == list(NODES), printed
-    assert found == [{"cwd": str(directory), "image": image, "given": "it's $(touch x)"}] * 2
+    assert found == [{"cwd": str(directory), "image": image, "given": "it's $(touch x)", "mode": "PARALLEL"}] * 2
     assert list(directory.iterdir()) == []
     assert_clean(slurm, *NODES)
 
@@ -121,7 +136,7 @@ def plan_of(root: Path, stage: str, code: str, *arguments: str, nodes: int = 1) 
         inputs=(),
         output=root / stage,
         log=root / f"{stage}.log",
-        env={"GIVEN": "it's $(touch x)", "PATH": f"{FAKES}:{VENV_FIRST}"},
+        env={"GIVEN": "it's $(touch x)", "NCCL_LAUNCH_MODE": "PARALLEL", "PATH": f"{FAKES}:{VENV_FIRST}"},
     )
 
 

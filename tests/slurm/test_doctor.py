@@ -29,6 +29,16 @@ def test_everything_that_the_cluster_has_is_found(slurm: SlurmCluster, tmp_path:
     )
 
 
+def test_what_srun_refuses_is_not_blamed_on_the_storage(slurm: SlurmCluster, tmp_path: Path) -> None:
+    command = [*DOCTOR, str(tmp_path), "--partition=nowhere"]
+    ended = subprocess.run(
+        command, cwd=PROJECT, env=slurm.client_environment(), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1 and "shared files" not in ended.stdout
+    assert "srun refuses: " in ended.stdout and "invalid partition specified: nowhere" in ended.stdout
+    assert "--partition (debug)" in ended.stdout
+
+
 def test_a_controller_that_does_not_answer_is_named_with_the_mend(tmp_path: Path) -> None:
     (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\n")
     environment = {"PATH": "/usr/bin:/bin", "SLURM_CONF": str(tmp_path / "slurm.conf")}

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from cluster import NODES, SlurmCluster, wait_until
 from launches import (
     FIVE_STAGES,
     NEMO,
+    PROJECT,
     SMALL,
     Launched,
     assert_clean,
@@ -39,15 +42,34 @@ def test_a_stage_that_fails_cancels_the_rest(slurm: SlurmCluster, tmp_path: Path
     names = ("export.run.model_train_name=doomed", override("export.model.checkpoint_path", checkpoint))
     later = "cluster.additional_parameters={begin: now+3}"
     launched = launch(slurm, tmp_path / "results", FIVE_STAGES, *names, *SMALL, later)
-    checkpoint.unlink()
+    checkpoint.write_bytes(b"what was copied over it")
     states = slurm.wait_for_end(*launched.ids)
     assert list(states.values()) == ["FAILED", "CANCELLED", "CANCELLED"]
     assert slurm.run("squeue", "-h", "-j", launched.ids[0]) == ""
-    assert f"convert needs {checkpoint}, which is not there" in launched.jobs[0].errors
+    said = f"convert: {checkpoint} is not a tar archive"
+    assert said in launched.jobs[0].errors and "srun: error" in launched.stages["convert"]["error"]
+    printed = slurm.run(sys.executable, "-m", "launcher", "status", str(launched.results), cwd=PROJECT)
+    assert re.search(rf"convert +failed .* FAILED 1:0 .*  {re.escape(said)}", printed), printed
     assert {name: stage["state"] for name, stage in launched.stages.items()} == {
         "convert": "failed",
         **dict.fromkeys(("export", "deploy", "evaluate", "benchmark", "report"), "not run"),
     }
+
+
+def test_jobs_that_die_before_their_runner_say_why(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A line of cluster.setup fails; the results lie in the login node's own /dev/shm, which no node sees."""
+    names = ("export.run.model_train_name=early", override("export.model.checkpoint_path", NEMO), "stages=[convert]")
+    setup = 'cluster.setup=["module load nothere || exit 3"]'
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as private:
+        results = Path(private) / "results"
+        one = launch(slurm, tmp_path / "results", *names, setup)
+        other = launch(slurm, results, *names, "export.run.dependency=null")
+        assert list(slurm.wait_for_end(*one.ids, *other.ids).values()) == ["FAILED", "FAILED"]
+        status, logs = ([sys.executable, "-m", "launcher", action] for action in ("status", "logs"))
+        assert "on storage that the nodes share" in slurm.run(*status, str(results), cwd=PROJECT)
+    printed = slurm.run(*status, str(one.results), cwd=PROJECT)
+    assert "FAILED 3:0" in printed and "module: command not found" in printed and "_0_log.err" in printed
+    assert "module: command not found" in slurm.run(*logs, str(one.results), cwd=PROJECT)
 
 
 def test_a_measurement_that_fails_does_not_keep_the_next_from_running(slurm: SlurmCluster, tmp_path: Path) -> None:

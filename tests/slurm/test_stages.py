@@ -94,7 +94,8 @@ def test_a_dry_run_shows_the_sbatch_files_that_are_submitted(slurm: SlurmCluster
 
 def test_two_launches_at_once_do_not_get_in_each_others_way(slurm: SlurmCluster, tmp_path: Path) -> None:
     name = (override("export.model.checkpoint_path", NEMO), "export.run.model_train_name=twins")
-    one, other = (launch(slurm, tmp_path / "results", "stages=[convert,export]", *name) for _ in range(2))
+    results = tmp_path / "100%user, %x"  # sbatch reads %u and the like in the name of a job's output file
+    one, other = (launch(slurm, results, "stages=[convert,export]", *name) for _ in range(2))
     assert set(slurm.wait_for_end(*one.ids, *other.ids).values()) == {"COMPLETED"}
     assert all("running" in job.log.read_text() for job in one.jobs)
     assert all("skipped" in job.log.read_text() for job in other.jobs)

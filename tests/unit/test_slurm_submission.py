@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,31 @@ def test_other_ways_to_run_do_not_need_pyxis(slurm_without_pyxis: Path, containe
 def test_where_there_is_no_sbatch_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no sbatch" in refusal(ClusterConfig(), None, tmp_path).problem
+
+
+@pytest.mark.parametrize("word", ["back\\slash", "%job", "%task"])
+def test_what_would_be_read_as_something_else_in_a_path_is_refused(slurm_without_pyxis: Path, word: str) -> None:
+    error = refusal(ClusterConfig(), None, slurm_without_pyxis / word)
+    assert "means something else to Slurm" in error.problem and word in error.problem
+
+
+def test_a_percent_sign_in_a_path_is_kept(tmp_path: Path) -> None:
+    job = job_in(None, tmp_path / "p%u_x")
+    text = SlurmExecutor(ClusterConfig(), None, tmp_path, []).render(job, (), None)
+    assert f"#SBATCH --output={tmp_path}/p%%u_x/logs/convert/%j_0_log.out\n" in text
+    assert "wckey" not in text, "submitit's own"
+
+
+def limited(stage: str, limit: str, root: Path, always: bool = False) -> StagePlan:
+    plan = job_in(None, root).plans[0]
+    return replace(plan, stage=stage, resources=Resources(time_limit=limit), always=always)
+
+
+def test_a_job_has_the_time_of_all_its_stages_and_the_report_adds_none(tmp_path: Path) -> None:
+    limits = (("deploy", "0:01:00"), ("evaluate", "0:02:00"), ("evaluate", "0:02:00"), ("benchmark", "0:04:00"))
+    plans = [limited(stage, limit, tmp_path) for stage, limit in limits]
+    report = limited("report", "0:10:00", tmp_path, always=True)
+    executor = SlurmExecutor(ClusterConfig(exclusive=False), None, tmp_path, [])
+    parameters = executor.parameters(Job("deploy", (*plans, report), tmp_path / "logs" / "stages.json"), None)
+    assert parameters["additional_parameters"]["time"] == "0:07:00"
+    assert parameters["cpus_per_task"] == 4, "a job that shares its nodes would get one"

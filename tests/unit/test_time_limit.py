@@ -7,7 +7,7 @@ import math
 import pytest
 
 from handover.errors import ConfigError
-from launcher.time_limit import limit_s
+from launcher.time_limit import limit_s, total
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,17 @@ def test_notations(text: str, seconds: float) -> None:
 def test_what_is_no_time_limit_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a time limit"):
         limit_s(text)
+
+
+@pytest.mark.parametrize(
+    ("limits", "sum_"),
+    [
+        (["90"], "90"),
+        (["1:00:00", "3:00:00", "3:00:00"], "7:00:00"),
+        (["0:01:00", "0:01:30"], "0:02:30"),
+        (["12:00:00", "1-12"], "2-0:00:00"),
+        (["1:00:00", "0"], "UNLIMITED"),
+    ],
+)
+def test_the_stages_of_a_job_have_their_limits_together(limits: list[str], sum_: str) -> None:
+    assert total(limits) == sum_
