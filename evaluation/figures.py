@@ -9,7 +9,7 @@ from typing import Any
 from evaluation import metrics
 
 FRACTION = "fraction"
-HOLDS, FAILS = "HOLDS", "FAILS"
+HOLDS, FAILS, INCONCLUSIVE = "HOLDS", "FAILS", "INCONCLUSIVE"
 """Verdicts of an evaluation that has limits of its own."""
 
 

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from evaluation.arguments import GateArguments
-from evaluation.figures import HOLDS
+from evaluation.figures import FAILS, HOLDS
 from evaluation.measurements import Measurement, Report, read_report
 from evaluation.thresholds import CEILINGS, FLOORS, read_thresholds
 from handover.durable import write_atomically
 from handover.errors import exit_status
 
 GO, NO_GO, INCONCLUSIVE = "GO", "NO-GO", "INCONCLUSIVE"
+_OF_EVALUATIONS = {HOLDS: GO, FAILS: NO_GO, INCONCLUSIVE: INCONCLUSIVE}
 EXIT_STATUS = {GO: 0, NO_GO: 1, INCONCLUSIVE: 3}
 _ABSOLUTE = ("at_least", "at_most")
 
@@ -80,7 +81,7 @@ def decide(report: Report, thresholds: Mapping[str, Mapping[str, float]], baseli
         reason = f"the figures belong to {len(report.digests)} models: {', '.join(d[:19] for d in report.digests)}"
         yield Check("model_digest", "one model", INCONCLUSIVE, reason)
     for task, said, reasons in report.verdicts:
-        yield Check(task, "verdict", GO if said == HOLDS else NO_GO, f"{said.lower()}: {reasons}")
+        yield Check(task, "verdict", _OF_EVALUATIONS.get(said, NO_GO), f"{said.lower()}: {reasons}")
     for pattern, rules in thresholds.items():
         names = [name for name in report.figures if fnmatchcase(name, pattern)]
         lacking = dict(_lacking(pattern, report, baseline))

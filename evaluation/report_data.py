@@ -64,7 +64,7 @@ class Evaluation:
         model: Triton's name, engine, digest and settings of the deployment.
         commit, timestamp: of the measurement.
         finished: False for what a failed or killed stage left.
-        verdict: HOLDS or FAILS where the evaluation has limits of its own; empty otherwise.
+        verdict: HOLDS, FAILS or INCONCLUSIVE where the evaluation has limits of its own; empty otherwise.
         reasons: of the verdict.
         against: what it was compared with.
         first_difference: place of the first difference in words; empty without one.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evaluation.benchmark_table import Row
-from evaluation.figures import FAILS, Metric
+from evaluation.figures import HOLDS, INCONCLUSIVE, Metric
 from evaluation.judgement import Judgement
 from evaluation.load.table import LoadRow
 from evaluation.load.text import load_sentence
@@ -42,7 +42,7 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
         sentences.append(f"The gate says {judgement.verdict}.")
     for evaluation in findings.evaluations:
         if evaluation.verdict:
-            failing = evaluation.reasons if evaluation.verdict == FAILS else ()
+            failing = () if evaluation.verdict == HOLDS else evaluation.reasons
             sentences.append(verdict_sentence(replace(evaluation, reasons=failing)))
             continue
         scores = [f"{cells[0]} {cells[1]}" for cells in map(accuracy_cells, evaluation.metrics) if cells[1]]
@@ -63,7 +63,8 @@ def verdict_sentence(evaluation: Evaluation) -> str:
     first = f" The first difference: {evaluation.first_difference}." if evaluation.first_difference else ""
     name = evaluation.task.capitalize()
     reasons = f": {'; '.join(evaluation.reasons)}" if evaluation.reasons else ""
-    return f"{name} {evaluation.verdict.lower()}{against}{reasons}.{first}"
+    verb = "is inconclusive" if evaluation.verdict == INCONCLUSIVE else evaluation.verdict.lower()
+    return f"{name} {verb}{against}{reasons}.{first}"
 
 
 def accuracy_cells(metric: Metric) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ class ServedModel:
         max_positions: input and output tokens of one sequence; None if unknown, or if there is no limit.
         weight_data_type: of the shards, as config.ini says; empty if unknown.
         start_id, end_id: of the tokens that begin and end a text; None if unknown.
+        first_prompt_id: ids from it on stand for tuned prompts; None: there are none.
     """
 
     endpoint: Endpoint
@@ -41,6 +42,7 @@ class ServedModel:
     weight_data_type: str = ""
     start_id: int | None = None
     end_id: int | None = None
+    first_prompt_id: int | None = None
 
 
 def find_endpoint(source: str | Path | None, results: Path = DEFAULT_RESULTS) -> Endpoint:
@@ -81,7 +83,10 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
         next((int(each[key]) for key in keys for each in found if key in each), None)
         for keys in (("start_id", "decoder_start_token_id"), ("end_id", "eos_token_id"))
     ]
-    return ServedModel(endpoint, _exported_name(endpoint), directory, vocab_size, max_positions, weight_data_type, *ids)
+    tuned = section is not None and section.getint("num_tasks", 0) > 0
+    first = section.getint("prompt_learning_start_id") if tuned and section is not None else None
+    known = (directory, vocab_size, max_positions, weight_data_type, ids[0], ids[1], first)
+    return ServedModel(endpoint, _exported_name(endpoint), *known)
 
 
 def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:

@@ -53,6 +53,9 @@ TEN_MINUTES_US = Range(0, 600_000_000)
 RELATIVE = Range(0, 100)
 SHARE = Range(0, 1)
 NATS = Range(0, 1_000_000)
+PASSAGES = Range(0, 1_000_000)  # 0: none
+PASSAGE_TOKENS = Range(2, 1_048_576)  # the first is not scored
+SCALE_ERROR = Range(0, 1, is_above=True)
 
 
 def number(default: Any, allowed: Range, **metadata: Any) -> Any:

@@ -6,7 +6,19 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from handover.ranges import BATCH, BEAMS, COUNT, IN_FLIGHT, NATS, SHARE, TOKENS, number
+from handover.ranges import (
+    BATCH,
+    BEAMS,
+    COUNT,
+    IN_FLIGHT,
+    NATS,
+    PASSAGE_TOKENS,
+    PASSAGES,
+    SCALE_ERROR,
+    SHARE,
+    TOKENS,
+    number,
+)
 
 IS_TEXT = "is_text"
 """Key of a field's metadata: its strings are texts, which may hold several lines."""
@@ -74,4 +86,7 @@ class ParityConfig(TaskConfig):
     prompts: list[str] = field(default_factory=list, metadata={IS_TEXT: True})  # texts; data_path brings more
     output_length: int = number(32, TOKENS)  # tokens to generate for each
     reference: str = "auto"  # huggingface, engine, or auto: the first that can compute the checkpoint
+    passages: int = number(48, PASSAGES)  # made up, of 64 tokens, to average over; 0: only prompts are compared
+    longest_passage: int = number(2048, PASSAGE_TOKENS)  # of two more, which visit every position as far as they go
+    scale_error: float = number(0.02, SCALE_ERROR)  # of a norm, to be seen; else the verdict is INCONCLUSIVE
     limits: dict[str, ParityLimits] = field(default_factory=dict)  # by the coarsest format: fp32, fp16, bf16, int8

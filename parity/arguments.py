@@ -8,11 +8,23 @@ from pathlib import Path
 
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, nearest
-from handover.ranges import BATCH, COUNT, NATS, RANGE, TOKENS, WEEK_S, check_ranges
+from handover.ranges import (
+    BATCH,
+    COUNT,
+    NATS,
+    PASSAGE_TOKENS,
+    PASSAGES,
+    RANGE,
+    SCALE_ERROR,
+    TOKENS,
+    WEEK_S,
+    check_ranges,
+)
 
 AUTO, HUGGING_FACE, ENGINE = "auto", "huggingface", "engine"
 REFERENCES = (AUTO, HUGGING_FACE, ENGINE)
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+LEAST_PASSAGES = 16
 LIMITS = ("max_log_prob_difference", "mean_log_prob_difference", "greedy_agreement", "tie")
 
 
@@ -32,6 +44,16 @@ class ParityArguments(ScriptArguments):
     )
     output_length: int = field(default=32, metadata={RANGE: TOKENS, "help": "tokens to generate for each prompt"})
     reference: str = field(default=AUTO, metadata={"help": "auto, huggingface or engine: what computes the source"})
+    passages: int = field(
+        default=48, metadata={RANGE: PASSAGES, "help": "made-up passages to average over, 16 or more; 0: none"}
+    )
+    longest_passage: int = field(
+        default=2048,
+        metadata={RANGE: PASSAGE_TOKENS, "help": "tokens of those that visit every position, as far as the model goes"},
+    )
+    scale_error: float = field(
+        default=0.02, metadata={RANGE: SCALE_ERROR, "help": "error of a norm's scale that has to be seen"}
+    )
     limits: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = field(
         default=(), metadata={"help": "JSON list of [precision, [[limit, number], ...]]"}
     )
@@ -67,6 +89,9 @@ def check_arguments(arguments: ParityArguments) -> None:
         raise ConfigError(
             f"parity: there is no reference '{arguments.reference}'", nearest(arguments.reference, REFERENCES)
         )
+    if arguments.passages and arguments.passages < LEAST_PASSAGES:
+        hint = f"it is 0, or at least {LEAST_PASSAGES}: fewer have no standard error worth the name"
+        raise ConfigError(f"parity: passages is {arguments.passages}", hint)
     limits = arguments.limits_by_precision
     for precision in limits:
         if precision not in PRECISIONS:

@@ -72,7 +72,7 @@ class Outcome:
     """The verdict.
 
     Attributes:
-        verdict: HOLDS or FAILS.
+        verdict: HOLDS, FAILS or INCONCLUSIVE.
         reasons: each limit that is passed, with the numbers; where it holds, the figures that it rests on.
         first_difference: prompt and place of the first generated token that the source would not have chosen.
     """

@@ -30,7 +30,9 @@ from export_scripts.convert import convert, workers_of
 from export_scripts.interfaces.serving import MODEL_TYPES
 from handover.errors import ConfigError
 from parity.arguments import ENGINE, HUGGING_FACE
+from parity.formats import Formats
 from parity.nemo_gpt2 import UnfitError, as_gpt2
+from parity.twin import Twin
 
 LogProbs = npt.NDArray[np.float32]
 _T5 = "t5"
@@ -42,9 +44,11 @@ class Reference(Protocol):
 
     Attributes:
         name: what computes, for the report.
+        vocab_size: tokens that it knows.
     """
 
     name: str
+    vocab_size: int
 
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
         """Score a prompt's tokens from the second on and those behind it; of an encoder-decoder the latter alone.
@@ -120,6 +124,11 @@ class HuggingFaceReference:
 
     def __init__(self, name: str, model: Any, is_t5: bool = False) -> None:
         self.name, self._model, self._is_t5 = name, model, is_t5
+        self.vocab_size = int(model.config.vocab_size)
+
+    def twin(self, formats: Formats, is_ours: bool) -> Twin:
+        """Become the source in a served model's number formats; nothing else can be asked of it then."""
+        return Twin(self._model, self._is_t5, formats, is_ours)
 
     @torch.inference_mode()
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
@@ -145,6 +154,7 @@ class EngineReference:
             self._steps: Steps = load_steps(settings, torch.device("cpu"))[0]
         finally:
             shutil.rmtree(scratch, ignore_errors=True)  # the weights are in memory
+        self.vocab_size = self._steps.config.vocab_size
         self.name = f"the drop-in engine in fp32, on weights read again from the source ({source.source_map.name})"
 
     @torch.inference_mode()

@@ -19,6 +19,7 @@ from handover.manifest import Manifest, record_files
 from handover.provenance import read_commit
 from parity.arguments import ParityArguments
 from parity.comparison import GENERATED, Outcome, Position, summarise
+from parity.twin import Findings
 
 TASK = "parity"
 
@@ -29,6 +30,7 @@ def write_results(
     positions: Sequence[Position],
     outcome: Outcome,
     source: Mapping[str, Any],
+    findings: Findings,
 ) -> None:
     """Write everything into the output directory, the manifest last.
 
@@ -38,10 +40,14 @@ def write_results(
         positions: of all prompts.
         outcome: the verdict.
         source: what was compared with, for the record.
+        findings: of passages.
     """
     endpoint, output = served.endpoint, arguments.output
+    metrics = (*summarise(positions), *findings.metrics)
     _write_table(output / "positions.csv", [dataclasses.asdict(position) for position in positions])
     _write_table(output / "prompts.csv", list(_by_prompt(positions)))
+    if findings.scales:
+        _write_table(output / "scales.csv", [dataclasses.asdict(scale) for scale in findings.scales])
     first = outcome.first_difference
     verdict = {
         "verdict": outcome.verdict,
@@ -51,7 +57,7 @@ def write_results(
     served_model = {"model": arguments.model, "engine": endpoint.engine, "model_digest": endpoint.model_digest}
     content = {
         "task": TASK,
-        "metrics": [metric.to_json() for metric in summarise(positions)],
+        "metrics": [metric.to_json() for metric in metrics],
         "samples": len({position.prompt for position in positions}),
         "failed": 0,
         "data": _describe_data(arguments.data_path),
@@ -62,7 +68,7 @@ def write_results(
         "timestamp": timestamp(),
     }
     write_atomically(output / "metrics.json", json.dumps(content, indent=1) + "\n")
-    figures = {metric.name: metric.value for metric in summarise(positions)}
+    figures = {metric.name: metric.value for metric in metrics}
     summary = {**verdict, **figures, "source": source, **served_model}
     write_atomically(output / "summary.json", json.dumps(summary, indent=1) + "\n")
     made_from = {"data": content["data"], "model": content["model"], "source": source}

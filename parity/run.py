@@ -1,17 +1,18 @@
 """Compare a deployment with its source: ``python3 -m parity --endpoint=... --output=... --checkpoint=gpt.nemo``.
 
 Writes ``metrics.json`` (figures, verdict, what computed the source), ``summary.json`` (the verdict alone),
-``prompts.csv`` (a row a prompt, with its first differing token), ``positions.csv`` (a row a token) and
-``manifest.json``. The exit status is 1 where parity fails.
+``prompts.csv`` (a row a prompt, with its first differing token), ``positions.csv`` (a row a token),
+``scales.csv`` (a row a tensor) and ``manifest.json``. The exit status is 1 where parity fails.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from evaluation.client import Client, ModelInterface
-from evaluation.figures import FAILS
+from evaluation.figures import FAILS, INCONCLUSIVE
 from evaluation.scoring import Scorer
 from evaluation.served_model import (
     ServedModel,
@@ -30,6 +31,8 @@ from parity.comparison import Outcome, Position, Served, compare, decide
 from parity.prompts import Ids, encode_prompts, read_prompts
 from parity.references import Reference, open_reference
 from parity.results import write_results
+from parity.survey import served_formats, survey
+from parity.twin import Findings
 
 _SCRATCH = "reference"
 
@@ -42,13 +45,14 @@ def main(argv: Sequence[str]) -> None:
     served, interface = _inspect(arguments)
     encoded = _encode(arguments, prompts, served)
     answers = ask(arguments, served.endpoint.grpc_url, interface, encoded)
-    check_unchanged(arguments.endpoint, served.endpoint, arguments.model)
     arguments.output.mkdir(parents=True, exist_ok=True)
     reference, notes = open_reference(arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH)
     precision = _precision(served, interface)
     limits = arguments.limits_by_precision[precision]
     positions = _compare(answers, reference, limits["tie"])
-    outcome = decide(positions, limits)
+    findings = survey(arguments, served, interface, reference, answers, precision)
+    check_unchanged(arguments.endpoint, served.endpoint, arguments.model)
+    outcome, notes = conclude(decide(positions, limits), findings), (*notes, *findings.notes)
     source = {
         "computed_by": reference.name,
         "notes": list(notes),
@@ -56,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
         "precision": precision,
         "limits": limits,
     }
-    write_results(arguments, served, positions, outcome, source)
+    write_results(arguments, served, positions, outcome, source, findings)
     sys.stdout.write("\n".join(_lines(outcome, reference, notes)) + "\n")
     if outcome.verdict == FAILS:
         raise ServerError(
@@ -100,6 +104,16 @@ def ask(arguments: ParityArguments, url: str, interface: ModelInterface, prompts
     return answers
 
 
+def conclude(outcome: Outcome, findings: Findings) -> Outcome:
+    """Put together what prompts and passages showed: what is broken fails, what is in doubt is inconclusive."""
+    broken = (*(outcome.reasons if outcome.verdict == FAILS else ()), *findings.broken)
+    if broken:
+        return replace(outcome, verdict=FAILS, reasons=broken)
+    if findings.doubts:
+        return replace(outcome, verdict=INCONCLUSIVE, reasons=findings.doubts)
+    return replace(outcome, reasons=(*outcome.reasons, *findings.shown))
+
+
 def _inspect(arguments: ParityArguments) -> tuple[ServedModel, ModelInterface]:
     endpoint = find_endpoint(arguments.endpoint)
     check_identity(endpoint, expected_digest(None, arguments.model_repository))
@@ -119,9 +133,8 @@ def _encode(arguments: ParityArguments, prompts: list[str | Ids], served: Served
 
 
 def _precision(served: ServedModel, interface: ModelInterface) -> str:
-    settings = {**interface.parameters, **served.endpoint.settings}
-    weights = settings.get("weight_data_type") or served.weight_data_type
-    return served_precision(weights, settings.get("data_type", ""), settings.get("int8_mode", ""))
+    formats = served_formats(served, interface)
+    return served_precision(formats.weight_data_type, formats.data_type, formats.int8_mode)
 
 
 def _compare(answers: Sequence[Served], reference: Reference, tie: float) -> list[Position]:
@@ -134,7 +147,7 @@ def _compare(answers: Sequence[Served], reference: Reference, tie: float) -> lis
 
 
 def _lines(outcome: Outcome, reference: Reference, notes: Sequence[str]) -> Iterable[str]:
-    yield f"parity {outcome.verdict} against {reference.name}"
+    yield f"parity {'is ' * (outcome.verdict == INCONCLUSIVE)}{outcome.verdict} against {reference.name}"
     for note in notes:
         yield f"  note: {note}"
     yield from (f"  {reason}" for reason in outcome.reasons)

@@ -95,6 +95,12 @@ def test_a_model_that_is_not_its_source_is_no_go_whatever_else_is_fine(state: st
     assert reasons == {"parity verdict": "fails: max_log_prob_difference 0.5, limit 0.1"}
 
 
+def test_parity_that_could_not_tell_is_inconclusive(tmp_path: Path) -> None:
+    current = run_of(tmp_path, "new")
+    write_parity(current, "INCONCLUSIVE")
+    assert decide(current, run_of(tmp_path, "old"))[0] == "INCONCLUSIVE"
+
+
 def test_parity_that_was_asked_for_and_is_missing_is_inconclusive(tmp_path: Path) -> None:
     rules = RULES | {"parity.greedy_agreement": {"at_least": 1.0}}
     verdict, reasons = decide(run_of(tmp_path, "new"), run_of(tmp_path, "old"), rules)

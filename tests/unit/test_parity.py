@@ -55,11 +55,21 @@ def shards_of(checkpoint: Path, output: Path, data_type: str = "fp32", ranks: in
     return output
 
 
-def serve(shards: Path, model_type: str = "GPT", inputs: tuple[str, ...] = GPT_INPUTS, **changes: Any) -> FakeTriton:
+def serve(
+    shards: Path,
+    model_type: str = "GPT",
+    inputs: tuple[str, ...] = GPT_INPUTS,
+    data_type: str = "fp32",
+    **changes: Any,
+) -> FakeTriton:
     """A server of these shards; it answers as the real one does, one request after another."""
-    settings = Settings(shards, RANKS, 1, "fp32", 1, model_type, kv_cache_bytes=1 << 22, **changes)
+    settings = Settings(shards, RANKS, 1, data_type, 1, model_type, kv_cache_bytes=1 << 22, **changes)
     engine: Engine = open_engine(settings, torch.device("cpu"))
-    parameters = {"model_checkpoint_path": str(shards), "int8_mode": str(settings.int8_mode)}
+    parameters = {
+        "model_checkpoint_path": str(shards),
+        "data_type": settings.data_type,
+        "int8_mode": str(settings.int8_mode),
+    }
 
     def answer(tensors: Tensors) -> Tensors:
         return engine.generate([engine.parse(tensors)])[0]
@@ -290,6 +300,9 @@ def test_limits_go_by_the_coarsest_format(formats: tuple[str, str, str], precisi
         ({"reference": "nemo"}, "no reference 'nemo'"),
         ({"limits": limits(*SOUND)[:2]}, "limits.bf16 lacks"),
         ({"limits": limits(float("nan"), 1, 1, 1)}, "is nan"),
+        ({"passages": 3}, "passages is 3"),
+        ({"longest_passage": 1}, "longest_passage is 1"),
+        ({"scale_error": 0.0}, "scale_error is 0"),
         ({"samples": 9}, "3 prompts, 9 are asked for"),
         ({"data_path": Path("/nowhere")}, "/nowhere cannot be read"),
     ],

@@ -1,0 +1,112 @@
+"""The source as a served model holds it: every weight rounded to the same number formats, int8's steps included.
+
+What is left between such a model and the served one is the rounding of arithmetic, of which no format says how large
+it is: it depends on the weights. So it is measured, by rounding what goes from one part of the network to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_SCALES = "served_scales"
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Number formats of a served model, as its settings say.
+
+    Attributes:
+        weight_data_type: of the shards.
+        data_type: of the computation.
+        int8_mode: "1" where the layers' matrices are kept as int8; "" counts as "0".
+    """
+
+    weight_data_type: str
+    data_type: str
+    int8_mode: str
+
+    @property
+    def are_known(self) -> bool:
+        """Whether a source can be rounded to them."""
+        return {self.weight_data_type, self.data_type} <= set(TYPES)
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether matrices are kept as int8."""
+        return self.int8_mode not in ("", "0")
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, formats: Formats) -> None:
+    """Round every weight, in place, as it is on disk and then as it is computed with."""
+    for parameter in model.parameters():
+        on_disk = parameter.to(TYPES[formats.weight_data_type])
+        parameter.copy_(on_disk.to(TYPES[formats.data_type]).float())
+
+
+@torch.no_grad()
+def quantise_layers(model: Any) -> None:
+    """Round the layers' matrices, in place, to 255 steps for each output channel; the head stays."""
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if module is not head and (axis := _output_axis(module)) is not None:
+            _quantise(module, module.weight, axis)
+
+
+@torch.no_grad()
+def quantise_head(model: Any) -> None:
+    """Round the head too, as a GPU holds it; an embedding of the same weights stays."""
+    head = model.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    _quantise(head, head.weight, 0)
+
+
+def _quantise(module: nn.Module, weight: Tensor, axis: int) -> None:
+    scales = weight.abs().amax(1 - axis, keepdim=True).clamp_(min=1e-12) / 127
+    weight.copy_((weight / scales).round_() * scales)
+    setattr(module, _SCALES, scales.flatten())
+
+
+def _output_axis(module: nn.Module) -> int | None:
+    """Axis of a matrix' output channels; None: the module is no product with a matrix."""
+    if isinstance(module, nn.Linear):
+        return 0
+    return 1 if type(module).__name__ == "Conv1D" else None
+
+
+@contextmanager
+def rounded_arithmetic(model: Any, data_type: str) -> Iterator[None]:
+    """Round what every part of a network gives to the next; the logits stay, as they do in an engine."""
+    dtype, head = TYPES[data_type], model.get_output_embeddings()
+
+    def round_output(module: nn.Module, given: Any, found: Any) -> Any:
+        if isinstance(found, Tensor):
+            return _rounded(module, found, dtype)
+        if isinstance(found, tuple) and found and isinstance(found[0], Tensor):
+            return (_rounded(module, found[0], dtype), *found[1:])
+        return found
+
+    inner = [module for module in model.modules() if module is not model and module is not head]
+    hooks = [module.register_forward_hook(round_output) for module in inner]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _rounded(module: nn.Module, found: Tensor, dtype: torch.dtype) -> Tensor:
+    if not found.is_floating_point():
+        return found
+    if (scales := getattr(module, _SCALES, None)) is not None:  # an engine may round int8's scales too
+        bias = getattr(module, "bias", None)
+        plain = found if bias is None else found - bias
+        found = plain * (scales.to(dtype).float() / scales) + (0 if bias is None else bias)
+    return found.to(dtype).float()
