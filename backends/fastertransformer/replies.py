@@ -44,6 +44,7 @@ class Reply:
         sender: Triton's.
         wanted: outputs.
         waiting: when each answer came, it, and whether it is final.
+        opened: when the request came.
         is_queued: whether the thread will look after what is waiting.
         is_done: whether the final answer is sent, after which the sender must not be touched.
     """
@@ -54,6 +55,7 @@ class Reply:
         self.wanted = frozenset(request.requested_output_names())
         self.waiting: deque[tuple[float, Any, bool]] = deque()
         self.is_queued = self.is_done = False
+        self.opened = time.monotonic()
         self._announce, self._lock, self._is_sent = announce, threading.Lock(), threading.Event()
 
     def has_gone(self) -> bool:
@@ -120,18 +122,23 @@ class Replies:
         triton: the module triton_python_backend_utils.
         output_types: numpy type of each output in config.pbtxt.
         has_axis: outputs get a first axis of length 1, as models with sequence batching have it.
-        labels: of the metric that counts the requests whose client went away before they were done.
+        labels: of the metrics, which count the requests whose client went away before they were done, and the time of
+            those that were answered.
     """
 
     def __init__(self, triton: Any, output_types: Mapping[str, Any], has_axis: bool, labels: Mapping[str, str]) -> None:
         self._triton, self._output_types, self._has_axis = triton, output_types, has_axis
         # Triton's own nv_inference_request_failure{reason="CANCELED"} stays 0 for decoupled models (2.51).
-        self._family = triton.MetricFamily(
-            name="slipway_request_cancelled",
-            description="Requests given up because their client went away or cancelled them",
-            kind=triton.MetricFamily.COUNTER,
-        )
-        self._cancelled = self._family.Metric(labels=dict(labels))
+        # Its nv_inference_request_duration_us ends where execute returns, long before the answer.
+        counters = {
+            "slipway_request_cancelled": "Requests given up because their client went away or cancelled them",
+            "slipway_request_duration_us": "Time from execute to the final answer of requests that succeeded",
+        }
+        self._families: list[Any] | None = [
+            triton.MetricFamily(name=name, description=meaning, kind=triton.MetricFamily.COUNTER)
+            for name, meaning in counters.items()
+        ]
+        self._cancelled, self._duration_us = (family.Metric(labels=dict(labels)) for family in self._families)
         # Replies that have something to send, and new ones.
         self._ready: queue.SimpleQueue[tuple[Reply, bool] | None] = queue.SimpleQueue()
         self._open: deque[Reply] = deque()  # of the thread alone, the one to be asked next in front
@@ -150,7 +157,7 @@ class Replies:
         """
         self._ready.put(None)
         self._thread.join()
-        self._cancelled = self._family = None
+        self._cancelled = self._duration_us = self._families = None
 
     def _run(self) -> None:
         next_question = 0.0
@@ -189,6 +196,8 @@ class Replies:
         if is_final:
             with suppress(ValueError):  # answered before it was watched
                 self._open.remove(reply)
+            if not isinstance(content, tuple) and not reply.is_cancelled:
+                self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
             reply.end()
         elif reply.go_on():
             self._ready.put((reply, False))

@@ -129,6 +129,20 @@ def test_a_stateful_model_answers_with_one_axis_more() -> None:
     opened.close()
 
 
+def test_the_time_to_the_final_answer_is_counted_for_requests_that_succeed(replies: Replies) -> None:
+    durations = FakePbUtils.MetricFamily.counts
+    before = durations["slipway_request_duration_us"]
+    failing, slow = replies.open(FakeRequest({})), replies.open(FakeRequest({}))
+    failing.fail("no", "INTERNAL")
+    slow.send({"output_ids": IDS}, is_final=False)
+    failing.wait()
+    assert durations["slipway_request_duration_us"] == before
+    time.sleep(0.05)
+    slow.send({"output_ids": IDS}, is_final=True)
+    slow.wait()
+    assert 50_000 <= durations["slipway_request_duration_us"] - before < 20e6
+
+
 def test_a_failure_is_the_final_answer(replies: Replies) -> None:
     request = FakeRequest({})
     replies.open(request).fail("input_ids has no rows", "INVALID_ARG")
@@ -202,6 +216,9 @@ def test_an_answer_that_cannot_be_sent_concerns_its_request_alone(
 def test_the_metric_is_given_back_before_the_interpreter_ends() -> None:
     """Triton's stub frees a metric's shared memory before its interpreter ends; one that is freed later crashes it."""
     opened = Replies(FakePbUtils("pb_utils"), {}, has_axis=False, labels={})
-    metrics = [weakref.ref(opened._family), weakref.ref(opened._cancelled)]
+    assert opened._families is not None
+    freed = [*opened._families, opened._cancelled, opened._duration_us]
+    metrics = [weakref.ref(metric) for metric in freed]
+    freed.clear()
     opened.close()
-    assert [metric() for metric in metrics] == [None, None]
+    assert [metric() for metric in metrics] == [None] * 4

@@ -317,6 +317,19 @@ def test_server_figures_are_differences_of_counters() -> None:
     assert server_figures(before, before)["server_queue_mean_ms"] is None
 
 
+def test_the_engines_own_duration_counts_where_triton_sees_a_hand_over_alone() -> None:
+    own = 'slipway_request_duration_us{model="fastertransformer",version="1"} %d\n'
+    counts = ((10, 1, 10, 10, 1000, 500, 10, 400, 10), (30, 2, 50, 20, 61_000, 20_500, 30, 40_400, 30))
+    before, after = (
+        parse_counters(METRICS % count + own % duration, "fastertransformer")
+        for count, duration in zip(counts, (7_000, 5_467_000), strict=True)
+    )
+    figures = server_figures(before, after)
+    assert figures["server_request_mean_ms"] == 273.0  # 5,460,000 us over 20 requests
+    assert figures["server_compute_mean_ms"] is figures["server_mean_batch"] is None
+    assert figures["server_queue_mean_ms"] == 1.0
+
+
 def test_the_servers_own_figures_stand_beside_the_clients(tmp_path: Path) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # noqa: N802
