@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from deployment.arguments import ServeArguments
 from deployment.ports import Ports, choose_ports
 from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank
 from deployment.served_models import ServedModel
-from deployment.tritonserver import Installation, assemble_backends, build_argv, locate
+from deployment.tritonserver import Installation, assemble_backends, build_argv, link_repository, locate
 from handover.errors import ServerError
 
 ARGUMENTS = ServeArguments(Path("/repo with space"), Path("/run/endpoint.json"), Path("/run/server.log"))
@@ -295,6 +296,28 @@ def test_the_backend_directory_satisfies_triton(tmp_path: Path) -> None:
     assert (backends / "python" / "triton_python_backend_stub").samefile(installation.stub or "")
     assert (backends / "fastertransformer" / "model.py").is_file()
     assert not list(backends.rglob("__pycache__"))
+
+
+def test_what_python_caches_never_reaches_the_published_repository(tmp_path: Path) -> None:
+    """Oracle: Python itself imports the model from the link, and caches what it imports."""
+    published = tmp_path / "published $(x)"
+    for name in ("private", "watched"):
+        (tmp_path / name).mkdir()
+    for name in ("preprocessing/1/model.py", "preprocessing/config.pbtxt", "fastertransformer/1/1-gpu/a.bin"):
+        (published / name).parent.mkdir(parents=True, exist_ok=True)
+        (published / name).write_text("import words\n" if name.endswith(".py") else name)
+    (published / "preprocessing/1/words.py").write_text("")
+    before = sorted(published.rglob("*"))
+    served = link_repository(published, tmp_path / "private")
+    version = served / "preprocessing" / "1"
+    imports = f"import sys; sys.dont_write_bytecode = False; sys.path.append({str(version)!r}); import model"
+    subprocess.run([sys.executable, "-c", imports], check=True)
+    assert len(list(version.glob("__pycache__/*.pyc"))) == 2 and sorted(published.rglob("*")) == before
+    for path in published.rglob("*.*"):
+        assert (served / path.relative_to(published)).read_text() == path.read_text()
+    watched = link_repository(published, tmp_path / "watched", is_watched=True)
+    (published / "new").mkdir()
+    assert (watched / "new").is_dir(), "a model that comes later is seen"
 
 
 def test_an_engine_that_is_not_there_is_said(tmp_path: Path) -> None:
