@@ -53,7 +53,12 @@ def write_atomically(path: Path, content: str) -> None:
 
     What earlier writers of the same file left, because they were killed, is removed. That may hit one that is alive:
     it finds its temporary gone, and writes again.
+
+    Raises:
+        OSError: it cannot be written, or what is there is no file: a device or a pipe is never replaced by one.
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "what is there is no regular file", str(path))
     for attempt in range(_ATTEMPTS):
         remove_temporaries(path.parent, of=path.name)
         temporary = temporary_beside(path)

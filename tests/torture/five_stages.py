@@ -200,9 +200,9 @@ def family(pid: int) -> list[int]:
     return members
 
 
-def rerun_problem(run: Run, figures: dict[str, float], shards: dict[str, str]) -> str:
+def rerun_problem(run: Run, figures: dict[str, float], shards: dict[str, str], *overrides: str) -> str:
     """Say what is wrong after the same command was given again and nothing disturbed it; empty if all is well."""
-    status, output = run.run()
+    status, output = run.run(*overrides)
     if status or "Traceback" in output:
         return f"the rerun ended with {status}: {output[-600:]}"
     wrong = {

@@ -62,6 +62,7 @@ def trial(run: Run, number: int, duration_s: float, expected: tuple[dict[str, fl
     problems = [f"left {left}"] if left else []
     problems += [f"looks finished: {run.damages()}"] if run.damages() else []
     problems += [f"a traceback: {output[-800:]}"] if "Traceback" in output else []
-    problems += filter(None, [rerun_problem(run, *expected)])
+    sweeping = ("force=[benchmark]",) if how == "everything" else ()  # starts a server, also where all was done
+    problems += filter(None, [rerun_problem(run, *expected, *sweeping)])
     shutil.rmtree(run.root)
     return f"{what}: {'; '.join(problems)}" if problems else None

@@ -143,3 +143,10 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(
         write_atomically(tmp_path / "stages.json", "new content")
     assert [path.name for path in tmp_path.iterdir()] == ["stages.json"]
     assert (tmp_path / "stages.json").read_text() == "old"
+
+
+def test_a_pipe_or_a_device_is_never_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "report.md")
+    with pytest.raises(OSError, match="no regular file"):
+        write_atomically(tmp_path / "report.md", "new content")
+    assert (tmp_path / "report.md").is_fifo() and len(list(tmp_path.iterdir())) == 1
