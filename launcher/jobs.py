@@ -192,7 +192,7 @@ def logs(results: Path) -> list[str]:
     job_of = {stage: job for job in read_jobs(newest) for stage in job.stages}
     shown: set[Path] = set()
     for entry in json.loads((newest / STAGES_FILE).read_text()):
-        path, job = Path(entry["log"]), job_of.get(entry["stage"])
+        path, job = newest / Path(entry["log"]).name, job_of.get(entry["stage"])  # these, also where they were moved to
         lines += _tail(path)
         if job and not path.is_file() and job.errors not in shown:
             shown.add(job.errors)

@@ -47,7 +47,7 @@ def write_results(file: Path, results: Sequence[StageResult]) -> None:
     known = {(entry["stage"], entry["log"]) for entry in ours}
     try:
         others = [entry for entry in json.loads(file.read_text()) if (entry["stage"], entry["log"]) not in known]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         others = []
     entries = sorted([*others, *ours], key=lambda entry: STAGE_ORDER.index(entry["stage"]))
     file.parent.mkdir(parents=True, exist_ok=True)

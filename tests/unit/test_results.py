@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from launcher.jobs import SubmittedJob, read_jobs, status, write_jobs
+from launcher.jobs import SubmittedJob, logs, read_jobs, status, write_jobs
 from launcher.results import StageResult, write_results
 
 
@@ -38,3 +38,19 @@ def test_the_jobs_of_the_original_are_not_those_of_a_copy(tmp_path: Path) -> Non
     assert read_jobs(logs) == [job] and read_jobs(copy) == [], "cancel in a copy would end the original's"
     shutil.rmtree(logs)
     assert read_jobs(copy) == [job], "results that were moved keep theirs"
+
+
+def test_a_copy_shows_its_own_logs(tmp_path: Path) -> None:
+    folder, copy = tmp_path / "run" / "logs", tmp_path / "copy" / "logs"
+    write_results(folder / "stages.json", [StageResult("convert", "c", log=str(folder / "convert.log"))])
+    (folder / "convert.log").write_text("the first run")
+    shutil.copytree(folder, copy)
+    (folder / "convert.log").write_text("a later run of the original")
+    assert logs(copy.parent) == [f"==> {copy / 'convert.log'}", "  the first run"]
+
+
+def test_a_damaged_record_of_the_stages_is_written_anew(tmp_path: Path) -> None:
+    for content in ("null", "7", "{}", "[1]", '[{"stage": 1}]', "\0\0"):
+        (tmp_path / "stages.json").write_text(content)
+        write_results(tmp_path / "stages.json", [StageResult("convert", "c")])
+        assert [entry["stage"] for entry in json.loads((tmp_path / "stages.json").read_text())] == ["convert"]
