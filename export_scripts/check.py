@@ -15,6 +15,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import STORAGE
+from export_scripts.served import check_served
 from export_scripts.shards import ShardSettings, check_split
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import Assignment, Dims, LazyTensor
@@ -81,6 +82,7 @@ def plan_conversion(
 
 def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_nonfinite: bool) -> Conversion:
     source = open_source(archive)
+    check_served(source.family.name, source.dims)
     settings = ShardSettings(tensor_para_size, weight_data_type, source.dims, allow_nonfinite)
     check_split(settings, source.family.divided)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.nemo import NOT_NAMED
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
+
+_LARGEST = 2**31 - 1  # FasterTransformer's int
 
 
 def with_settled_ids(source: Source, start_id: int | None = None, end_id: int | None = None) -> Source:
@@ -53,7 +54,7 @@ def with_settled_ids(source: Source, start_id: int | None = None, end_id: int | 
 
 def _settled_end(end: int, vocab_size: int) -> tuple[int, str]:
     """Give the id that ends a text, and what is to be said of it; one that never comes where none is named."""
-    if end == NOT_NAMED:
+    if end < 0 or end > _LARGEST:
         return vocab_size, "no end token is named: no text ends by itself; export.model.end_id=N names one"
     if 0 <= end < vocab_size:
         return end, ""
@@ -68,7 +69,7 @@ def _settled_start(start: int, stand_ins: Iterable[int | None], vocab_size: int)
     if 0 <= start < vocab_size:
         return start, ""
     stand_in = next((each for each in stand_ins if each is not None and 0 <= each < vocab_size), 0)
-    what = "no start token is named" if start == NOT_NAMED else f"the start token {start} is beyond the vocabulary"
+    what = "no start token is named" if start < 0 else f"the start token {start} is beyond the vocabulary"
     return stand_in, f"{what}: token {stand_in} stands in for it; export.model.start_id=N names another"
 
 

@@ -246,3 +246,19 @@ def test_one_model_among_other_files_is_found_and_several_are_listed(
     message = refusal(tmp_path)
     assert "holds 2 checkpoints" in message
     assert "first" in message and "second" in message
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("gpt_neox", {"rotary_pct": 0.4}, "rotary_embedding: 3  (it rotates pairs of a head's 8 elements"),
+        ("gptj", {"rotary_dim": 10}, "rotary_embedding: 10  (it rotates pairs"),
+        ("gpt2", {"layer_norm_epsilon": 0.0}, "layernorm_eps: 0  (it is added to a variance"),
+        ("gpt2", {"layer_norm_epsilon": 1.0}, "layernorm_eps: 1  (it is added to a variance"),
+    ],
+)
+def test_what_an_engine_would_refuse_is_refused_before(
+    family: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    save(family, tmp_path, **({} if "rotary" in words else changes))
+    assert words in refusal(change(tmp_path, **changes, **({"rope_parameters": ...} if "pct" in str(changes) else {})))

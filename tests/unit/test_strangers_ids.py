@@ -117,3 +117,13 @@ def test_a_t5_begins_and_ends_as_transformers_generate_does(tmp_path: Path) -> N
     assert source.ids.start_id == judge.decoder_start_token_id
     assert [source.ids.end_id, *source.ids.more_end_ids] == judge.eos_token_id
     assert "a text ends with token 7, and with 9" in "\n".join(source.remarks)
+
+
+@pytest.mark.parametrize("token", [-1, -7, 2**40])
+def test_an_id_that_no_engine_reads_is_not_written(token: int, tmp_path: Path) -> None:
+    save("gpt2", tmp_path / "source", eos_token_id=7, bos_token_id=5)
+    for name in ("config.json", "generation_config.json"):
+        change_json(tmp_path / "source" / name, eos_token_id=token, bos_token_id=token)
+    convert(ConvertArguments(tmp_path / "source", tmp_path / "1-gpu", 1, "fp32"))
+    said = section(tmp_path / "1-gpu")
+    assert (said["start_id"], said["end_id"]) == ("0", "96"), "the first token, and one that never comes"
