@@ -196,4 +196,5 @@ def test_ids_are_gpt2s_where_nothing_says_otherwise(small: Path, tmp_path: Path)
     (small / "config.json").write_text(json.dumps({"n_heads": HEADS, "pe_rotary_dims": 4}))
     config = configparser.ConfigParser()
     config.read(run(small, tmp_path / "out", 1) / "config.ini")
-    assert (config["gptj"]["start_id"], config["gptj"]["end_id"]) == ("50256", "50256")
+    ids = (config["gptj"]["start_id"], config["gptj"]["end_id"])
+    assert ids == ("0", "50256"), "GPT-2's last token is none of 96"
