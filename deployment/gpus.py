@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from deployment.tritonserver import FASTERTRANSFORMER
-from handover.errors import ServerError
+from handover.errors import ServerError, shortened
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+_POSITIONS = re.compile(r"\d{1,4}(,\d{1,4})*")
 
 
 def visible_devices(cuda_devices: str, engine: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -25,16 +27,19 @@ def visible_devices(cuda_devices: str, engine: str, environment: Mapping[str, st
         The variable to set; empty where it stays as it is.
 
     Raises:
-        ServerError: FasterTransformer, one process for all GPUs of a node, sees fewer than it needs.
+        ServerError: these are no positions, or FasterTransformer, one process for all GPUs of a node, sees fewer than
+            it needs.
     """
     given = environment.get(VARIABLE)
     if not cuda_devices:
         return {}
+    if not _POSITIONS.fullmatch(cuda_devices):
+        raise ServerError(f"--cuda-devices={shortened(cuda_devices)}", "write positions with commas: 0,1")
     if given is None:  # nothing is withheld: the positions are the numbers
         return {VARIABLE: cuda_devices}
     seen = [device for device in given.split(",") if device]
     positions = [int(position) for position in cuda_devices.split(",")]
-    if len(seen) >= len(positions):
+    if len(seen) > max(positions):
         return {VARIABLE: ",".join(seen[position] for position in positions)}
     if engine == FASTERTRANSFORMER:
         raise ServerError(

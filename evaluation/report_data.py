@@ -16,6 +16,7 @@ from evaluation.load.table import FILE_NAME as LOAD_FILE_NAME
 from evaluation.published import PARTIAL, newest_results
 from handover.errors import ArtefactError
 from handover.manifest import ORIGIN, RANDOM_WEIGHTS, Manifest
+from handover.regular_file import read_text
 
 _NOT_RUN = "not run"
 _BAD_STATES = ("failed", "interrupted", _NOT_RUN)
@@ -179,7 +180,7 @@ def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
                 log=str(entry.get("log") or "") if entry["state"] != _NOT_RUN else "",
                 label=Path(str(entry.get("log") or "")).stem.replace("_", " ") or str(entry["stage"]),
             )
-            for entry in json.loads(path.read_text())
+            for entry in json.loads(read_text(path))
             if entry["stage"] not in _AFTERWARDS
         )
     except OSError:

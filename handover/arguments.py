@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from handover.errors import ConfigError, shortened
 from handover.ranges import RANGE, check_ranges
+from handover.regular_file import is_special
 
 Arguments = TypeVar("Arguments", bound="ScriptArguments")
 
@@ -38,7 +40,7 @@ class ScriptArguments:
         """Parse what ``to_argv`` rendered (or a person typed).
 
         Raises:
-            ConfigError: a number is out of the range that its field declares.
+            ConfigError: a number is out of the range that its field declares, or a word is not UTF-8.
         """
         hints = typing.get_type_hints(cls)
         parser = argparse.ArgumentParser(
@@ -56,7 +58,10 @@ class ScriptArguments:
                 default=argparse.SUPPRESS,
                 help=_help(field),
             )
-        given = cls(**vars(parser.parse_args(list(argv))))
+        given = cls(**vars(parser.parse_args(list(map(_check_text, argv)))))
+        for field in dataclasses.fields(cls):
+            if not _fits(getattr(given, field.name), hints[field.name]):
+                parser.error(f"argument {_flag(field)}: {shortened(str(getattr(given, field.name)))} has another form")
         check_ranges(given)
         return given
 
@@ -86,7 +91,39 @@ def _parser_of(hint: Any) -> Any:
         origin = typing.get_origin(hint)
     if origin is tuple:
         return _tuple
-    return _boolean if hint is bool else (Path if hint is Path else hint)
+    return _boolean if hint is bool else (_path if hint is Path else hint)
+
+
+def _check_text(word: str) -> str:
+    """Refuse bytes that are no text: they could not be printed or written into any file of ours."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"the argument {shortened(repr(word))} is not UTF-8") from None
+    return word
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether what JSON brought has the form of a field's tuples; all else is parsed as what it is."""
+    if typing.get_origin(hint) is not tuple:
+        number = (int, float) if hint is float else hint
+        return hint not in (str, int, float) or (isinstance(value, number) and not isinstance(value, bool))
+    arms = typing.get_args(hint)
+    if not isinstance(value, tuple):
+        return False
+    if arms[-1] is ...:
+        return all(_fits(one, arms[0]) for one in value)
+    return len(arms) == len(value) and all(map(_fits, value, arms))
+
+
+def _path(text: str) -> Path:
+    """Take a path, unless no program of ours has any business with it."""
+    path = Path(text)
+    if not text or str(path) == path.anchor:
+        raise argparse.ArgumentTypeError(f"'{text}' is no file or directory of ours")
+    if is_special(path):  # neither read, which may never end, nor replaced or removed, which would be for good
+        raise argparse.ArgumentTypeError(f"{text} is a device, pipe or socket, not a file or directory")
+    return path if path.name else path.absolute()  # "." has no name, which a temporary file beside it would need
 
 
 def _boolean(text: str) -> bool:
@@ -94,7 +131,7 @@ def _boolean(text: str) -> bool:
         return True
     if text.lower() in ("false", "0", "no"):
         return False
-    raise argparse.ArgumentTypeError(f"'{text}' is not true or false")
+    raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not true or false")
 
 
 def _tuple(text: str) -> tuple[Any, ...]:
@@ -103,5 +140,5 @@ def _tuple(text: str) -> tuple[Any, ...]:
 
     try:
         return tuple(freeze(json.loads(text)))
-    except (json.JSONDecodeError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a JSON list") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a JSON list") from error

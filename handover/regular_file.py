@@ -46,3 +46,12 @@ def read_text(path: Path, most_bytes: int = DATA_BYTES) -> str:
         UnicodeDecodeError: it is not UTF-8.
     """
     return read_bytes(path, most_bytes).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def is_special(path: Path) -> bool:
+    """Whether something exists at a path that is neither a file nor a directory: a device, a pipe, a socket."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

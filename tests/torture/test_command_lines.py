@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,12 +55,13 @@ class Attempts:
             return f"{shown}, without the usage: {ended.err[:300]}"
         if ended.cpu_s > MOST_CPU_S:
             return f"{shown} after {ended.cpu_s:.0f} s"
-        written = sorted(path.name for path in self.place.rglob("*"))
+        written = sorted(path.name for path in self.place.rglob("*") if path.name != "pipe")
         return f"{shown}, and wrote {written}" if written else None
 
 
 @pytest.fixture
 def attempts(lines: CommandLines, tmp_path: Path) -> Attempts:
+    os.mkfifo(tmp_path / "pipe")
     return Attempts(lines, tmp_path)
 
 
@@ -78,7 +80,7 @@ KEYS = list(keys_of(Config))
 WORDS = [
     *("", "null", "true", "0", "-1", "1", "2147483648", "1e400", "nan", "-inf", "1_0", "0x10", "???", "~", "[]", "{}"),
     *("a", "convert", "[convert,null]", "'a b'", '"\\"', "a'b", "a,b", "1,2", "range(1,3)", "choice(a,b)", "glob(*)"),
-    *("/dev/zero", "/dev/null", "/proc/self/mem", "/", ".", "~/x", "hf:a/b", "hf:", "localhost:1", "node:99999", ":"),
+    *("pipe", "pipe/x", ".", "..", "x/y", "hf:a/b", "hf:", "localhost:1", "node:99999", ":"),
     *("${stages}", "${export}", "${oc.env:HOME}", "${oc.env:NO_SUCH_NAME}", "${oc.env:X,1}", "${nope}", "${nope:1}"),
     *("${oc.decode:'[1,2]'}", "${oc.select:export.model}", "${oc.dict.keys:export}", "${oc.create:{a:1}}", "${.x}"),
     *("${variant:1}", "${training_dir:a}", "${project_dir:}", "${sweep_dir:a,b}", "${", "$", "${now:%Y}", "${..}"),
@@ -87,8 +89,8 @@ WORDS = [
 FLAGS = [
     *("-m", "--multirun", "--cfg=job", "--cfg=hydra", "--cfg=all", "--cfg=x", "--resolve", "--package=x", "--package="),
     *("--info", "--info=defaults", "--info=x", "--help", "--hydra-help", "--version", "--config-name=x", "--run"),
-    *("--config-dir=x", "--config-dir=/dev/zero", "--config-path=x", "--experimental-rerun=x", "--x", "-x", "--"),
-    *("--shell-completion", "--config-name=cluster/bcm", "--experimental-rerun=/dev/zero"),
+    *("--config-dir=x", "--config-dir=pipe", "--config-path=x", "--experimental-rerun=x", "--x", "-x", "--"),
+    *("--shell-completion", "--config-name=cluster/bcm", "--experimental-rerun=pipe"),
 ]
 VALUES = st.recursive(
     st.sampled_from(WORDS) | st.integers().map(str) | st.floats().map(str) | st.text(max_size=30).map(repr),
@@ -116,6 +118,7 @@ NO_NUL = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"
 COMMAND_LINES = st.lists(SETTINGS | SETTINGS | OPTIONS | CHOSEN | NO_NUL | st.sampled_from(FLAGS), max_size=4)
 
 
+@pytest.mark.timeout(4 * 3600)
 def test_random_command_lines(attempts: Attempts, campaign: Campaign, tally: Tally) -> None:
     @settings(
         max_examples=campaign.trials(25, 3000),
@@ -154,3 +157,22 @@ def test_command_lines_that_once_gave_a_traceback(attempts: Attempts, tally: Tal
     for words in ONCE_A_TRACEBACK:
         tally.record(attempts.failure(*words))
     tally.check()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluation.lambada.data_path={}"],
+        ["evaluation=parity", "evaluation.parity.data_path={}"],
+        ["evaluation.gate.thresholds={}"],
+        ["evaluation=translation", "evaluation.translation.data_path={}", "evaluation.translation.reference_path={}"],
+        ["deployment.endpoint={}"],
+        ["export.model.checkpoint_path={}"],
+        ["benchmark=load", "benchmark.load.prompt_file={}"],
+    ],
+)
+def test_a_device_or_a_pipe_is_no_data(attempts: Attempts, words: list[str]) -> None:
+    for named in ("/dev/zero", "pipe"):  # a dry run: nothing is written, whatever the program makes of them
+        ended = attempts.run(*(word.format(named) for word in words))
+        assert ended.status == 1 and "slipway: " in ended.err and "Traceback" not in ended.err, ended.err
+        assert ended.cpu_s < MOST_CPU_S
