@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from deployment.address import with_address
 from deployment.arguments import ServeArguments
@@ -61,6 +62,8 @@ def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: St
     if rank.rank == 0:
         rendezvous.unlink(missing_ok=True)  # a killed run's: nobody shall look for that
     models, edited = prepare(arguments)
+    if rank.world_size > 1:  # the others end with this one, and whoever has started them must start them again
+        arguments = replace(arguments, restart=0)
     is_ours = arguments.engine == SLIPWAY
     environment = engine_environment(rank, given.endpoint, given.start_timeout_s) if is_ours else {}
     try:

@@ -29,7 +29,9 @@ from handover.errors import ServerError
 
 _FIRST_PAUSE_S = 0.2
 _T5_INPUT = "max_output_len"
-_PROBE_TIMEOUT_S = 5.0
+_PATIENCE_S = 60.0
+"""For questions that cost a server nothing: a machine that is busy, or a server that was stopped for a while, is not
+gone. A server that is gone refuses a connection, which is noticed at once."""
 _DECOUPLED = "decoupled transaction policy"
 """In Triton's refusal of a unary request to a model that may give several answers."""
 
@@ -103,7 +105,7 @@ class Client:
     def is_live(self) -> bool:
         """Ask whether a server answers at all."""
         try:
-            return bool(self._connection.is_server_live(client_timeout=_PROBE_TIMEOUT_S))
+            return bool(self._connection.is_server_live(client_timeout=_PATIENCE_S))
         except InferenceServerException:
             return False
 
@@ -114,7 +116,7 @@ class Client:
             UnreachableError: no server answers.
             RequestError: the server has no such model.
         """
-        answer = self._call(self._connection.get_model_config, model, client_timeout=_PROBE_TIMEOUT_S)
+        answer = self._call(self._connection.get_model_config, model, client_timeout=_PATIENCE_S)
         config = answer.config
         inputs = frozenset(tensor.name for tensor in config.input)
         passed_on = (name for step in config.ensemble_scheduling.step for name in step.input_map)

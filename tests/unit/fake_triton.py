@@ -45,6 +45,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.requests: list[Tensors] = []
         self.sequences: list[dict[str, Any]] = []
         self.unavailable = 0
+        self.patience_s: list[float] = []  # that clients have left when they ask for a configuration
         self.server = grpc.server(ThreadPoolExecutor(max_workers=4))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
@@ -67,6 +68,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.ServerReadyResponse(ready=True)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.patience_s.append(context.time_remaining() or float("inf"))
         answer = pb.ModelConfigResponse()
         answer.config.name, answer.config.max_batch_size = request.name, self.max_batch_size
         for name in self.inputs:

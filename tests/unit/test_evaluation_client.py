@@ -32,6 +32,12 @@ def test_rows_of_different_length_and_output_length_come_back_apart() -> None:
     assert generations == [Generation((6, 7), -1.0, (-0.5, -0.5)), Generation((4,), -1.5, (-0.5,))]
 
 
+def test_a_busy_server_has_a_minute_to_say_what_it_serves() -> None:
+    with FakeTriton(count_up) as fake, Client(fake.url) as client:
+        client.describe("fastertransformer")
+    assert 30 < min(fake.patience_s) <= 60
+
+
 def test_a_request_has_the_names_shapes_and_types_of_the_gpt_guide() -> None:
     with FakeTriton(count_up) as fake, Client(fake.url) as client:
         sampling = Sampling(top_k=4, top_p=0.5, temperature=0.7, repetition_penalty=1.2, random_seed=9)
