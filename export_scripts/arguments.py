@@ -35,6 +35,10 @@ class ConvertArguments(ScriptArguments):
     end_id: int | None = field(
         default=None, metadata={RANGE: TOKEN_ID, "help": "token that ends a text; without it the checkpoint's own"}
     )
+    checkpoint_sha256: str | None = field(
+        default=None,
+        metadata={"help": "SHA-256 of the checkpoint, as export_scripts.inspect --sha256 prints it"},
+    )
     hub_name: str | None = field(
         default=None, metadata={"help": "name on huggingface.co, fetched into --checkpoint if it is not there yet"}
     )

@@ -20,6 +20,7 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.hub import fetch
+from export_scripts.checkpoints.proof import UNPROVED, check_pinned, check_published, crc32_of, unproved
 from export_scripts.journal import Journal
 from export_scripts.mapped import RecordKey
 from export_scripts.nemo_ids import with_nemos_ids
@@ -73,6 +74,7 @@ def convert(arguments: ConvertArguments) -> Manifest:
         print(f"convert: {source.source_map.name}, for FasterTransformer's {source.family.name}", file=sys.stderr)
         for remark in (*source.remarks, *filter(None, (nemos_remark,))):
             print(f"convert: note: {remark}", file=sys.stderr)
+        proof = {RANDOM_WEIGHTS: True} if arguments.random_weights else _proof(conversion, arguments)
         with _mappable(conversion, arguments.output) as mapped:
             records = _write_tensors(mapped, arguments.output, journal, arguments.processes)
         records += _write_small_files(conversion, arguments.output, journal)
@@ -80,6 +82,8 @@ def convert(arguments: ConvertArguments) -> Manifest:
             raise CheckpointError(f"{archive.path} was changed while it was converted", "convert again, from the start")
     finally:
         journal.close()
+    # Its pages have just been read. It is no part of what the journal compares: a killed run may not have come so far.
+    made_from |= proof or {"checkpoint_digest": crc32_of(archive, workers_of(arguments.processes))}
     manifest = Manifest("ft_checkpoint", tuple(sorted(records, key=lambda record: record.path)), made_from)
     manifest.write(arguments.output)
     journal.remove()
@@ -97,6 +101,27 @@ def _plan(arguments: ConvertArguments) -> Conversion:
         return plan_random(arguments.checkpoint, arguments.tensor_para_size, arguments.weight_data_type)
     archive = find_archive(arguments.checkpoint)
     return plan_conversion(archive, arguments.tensor_para_size, arguments.weight_data_type, arguments.allow_nonfinite)
+
+
+def _proof(conversion: Conversion, arguments: ConvertArguments) -> dict[str, object]:
+    """Compare the checkpoint's bytes with the digests that there are, and say so where nothing proves them.
+
+    Returns:
+        What the manifest says of it; nothing where nothing proves them.
+
+    Raises:
+        CheckpointError: the bytes are not those of a digest.
+    """
+    archive, processes = conversion.archive, workers_of(arguments.processes)
+    if arguments.checkpoint_sha256:
+        check_pinned(archive, arguments.checkpoint_sha256, processes)
+        return {"checkpoint_sha256": arguments.checkpoint_sha256.lower()}
+    published = check_published(archive, processes)
+    sources = [source for assignment in conversion.assignments for source in conversion.sources(assignment)]
+    if unproved(archive, sources, published):
+        print(f"convert: note: {UNPROVED}", file=sys.stderr)
+        return {}
+    return {"checkpoint_published": published} if published else {"checkpoint_checksums": "compared"}
 
 
 @contextmanager

@@ -9,6 +9,25 @@ from difflib import get_close_matches
 
 from handover.output import reader_may_leave
 
+_LONGEST_LINE, _MOST_LINES = 2_000, 400
+
+
+def _presentable(text: str) -> str:
+    """Cut what an error quotes, whose length nobody has limited, and show what would steer a terminal as its code."""
+    lines = text.split("\n")
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"  ... and {len(lines) - _MOST_LINES} more"]
+    return "\n".join(map(_presentable_line, lines))
+
+
+def _presentable_line(line: str) -> str:
+    if len(line) > _LONGEST_LINE:
+        half = _LONGEST_LINE // 2
+        line = f"{line[:half]} ... {len(line) - 2 * half} characters ... {line[-half:]}"
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() or each == "\t" else ascii(each)[1:-1] for each in line)
+
 
 class SlipwayError(Exception):
     """A problem that the user can mend.
@@ -20,8 +39,8 @@ class SlipwayError(Exception):
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
-        self.problem = problem
-        self.hint = hint
+        self.problem = _presentable(problem)
+        self.hint = _presentable(hint)
 
     def __str__(self) -> str:
         return f"{self.problem}\n  hint: {self.hint}" if self.hint else self.problem

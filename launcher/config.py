@@ -166,6 +166,7 @@ class ModelConfig:
     allow_nonfinite: bool = False  # convert NaN and infinity as they are; otherwise they are refused
     start_id: int | None = number(None, TOKEN_ID)  # token that begins an empty prompt; None: the checkpoint's own
     end_id: int | None = number(None, TOKEN_ID)  # token that ends a text; None: the checkpoint's own
+    checkpoint_sha256: str | None = None  # that the checkpoint must have: export_scripts.inspect --sha256 prints it
     random_weights: bool = False  # make weights of the shape that checkpoint_path, a model_config.yaml, describes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 from collections.abc import Collection
 
 from evaluation.check import check_task
@@ -11,6 +12,7 @@ from launcher.config import Config, Engine, ModelType, Stage
 from launcher.paths import RunPaths
 
 _T5 = "t5"
+_SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
 def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -27,6 +29,11 @@ def check_checkpoint(config: Config, paths: RunPaths, stages: Collection[Stage])
     from export_scripts.special_ids import with_settled_ids
 
     model, checkpoint = config.export.model, paths.checkpoint
+    if model.checkpoint_sha256 is not None and not _SHA256.fullmatch(model.checkpoint_sha256):
+        raise ConfigError(
+            f"export.model.checkpoint_sha256 is '{model.checkpoint_sha256}', not a SHA-256",
+            "it has 64 hexadecimal digits: python -m export_scripts.inspect --sha256 <checkpoint> prints it",
+        )
     if paths.hub_name and not is_fetched(paths.hub_name, checkpoint):
         return  # its name is all that is known here
     if model.random_weights:

@@ -23,6 +23,7 @@ from export_scripts.checkpoints.nemo import t5 as nemo_t5
 from export_scripts.checkpoints.nemo.companions import with_companions
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_learning, refuse_unread_prompts
 from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizers.nemo import check_files
 from handover.errors import CheckpointError
 
 
@@ -155,6 +156,7 @@ def open_source(archive: Archive) -> Source:
             source = each.open_source(archive)
             refuse_unread_prompts(source)
             nemo_t5_ia3.refuse_unread(source)
+            check_files(source.archive, source.tokenizer)
             return source
     raise CheckpointError(f"{archive.path} is no checkpoint of a known format", f"these are read: {_names()}")
 

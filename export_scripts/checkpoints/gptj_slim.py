@@ -58,6 +58,11 @@ class ShardedArray:
         """fp32, fp16 or bf16."""
         return self.arrays[0].data_type
 
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """None: each record has a CRC-32."""
+        return ()
+
     def parts(self) -> tuple[Array, ...]:
         """Map the parts, without copying; bf16 comes as uint16."""
         return tuple(array.read() for array in self.arrays)
@@ -90,7 +95,7 @@ def open_source(archive: Archive) -> Source:
     tensors = _tensors(archive, shards, array_names(layers))
     settings = Settings(read_json(archive, CONFIG_FILE))
     tokenizer = find_tokenizer(archive)
-    end_id = int(settings.get("eos_token_id", _END_OF_TEXT))
+    end_id = settings.whole("eos_token_id", _END_OF_TEXT)
     return Source(
         archive=archive,
         family=gptj.FAMILY,
@@ -98,7 +103,7 @@ def open_source(archive: Archive) -> Source:
         dims=_dims(settings, layers, tensors),
         tensors=tensors,
         tokenizer=tokenizer,
-        ids=SpecialIds(int(settings.get("bos_token_id", end_id)), end_id),
+        ids=SpecialIds(settings.whole("bos_token_id", end_id), end_id),
         remarks=() if tokenizer.members else (NO_TOKENIZER,),
     )
 
@@ -148,7 +153,10 @@ def _tensors(archive: Archive, shards: list[tuple[NpzArray, ...]], names: list[s
 
 
 def _dims(settings: Settings, layers: int, tensors: Mapping[str, LazyTensor]) -> ModelDims:
-    vocab_size, hidden = tensors["wte.weight"].shape
+    table, middle = tensors["wte.weight"].shape, tensors["h.0.mlp.in.weight"].shape
+    if len(table) != 2 or len(middle) != 2:
+        raise CheckpointError(f"wte.weight is {list(table)} and h.0.mlp.in.weight {list(middle)}, not matrices")
+    vocab_size, hidden = table
     known = {**_KNOWN.get((layers, hidden), {}), **settings}
     if "n_heads" not in known or "pe_rotary_dims" not in known:
         raise CheckpointError(
@@ -159,7 +167,7 @@ def _dims(settings: Settings, layers: int, tensors: Mapping[str, LazyTensor]) ->
     return ModelDims(
         head_num=sizes.size("n_heads"),
         size_per_head=sizes.head_size("d_model", "n_heads"),
-        inter_size=tensors["h.0.mlp.in.weight"].shape[1],
+        inter_size=middle[1],
         num_layer=layers,
         max_pos_seq_len=sizes.size("seq", default=2048),
         vocab_size=vocab_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from export_scripts.dtypes import Array
 from export_scripts.weights.family import Family
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import ModelDims, Rule, Rules, SourceMap, Sources
-from export_scripts.weights.values import number, positive, shown
+from export_scripts.weights.values import Fields, epsilon, number, positive, shown
 from handover.errors import CheckpointError
 
 _NO_DEFAULT = object()
@@ -23,20 +23,11 @@ _ACTIVATIONS = {"gpt": ("Gelu", "Relu"), "gptj": ("Gelu",), "gptneox": ("Gelu",)
 _HEAD = "model.lm_head.weight"
 
 
-class Settings(Mapping[str, Any]):
+class Settings(Fields):
     """``config.json`` of a checkpoint, with errors that name the key."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+    def __init__(self, values: Any) -> None:
+        super().__init__(values, "config.json")
 
     def size(self, key: str, default: Any = _NO_DEFAULT) -> int:
         """Read a positive number; ``default`` stands for a missing key and for null.
@@ -48,9 +39,9 @@ class Settings(Mapping[str, Any]):
         value = default if value is None and default is not _NO_DEFAULT else value
         return positive(value, f"config.json: {key}")
 
-    def number(self, key: str, default: float) -> float:
-        """Read a finite number; CheckpointError: it is none."""
-        return number(self.get(key, default), f"config.json: {key}")
+    def epsilon(self, key: str) -> float:
+        """Read a norm's epsilon, 1e-5 where there is none; CheckpointError: no norm can have it."""
+        return epsilon(self.get(key, 1e-5), f"config.json: {key}")
 
     def activation(self, key: str, default: str) -> str:
         """Translate the feed-forward's function to FasterTransformer's name; empty: it has none for it."""

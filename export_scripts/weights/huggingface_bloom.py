@@ -49,7 +49,7 @@ def _dims(settings: Settings) -> ModelDims:
         num_layer=settings.size("num_hidden_layers" if "n_layer" not in settings else "n_layer"),
         max_pos_seq_len=0,
         vocab_size=settings.size("vocab_size"),
-        layernorm_eps=settings.number("layer_norm_epsilon", 1e-5),
+        layernorm_eps=settings.epsilon("layer_norm_epsilon"),
         has_positional_encoding=False,
         has_pre_decoder_layernorm=True,
         use_attention_linear_bias=True,

@@ -56,7 +56,7 @@ def dims_of(settings: Settings, positions: int = 1024, **more: Any) -> ModelDims
         num_layer=settings.size("n_layer"),
         max_pos_seq_len=settings.size("n_positions", default=positions),
         vocab_size=settings.size("vocab_size"),
-        layernorm_eps=settings.number("layer_norm_epsilon", 1e-5),
+        layernorm_eps=settings.epsilon("layer_norm_epsilon"),
         **more,
     )
 

@@ -65,7 +65,7 @@ def _dims(settings: Settings) -> ModelDims:
         num_layer=settings.size("num_hidden_layers"),
         max_pos_seq_len=settings.size("max_position_embeddings", default=2048),
         vocab_size=settings.size("vocab_size"),
-        layernorm_eps=settings.number("layer_norm_eps", 1e-5),
+        layernorm_eps=settings.epsilon("layer_norm_eps"),
         rotary_embedding=int(size_per_head * settings.rotary_fraction("rotary_pct", 0.25)),
         use_gptj_residual=bool(settings.get("use_parallel_residual", True)),
     )

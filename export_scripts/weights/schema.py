@@ -107,8 +107,17 @@ class LazyTensor(Protocol):
     def axis(self) -> int | None:
         """Axis along which the parts follow one another; None: there is one part."""
 
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Files that hold it without a checksum of its bytes."""
+
     def parts(self) -> tuple[Array, ...]:
         """Map the parts, without copying; bf16 comes as uint16."""
+
+
+def rows_of(tensor: LazyTensor | None) -> int:
+    """Count a tensor's rows; 0 where there is none or it has no axes, which the completeness check reports."""
+    return tensor.shape[0] if tensor and tensor.shape else 0
 
 
 Layout = Callable[[Array, Any], Array]

@@ -23,6 +23,7 @@ def convert(config: Config, paths: RunPaths) -> StagePlan:
         random_weights=model.random_weights or None,
         start_id=model.start_id,
         end_id=model.end_id,
+        checkpoint_sha256=model.checkpoint_sha256,
         hub_name=paths.hub_name,
     )
     return StagePlan(

@@ -71,7 +71,7 @@ def test_an_ft_checkpoint_is_verified(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "notes.txt  is not in the manifest" in error.value.problem
 
     shard.write_bytes(content[:-2])
-    with pytest.raises(CheckpointError, match="dense_4h_to_h"):
+    with pytest.raises(ArtefactError, match="dense_4h_to_h"):
         main([str(output)])
 
 

@@ -96,7 +96,8 @@ def interrupted(archive: Path, output: Path, ranks: int, data_type: str) -> None
     """Convert, then put the directory back to the state before its manifest was written."""
     manifest = convert(ConvertArguments(archive, output, ranks, data_type))
     (output / "manifest.json").unlink()
-    identity = {**manifest.made_from, "layout_version": 2}
+    made_from = {key: value for key, value in manifest.made_from.items() if key != "checkpoint_checksums"}
+    identity = {**made_from, "layout_version": 2}
     with pytest.raises(ArtefactError, match="no conversion wrote"):
         Journal(output, identity)
     lines = [identity, *(dict(vars(record)) for record in manifest.files)]

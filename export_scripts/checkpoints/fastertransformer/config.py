@@ -15,6 +15,7 @@ from export_scripts.dtypes import STORAGE
 from export_scripts.weights import gpt, gptj, gptneox, t5
 from export_scripts.weights.family import ConfigValues, Family, Sections
 from export_scripts.weights.schema import Dims, ModelDims, TargetTensor
+from export_scripts.weights.values import epsilon, quoted
 from handover.errors import CheckpointError, nearest
 
 CONFIG_FILE = "config.ini"
@@ -167,7 +168,7 @@ class FtConfig:
             number = -1
         if number < 0:
             raise CheckpointError(
-                f"{CONFIG_FILE}: {key} of [{section or self.main}] is {values.get(key)!r}, not a number",
+                f"{CONFIG_FILE}: {key} of [{section or self.main}] is {quoted(values.get(key))}, not a number",
                 "the checkpoint is not one of FasterTransformer's",
             )
         return number
@@ -176,10 +177,7 @@ class FtConfig:
         return self.sections[self.main].get(key, default)
 
     def _epsilon(self, key: str, default: float) -> float:
-        try:
-            return float(self._word(key, str(default)))
-        except ValueError as error:
-            raise CheckpointError(f"{CONFIG_FILE}: {key} of [{self.main}]: {error}") from error
+        return epsilon(self._word(key, str(default)), f"{CONFIG_FILE}: {key} of [{self.main}]")
 
     def _flag(self, key: str, default: bool, section: str = "") -> bool:
         try:

@@ -26,7 +26,7 @@ from export_scripts.weights.schema import Dims, Layout, Rule, Rules, SourceMap, 
 from handover.digests import file_digest
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
-from handover.manifest import Manifest
+from handover.manifest import Manifest, artefact_files
 from handover.templates import TEMPLATES_FILE
 from handover.text_ids import TEXT_IDS_FILE, TextIds
 
@@ -51,7 +51,11 @@ def open_source(archive: Archive) -> Source:
 
     Raises:
         CheckpointError: a file is missing, left over, or of another size than ``config.ini`` says.
+        ArtefactError: a file is not what the manifest beside it says.
     """
+    manifest = read_manifest(archive)
+    if manifest:
+        check_manifest(archive, manifest, are_weights_read=False)
     config, files = FtConfig(archive), _files(archive)
     dims = config.dims(lambda name: name in files, _position_num(archive, config))
     schema = {**config.family.schema(dims), **config.prompt_targets()}
@@ -61,7 +65,7 @@ def open_source(archive: Archive) -> Source:
     source_map = _source_map(schema, ranks)
     found = {name: names for name, names in files.items() if not source_map.is_ignored(name)}
     _check_files(archive, config, found, schema, dims, ranks)
-    digests = _digests(archive)
+    digests = {record.path: record.digest for record in manifest.files} if manifest else {}
     start_id, end_id = config.ids()
     text_ids = _text_ids(archive)
     return Source(
@@ -124,6 +128,11 @@ class Shards:
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole tensor."""
         return tuple(n * len(self.names) if i == self.axis else n for i, n in enumerate(self.part_shape))
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Files of which no manifest has a digest."""
+        return tuple(name for name in self.names if name not in self.digests)
 
     def parts(self) -> tuple[Array, ...]:
         """Map the files, read-only; bf16 comes as uint16.
@@ -231,8 +240,30 @@ def _check_files(
         )
 
 
-def _digests(archive: Archive) -> Mapping[str, str]:
-    """Read the digests that Slipway's own conversion wrote; none without a manifest."""
-    if MANIFEST not in archive or not archive.path.is_dir():
-        return {}
-    return {record.path: record.digest for record in Manifest.read(archive.path).files}
+def read_manifest(archive: Archive) -> Manifest | None:
+    """Read the manifest that Slipway's own conversion wrote; None: there is none."""
+    return Manifest.read(archive.path) if MANIFEST in archive and archive.path.is_dir() else None
+
+
+def check_manifest(archive: Archive, manifest: Manifest, are_weights_read: bool) -> None:
+    """Compare a directory with its manifest.
+
+    Args:
+        archive: the directory.
+        manifest: that lies in it.
+        are_weights_read: whether the shards' digests are compared too; else they are when the shards are read.
+
+    Raises:
+        ArtefactError: naming every file that is missing, altered or left over.
+    """
+    small = replace(manifest, files=tuple(each for each in manifest.files if not each.path.endswith(".bin")))
+    problems = manifest.problems(archive.path, check_digests=are_weights_read)
+    if not are_weights_read:
+        problems = sorted({*problems, *small.problems(archive.path)})
+    surplus = set(artefact_files(archive.path)) - {record.path for record in manifest.files}
+    problems += [f"{name}  is not in the manifest" for name in sorted(surplus)]
+    if problems:
+        raise ArtefactError(
+            f"{archive.path}: {len(problems)} files are not those of its manifest\n  " + "\n  ".join(problems),
+            "convert the checkpoint again; without its manifest the directory is taken as it is, and nothing proves it",
+        )

@@ -137,6 +137,10 @@ class Archive:
             raise ValueError(f"{self.path} is compressed: unpack it before mapping {name}")
         return self._extents[name]
 
+    def on_disk(self, name: str) -> Path:
+        """Say which file on disk holds a file."""
+        return self._extents[name].path
+
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
         """Open one file for seeking and for reading what describes its content."""

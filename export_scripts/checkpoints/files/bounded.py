@@ -61,12 +61,20 @@ def parse_json(content: bytes, where: str) -> Any:
     """Parse JSON out of a checkpoint.
 
     Raises:
-        CheckpointError: it is none, or nested without end.
+        CheckpointError: it is none, nested without end, or has a key twice.
     """
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where} is not JSON: {error}") from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+    return result
 
 
 def is_shape(sizes: Sequence[int]) -> bool:

@@ -31,11 +31,13 @@ class Chunk:
     Attributes:
         offsets, sizes: where it lies in the array, per axis.
         read: maps it.
+        unproved: the file that holds it without a checksum of its bytes; empty: there is one.
     """
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     read: Callable[[], Array]
+    unproved: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class ChunkedTensor:
     chunks: tuple[Chunk, ...]
     axis: int | None = None
     part_count: int = 1
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Files that hold it without a checksum of its bytes."""
+        return tuple(chunk.unproved for chunk in self.chunks if chunk.unproved)
 
     def parts(self) -> tuple[Array, ...]:
         """Map the chunks and describe the whole by them."""
@@ -141,4 +148,4 @@ def _layers(key: str, stacked: ChunkedTensor) -> dict[str, ChunkedTensor]:
 
 
 def _layer_of(chunk: Chunk, layer: int) -> Chunk:
-    return Chunk(chunk.offsets[1:], chunk.sizes[1:], lambda: chunk.read()[layer - chunk.offsets[0]])
+    return Chunk(chunk.offsets[1:], chunk.sizes[1:], lambda: chunk.read()[layer - chunk.offsets[0]], chunk.unproved)

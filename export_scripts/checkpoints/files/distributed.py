@@ -12,6 +12,7 @@ from export_scripts.checkpoints.files.distributed_torch import METADATA_FILE, re
 from export_scripts.checkpoints.files.distributed_zarr import other_zarr_keys, read_zarr
 from export_scripts.checkpoints.files.pickled import StoredTensor
 from export_scripts.checkpoints.files.torch_format import open_torch_file
+from export_scripts.weights.values import Fields, shown
 from handover.errors import CheckpointError
 
 _MOST_VALUES = 1_000_000
@@ -49,7 +50,7 @@ def open_distributed(archive: Archive, folder: str, rename: Callable[[str], str]
         tensors, other_keys = read_zarr(archive, folder), other_zarr_keys(archive, folder)
     else:
         raise CheckpointError(
-            f"{archive.path}: distributed checkpoints of the backend '{backend}' are not read",
+            f"{archive.path}: distributed checkpoints of the backend '{shown(backend)}' are not read",
             "zarr and torch_dist are",
         )
     return ChunkedState({**tensors, **_common_tensors(archive, folder)}, other_keys, rename)
@@ -65,10 +66,8 @@ def _backend(archive: Archive, folder: str) -> str:
     name = f"{folder}{_BACKEND_FILE}"
     if name not in archive:
         return "torch_dist"
-    try:
-        return str(parse_json(archive.read_bytes(name), f"{archive.path}: {name}")["sharded_backend"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{archive.path}: {name} is damaged ({error})", "copy the checkpoint again") from error
+    where = f"{archive.path}: {name}"
+    return Fields(parse_json(archive.read_bytes(name), where), where).text("sharded_backend")
 
 
 def _common(content: Any, where: str) -> Mapping[str, Any]:

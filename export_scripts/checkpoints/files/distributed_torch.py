@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive, Extent
-from export_scripts.checkpoints.files.bounded import is_shape
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
 from export_scripts.checkpoints.files.pickled import Record, StoredTensor, unpickle
 from export_scripts.checkpoints.files.torch_file import TorchFile
 from export_scripts.dtypes import Array
+from export_scripts.weights.values import Fields, entries, shown
 from handover.errors import CheckpointError
 
 METADATA_FILE = ".metadata"
@@ -36,54 +36,57 @@ def read_torch_dist(archive: Archive, folder: str) -> tuple[dict[str, ChunkedTen
     where = f"{archive.path}: {folder}{METADATA_FILE}"
     with archive.open(folder + METADATA_FILE) as stream:
         metadata = unpickle(stream, where, _RECORDS)
-    try:
-        places = {_place(index): info for index, info in metadata.storage_data.items()}
-        entries = dict(metadata.state_dict_metadata)
-        tensors = {
-            str(key): _tensor(archive, folder, str(key), entry, places)
-            for key, entry in entries.items()
-            if hasattr(entry, "chunks")
-        }
-    except (AttributeError, TypeError, ValueError, LookupError) as error:
-        raise CheckpointError(
-            f"{where} is not a checkpoint's metadata ({error})", "copy the checkpoint again"
-        ) from error
-    return tensors, tuple(str(key) for key in entries if key not in tensors)
+    fields = _fields(metadata, where)
+    places = {_place(index, where): _fields(info, where) for index, info in fields.fields("storage_data").items()}
+    described = fields.fields("state_dict_metadata")
+    tensors = {
+        str(key): _tensor(archive, folder, str(key), _fields(entry, f"{where}: {shown(str(key))}"), places)
+        for key, entry in described.items()
+        if hasattr(entry, "chunks")
+    }
+    return tensors, tuple(str(key) for key in described if str(key) not in tensors)
 
 
-def _place(index: Record) -> tuple[str, tuple[int, ...] | None]:
-    offset = index.__dict__.get("offset")
-    return str(index.__dict__["fqn"]), None if offset is None else tuple(offset)
+def _fields(record: Any, where: str) -> Fields:
+    """Take the attributes of an object that was read as a record; CheckpointError where it is none."""
+    return Fields(vars(record) if isinstance(record, Record) else record, where)
+
+
+def _place(index: Any, where: str) -> tuple[str, tuple[int, ...] | None]:
+    """Read torch's MetadataIndex: a tensor and where its chunk begins."""
+    fields = _fields(index, where)
+    return str(fields.get("fqn")), None if fields.get("offset") is None else fields.sizes("offset")
 
 
 def _tensor(
-    archive: Archive, folder: str, key: str, entry: Any, places: Mapping[tuple[str, tuple[int, ...] | None], Any]
+    archive: Archive, folder: str, key: str, entry: Fields, places: Mapping[tuple[str, tuple[int, ...] | None], Fields]
 ) -> ChunkedTensor:
-    chunks, shape = [], tuple(map(int, entry.size))
-    if not is_shape(shape):
-        raise ValueError(f"the shape of {key} cannot be")
-    for described in entry.chunks:
-        offsets, sizes = tuple(map(int, described.offsets)), tuple(map(int, described.sizes))
+    where = f"{archive.path}: {folder}{METADATA_FILE}: {shown(key)}"
+    chunks, shape = [], entry.sizes("size")
+    for described in entry.entries("chunks"):
+        chunk = _fields(described, where)
+        offsets, sizes = chunk.sizes("offsets"), chunk.sizes("sizes")
+        if not len(offsets) == len(shape) == len(sizes) or (key, offsets) not in places:
+            raise CheckpointError(f"{where} has a chunk at {list(offsets)} that lies nowhere", "copy it again")
         extent_of = _stored(archive, folder, key, places[key, offsets])
         chunks.append(Chunk(offsets, sizes, _reader(archive, key, sizes, *extent_of)))
-        if not is_shape(offsets) or not is_shape(sizes) or len(offsets) != len(shape) != len(sizes):
-            raise ValueError(f"a chunk of {key} cannot be")
-    return ChunkedTensor(key, shape, _data_type(entry.properties), tuple(chunks))
+    return ChunkedTensor(key, shape, _data_type(entry.get("properties"), where), tuple(chunks))
 
 
-def _data_type(properties: Any) -> str:
+def _data_type(properties: Any, where: str) -> str:
     """Read torch's TensorProperties, which are pickled as a tuple that begins with the data type."""
-    return str(properties.dtype if hasattr(properties, "dtype") else properties.state[0])
+    if isinstance(properties, Record) and "dtype" not in vars(properties):
+        state = entries(getattr(properties, "state", None), f"{where}: properties")
+        return str(state[0]) if state else ""
+    return str(_fields(properties, f"{where}: properties").get("dtype"))
 
 
-def _stored(archive: Archive, folder: str, key: str, info: Any) -> tuple[str, int, int]:
+def _stored(archive: Archive, folder: str, key: str, info: Fields) -> tuple[str, int, int]:
     """Name the file and the bytes of a chunk; both must be there."""
-    name, offset, length = f"{folder}{info.relative_path}", int(info.offset), int(info.length)
-    if getattr(info, "transform_descriptors", None):
-        raise CheckpointError(
-            f"{archive.path}: {key} is stored through {info.transform_descriptors}, which is not read"
-        )
-    if name not in archive or offset < 0 or length < 0 or offset + length > archive.sizes[name]:
+    name, offset, length = f"{folder}{info.text('relative_path')}", info.whole("offset"), info.whole("length")
+    if transforms := info.get("transform_descriptors"):
+        raise CheckpointError(f"{archive.path}: {key} is stored through {shown(transforms)}, which is not read")
+    if name not in archive or offset + length > archive.sizes[name]:
         raise CheckpointError(f"{archive.path}: {key} is not within {name}", "copy the checkpoint again")
     return name, offset, length
 

@@ -7,18 +7,22 @@ Format: zarr's specification, version 2; megatron-core, ``dist_checkpointing/str
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import re
+from collections.abc import Set
 from math import prod
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.checkpoints.files.bounded import is_shape, parse_json
+from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
 from export_scripts.dtypes import STORAGE, Array
 from export_scripts.mapped import map_record
+from export_scripts.weights.values import Fields, shown
 from handover.errors import CheckpointError
 
 _HEADER = "/.zarray"
+_SEPARATORS = (".", "/")
+_CHUNK = re.compile(r"/\d+(?:[./]\d+)*$")
 _DATA_TYPES = {"<f4": "fp32", "<f2": "fp16", "bfloat16": "bf16"}
 
 
@@ -33,8 +37,11 @@ def read_zarr(archive: Archive, folder: str) -> dict[str, ChunkedTensor]:
         CheckpointError: an array is compressed, incomplete, or stored in a way that megatron-core does not use.
     """
     headers = [name for name in archive.sizes if name.startswith(folder) and name.endswith(_HEADER)]
-    keys = [name[len(folder) : -len(_HEADER)] for name in headers]
-    return {key: _array(archive, folder + key, key) for key in keys}
+    found: dict[str, set[str]] = {name[: -len(_HEADER)]: set() for name in headers}
+    for name in archive.sizes:
+        if _CHUNK.search(name) and (parent := _CHUNK.sub("", name)) in found:
+            found[parent].add(name)
+    return {path[len(folder) :]: _array(archive, path, path[len(folder) :], files) for path, files in found.items()}
 
 
 def other_zarr_keys(archive: Archive, folder: str) -> tuple[str, ...]:
@@ -43,14 +50,12 @@ def other_zarr_keys(archive: Archive, folder: str) -> tuple[str, ...]:
     return tuple(name.removesuffix(".pt") for name in names if "/" in name)
 
 
-def _array(archive: Archive, path: str, key: str) -> ChunkedTensor:
+def _array(archive: Archive, path: str, key: str, found: Set[str]) -> ChunkedTensor:
+    """Describe an array by its header; ``found`` are the files beside it that are called as chunks are."""
     where = f"{archive.path}: {path}"
-    header = parse_json(archive.read_bytes(path + _HEADER), f"{where}{_HEADER}")
-    try:
-        shape, sizes = tuple(int(n) for n in header["shape"]), tuple(int(n) for n in header["chunks"])
-        data_type, separator = str(header["dtype"]), header.get("dimension_separator", ".")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{where}{_HEADER} is damaged ({error})", "copy the checkpoint again") from error
+    header = Fields(parse_json(archive.read_bytes(path + _HEADER), f"{where}{_HEADER}"), f"{where}{_HEADER}")
+    shape, sizes = header.sizes("shape"), header.sizes("chunks")
+    data_type, separator = header.text("dtype"), header.text("dimension_separator", ".")
     _check_header(where, header, shape, sizes)
     data_type = _DATA_TYPES.get(data_type, data_type)
     counts = [-(-full // size) for full, size in zip(shape, sizes, strict=True)]
@@ -59,26 +64,39 @@ def _array(archive: Archive, path: str, key: str) -> ChunkedTensor:
             f"{where}{_HEADER}: {list(shape)} in chunks of {list(sizes)} are {prod(counts)} files, more than there are",
             "copy the checkpoint again",
         )
-    chunks = []
+    chunks, surplus = [], set(found)
     for place in itertools.product(*map(range, counts)):
         name = f"{path}/{separator.join(map(str, place)) or '0'}"
         offsets = tuple(index * size for index, size in zip(place, sizes, strict=True))
         valid = tuple(min(size, full - offset) for size, full, offset in zip(sizes, shape, offsets, strict=True))
         if data_type in STORAGE:
             _check_size(archive, name, prod(sizes) * STORAGE[data_type].itemsize)
-        chunks.append(Chunk(offsets, valid, _reader(archive, name, data_type, sizes, valid)))
+        surplus.discard(name)
+        chunks.append(Chunk(offsets, valid, _reader(archive, name, data_type, sizes, valid), name))
+    if surplus:
+        raise CheckpointError(
+            f"{where}{_HEADER}: {list(shape)} in chunks of {list(sizes)} has no place for {min(surplus)}",
+            "copy the checkpoint again",
+        )
     return ChunkedTensor(key, shape, data_type, tuple(chunks))
 
 
-def _check_header(where: str, header: Mapping[str, Any], shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+def _check_header(where: str, header: Fields, shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
     if header.get("compressor") is not None or header.get("filters"):
-        compressor = (header.get("compressor") or {}).get("id", "a filter")
+        found = header.get("compressor") or header.get("filters")
         raise CheckpointError(
-            f"{where}: its chunks are compressed ({compressor})",
+            f"{where}: its chunks are compressed ({shown(found.get('id') if isinstance(found, dict) else found)})",
             "megatron-core writes them plain; save it again with compressor=None",
         )
-    is_grid = is_shape(shape) and is_shape(sizes) and len(shape) == len(sizes) and 0 not in sizes
-    if header.get("zarr_format") != 2 or header.get("order", "C") != "C" or not is_grid:
+    # Its chunks are what a training rank held: never more than there is.
+    pairs = zip(sizes, shape, strict=False)
+    is_grid = len(shape) == len(sizes) and all(0 < size <= max(1, full) for size, full in pairs)
+    if (
+        header.get("zarr_format") != 2
+        or header.get("order", "C") != "C"
+        or not is_grid
+        or header.text("dimension_separator", ".") not in _SEPARATORS
+    ):
         raise CheckpointError(f"{where}{_HEADER}: not an array that megatron-core writes (zarr 2, order C)")
 
 

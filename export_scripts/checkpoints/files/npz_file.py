@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.bounded import is_shape
 from export_scripts.dtypes import STORAGE, Array
 from export_scripts.mapped import map_record
 from handover.errors import CheckpointError
@@ -26,7 +27,7 @@ _npy: Any = np.lib.format
 # What zipfile and numpy, which reads a header as Python's syntax, raise on damaged input.
 _DAMAGE = (
     *(zipfile.BadZipFile, struct.error, OSError, EOFError, ValueError, KeyError, RuntimeError),
-    *(SyntaxError, TokenError),
+    *(SyntaxError, TokenError, TypeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError),
 )
 
 
@@ -87,7 +88,8 @@ def _array(archive: Archive, file: str, stream: Any, info: zipfile.ZipInfo) -> N
     header_bytes, size_bytes = stream.tell() - start, info.file_size
     if is_fortran and len(shape) > 1:
         raise ValueError(f"{info.filename} is stored by columns")
-    if header_bytes + prod(shape) * dtype.itemsize != size_bytes or start + size_bytes > archive.sizes[file]:
+    is_fitting = is_shape(shape) and header_bytes + prod(shape) * dtype.itemsize == size_bytes
+    if not is_fitting or start + size_bytes > archive.sizes[file]:
         raise ValueError(f"{info.filename} is truncated")
     data_type = _DATA_TYPES.get(dtype.str, str(dtype))
     return NpzArray(archive, file, start, size_bytes, header_bytes, info.CRC, tuple(shape), data_type)

@@ -52,6 +52,11 @@ class JoinedTensor:
         """Parts that it is joined from."""
         return len(self.stored)
 
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Files that hold it without a checksum of its bytes."""
+        return tuple(file.name for file, tensor in self.stored if not file.has_checksum(tensor))
+
     def parts(self) -> tuple[Array, ...]:
         """Map the parts, without copying; bf16 comes as uint16."""
         return tuple(file.read(tensor) for file, tensor in self.stored)

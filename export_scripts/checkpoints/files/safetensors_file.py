@@ -6,19 +6,17 @@ type, shape and begin and end of each tensor's bytes, then these bytes without h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.checkpoints.files.bounded import is_shape
+from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.dtypes import STORAGE, Array
 from export_scripts.mapped import map_record
-from export_scripts.weights.values import shown
+from export_scripts.weights.values import Fields, shown
 from handover.errors import CheckpointError
 
 _LENGTH_BYTES = 8
@@ -49,6 +47,11 @@ class SafeTensor:
     data_type: str
     axis: int | None = None
 
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """The file: the format has no checksums."""
+        return (self.file,)
+
     def parts(self) -> tuple[Array, ...]:
         """Map the tensor, read-only; bf16 comes as uint16."""
         dtype = STORAGE[self.data_type]
@@ -73,31 +76,28 @@ def read_safetensors(archive: Archive, name: str) -> Mapping[str, SafeTensor]:
                 f"{where} is truncated or no safetensors file", "copy it again; git-lfs leaves a pointer in its place"
             )
         content = stream.read(header_bytes)
-    try:
-        header = json.loads(content, object_pairs_hook=_without_duplicates)
-        header.pop(_METADATA, None)
-        tensors = {key: _tensor(archive, name, _LENGTH_BYTES + header_bytes, header[key]) for key in header}
-        spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{where} has a damaged header: {error}", "copy the checkpoint again") from error
+    header = {key: value for key, value in Fields(parse_json(content, where), where).items() if key != _METADATA}
+    fields = {key: Fields(entry, f"{where}: {shown(key)}") for key, entry in header.items()}
+    tensors = {key: _tensor(archive, name, _LENGTH_BYTES + header_bytes, entry) for key, entry in fields.items()}
+    spans = sorted(_span(entry) for entry in fields.values())
     ends = [0, *(end for _, end in spans)]
     if [begin for begin, _ in spans] != ends[:-1] or ends[-1] != size_bytes - _LENGTH_BYTES - header_bytes:
         raise CheckpointError(f"{where} is truncated, or its tensors overlap", "copy the checkpoint again")
     return tensors
 
 
-def _tensor(archive: Archive, file: str, base: int, entry: Mapping[str, Any]) -> SafeTensor:
-    """Describe one tensor; ValueError where its bytes are not those of its type and shape."""
-    kind, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-    begin, end = entry["data_offsets"]
+def _tensor(archive: Archive, file: str, base: int, entry: Fields) -> SafeTensor:
+    """Describe one tensor; CheckpointError where its bytes are not those of its type and shape."""
+    kind, shape, (begin, end) = entry.text("dtype"), entry.sizes("shape"), _span(entry)
     data_type, item_bytes = _TYPES.get(kind) or (kind, _OTHER_BYTES.get(kind, 0))
-    if not is_shape(shape) or begin < 0 or (item_bytes and end - begin != item_bytes * prod(shape)):
-        raise ValueError(f"{end - begin} bytes for {kind} {shown(list(shape))}")
+    if item_bytes and end - begin != item_bytes * prod(shape):
+        raise CheckpointError(
+            f"{archive.path}: {file} has a damaged header: {end - begin} bytes for {shown(kind)} {shown(list(shape))}",
+            "copy the checkpoint again",
+        )
     return SafeTensor(archive, file, base + begin, shape, data_type)
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key is there twice")
-    return result
+def _span(entry: Fields) -> tuple[int, int]:
+    begin, end = (*entry.sizes("data_offsets"), 0, 0)[:2]
+    return begin, end

@@ -101,6 +101,10 @@ class TorchFile:
         strides = tuple(step * dtype.itemsize for step in tensor.stride)
         return np.lib.stride_tricks.as_strided(values, tensor.shape, strides, writeable=False)
 
+    def has_checksum(self, tensor: StoredTensor) -> bool:
+        """Whether the bytes of a tensor have a checksum; torch can be told not to write them."""
+        return bool(getattr(self._records[f"{self._prefix}data/{tensor.storage.key}"], "CRC", 0))
+
     def _place(self, tensor: StoredTensor) -> tuple[int, int, int | None]:
         """Find where a storage begins in the file, its bytes and its CRC-32, which torch can be told not to write.
 

@@ -52,6 +52,11 @@ class TorchTensor:
         """fp32, fp16, bf16 or another name."""
         return self.stored.storage.data_type
 
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Files that hold it without a checksum of its bytes."""
+        return () if self.file.has_checksum(self.stored) else (self.file.name,)
+
     def parts(self) -> tuple[Array, ...]:
         """Map the tensor, read-only; bf16 comes as uint16."""
         return (self.file.read(self.stored),)

@@ -40,6 +40,11 @@ class MultipliedTensor:
         """fp32; or the name of a factor's type that is none of a weight's."""
         return next((each.data_type for each in (self.rows, self.weight) if each.data_type not in STORAGE), "fp32")
 
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Files that hold it without a checksum of its bytes."""
+        return (*self.rows.unproved, *self.weight.unproved)
+
     def parts(self) -> tuple[Array, ...]:
         """Multiply; both factors and the product are held whole meanwhile.
 

@@ -18,7 +18,7 @@ from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights import t5
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
 from export_scripts.weights.schema import LazyTensor
-from export_scripts.weights.values import number, positive, shown
+from export_scripts.weights.values import epsilon, positive, shown
 from handover.errors import CheckpointError
 
 NAME = "Hugging Face T5 (a directory with config.json)"
@@ -170,4 +170,4 @@ def _positive(config: Mapping[str, Any], key: str) -> int:
 
 
 def _epsilon(config: Mapping[str, Any]) -> float:
-    return number(config["layer_norm_epsilon"], "config.json: layer_norm_epsilon")
+    return epsilon(config["layer_norm_epsilon"], "config.json: layer_norm_epsilon")

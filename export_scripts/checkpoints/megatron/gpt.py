@@ -25,7 +25,7 @@ from export_scripts.weights.layouts import (
     qkv_by_group_to_block,
     qkv_by_head_to_block,
 )
-from export_scripts.weights.schema import Layout, LazyTensor, SourceMap
+from export_scripts.weights.schema import Layout, LazyTensor, SourceMap, rows_of
 from handover.errors import CheckpointError
 
 CHECKPOINT_VERSION = "checkpoint_version"
@@ -83,7 +83,7 @@ def gpt_source(
     source_map = _source_map(archive, config, state.keys(), prefix)
     tensors = state.tensors(source_map.join_axis)
     # The configuration does not know the vocabulary's padding; a missing embedding is for the completeness check.
-    vocab_size = next((t.shape[0] for key, t in tensors.items() if "model.wte" in source_map.targets(key)), 0)
+    vocab_size = next((rows_of(t) for key, t in tensors.items() if "model.wte" in source_map.targets(key)), 0)
     dims = read_dims(config, vocab_size)
     _check_parts(source_map, tensors, dims.head_num // heads_per_group(config))
     tokenizer = open_tokenizer()

@@ -25,6 +25,7 @@ from export_scripts.checkpoints.megatron.arguments import in_nemo_words, without
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
+from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
 
 NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"
@@ -153,8 +154,8 @@ def _read_arguments(archive: Archive) -> Mapping[str, Any]:
     """Read what the user says of a checkpoint that was saved without its arguments."""
     if _ARGUMENTS not in archive:
         return {}
-    content = parse_json(archive.read_bytes(_ARGUMENTS), f"{archive.path}: {_ARGUMENTS}")
-    return content if isinstance(content, dict) else {}
+    where = f"{archive.path}: {_ARGUMENTS}"
+    return Fields(parse_json(archive.read_bytes(_ARGUMENTS), where), where)
 
 
 def _find_tokenizer(archive: Archive, arguments: Mapping[str, Any]) -> TokenizerFiles:

@@ -20,7 +20,7 @@ from export_scripts.checkpoints.nemo.limits import (
     unknown_keys,
 )
 from export_scripts.weights.schema import ModelDims
-from export_scripts.weights.values import number, positive, shown
+from export_scripts.weights.values import epsilon, number, positive, shown
 from handover.errors import CheckpointError
 
 _CUSTOMIZATION = "mcore_customization_config"
@@ -149,7 +149,7 @@ def read_dims(config: Mapping[str, Any], vocab_size: int) -> ModelDims:
         num_layer=_positive(config, "num_layers"),
         max_pos_seq_len=_positive(config, "max_position_embeddings", default=config.get("encoder_seq_length")),
         vocab_size=vocab_size,
-        layernorm_eps=number(config.get("layernorm_epsilon", 1e-5), "model_config.yaml: layernorm_epsilon"),
+        layernorm_eps=epsilon(config.get("layernorm_epsilon", 1e-5), "model_config.yaml: layernorm_epsilon"),
         has_untied_head=not config.get("share_embeddings_and_output_weights", True),
         has_positional_encoding=position in (None, "learned_absolute"),
         use_attention_linear_bias=position == "alibi",

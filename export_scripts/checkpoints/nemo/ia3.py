@@ -25,6 +25,7 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.dtypes import Array
 from export_scripts.weights.schema import LazyTensor, Rule, Rules, Sources
 from export_scripts.weights.t5 import T5Dims
+from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
 
 KIND = "ia3"
@@ -91,7 +92,7 @@ def is_ia3(path: Path) -> bool:
 def is_ia3_config(config: Mapping[str, Any]) -> bool:
     """Whether a ``model_config.yaml`` is that of a T5's IA3 vectors."""
     name = str(config.get("target") or "").rpartition(".")[2]
-    scheme = (config.get("peft") or {}).get("peft_scheme")
+    scheme = Fields(config, nemo.CONFIG_FILE).fields("peft", {}).get("peft_scheme")
     return "T5" in name and ("InfusedAdapter" in name or scheme == "ia3")
 
 

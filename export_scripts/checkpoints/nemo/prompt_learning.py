@@ -28,7 +28,7 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import vocabulary_size
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import Rule, Rules, Sources, TargetTensor
-from export_scripts.weights.values import shown
+from export_scripts.weights.values import Fields, shown
 from handover.errors import CheckpointError
 from handover.templates import TEMPLATES_FILE, templates_file
 
@@ -143,7 +143,7 @@ def _tasks(archive: Archive, config_file: str) -> Iterator[Task]:
     if weights is None:
         raise CheckpointError(f"{where} has no {_WEIGHTS[0]}", "copy it again")
     file = open_torch_file(archive, weights, lambda content, _: flat(content) if isinstance(content, dict) else {})
-    templates = read_yaml(archive, config_file).get("task_templates") or ()
+    templates = Fields(read_yaml(archive, config_file), config_file).entries("task_templates", ())
     by_name = {str(template.get("taskname")): template for template in templates if isinstance(template, Mapping)}
     for name, template in by_name.items():
         yield _task(where, name, file.state.get(_TABLE.format(name)), file, template)

@@ -18,6 +18,8 @@ from export_scripts.checkpoints.nemo.t5_config import biases, check_expressible,
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, find_tokenizer, special_ids
 from export_scripts.weights import nemo_t5, t5
+from export_scripts.weights.schema import rows_of
+from export_scripts.weights.values import Fields
 from handover.errors import CheckpointError
 
 NAME = "NeMo T5 (.nemo archive or unpacked directory)"
@@ -61,7 +63,7 @@ def open_source(archive: Archive) -> Source:
     source_map = nemo_t5.source_map(_variant(checkpoint.config, checkpoint.keys()))
     tensors = checkpoint.tensors(source_map.join_axis)
     # A missing embedding is for the completeness check to report.
-    vocab_size = tensors[_EMBEDDING].shape[0] if _EMBEDDING in tensors else 0
+    vocab_size = rows_of(tensors.get(_EMBEDDING))
     tokenizer = find_tokenizer(archive, config)
     ids = _starting_ids(archive, special_ids(archive, tokenizer))
     ia3 = read_ia3(archive)
@@ -84,7 +86,8 @@ def open_source(archive: Archive) -> Source:
 def _starting_ids(archive: Archive, ids: SpecialIds) -> SpecialIds:
     """Start with the padding where the prompt tables were trained so (``data.decoder_starts_with_pad``)."""
     configs = [nemo.read_config(companion) for companion in companions_of(archive, PROMPTS).values()]
-    starts = {bool((config.get("data") or {}).get("decoder_starts_with_pad")) for config in configs}
+    data = [Fields(config, nemo.CONFIG_FILE).fields("data", {}) for config in configs]
+    starts = {bool(each.get("decoder_starts_with_pad")) for each in data}
     if len(starts) > 1:
         raise CheckpointError(
             f"{archive.path}: some prompt tables were trained with decoder_starts_with_pad and some without",

@@ -12,7 +12,7 @@ from typing import Any
 from export_scripts.checkpoints.nemo.known_keys import T5_KNOWN, T5_LIMITS
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
 from export_scripts.weights.t5 import LAYERNORM_EPS, MAX_DISTANCE, T5Dims
-from export_scripts.weights.values import number, positive, quoted, shown
+from export_scripts.weights.values import epsilon, positive, quoted, shown
 from handover.errors import CheckpointError
 
 Config = Mapping[str, Any]
@@ -206,4 +206,4 @@ def _positive(config: Config, key: str, default: Any = None) -> int:
 
 
 def _epsilon(side: Config) -> float:
-    return number(side["layernorm_epsilon"], "model_config.yaml: layernorm_epsilon")
+    return epsilon(side["layernorm_epsilon"], "model_config.yaml: layernorm_epsilon")

@@ -15,7 +15,7 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.tokenizers import wordpiece
-from export_scripts.weights.values import quoted
+from export_scripts.weights.values import Fields, entries, quoted, shown, text, whole
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
 
@@ -130,6 +130,32 @@ def _member(archive: Archive, key: str, value: Any) -> str:
     return found[0]
 
 
+def check_files(archive: Archive, tokenizer: TokenizerFiles) -> None:
+    """Make sure that a tokenizer's files are what their names say, before they are copied.
+
+    Raises:
+        CheckpointError: one is damaged, or something else.
+    """
+    for name, member in tokenizer.members.items():
+        if name in tokenizer.rewrites or not member:
+            continue  # read by what rewrites it, or made up
+        if name == "vocab.json":
+            read_vocabulary(archive, member)
+        elif name == "tokenizer.json":
+            described_tokens(archive, member)
+        elif name == "tokenizer.model":
+            _sentencepiece(archive.read_bytes(member))
+        else:
+            _decode(archive.read_bytes(member), f"{archive.path}: {member}")
+
+
+def _decode(content: bytes, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{where} is not a text: {error}", "copy the checkpoint again") from error
+
+
 def special_ids(archive: Archive, tokenizer: TokenizerFiles) -> SpecialIds:
     """Derive start_id and end_id as FasterTransformer's converter does."""
     if tokenizer.library == "bpe":
@@ -150,36 +176,44 @@ def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
     if tokenizer.library == wordpiece.LIBRARY:
         return len(wordpiece.tokens_of(archive.read_bytes(tokenizer.members[wordpiece.VOCABULARY_FILE])))
     if tokenizer.library == "huggingface":
-        return 1 + max(_described_tokens(archive, tokenizer.members["tokenizer.json"]).values())
+        return 1 + max(described_tokens(archive, tokenizer.members["tokenizer.json"]).values(), default=-1)
     member = tokenizer.members["vocab.json"]
     end_id = _bpe_end_id(archive, member)
-    return max(end_id + 1, len(parse_json(archive.read_bytes(member), f"{archive.path}: {member}")))
+    return max(end_id + 1, len(read_vocabulary(archive, member)))
 
 
 def _bpe_end_id(archive: Archive, member: str) -> int:
     """GPT-2's one special token; a vocabulary without it gets it as its next entry."""
-    try:
-        vocabulary = parse_json(archive.read_bytes(member), f"{archive.path}: {member}")
-        return int(vocabulary.get(_END_OF_TEXT, len(vocabulary)))
-    except (ValueError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{archive.path}: {member} is not a vocabulary: {error}") from error
+    vocabulary = read_vocabulary(archive, member)
+    return vocabulary.get(_END_OF_TEXT, len(vocabulary))
 
 
-def _described_tokens(archive: Archive, member: str) -> dict[str, int]:
+def read_vocabulary(archive: Archive, member: str) -> dict[str, int]:
+    """Read a ``vocab.json``; CheckpointError where it is not ids by token."""
+    where = f"{archive.path}: {member}"
+    vocabulary = Fields(parse_json(archive.read_bytes(member), where), where)
+    return {token: whole(number, f"{where}: {shown(token)}") for token, number in vocabulary.items()}
+
+
+def described_tokens(archive: Archive, member: str) -> dict[str, int]:
     """Every token of a ``tokenizer.json``; a vocabulary is a mapping, or for Unigram a list of pairs."""
-    try:
-        content = parse_json(archive.read_bytes(member), f"{archive.path}: {member}")
-        vocabulary = content["model"]["vocab"]
-        pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
-        added = ((entry["content"], entry["id"]) for entry in content.get("added_tokens") or ())
-        return {str(token): int(number) for token, number in (*pairs, *added)}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{archive.path}: {member} is not a tokenizer: {error}") from error
+    where = f"{archive.path}: {member}"
+    content = Fields(parse_json(archive.read_bytes(member), where), where)
+    model = content.fields("model")
+    if isinstance(model.get("vocab"), list):
+        pairs = [(entries(entry, f"{where}: vocab"), index) for index, entry in enumerate(model.entries("vocab"))]
+        tokens: dict[Any, Any] = {entry[0]: index for entry, index in pairs if entry}
+    else:
+        tokens = dict(model.fields("vocab"))
+    for entry in content.entries("added_tokens", ()):
+        added = Fields(entry, f"{where}: added_tokens")
+        tokens[added.text("content")] = added.whole("id")
+    return {text(token, f"{where}: vocab"): whole(number, f"{where}: {token}") for token, number in tokens.items()}
 
 
 def _described_ids(archive: Archive, member: str) -> SpecialIds:
     """The begin and end tokens that the files beside ``tokenizer.json`` name, as NeMo's AutoTokenizer takes them."""
-    tokens, folder = _described_tokens(archive, member), member.removesuffix("tokenizer.json")
+    tokens, folder = described_tokens(archive, member), member.removesuffix("tokenizer.json")
     named: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if folder + name in archive:
