@@ -103,7 +103,7 @@ def _architecture(settings: Settings) -> Architecture:
         if each.model_type == name:
             return each
     known = ", ".join(each.model_type for each in ARCHITECTURES) + "; and t5, mt5"
-    if name in _WITHOUT_TABLE:
+    if isinstance(name, str) and name in _WITHOUT_TABLE:
         raise CheckpointError(
             f"model_type {quoted(name)} has no table here\n  {_WITHOUT_TABLE[name]}",
             f"these have one: {known}; docs/add_a_model_family.md says how another is added",

@@ -153,7 +153,7 @@ def _biases(config: Mapping[str, Any]) -> dict[str, bool]:
 def _qkv(config: Mapping[str, Any]) -> Layout:
     """The order of the fused query, key and value."""
     version = 0 if config.get("megatron_legacy") else config.get(CHECKPOINT_VERSION)
-    if version in _OLD_ORDERS:
+    if isinstance(version, int) and version in _OLD_ORDERS:
         return _OLD_ORDERS[version]
     shared_by = heads_per_group(config)
     return qkv_by_head_to_block if shared_by == 1 else qkv_by_group_to_block(shared_by)
