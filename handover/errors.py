@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from handover.output import reader_may_leave
 
-_LONGEST_LINE, _MOST_LINES = 2_000, 400
+_LONGEST_LINE, _MOST_LINES = 2_000, 200
 
 
 def _presentable(text: str) -> str:

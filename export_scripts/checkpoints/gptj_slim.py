@@ -100,7 +100,7 @@ def open_source(archive: Archive) -> Source:
         archive=archive,
         family=gptj.FAMILY,
         source_map=source_map(len(shards)),
-        dims=_dims(settings, layers, tensors),
+        dims=_dims(settings, layers, tensors, len(shards)),
         tensors=tensors,
         tokenizer=tokenizer,
         ids=SpecialIds(settings.whole("bos_token_id", end_id), end_id),
@@ -152,7 +152,7 @@ def _tensors(archive: Archive, shards: list[tuple[NpzArray, ...]], names: list[s
     return tensors
 
 
-def _dims(settings: Settings, layers: int, tensors: Mapping[str, LazyTensor]) -> ModelDims:
+def _dims(settings: Settings, layers: int, tensors: Mapping[str, LazyTensor], shards: int) -> ModelDims:
     table, middle = tensors["wte.weight"].shape, tensors["h.0.mlp.in.weight"].shape
     if len(table) != 2 or len(middle) != 2:
         raise CheckpointError(f"wte.weight is {list(table)} and h.0.mlp.in.weight {list(middle)}, not matrices")
@@ -164,6 +164,8 @@ def _dims(settings: Settings, layers: int, tensors: Mapping[str, LazyTensor]) ->
             "put a config.json with n_heads and pe_rotary_dims beside the shards",
         )
     sizes = Settings({**known, "d_model": hidden})
+    if sizes.size("n_heads") % shards:
+        raise CheckpointError(f"config.json: n_heads {sizes.size('n_heads')} cannot lie whole in {shards} shards")
     return ModelDims(
         head_num=sizes.size("n_heads"),
         size_per_head=sizes.head_size("d_model", "n_heads"),

@@ -137,8 +137,8 @@ def test_unknown_number_of_heads(small: Path) -> None:
 def test_missing_shards(shard: int, small: Path) -> None:
     for file in (small / f"shard_{shard}").iterdir():
         file.unlink()
-    # Without the last shard the matrices are too narrow.
-    expected = {0: "lacks shard_0", 1: "lacks shard_1", 3: "instead of [32, 3, 4, 8]"}[shard]
+    # Without the last shard the heads do not lie whole in the others.
+    expected = {0: "lacks shard_0", 1: "lacks shard_1", 3: "n_heads 4 cannot lie whole in 3 shards"}[shard]
     assert expected in refusal(small)
 
 
@@ -186,7 +186,7 @@ def test_gptj_6b_is_known_by_its_size() -> None:
     """The numbers that FasterTransformer's gptj_ckpt_convert.py writes into config.ini."""
     stacked = {"wte.weight": (50400, 4096), "h.0.mlp.in.weight": (4096, 16384)}
     tensors = {name: SimpleNamespace(shape=shape) for name, shape in stacked.items()}
-    dims = gptj_slim._dims(Settings({}), 28, tensors)  # type: ignore[arg-type]
+    dims = gptj_slim._dims(Settings({}), 28, tensors, shards=8)  # type: ignore[arg-type]
     expected = {"head_num": 16, "size_per_head": 256, "inter_size": 16384, "num_layer": 28, "vocab_size": 50400}
     assert {name: dims.axis_size(name) for name in expected} == expected
     assert (dims.rotary_embedding, dims.hidden_units) == (64, 4096)
@@ -198,3 +198,11 @@ def test_ids_are_gpt2s_where_nothing_says_otherwise(small: Path, tmp_path: Path)
     config.read(run(small, tmp_path / "out", 1) / "config.ini")
     ids = (config["gptj"]["start_id"], config["gptj"]["end_id"])
     assert ids == ("0", "50256"), "GPT-2's last token is none of 96"
+
+
+def test_heads_that_shards_would_cut(tmp_path: Path) -> None:
+    path = write_slim(rounded_model(), tmp_path / "slim", np.full(HIDDEN, 1 / 16, np.float32))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "n_heads": SHARDS // 2}))
+    with pytest.raises(CheckpointError, match=f"cannot lie whole in {SHARDS} shards"):
+        inspect_checkpoint(path, 1, "fp32")
