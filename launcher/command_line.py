@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from handover.errors import ConfigError
 from launcher.secrets import check_command_line
 
 _FLAG_IN_A_LIST = re.compile(r"(?<=[\[,])(\s*)(--?[^\s=,\[\]{}'\"]+=[^,\[\]{}'\"]*)(?=[,\]])")
+_RERUN = "--experimental-rerun"
 
 
 def read(words: Sequence[str]) -> list[str]:
@@ -19,9 +21,13 @@ def read(words: Sequence[str]) -> list[str]:
     Hydra's grammar has no ``=`` in a list, where ``cluster.srun_args=[--mpi=none]`` means a flag: it is quoted.
 
     Raises:
-        ConfigError: a secret is written there.
+        ConfigError: a secret is written there, or Hydra is asked to load a pickle.
     """
     check_command_line(words)
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag.startswith("--e") and _RERUN.startswith(flag):  # argparse takes a flag's beginning for the flag
+            raise ConfigError(f"{_RERUN} loads a pickle, which may run anything", "give the command line itself again")
     return [_with_quoted_flags(word) for word in words]
 
 

@@ -142,6 +142,12 @@ def test_flags_in_lists_need_no_quotes_of_their_own(word: str, read: str) -> Non
     assert command_line.read([word]) == [read]
 
 
+@pytest.mark.parametrize("word", ["--experimental-rerun=x.pickle", "--experimental-rerun", "--exp=x"])
+def test_hydra_loads_no_pickle(word: str) -> None:
+    with pytest.raises(ConfigError, match="loads a pickle"):
+        command_line.read([word, "x"])
+
+
 def test_the_examples_of_the_clusters_own_file_are_true() -> None:
     comments = (PROJECT_DIR / "conf" / "cluster" / "bcm.yaml").read_text()
     flags = [line.split(":")[0] for line in comments.splitlines() if line.startswith(("srun_args", "container_args"))]
