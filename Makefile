@@ -44,24 +44,28 @@ format: $(VENV)/.tests ## format the code
 golden: $(VENV)/.tests ## rewrite the golden files; review the diff
 	$(RUN) -m pytest tests/golden --rewrite-golden
 
-lock: ## resolve the lock files anew (needs uv)
-	uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate pyproject.toml \
-	  | grep -vE '$(CUDA)' > requirements.lock
-	uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --extra test --extra lint \
-	  pyproject.toml | grep -vE '$(CUDA)' > requirements-test.lock
+COMPILE := uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes
+# torch and what it brings for GPUs. Its builds differ (CUDA from PyPI, CPU elsewhere) and so do their digests: where no
+# GPU is meant it is installed by its version. requirements-gpu.lock has PyPI's build, its CUDA packages and all digests.
+TORCH := torch==2.13.0
+CUDA := $(shell sed -nE 's/^(torch|triton|cuda-[a-z]+|nvidia-(cu|nccl|nv)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements-gpu.lock)
 
-# torch pins its own CUDA packages exactly; a CPU build of torch does without them.
-CUDA := ^(nvidia-(cu|nccl|nv)|cuda-|triton==)
+lock: ## resolve the lock files anew (needs uv); what is pinned stays, unless pyproject.toml says otherwise
+	$(COMPILE) pyproject.toml --output-file requirements-gpu.lock
+	$(COMPILE) $(CUDA) pyproject.toml --output-file requirements.lock
+	$(COMPILE) $(CUDA) --extra test --extra lint pyproject.toml --output-file requirements-test.lock
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: requirements.lock | $(VENV)/bin/python
-	$(PIP) -r requirements.lock
+	$(PIP) --require-hashes -r requirements.lock
+	$(PIP) $(TORCH)
 	touch $@
 
 $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
-	$(PIP) -r requirements-test.lock
+	$(PIP) --require-hashes -r requirements-test.lock
+	$(PIP) $(TORCH)
 	touch $@
 
 # NeMo wants numpy 2, the server's stub an older one.
