@@ -10,6 +10,7 @@ import pytest
 from handover.errors import ConfigError, SlipwayError
 from launcher import compose, jobs
 from launcher.config import ClusterType
+from launcher.doctor import check_node
 from launcher.jobs import SubmittedJob
 from launcher.results import StageResult, write_results
 from launcher.slurm_states import slurm_states
@@ -132,6 +133,26 @@ def test_a_refused_submission_leaves_what_is_known_of_the_run_before(slurm: Fake
         assert not (logs / "stages.json").exists()
         raise ConfigError("sbatch refused it")
     assert {file: file.read_text() for file in before} == before
+
+
+BUSY = """srun: job 705273 queued and waiting for resources
+srun: error: Unable to allocate resources: Requested nodes are busy"""
+NO_PARTITION = "srun: error: Unable to allocate resources: No partition specified or system default partition"
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "words"),
+    [(BUSY, "note", "no node was free"), (NO_PARTITION, "bad", "srun refuses: Unable to allocate resources: No part")],
+)
+def test_doctor_does_not_blame_the_storage_for_what_srun_refuses(
+    slurm: FakeSlurm, tmp_path: Path, said: str, state: str, words: str
+) -> None:
+    """In the words of Slurm 22.05."""
+    slurm.says("srun", f"echo '{said}' >&2; exit 1")
+    slurm.says("sinfo", "echo gpu; echo cpu")
+    (finding,) = check_node(tmp_path, ["--account=mine"])
+    assert (finding.check, finding.state) == ("nodes", state) and words in finding.text
+    assert state == "note" or "--partition (cpu, gpu)" in finding.mend
 
 
 @pytest.mark.parametrize(
