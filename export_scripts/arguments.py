@@ -9,7 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
-from handover.ranges import BATCH, FLAG, PARALLEL, PROCESSES, RANGE, SESSIONS, TEN_MINUTES_US, TOKEN_ID, YEAR_S
+from handover.ranges import (
+    BATCH,
+    FLAG,
+    INSTANCES,
+    LIMIT_S,
+    PARALLEL,
+    PROCESSES,
+    RANGE,
+    SESSIONS,
+    TEN_MINUTES_US,
+    TOKEN_ID,
+    YEAR_S,
+)
 
 
 @dataclass(frozen=True)
@@ -70,4 +82,17 @@ class ExportArguments(ScriptArguments):
     )
     session_idle_s: float = field(
         default=60.0, metadata={RANGE: YEAR_S, "help": "seconds without a request that end a conversation"}
+    )
+    request_timeout_s: float = field(
+        default=0.0,
+        metadata={
+            RANGE: LIMIT_S,
+            "help": "seconds after which the drop-in engine gives up a request; 0: it never does",
+        },
+    )
+    tokenizer_instances: int = field(
+        default=1, metadata={RANGE: INSTANCES, "help": "processes that tokenize prompts side by side"}
+    )
+    text_deltas: bool = field(
+        default=False, metadata={"help": "the ensemble also gives OUTPUT_DELTA, the text that each answer adds"}
     )

@@ -15,6 +15,7 @@ import configparser
 import errno
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,7 +130,8 @@ class _Repository:
             name: getattr(arguments, name)
             for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", "int8_mode",
                          "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled",
-                         "interactive_sessions", "session_idle_s")
+                         "interactive_sessions", "session_idle_s", "request_timeout_s", "tokenizer_instances",
+                         "text_deltas")
         }  # fmt: skip
         made_from = {
             "ft_checkpoint": str(self.ft_checkpoint),
@@ -235,7 +237,23 @@ def _serving(arguments: ExportArguments) -> Serving:
         decoupled=arguments.decoupled,
         start_id=int(config["start_id"]),
         end_id=int(config["end_id"]),
+        max_text_bytes=_max_text_bytes(config),
+        tokenizer_instances=arguments.tokenizer_instances,
+        text_deltas=arguments.text_deltas,
+        request_timeout_s=arguments.request_timeout_s,
     )
+
+
+def _max_text_bytes(config: Mapping[str, str]) -> int:
+    """Say how long a text may be: no longer one has as few tokens as the model has positions.
+
+    A token of byte-level BPE, the longest there are, stands for 128 bytes at most.
+    """
+    try:
+        positions = int(config["max_pos_seq_len"])
+    except (KeyError, ValueError):  # T5, ALiBi: as many as the memory has room for
+        positions = 0
+    return 128 * positions or 1 << 20
 
 
 def _read_config(ft_checkpoint: Path) -> tuple[str, dict[str, str]]:

@@ -74,6 +74,7 @@ class ModelSpec:
         decoupled: several responses for one request; None: the model has no transaction policy.
         shape_inputs: ragged inputs whose item shapes the model wants as ``<name>_item_shape``.
         sequence: of a stateful model, which has no dynamic batching; None: requests are independent.
+        instances: of the model, which work side by side.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ModelSpec:
     decoupled: bool | None = None
     shape_inputs: tuple[str, ...] = ()
     sequence: SequenceSpec | None = None
+    instances: int = 1
 
 
 def to_message(spec: ModelSpec) -> model_config_pb2.ModelConfig:
@@ -109,7 +111,7 @@ def to_message(spec: ModelSpec) -> model_config_pb2.ModelConfig:
         )
     if not spec.steps:
         # FasterTransformer's backend accepts KIND_CPU only: it places its own work on the GPUs.
-        config.instance_group.add(count=1, kind=model_config_pb2.ModelInstanceGroup.KIND_CPU)
+        config.instance_group.add(count=spec.instances, kind=model_config_pb2.ModelInstanceGroup.KIND_CPU)
     return config
 
 

@@ -39,6 +39,7 @@ COUNT = Range(1, 1_000_000_000)  # of what is in a file
 REPEATS = Range(1, 1_000_000)
 UNCOUNTED = Range(0, 100_000_000)  # requests; 0 has a meaning of its own
 IN_FLIGHT = Range(1, 1_000_000)  # requests at a time
+INSTANCES = Range(1, 64)  # processes of one Triton model
 PROCESSES = Range(1, 4096)
 PORT = Range(0, 65_535)
 IDS = Range(1, 2**31 - 1)  # of a vocabulary: token ids have 32 bits
@@ -48,6 +49,7 @@ RATE = Range(0, 1_000_000, is_above=True)  # requests per second
 DAY_S = Range(0, 86_400)
 WEEK_S = Range(0, 604_800, is_above=True)
 YEAR_S = Range(0, 31_536_000, is_above=True)
+LIMIT_S = Range(0, 31_536_000)
 DAY_MS = Range(0, 86_400_000, is_above=True)
 TEN_MINUTES_US = Range(0, 600_000_000)
 RELATIVE = Range(0, 100)

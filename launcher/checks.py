@@ -30,6 +30,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     _check_time_limits(config)
     _check_model_name(config)
     _check_sessions(config, stages)
+    _check_text_deltas(config)
     _check_cluster(config, stages)
     _check_mounts(config, paths)
     if Stage.convert in stages:
@@ -68,6 +69,16 @@ def _check_model_name(config: Config) -> None:
     from export_scripts.names import check_model_name
 
     check_model_name(config.export.run.model_train_name)
+
+
+def _check_text_deltas(config: Config) -> None:
+    triton = config.export.triton_deployment
+    if triton.text_deltas and config.deployment.engine is Engine.fastertransformer:
+        raise ConfigError(
+            "export.triton_deployment.text_deltas=true with deployment.engine=fastertransformer: FasterTransformer's "
+            "backend does not give text_start, which the ensemble would wait for",
+            "take text_deltas=false, or deployment.engine=slipway",
+        )
 
 
 def _check_sessions(config: Config, stages: Collection[Stage]) -> None:

@@ -21,6 +21,8 @@ from handover.ranges import (
     GPUS,
     IDS,
     IN_FLIGHT,
+    INSTANCES,
+    LIMIT_S,
     PARALLEL,
     PORT,
     PROCESSES,
@@ -188,6 +190,9 @@ class TritonDeploymentConfig:
         0, SESSIONS
     )  # conversations at a time that keep their state in the server; 0: no state
     session_idle_s: float = number(60.0, YEAR_S)  # a conversation without a request for so long is forgotten
+    request_timeout_s: float = number(0.0, LIMIT_S)  # the drop-in engine gives up a request after so long; 0: never
+    tokenizer_instances: int = number(1, INSTANCES)  # processes that tokenize prompts side by side
+    text_deltas: bool = False  # the ensemble also gives OUTPUT_DELTA, the text that each answer adds; drop-in only
 
 
 @dataclass

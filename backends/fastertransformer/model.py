@@ -62,7 +62,8 @@ class TritonPythonModel:
         self._has_sessions = "sequence_batching" in config
         types = {entry["name"]: pb_utils.triton_string_to_numpy(entry["data_type"]) for entry in config["output"]}
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        self._replies = Replies(pb_utils, types, self._has_sessions, labels)
+        limit_s = self._settings.request_timeout_s
+        self._replies = Replies(pb_utils, types, self._has_sessions, labels, self._is_decoupled, limit_s)
         pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -90,7 +91,8 @@ class TritonPythonModel:
     def _submit(self, request: Any, reply: Reply) -> None:
         def answer(given: Answer) -> None:
             if given.tensors is None:
-                reply.fail(given.problem or "no answer", given.code or "INTERNAL")
+                problem = "request_timeout_s is over" if reply.has_expired else given.problem
+                reply.fail(problem or "no answer", given.code or "INTERNAL")
             else:
                 reply.send(given.tensors, given.is_final)
 

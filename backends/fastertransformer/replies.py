@@ -12,6 +12,7 @@ faster than Triton takes them, an answer that has waited for long is left out: t
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -25,6 +26,7 @@ import numpy.typing as npt
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
+_TEXT_START = "text_start"
 _LONGEST_WAIT_S = 0.1  # of an answer that is followed by another
 _FIRST_PAUSE_S = 5e-3  # before a client is asked for the first time: contexts are run then
 _LEAST_PAUSE_S = 10e-3  # between two questions whether the same client has gone
@@ -38,6 +40,7 @@ class Reply:
     Args:
         request: Triton's.
         announce: is called when there is something to send (false), and when the client is to be watched (true).
+        deadline: of time.monotonic, after which the request is given up.
 
     Attributes:
         is_cancelled: whether the client has gone or no longer wants an answer.
@@ -47,15 +50,18 @@ class Reply:
         opened: when the request came.
         is_queued: whether the thread will look after what is waiting.
         is_done: whether the final answer is sent, after which the sender must not be touched.
+        told: sequence_length of the last answer that was sent, [B, beam]; None: there was none.
     """
 
-    def __init__(self, request: Any, announce: Callable[[Reply, bool], None]) -> None:
+    def __init__(self, request: Any, announce: Callable[[Reply, bool], None], deadline: float = math.inf) -> None:
         self.is_cancelled = self._was_asked = self._is_watched = False
         self.sender = request.get_response_sender()
         self.wanted = frozenset(request.requested_output_names())
         self.waiting: deque[tuple[float, Any, bool]] = deque()
         self.is_queued = self.is_done = False
         self.opened = time.monotonic()
+        self.told: npt.NDArray[Any] | None = None
+        self._deadline = deadline
         self._announce, self._lock, self._is_sent = announce, threading.Lock(), threading.Event()
 
     def has_gone(self) -> bool:
@@ -68,7 +74,12 @@ class Reply:
             self._is_watched = True
             self._announce(self, True)
         self._was_asked = True
-        return self.is_cancelled
+        return self.is_cancelled or self.has_expired
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the time that a request may take is over."""
+        return time.monotonic() > self._deadline
 
     def send(self, tensors: Tensors, is_final: bool) -> None:
         """Send one answer; a decoupled model may send several."""
@@ -124,10 +135,22 @@ class Replies:
         has_axis: outputs get a first axis of length 1, as models with sequence batching have it.
         labels: of the metrics, which count the requests whose client went away before they were done, and the time of
             those that were answered.
+        is_decoupled: whether a request has several answers. What ends them is then empty: pytriton's client takes the
+            final answer for one without content.
+        limit_s: seconds after which a request is given up; 0: never.
     """
 
-    def __init__(self, triton: Any, output_types: Mapping[str, Any], has_axis: bool, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        triton: Any,
+        output_types: Mapping[str, Any],
+        has_axis: bool,
+        labels: Mapping[str, str],
+        is_decoupled: bool = False,
+        limit_s: float = 0.0,
+    ) -> None:
         self._triton, self._output_types, self._has_axis = triton, output_types, has_axis
+        self._is_decoupled, self._limit_s = is_decoupled, limit_s or math.inf
         # Triton's own nv_inference_request_failure{reason="CANCELED"} stays 0 for decoupled models (2.51).
         # Its nv_inference_request_duration_us ends where execute returns, long before the answer.
         counters = {
@@ -147,7 +170,8 @@ class Replies:
 
     def open(self, request: Any) -> Reply:
         """Take over the answering of a request."""
-        return Reply(request, lambda reply, is_new: self._ready.put((reply, is_new)))
+        deadline = time.monotonic() + self._limit_s
+        return Reply(request, lambda reply, is_new: self._ready.put((reply, is_new)), deadline)
 
     def close(self) -> None:
         """End the thread, when Triton has had every final answer, and give the metric back.
@@ -207,14 +231,21 @@ class Replies:
         try:
             if isinstance(content, tuple) and content[1] == "CANCELLED":
                 self._cancelled.increment(1)
-            response = self._failure(*content) if isinstance(content, tuple) else self._response(reply, content)
-            reply.sender.send(response, flags=final if is_final else 0)
+            is_failure = isinstance(content, tuple)
+            response = self._failure(*content) if is_failure else self._response(reply, content)
+            if is_final and self._is_decoupled and not is_failure:
+                reply.sender.send(response)
+                reply.sender.send(flags=final)
+            else:
+                reply.sender.send(response, flags=final if is_final else 0)
         except Exception as error:  # whatever Triton raises concerns this request alone
             self._triton.Logger.log_error(f"an answer could not be sent: {error}")
             reply.is_cancelled = True
 
     def _response(self, reply: Reply, tensors: Tensors) -> Any:
         outputs = []
+        if _TEXT_START in reply.wanted:
+            tensors = {**tensors, _TEXT_START: _text_start(reply, tensors)}
         for name, array in tensors.items():
             if name in reply.wanted:
                 typed = np.asarray(array, self._output_types.get(name, array.dtype))
@@ -224,3 +255,17 @@ class Replies:
     def _failure(self, problem: str, code: str) -> Any:
         error = self._triton.TritonError(problem, getattr(self._triton.TritonError, code))
         return self._triton.InferenceResponse(output_tensors=[], error=error)
+
+
+def _text_start(reply: Reply, tensors: Tensors) -> npt.NDArray[Any]:
+    """Say, [B, beam], behind how many tokens those begin that the answer before did not have.
+
+    The first answer's begin behind the input, where that is shown. Beams may be others from one answer to the next, so
+    with several each answer's begin there.
+    """
+    lengths = np.asarray(tensors["sequence_length"])
+    inputs = np.asarray(tensors.get("response_input_lengths", np.zeros_like(lengths)))
+    is_first = reply.told is None or lengths.shape[-1] > 1
+    start = inputs if is_first else reply.told
+    reply.told = lengths.copy()
+    return np.broadcast_to(np.asarray(start, np.int32), lengths.shape)

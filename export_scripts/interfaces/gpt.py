@@ -7,6 +7,8 @@ repository ``all_models/gpt``: a client of one is a client of the other. What di
   with it ``cum_log_probs`` covers the prompt.
 - ``is_return_context_log_probs`` (optional), ``context_log_probs`` and ``context_argmax_ids`` are the drop-in engine's
   alone: they score every token of a text at once. FasterTransformer ignores the first and never gives the others.
+- ``presence_penalty`` and ``min_length`` (optional) are inputs too: ParallelGpt reads both, its guide leaves them out.
+- With ``text_deltas`` the engine gives ``text_start`` and the ensemble ``OUTPUT_DELTA``; that only the drop-in serves.
 - ``max_queue_delay_microseconds`` defaults to 0, so that a lone request never waits for company.
 - The dictionaries of bad and stop words are optional in the ensemble.
 - ``postprocessing`` also takes ``SEQUENCE_LENGTH``, so that the text ends where the generation ended.
@@ -27,6 +29,7 @@ from export_scripts.interfaces.serving import (
     Serving,
     per_request,
     same_names,
+    with_deltas,
 )
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.pbtxt import ModelSpec, Step, TensorSpec
@@ -76,7 +79,8 @@ _PREPROCESSED = {
 
 def engine(serving: Serving) -> ModelSpec:
     """Configure ``fastertransformer``: token ids in, token ids out."""
-    return serving.engine(_known(serving, ENGINE_INPUTS), _known(serving, ENGINE_OUTPUTS))
+    spec = serving.engine(_known(serving, ENGINE_INPUTS), _known(serving, ENGINE_OUTPUTS))
+    return with_deltas(serving, spec)
 
 
 def preprocessing(serving: Serving) -> ModelSpec:
@@ -99,13 +103,14 @@ def preprocessing(serving: Serving) -> ModelSpec:
             TensorSpec("REQUEST_OUTPUT_LEN", "UINT32", (-1,)),
             TensorSpec("PROMPT_LEARNING_TASK_NAME_IDS", "UINT32"),
         ),
-        parameters=serving.vocabulary(),
+        parameters=serving.reading(),
+        instances=serving.tokenizer_instances,
     )
 
 
 def postprocessing(serving: Serving) -> ModelSpec:
     """Configure ``postprocessing``: token ids in, text out."""
-    return ModelSpec(
+    spec = ModelSpec(
         name=POSTPROCESSING,
         backend="python",
         max_batch_size=serving.max_batch_size,
@@ -117,13 +122,14 @@ def postprocessing(serving: Serving) -> ModelSpec:
         outputs=(TensorSpec("OUTPUT", "STRING", (-1, -1)),),
         parameters=serving.vocabulary(),
     )
+    return with_deltas(serving, spec)
 
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
     passed_on = (*SAMPLING, *CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS)
     outputs = {tensor.name: tensor for tensor in ENGINE_OUTPUTS}
-    return ModelSpec(
+    spec = ModelSpec(
         name=ENSEMBLE,
         max_batch_size=serving.max_batch_size,
         inputs=(
@@ -136,6 +142,7 @@ def ensemble(serving: Serving) -> ModelSpec:
         outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *(outputs[name] for name in _ENSEMBLE_OUTPUTS)),
         steps=_ensemble_steps(serving, passed_on),
     )
+    return with_deltas(serving, spec)
 
 
 def _ensemble_steps(serving: Serving, passed_on: Iterable[TensorSpec]) -> tuple[Step, ...]:

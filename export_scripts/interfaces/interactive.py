@@ -21,7 +21,7 @@ SESSION_INPUTS = (
     TensorSpec("session_len", "UINT32", scalar=True, optional=True),
     TensorSpec("memory_len", "UINT32", scalar=True, optional=True),
 )
-_TEXTS = ("OUTPUT", "OUTPUT_0")
+_TEXTS = ("OUTPUT", "OUTPUT_0", "OUTPUT_DELTA")
 
 
 def make_interactive(spec: ModelSpec, max_sessions: int, idle_timeout_s: float) -> ModelSpec:

@@ -27,6 +27,10 @@ class Serving:
         max_queue_delay_us: microseconds a request may wait to fill a batch.
         decoupled: stream each token as it is made.
         start_id, end_id: of the vocabulary; pre- and postprocessing need them.
+        max_text_bytes: that a prompt's text may have.
+        tokenizer_instances: of preprocessing, which tokenize side by side.
+        request_timeout_s: seconds after which the drop-in engine gives up a request; 0: it never does.
+        text_deltas: whether the ensemble has OUTPUT_DELTA, the text that an answer adds to the one before.
     """
 
     family: str
@@ -41,9 +45,14 @@ class Serving:
     decoupled: bool
     start_id: int
     end_id: int
+    max_text_bytes: int = 0
+    tokenizer_instances: int = 1
+    text_deltas: bool = False
+    request_timeout_s: float = 0.0
 
     def parameters(self) -> dict[str, str]:
         """Parameters of the engine's model, as FasterTransformer's backend reads them."""
+        limit = {"request_timeout_s": f"{self.request_timeout_s:g}"} if self.request_timeout_s else {}
         return {
             "tensor_para_size": str(self.tensor_para_size),
             "pipeline_para_size": str(self.pipeline_para_size),
@@ -52,6 +61,7 @@ class Serving:
             "model_checkpoint_path": self.model_checkpoint_path,
             "int8_mode": str(self.int8_mode),
             "enable_custom_all_reduce": str(self.enable_custom_all_reduce),
+            **limit,
         }
 
     def engine(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> ModelSpec:
@@ -68,6 +78,10 @@ class Serving:
             outputs=outputs,
             parameters=self.parameters(),
         )
+
+    def reading(self) -> dict[str, str]:
+        """Parameters of the model that tokenizes."""
+        return {**self.vocabulary(), "max_text_bytes": str(self.max_text_bytes)}
 
     def vocabulary(self) -> dict[str, str]:
         """Parameters of the models that know text."""
@@ -86,6 +100,8 @@ SAMPLING = (
     per_request("temperature", "FP32"),
     per_request("len_penalty", "FP32"),
     per_request("repetition_penalty", "FP32"),
+    per_request("presence_penalty", "FP32"),
+    per_request("min_length", "INT32"),
     per_request("random_seed", "UINT64"),
     per_request("is_return_log_probs", "BOOL"),
     per_request("beam_width", "UINT32"),
@@ -104,6 +120,8 @@ WORD_LISTS = (
     TensorSpec("stop_words_list", "INT32", (2, -1), optional=True),
     TensorSpec("bad_words_list", "INT32", (2, -1), optional=True),
 )
+TEXT_START = TensorSpec("text_start", "INT32", (-1,))
+"""Of an answer: the tokens before those that the answer before did not have; the drop-in engine's alone."""
 FACTUAL_NUCLEUS = (
     per_request("top_p_decay", "FP32"),
     per_request("top_p_min", "FP32"),
@@ -128,6 +146,26 @@ READING = Step(
     },
 )
 """An ensemble's first step."""
+
+
+def with_deltas(serving: Serving, spec: ModelSpec) -> ModelSpec:
+    """Add what tells the text that an answer adds, where the export asks for it."""
+    if not serving.text_deltas:
+        return spec
+    if spec.name == ENGINE:
+        return replace(spec, outputs=(*spec.outputs, TEXT_START))
+    delta = TensorSpec("OUTPUT_DELTA", "STRING", (-1, -1))
+    if not spec.steps:
+        start = replace(TEXT_START, name="TEXT_START", optional=True)
+        return replace(spec, inputs=(*spec.inputs, start), outputs=(*spec.outputs, delta))
+    *others, generating, writing = spec.steps
+    generating = replace(generating, outputs={**generating.outputs, "text_start": "_TEXT_START"})
+    writing = replace(
+        writing,
+        inputs={**writing.inputs, "TEXT_START": "_TEXT_START"},
+        outputs={**writing.outputs, "OUTPUT_DELTA": "OUTPUT_DELTA"},
+    )
+    return replace(spec, outputs=(*spec.outputs, delta), steps=(*others, generating, writing))
 
 
 def can_be_aliased(engine: ModelSpec) -> bool:

@@ -24,6 +24,7 @@ from export_scripts.interfaces.serving import (
     Serving,
     per_request,
     same_names,
+    with_deltas,
 )
 from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
 from export_scripts.pbtxt import ModelSpec, Step, TensorSpec
@@ -62,7 +63,7 @@ _PASSED_ON = (*SAMPLING, *_TASKS, *FACTUAL_NUCLEUS, *_DECODER_INPUTS)
 
 def engine(serving: Serving) -> ModelSpec:
     """Configure ``fastertransformer``: token ids in, token ids out."""
-    return serving.engine(_INPUTS, _OUTPUTS)
+    return with_deltas(serving, serving.engine(_INPUTS, _OUTPUTS))
 
 
 def preprocessing(serving: Serving) -> ModelSpec:
@@ -84,13 +85,14 @@ def preprocessing(serving: Serving) -> ModelSpec:
             TensorSpec("STOP_WORDS_IDS", "INT32", (2, -1)),
             TensorSpec("REQUEST_OUTPUT_LEN", "UINT32"),
         ),
-        parameters={**serving.vocabulary(), "ends_inputs": "1"},
+        parameters={**serving.reading(), "ends_inputs": "1"},
+        instances=serving.tokenizer_instances,
     )
 
 
 def postprocessing(serving: Serving) -> ModelSpec:
     """Configure ``postprocessing``: token ids in, text out."""
-    return ModelSpec(
+    spec = ModelSpec(
         name=POSTPROCESSING,
         backend="python",
         max_batch_size=serving.max_batch_size,
@@ -101,11 +103,12 @@ def postprocessing(serving: Serving) -> ModelSpec:
         outputs=(TensorSpec("OUTPUT", "STRING", (-1, -1)),),
         parameters=serving.vocabulary(),
     )
+    return with_deltas(serving, spec)
 
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
-    return ModelSpec(
+    spec = ModelSpec(
         name=ENSEMBLE,
         max_batch_size=serving.max_batch_size,
         inputs=(
@@ -118,6 +121,7 @@ def ensemble(serving: Serving) -> ModelSpec:
         outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *_TEXT_OUTPUTS),
         steps=(READING, _GENERATE, _WRITE),
     )
+    return with_deltas(serving, spec)
 
 
 _GENERATE = Step(

@@ -19,6 +19,7 @@ class TritonPythonModel:
     """TOKENS_BATCH [batch, beam, length] to OUTPUT [batch * beam], the shape that FT's repository gives.
 
     A decoupled engine answers once a token; each answer becomes the text so far, which ends with a whole character.
+    OUTPUT_DELTA, where the repository has it, is the text behind the first TEXT_START tokens: what this answer adds.
     """
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -36,11 +37,15 @@ class TritonPythonModel:
 
     def _decode(self, request: Any) -> Any:
         tokens, input_lengths = self._read(request, "TOKENS_BATCH"), self._read(request, "RESPONSE_INPUT_LENGTHS")
-        texts = decode_rows(
-            self._tokenizer, tokens, input_lengths, self._read(request, "SEQUENCE_LENGTH"), self._end_id, self._text_ids
-        )
-        encoded = np.array([text.encode("utf-8") for text in texts], dtype=object)
-        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("OUTPUT", encoded)])
+        lengths, outputs = self._read(request, "SEQUENCE_LENGTH"), []
+        starts = {"OUTPUT": None, "OUTPUT_DELTA": self._read(request, "TEXT_START")}
+        for name in sorted(starts.keys() & set(request.requested_output_names())):
+            texts = decode_rows(
+                self._tokenizer, tokens, input_lengths, lengths, self._end_id, self._text_ids, starts[name]
+            )
+            encoded = np.array([text.encode("utf-8") for text in texts], dtype=object)
+            outputs.append(pb_utils.Tensor(name, encoded))
+        return pb_utils.InferenceResponse(output_tensors=outputs)
 
     def _read(self, request: Any, name: str) -> Any:
         tensor = pb_utils.get_input_tensor_by_name(request, name)

@@ -41,6 +41,7 @@ class TritonPythonModel:
         self._start_id = int(parameters["start_id"]["string_value"])
         self._end_id = int(parameters["end_id"]["string_value"])
         self._ends_inputs = "ends_inputs" in parameters and parameters["ends_inputs"]["string_value"] == "1"
+        self._most_bytes = int(parameters.get("max_text_bytes", {"string_value": "0"})["string_value"])
         self._tokenizer = load_tokenizer(Path(__file__).parent)
         self._text_ids = load_text_ids(Path(__file__).parent)
 
@@ -55,7 +56,7 @@ class TritonPythonModel:
         return responses
 
     def _encode(self, request: Any) -> list[Any]:
-        texts = read_texts(self._read(request, "QUERY"), "QUERY")
+        texts = read_texts(self._read(request, "QUERY"), "QUERY", self._most_bytes)
         around = self._text_ids
         if self._has_axis and not request.flags() & _SEQUENCE_START:  # a conversation goes on
             around = around._replace(before=())
@@ -77,4 +78,5 @@ class TritonPythonModel:
 
     def _words(self, request: Any, name: str, batch: int, always: Sequence[int] = ()) -> Any:
         words = self._read(request, name)
-        return encode_word_lists(self._tokenizer, [""] * batch if words is None else read_texts(words, name), always)
+        texts = [""] * batch if words is None else read_texts(words, name, self._most_bytes)
+        return encode_word_lists(self._tokenizer, texts, always)

@@ -205,19 +205,32 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     )
 
 
-def read_texts(array: NDArray[Any], name: str) -> list[str]:
+def read_texts(array: NDArray[Any], name: str, most_bytes: int = 0) -> list[str]:
     """Return the texts of a string tensor as Triton hands it over.
 
     Args:
         array: [batch, 1] of bytes (gRPC and HTTP's binary form) or str.
         name: of the tensor, for the message.
+        most_bytes: that a text may have in UTF-8; 0: any number. To tokenize a megabyte takes a second, in which others
+            wait.
 
     Raises:
-        ValueError: another shape: FasterTransformer would ignore what is beyond the first column.
+        ValueError: another shape (FasterTransformer would ignore what is beyond the first column), a text that is not
+            UTF-8, or one that is too long.
     """
     if array.ndim != 2 or array.shape[1] != 1:
         raise ValueError(f"{name} must have the shape [batch, 1], not {list(array.shape)}")
-    return [text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text) for text in array[:, 0]]
+    return [_read_text(text, f"{name} of row {row}", most_bytes) for row, text in enumerate(array[:, 0])]
+
+
+def _read_text(text: Any, what: str, most_bytes: int) -> str:
+    data = text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
+    if 0 < most_bytes < len(data):
+        raise ValueError(f"{what} has {len(data)} bytes; at most {most_bytes} are read (parameter max_text_bytes)")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{what} is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}") from None
 
 
 def encode_prompts(
@@ -259,6 +272,7 @@ def decode_rows(
     sequence_lengths: NDArray[Any] | None,
     end_id: int,
     text_ids: TextIds = NO_TEXT_IDS,
+    starts: NDArray[Any] | None = None,
 ) -> list[str]:
     """Decode the engine's output to prompt and completion, as one text for each sequence.
 
@@ -272,6 +286,7 @@ def decode_rows(
         sequence_lengths: [batch, beam], tokens of prompt and completion; None: decode the whole row.
         end_id: end-of-text token.
         text_ids: what stands around each prompt, which is no part of a text, and what else ends one.
+        starts: [batch, beam], tokens whose text is left out at the beginning; None: none.
 
     Returns:
         batch * beam texts, all beams of the first request row first.
@@ -284,7 +299,10 @@ def decode_rows(
             row = row[: int(sequence_lengths[batch, beam])]
             if len(row) > prompt and row[-1] in ends:
                 row.pop()
-        texts.append(tokenizer.decode(_own_tokens(row, prompt, text_ids)))
+        # The text of the first tokens is the beginning of the text of more, see Tokenizer.decode.
+        known = 0 if starts is None else int(starts[batch, beam])
+        before = tokenizer.decode(_own_tokens(row[:known], min(prompt, known), text_ids)) if known else ""
+        texts.append(tokenizer.decode(_own_tokens(row, prompt, text_ids))[len(before) :])
     return texts
 
 

@@ -26,6 +26,9 @@ def export(config: Config, paths: RunPaths) -> StagePlan:
         decoupled=triton.decoupled,
         interactive_sessions=triton.interactive_sessions,
         session_idle_s=triton.session_idle_s,
+        request_timeout_s=triton.request_timeout_s,
+        tokenizer_instances=triton.tokenizer_instances,
+        text_deltas=triton.text_deltas,
     )
     return StagePlan(
         stage="export",

@@ -191,6 +191,26 @@ def test_a_request_of_another_shape_gets_an_error_of_its_own(client: object) -> 
     assert texts_of(infer(client, triton_grpc, "ensemble", text_request(["a"], 1)))
 
 
+def test_a_prompt_of_megabytes_is_refused_before_it_is_tokenized(client: object, expected: list[str]) -> None:
+    with pytest.raises(Exception, match=r"QUERY of row 0 has 10000000 bytes; at most \d+ are read"):
+        infer(client, triton_grpc, "ensemble", text_request(["x" * 10_000_000]))
+    with pytest.raises(Exception, match="QUERY of row 0 is not UTF-8: byte 0xff at 0"):
+        infer(client, triton_grpc, "ensemble", text_request([b"\xff"]))
+    assert texts_of(infer(client, triton_grpc, "ensemble", text_request(PROMPTS))) == expected
+
+
+def test_penalties_and_lengths_reach_the_engine_through_every_door(client: object, endpoint: Endpoint) -> None:
+    spoilt = {"min_length": np.array([[-1]], np.int32), "presence_penalty": np.array([[np.nan]], np.float32)}
+    for name, tensor in spoilt.items():
+        with pytest.raises(Exception, match=f"{name} is (-1|nan) in row 0"):
+            infer(client, triton_grpc, "ensemble", text_request(PROMPTS[:1], 3) | {name: tensor})
+    body = {"INPUT_0": PROMPTS[0], "INPUT_1": 3, "min_length": -1}
+    url = f"http://127.0.0.1:{endpoint.http_port}/v2/models/ensemble/generate"
+    with pytest.raises(HTTPError) as refused:
+        urlopen(Request(url, json.dumps(body).encode()), timeout=30)
+    assert "min_length is -1" in refused.value.read().decode()
+
+
 def test_concurrent_requests_are_answered_each_by_itself(endpoint: Endpoint, expected: list[str]) -> None:
     repeated = PROMPTS * 6
     with ThreadPoolExecutor(len(repeated)) as pool:

@@ -7,6 +7,7 @@ import queue
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -14,6 +15,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
+from pytriton.client import DecoupledModelClient
 from served import Deployment, infer, inputs_of
 from transformers import GPT2Tokenizer
 
@@ -42,7 +44,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def endpoint(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     output = tmp_path_factory.mktemp("export") / "model_repo"
-    build_repository(ExportArguments(checkpoint, output, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True))
+    arguments = ExportArguments(checkpoint, output, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True)
+    build_repository(replace(arguments, text_deltas=True))
     deployment = Deployment(output, tmp_path_factory.mktemp("deployment"))
     yield deployment.wait_until_published()
     assert deployment.stop() == 0, deployment.text
@@ -83,7 +86,7 @@ def text_request(count: int = COUNT) -> dict[str, np.ndarray]:
 
 
 def stream(url: str, model: str, tensors: dict[str, np.ndarray], stop_after: int = 0) -> list[tuple[Any, bool]]:
-    """All answers with their final flags; with stop_after, cancel behind so many."""
+    """All answers with their final flags; with stop_after, cancel behind so many. The last one has no content."""
     arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     answers: list[tuple[Any, bool]] = []
     with triton_grpc.InferenceServerClient(url) as client:
@@ -94,6 +97,9 @@ def stream(url: str, model: str, tensors: dict[str, np.ndarray], stop_after: int
             assert error is None
             answers.append((result, result.get_response().parameters["triton_final_response"].bool_param))
         client.stop_stream(cancel_requests=bool(stop_after))
+    if not stop_after:
+        last, _ = answers.pop()
+        assert not last.get_response().outputs and not any(is_final for _, is_final in answers)
     return answers
 
 
@@ -107,7 +113,7 @@ def cancelled_requests(endpoint: Endpoint) -> int:
 
 
 @pytest.mark.parametrize("model", ["fastertransformer", "gpt"])
-def test_every_token_is_an_answer_and_only_the_last_is_final(
+def test_every_token_is_an_answer_and_an_empty_one_ends_them(
     endpoint: Endpoint, expected: list[int], model: str
 ) -> None:
     answers = stream(endpoint.grpc_url, model, ids_request())
@@ -115,12 +121,11 @@ def test_every_token_is_an_answer_and_only_the_last_is_final(
     assert lengths == list(range(len(IDS) + 1, len(IDS) + COUNT + 1))
     for (answer, _), length in zip(answers, lengths, strict=True):
         assert answer.as_numpy("output_ids")[0, 0, :length].tolist() == expected[:length]
-    assert [is_final for _, is_final in answers] == [False] * (COUNT - 1) + [True]
 
 
 def test_the_ensemble_gives_the_text_so_far(endpoint: Endpoint, checkpoint: Path, tokenizer: GPT2Tokenizer) -> None:
     answers = stream(endpoint.grpc_url, "ensemble", text_request())
-    assert [is_final for _, is_final in answers] == [False] * (COUNT - 1) + [True]
+    assert len(answers) == COUNT
     texts = [answer.as_numpy("OUTPUT_0")[0].decode() for answer, _ in answers]
     assert all(longer.startswith(shorter) for shorter, longer in zip([PROMPT, *texts], texts, strict=False))
     ids = tokenizer.encode(PROMPT)
@@ -130,6 +135,15 @@ def test_the_ensemble_gives_the_text_so_far(endpoint: Endpoint, checkpoint: Path
     engine.close()
     whole = tokenizer.decode(answer["output_ids"][0, 0].tolist(), clean_up_tokenization_spaces=False)
     assert texts[-1] == whole.rstrip("\ufffd")  # bytes of a character that is not complete are held back
+    deltas = [answer.as_numpy("OUTPUT_DELTA")[0].decode() for answer, _ in answers]
+    assert PROMPT + "".join(deltas) == texts[-1] and max(map(len, deltas)) < len(texts[-1]) // 2
+
+
+def test_pytritons_client_gets_every_answer(endpoint: Endpoint, expected: list[int]) -> None:
+    with DecoupledModelClient(f"grpc://{endpoint.grpc_url}", "fastertransformer") as client:
+        tensors = {name: array[0] for name, array in ids_request().items()}
+        lengths = [int(answer["sequence_length"].max()) for answer in client.infer_sample(**tensors)]
+    assert lengths == list(range(len(IDS) + 1, len(IDS) + COUNT + 1))
 
 
 def test_generate_stream_sends_one_event_a_token(endpoint: Endpoint) -> None:

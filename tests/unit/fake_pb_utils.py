@@ -23,6 +23,7 @@ class FakeRequest:
     ) -> None:
         self.tensors, self._outputs, self._session, self._flags = tensors, outputs, session, flags
         self.responses: list[Any] = []
+        self.ends_empty = False
         self.is_finished, self.is_cancelled, self.questions = threading.Event(), False, 0
 
     def inputs(self) -> list[Any]:
@@ -57,9 +58,12 @@ class FakeSender:
         self._request.questions += 1
         return self._request.is_cancelled
 
-    def send(self, response: Any, flags: int = 0) -> None:
+    def send(self, response: Any = None, flags: int = 0) -> None:
         assert not self._request.is_finished.is_set(), "sent after the final answer"
-        self._request.responses.append(response)
+        assert response is not None or flags & FINAL, "what is empty ends a request"
+        if response is not None:
+            self._request.responses.append(response)
+        self._request.ends_empty = response is None
         if flags & FINAL:
             self._request.is_finished.set()
 

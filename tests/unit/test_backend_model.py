@@ -163,6 +163,28 @@ def test_a_decoupled_model_answers_after_every_token(serve: Callable[..., Any], 
         for response in request.responses
     ]
     assert texts == [expected[:count] for count in range(4, 13)]
+    assert request.ends_empty  # what ends the answers is an answer without content
+
+
+def test_each_answer_says_behind_how_many_tokens_it_adds_some(serve: Callable[..., Any]) -> None:
+    names = ("output_ids", "sequence_length", "text_start")
+    request = FakeRequest(ask([[1, 2, 3], [4, 5, 6]], 5), names)
+    serve(DECOUPLED).execute([request])
+    request.wait()
+    spans = [
+        [response.outputs[name][:, 0].tolist() for name in ("text_start", "sequence_length")]
+        for response in request.responses
+    ]
+    assert [start for start, _ in spans] == [[3, 3], *(length for _, length in spans[:-1])]
+
+
+def test_a_request_that_takes_too_long_is_given_up(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = serve(DECOUPLED, request_timeout_s="0.2")
+    slow_down(model, monkeypatch)
+    request = FakeRequest(ask([[1, 2, 3]], 40))
+    model.execute([request])
+    error = request.wait().error
+    assert (error.code, error.text) == (FakePbUtils.TritonError.CANCELLED, "request_timeout_s is over")
 
 
 def test_a_client_that_goes_away_ends_the_work_on_its_request(

@@ -43,9 +43,9 @@ def test_a_client_of_the_published_store_is_a_client_of_ours(tmp_path: Path, ses
     added = {
         "fastertransformer": {"is_return_context_cum_log_probs", "is_return_context_embeddings",
                               "response_input_lengths", "context_embeddings", "is_return_context_log_probs",
-                              "context_log_probs", "context_argmax_ids"},
+                              "context_log_probs", "context_argmax_ids", "presence_penalty", "min_length"},
         "ensemble": {"is_return_context_cum_log_probs", "is_return_context_log_probs", "context_log_probs",
-                     "context_argmax_ids"},
+                     "context_argmax_ids", "presence_penalty", "min_length"},
         "postprocessing": {"RESPONSE_INPUT_LENGTHS", "SEQUENCE_LENGTH"},
     }  # fmt: skip
     made_optional = {"BAD_WORDS_DICT", "STOP_WORDS_DICT", "INPUT_2", "INPUT_3"}

@@ -19,6 +19,7 @@ from handover.errors import ArtefactError
 
 PUBLISHED = json.loads((DATA / "ft_backend_stores.json").read_text())
 OURS = {"is_return_context_cum_log_probs", "is_return_context_log_probs", "context_log_probs", "context_argmax_ids"}
+OURS |= {"presence_penalty", "min_length"}
 T5_OURS = {"decoder_input_ids", "decoder_input_lengths"}
 BUILD = ("name", "backend", "default_model_filename", "max_batch_size", "instance_group", "parameters")
 
@@ -87,7 +88,7 @@ def test_every_tensor_of_an_ensemble_has_a_source_of_its_type(tmp_path: Path, co
 def test_ids_of_t5_come_from_the_decoders_section(tmp_path: Path) -> None:
     parameters = export(tmp_path, T5)["preprocessing"]["parameters"]
     assert {key: value["string_value"] for key, value in parameters.items()} == {
-        "start_id": "0", "end_id": "1", "ends_inputs": "1",
+        "start_id": "0", "end_id": "1", "ends_inputs": "1", "max_text_bytes": "1048576",
     }  # fmt: skip
 
 

@@ -64,6 +64,7 @@ def test_every_tensor_is_that_of_the_published_repository(arguments: ExportArgum
     ours = facts(read_config(arguments.output, model), side)
     published = {entry["name"]: entry for entry in PUBLISHED[model][side]}
     added = {"is_return_context_cum_log_probs", "is_return_context_log_probs", "SEQUENCE_LENGTH"}
+    added |= {"presence_penalty", "min_length"}
     made_optional = {"BAD_WORDS_DICT", "STOP_WORDS_DICT", "INPUT_2", "INPUT_3"}
     assert ours.keys() - published.keys() <= added | {"context_log_probs", "context_argmax_ids"}
     for name in published:
@@ -275,7 +276,7 @@ def test_the_engines_inputs_are_named_once() -> None:
     specs = [engine, lambda serving: alias(engine(serving), "x")]
     for make in specs:
         names = [tensor.name for tensor in make(_serving()).inputs]
-        assert len(names) == len(set(names)) == 26
+        assert len(names) == len(set(names)) == 28
 
 
 def _serving() -> Serving:

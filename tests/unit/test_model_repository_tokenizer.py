@@ -184,6 +184,24 @@ def test_beams_are_flattened_row_by_row() -> None:
 
 
 def test_only_one_text_a_row_is_taken() -> None:
-    assert read_texts(np.array([[b"\xff\xc3\xa9"], ["x"]], dtype=object), "QUERY") == ["\ufffdé", "x"]
+    assert read_texts(np.array([[b"\xc3\xa9"], ["x"]], dtype=object), "QUERY") == ["é", "x"]
     with pytest.raises(ValueError, match=r"QUERY must have the shape \[batch, 1\], not \[1, 2\]"):
         read_texts(np.array([["a", "b"]], dtype=object), "QUERY")
+
+
+def test_a_text_that_is_no_utf8_or_too_long_is_refused_by_its_row() -> None:
+    with pytest.raises(ValueError, match="QUERY of row 1 is not UTF-8: byte 0xff at 2"):
+        read_texts(np.array([["a"], [b"ab\xff"]], dtype=object), "QUERY")
+    long = np.array([["é" * 50], ["x"]], dtype=object)
+    assert read_texts(long, "QUERY", 100) == ["é" * 50, "x"]
+    with pytest.raises(ValueError, match=r"QUERY of row 0 has 100 bytes; at most 99 .*max_text_bytes"):
+        read_texts(long, "QUERY", 99)
+
+
+def test_the_texts_behind_so_many_tokens_put_together_are_the_whole_text() -> None:
+    tokens = np.array([[[1, 2, 3, 9, 0]]], dtype=np.uint32)
+    inputs, parts = np.array([[2]]), []
+    for start, length in ((2, 3), (3, 3), (3, 4), (4, 5)):  # an answer may be sent twice, or hold several tokens
+        parts += decode_rows(Letters(), tokens, inputs, np.array([[length]]), 0, starts=np.array([[start]]))
+    (whole,) = decode_rows(Letters(), tokens, inputs, np.array([[5]]), 0)
+    assert "ab" + "".join(parts) == whole and parts[1] == ""

@@ -75,6 +75,17 @@ def whole(least: int) -> Callable[[str], int]:
     return read
 
 
+def seconds(text: str) -> float:
+    """Understand a length of time, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError("is not a number of seconds, 0 or more")
+    return value
+
+
 def fraction(is_one_legal: bool = False) -> Callable[[str], float]:
     """Understand a number above 0 and below 1."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .checkpoint.config import FILE_NAME, MODEL_TYPES
 from .errors import EngineError
-from .keys import COUNT, INDEX, Keys, fraction, one_of
+from .keys import COUNT, INDEX, Keys, fraction, one_of, seconds
 
 _THREADS_VARIABLE, _TORCH_KERNELS_VARIABLE = "SLIPWAY_CPU_THREADS", "SLIPWAY_TORCH_KERNELS"
 _FLAG = one_of({"0": False, "1": True})
@@ -43,6 +43,8 @@ class Settings:
         has_peer_sums: whether the processes of a stage may add up through each other's memory, where they can.
         allows_torch_kernels: whether a GPU for which this engine's kernels cannot be compiled is used all the same, by
             torch's kernels, which take about six times as long.
+        request_timeout_s: seconds after which a request is given up that is not done; 0: never. Triton does not notice
+            that an HTTP client has hung up.
         session_idle_s: seconds after which a conversation is forgotten; config.pbtxt's max_sequence_idle_microseconds.
     """
 
@@ -57,6 +59,7 @@ class Settings:
     kv_cache_fraction: float = 0.0
     kv_cache_bytes: int = 0
     session_idle_s: float = 60.0
+    request_timeout_s: float = 0.0
     has_process_per_rank: bool | None = None
     has_made_up_weights: bool = False
     has_peer_sums: bool = True
@@ -79,8 +82,8 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     enable_custom_all_reduce is accepted as 0 or 1 and has no effect: NCCL chooses its own way. int8_mode is 0 or
     1. This engine's own parameters are ``cpu_threads`` (the environment variable SLIPWAY_CPU_THREADS stands in
     for it), ``inflight_batching`` (1, or 0 for FasterTransformer's static batching), ``kv_cache_fraction``,
-    ``kv_cache_bytes``, ``process_per_rank`` (0 or 1; without it 1 where each rank can have a GPU of its own) and
-    ``torch_kernels`` (0 or 1, or the environment variable SLIPWAY_TORCH_KERNELS).
+    ``kv_cache_bytes``, ``process_per_rank`` (0 or 1; without it 1 where each rank can have a GPU of its own),
+    ``torch_kernels`` (0 or 1, or the environment variable SLIPWAY_TORCH_KERNELS) and ``request_timeout_s``.
 
     Args:
         parameters: by key.
@@ -113,6 +116,7 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
         kv_cache_fraction=pbtxt.get("kv_cache_fraction", fraction(is_one_legal=True), 0.0),
         kv_cache_bytes=pbtxt.get("kv_cache_bytes", INDEX, 0),
         has_process_per_rank=pbtxt.find("process_per_rank", _FLAG),
+        request_timeout_s=pbtxt.get("request_timeout_s", seconds, 0.0),
         allows_torch_kernels=pbtxt.get("torch_kernels", _FLAG, allows_torch_kernels),
     )
     pbtxt.warn_of_near_misses()

@@ -113,7 +113,7 @@ def place_prompts(
         if kind == PromptType.SOFT:
             line, places = (np.concatenate((np.arange(len(table)), each)) for each in (line, places))
         if not len(line):
-            line, places = np.array([scalars["start_id"][row]], np.int64), np.full(1, -1)
+            line, places = _begin_with_start_id(scalars["start_id"], row, config)
         context = _context(line, places, table)
         if tasks and config.has_prefixes and (entries := config.prompt_tasks[tasks[row]][1]):
             if is_empty:
@@ -124,6 +124,14 @@ def place_prompts(
         if bad.size:
             raise RequestError(f"input_ids holds {bad[0]} in row {row}; the vocabulary has {config.vocab_size} tokens")
     return contexts, shown
+
+
+def _begin_with_start_id(start_ids: Array, row: int, config: ModelConfig) -> tuple[Array, Array]:
+    """Give the token that a row without input starts from, and that no prompt stands there."""
+    is_beyond = (np.arange(len(start_ids)) == row) & (start_ids >= config.vocab_size)
+    legal = f"below vocab_size {config.vocab_size}, for a row without input starts from it"
+    refuse_rows("start_id", start_ids, is_beyond, legal)
+    return start_ids[row : row + 1].astype(np.int64), np.full(1, -1)
 
 
 def _context(line: Array, places: Array, table: Array) -> Context:

@@ -31,7 +31,7 @@ class Scalar:
     Attributes:
         dtypes: numpy types that are accepted.
         default: of every row where the tensor is not sent; None: required, or from config.ini.
-        low, high: inclusive bounds; low is of floats only.
+        low, high: inclusive bounds.
     """
 
     dtypes: tuple[type, ...]
@@ -50,8 +50,9 @@ class Scalar:
         if values.dtype.kind == "f":
             is_legal = np.isfinite(values) & (values >= self.low) & (values <= self.high)
             refuse_rows(name, values, ~is_legal, f"a number from {self.low:g} to {self.high:g}")
-        elif self.high < np.inf:
+        else:
             refuse_rows(name, values, values > self.high, f"at most {self.high:g}")
+            refuse_rows(name, values, values < self.low, f"at least {self.low:g}")
         return values
 
 
@@ -70,7 +71,8 @@ def checked(name: str, array: Array, dtypes: tuple[type, ...], *shape: int | str
         raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
     legal = tuple(mine if isinstance(size, str) else size for size, mine in zip_longest(shape, array.shape))
     if array.shape != legal:
-        raise RequestError(f"{name} has shape {list(array.shape)}, expected [{', '.join(map(str, shape))}]")
+        rows = f", as input_ids has {shape[0]} rows" if array.shape[:1] != legal[:1] else ""
+        raise RequestError(f"{name} has shape {list(array.shape)}, expected [{', '.join(map(str, shape))}]{rows}")
     return array
 
 
@@ -97,7 +99,7 @@ SCALARS = {
     "presence_penalty": Scalar(_FLOAT, 0.0),
     "len_penalty": Scalar(_FLOAT, 0.0),
     "beam_search_diversity_rate": Scalar(_FLOAT, 0.0),
-    "min_length": Scalar((np.int32, np.uint32), 0),
+    "min_length": Scalar((np.int32, np.uint32), 0, low=0),
     "random_seed": Scalar((np.uint64, np.int32), 0),  # int32: stores and clients of FasterTransformer 1.x
     "session_len": Scalar(_UINT, 0),
     "memory_len": Scalar(_UINT, 0),

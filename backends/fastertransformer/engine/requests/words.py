@@ -62,7 +62,8 @@ def parse_word_lists(name: str, tensors: Mapping[str, Array], batch: int) -> lis
     words, so that the row ends behind its first token (the published sample_request_single.json has such a list).
 
     Raises:
-        RequestError: the shape is another, or the ends do not ascend from 0 to at most n and then stay -1.
+        RequestError: the shape is another, the ends do not ascend from 0 to at most n and then stay -1, or a token id
+            is below 0.
     """
     if name not in tensors:
         return [WordList()] * batch
@@ -72,6 +73,8 @@ def parse_word_lists(name: str, tensors: Mapping[str, Array], batch: int) -> lis
         if cuts != sorted(cuts) or cuts[-1] > len(ids):
             expected = f"[{batch}, 2, n]: token ids, then the end of each word in ascending order, filled up with -1"
             raise RequestError(f"{name} has ends {ends} in row {row}, shape {list(array.shape)}; expected {expected}")
+        if (least := min(ids[: cuts[-1]], default=0)) < 0:
+            raise RequestError(f"{name} holds {least} in row {row}; token ids are 0 or more")
         words = [ids[start:end] for start, end in pairwise(cuts)]
         lists.append(WordList(word for word in words if word or name == "stop_words_list"))
     return lists
