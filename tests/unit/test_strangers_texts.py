@@ -90,7 +90,7 @@ def model_of(repository: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 def outputs_of(model: Any, **tensors: np.ndarray) -> dict[str, np.ndarray]:
-    (response,) = model.execute([FakeRequest(tensors)])
+    (response,) = model.execute([FakeRequest(tensors, ("OUTPUT",))])
     outputs: dict[str, np.ndarray] = response.outputs
     return outputs
 
