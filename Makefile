@@ -44,7 +44,7 @@ format: $(VENV)/.tests ## format the code
 golden: $(VENV)/.tests ## rewrite the golden files; review the diff
 	$(RUN) -m pytest tests/golden --rewrite-golden
 
-COMPILE := uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes
+COMPILE := uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --no-strip-extras --generate-hashes
 # torch and what it brings for GPUs. Its builds differ (CUDA from PyPI, CPU elsewhere) and so do their digests: where no
 # GPU is meant it is installed by its version. requirements-gpu.lock has PyPI's build, its CUDA packages and all digests.
 TORCH := torch==2.13.0
