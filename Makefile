@@ -12,9 +12,9 @@ help: ## list the targets
 demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the demonstration checkpoint
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]'
 
-test: $(VENV)/.tests ## run the whole test suite, a real Slurm included
+test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in two processes
 	tests/install
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses=2 --dist=loadgroup
 
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints and command lines, for about an hour
 	tests/install

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 ALLOWED_SKIPS = ("no GPU",)
+# Folders whose tests start servers or a cluster, and look at what is left on the machine: one after another.
+ALONE = {"bcp", "slurm", "integration", "torture"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +32,14 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say what several workers must not take apart: a file, whose fixtures are shared, and all that starts servers."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            folder = item.path.parent.name
+            item.add_marker(pytest.mark.xdist_group("servers" if folder in ALONE else str(item.path)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from watched import Pipeline, pipeline_over
 
-_TALLIES: list[Tally] = []
+_CAMPAIGN = "campaign"
 
 
 @dataclass
@@ -59,14 +59,17 @@ def campaign(request: pytest.FixtureRequest) -> Campaign:
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
     """One campaign's count, named after its test."""
     counted = Tally(request.node.name.removeprefix("test_").replace("_", " "))
-    _TALLIES.append(counted)
     yield counted
+    held = counted.tried - len(counted.failures)
+    request.node.user_properties.append((_CAMPAIGN, f"{counted.name}: {counted.tried} tried, {held} held"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for tally in _TALLIES:
-        held = tally.tried - len(tally.failures)
-        terminalreporter.write_line(f"campaign: {tally.name}: {tally.tried} tried, {held} held")
+    """Print every count, whichever worker has counted it."""
+    reports = [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])]
+    for name, text in (each for report in reports for each in report.user_properties):
+        if name == _CAMPAIGN:
+            terminalreporter.write_line(f"campaign: {text}")
 
 
 @pytest.fixture(scope="session")
