@@ -66,8 +66,8 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print every count, whichever worker has counted it."""
-    reports = [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])]
-    for name, text in (each for report in reports for each in report.user_properties):
+    ends = terminalreporter.stats.get("", [])  # reports of setting up and tearing down; the latter know the count
+    for name, text in (each for report in ends if report.when == "teardown" for each in report.user_properties):
         if name == _CAMPAIGN:
             terminalreporter.write_line(f"campaign: {text}")
 
