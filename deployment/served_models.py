@@ -17,6 +17,7 @@ ENGINE_BACKEND = "fastertransformer"
 _SECTIONS = {"gpt": "gpt", "gptj": "gptj", "gptneox": "gptneox", "decoder": "t5", "encoder": "t5"}
 """Of config.ini, the one with the model's dimensions first, and the family that each stands for."""
 
+_TOKENIZER = "tokenizer_path"  # a parameter of preprocessing in FasterTransformer backend's stores
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -68,7 +69,8 @@ def find_served_models(repository: Path, follows_moves: bool = True) -> list[Ser
         ArtefactError: there is none, or a configuration cannot be read, or a model that has a Python stub
             has a name that the stub's ``bash -c`` would not read as one word (ensembles have no stub).
     """
-    models = []
+    models: list[ServedModel] = []
+    tokenizers: dict[Path, str] = {}
     for path in sorted(repository.glob("*/config.pbtxt")):
         config = parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
         if config.backend and not _PLAIN_NAME.fullmatch(path.parent.name):
@@ -78,11 +80,30 @@ def find_served_models(repository: Path, follows_moves: bool = True) -> list[Ser
             )
         if config.backend == ENGINE_BACKEND:
             models.append(_read_model(path.parent, config, follows_moves))
+        elif _TOKENIZER in config.parameters:
+            tokenizers[path] = config.parameters[_TOKENIZER].string_value
     if not models:
         raise ArtefactError(
             f"{repository} has no model with backend '{ENGINE_BACKEND}'", "give the model repository that export made"
         )
+    for path, text in tokenizers.items():
+        _check_tokenizer(path, text, models[0].directory)
     return models
+
+
+def _check_tokenizer(config: Path, text: str, working_directory: Path) -> None:
+    """Refuse a relative tokenizer_path that leads nowhere: published stores mean it from where they were first served.
+
+    Raises:
+        ArtefactError: the server would not find it; the message says where it lies, if it lies in the repository.
+    """
+    if Path(text).is_absolute() or (working_directory / text).exists():
+        return
+    found = sorted(config.parent.rglob(Path(text).name))
+    raise ArtefactError(
+        f"{config}: {_TOKENIZER} = '{text}' is not below the server's working directory, {working_directory}",
+        f"write an absolute path{f', such as {found[0].absolute()}' if found else ''}",
+    )
 
 
 def _read_model(directory: Path, message: model_config_pb2.ModelConfig, follows_moves: bool) -> ServedModel:

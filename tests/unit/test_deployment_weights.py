@@ -293,3 +293,21 @@ def test_a_served_model_knows_its_parallelism(tmp_path: Path) -> None:
     assert isinstance(model, ServedModel)
     assert (model.tensor_para_size, model.max_batch_size, model.name) == (4, 4, "fastertransformer")
     assert replace(model, parameters={"tensor_para_size": "2"}).tensor_para_size == 2
+
+
+def test_a_tokenizer_that_is_not_where_the_server_would_look_is_named_with_its_place(tmp_path: Path) -> None:
+    """FasterTransformer backend's GPT-NeoX store has the parameter, relative to where it was first served from."""
+    repository = export(tmp_path)
+    config, file = repository / "preprocessing" / "config.pbtxt", repository / "preprocessing" / "1" / "vocab.json"
+    usual = config.read_text()
+
+    def point_to(path: str) -> None:
+        config.write_text(usual + f'parameters {{ key: "tokenizer_path" value {{ string_value: "{path}" }} }}\n')
+
+    point_to("all_models/gptneox/preprocessing/1/vocab.json")
+    with pytest.raises(ArtefactError, match="tokenizer_path = 'all_models/.*working directory") as refused:
+        find_served_models(repository)
+    assert str(file) in refused.value.hint
+    for good in (str(file), "../preprocessing/1/vocab.json"):
+        point_to(good)
+        assert len(find_served_models(repository)) == 1
