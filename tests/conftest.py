@@ -21,7 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Let Ctrl-C reach the programs under test: in the background of a script it is ignored, and they inherit that."""
+    """Let programs under test be as their users have them, wherever the suite runs.
+
+    Ctrl-C reaches them: in the background of a script it is ignored, and they inherit that. A process of several has
+    the width of a terminal that is not its own.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.pop("COLUMNS", None)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -29,8 +29,11 @@ def ids_of(path: Path, tmp_path: Path) -> tuple[int, int]:
 
 
 def write(path: Path, files: dict[str, bytes], **tokenizer: Any) -> Path:
-    config = gpt_config(tokenizer={**gpt_config()["tokenizer"], **tokenizer})
-    return write_nemo(path, config, {"model_weights.ckpt": gpt_state()}, files=files)
+    """Write a checkpoint with room for 64 tokens."""
+    config, state = gpt_config(tokenizer={**gpt_config()["tokenizer"], **tokenizer}), gpt_state()
+    name = "model.language_model.embedding.word_embeddings.weight"
+    state[name] = state[name][:1].repeat(64, 1)
+    return write_nemo(path, config, {"model_weights.ckpt": state}, files=files)
 
 
 @pytest.mark.parametrize(

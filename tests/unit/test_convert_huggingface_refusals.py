@@ -253,8 +253,8 @@ def test_one_model_among_other_files_is_found_and_several_are_listed(
     [
         ("gpt_neox", {"rotary_pct": 0.4}, "rotary_embedding: 3  (it rotates pairs of a head's 8 elements"),
         ("gptj", {"rotary_dim": 10}, "rotary_embedding: 10  (it rotates pairs"),
-        ("gpt2", {"layer_norm_epsilon": 0.0}, "layernorm_eps: 0  (it is added to a variance"),
-        ("gpt2", {"layer_norm_epsilon": 1.0}, "layernorm_eps: 1  (it is added to a variance"),
+        ("gpt2", {"layer_norm_epsilon": 0.0}, "layer_norm_epsilon is 0.0"),
+        ("gpt2", {"layer_norm_epsilon": 1.0}, "layer_norm_epsilon is 1.0"),
     ],
 )
 def test_what_an_engine_would_refuse_is_refused_before(

@@ -168,10 +168,11 @@ def test_tokenizer_files_and_ids(tmp_path: Path) -> None:
     checkpoint, _ = saved(tmp_path / "hf", pad_token_id=3, eos_token_id=[4, 9], decoder_start_token_id=None)
     model = load_file(NEMO / "gpt_spm.nemo", ".model")
     (checkpoint / "spiece.model").write_bytes(model)
-    (checkpoint / "tokenizer.json").write_text("{}")
+    described = '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'
+    (checkpoint / "tokenizer.json").write_text(described)
     out = run(checkpoint, tmp_path / "out")
     assert (out / "tokenizer.model").read_bytes() == model
-    assert (out / "tokenizer.json").read_text() == "{}"
+    assert (out / "tokenizer.json").read_text() == described
     decoder = sections(out)["decoder"]
     assert (decoder["decoder_start_token_id"], decoder["eos_token_id"], decoder["pad_id"]) == ("3", "4", "3")
 

@@ -34,7 +34,7 @@ FIRST_AXIS = (
 model_sizes = st.fixed_dictionaries(
     {
         "head_num": st.sampled_from([2, 3, 6]),
-        "size_per_head": st.integers(1, 5),
+        "size_per_head": st.integers(2, 5),
         "inter_size": st.sampled_from([12, 24, 36]),
         "vocab_size": st.integers(1, 9),
     }
@@ -51,6 +51,8 @@ def gpt_models(draw: st.DrawFn) -> tuple[Family, ModelDims]:
         flags = {name: draw(st.booleans()) for name in (*names, "has_untied_head")}
     if family is gptneox.FAMILY:
         flags = {"use_gptj_residual": draw(st.booleans())}
+    if family is not gpt.FAMILY:
+        flags |= {"rotary_embedding": 2}
     positions = draw(st.integers(1, 7))
     return family, ModelDims(**draw(model_sizes), **flags, num_layer=draw(layers), max_pos_seq_len=positions)
 

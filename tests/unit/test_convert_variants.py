@@ -187,5 +187,5 @@ def test_nemo1_with_a_name_of_hugging_faces(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="names the end token"):
         inspect_checkpoint(tree, 1, "fp32")
     (tree / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="is not a tokenizer"):
+    with pytest.raises(CheckpointError, match="tokenizer.json has no model"):
         inspect_checkpoint(tree, 1, "fp32")

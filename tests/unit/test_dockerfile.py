@@ -44,7 +44,7 @@ def test_its_triton_is_the_one_of_the_lock_file() -> None:
     """Triton's release notes: container 24.10 is server 2.51.0, as is nvidia-pytriton 0.7.0."""
     for name in ("requirements.lock", "requirements-gpu.lock"):
         lock = (PROJECT / name).read_text()
-        assert "nvidia-pytriton==0.7.0 " in lock and "tritonclient==2.51.0 " in lock
+        assert "nvidia-pytriton==0.7.0 " in lock and "tritonclient[grpc, http]==2.51.0 " in lock
     assert re.findall(r"^FROM (\S+)$", DOCKERFILE.read_text(), re.MULTILINE) == [
         "nvcr.io/nvidia/tritonserver:24.10-py3"
     ]
