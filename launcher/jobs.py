@@ -174,12 +174,14 @@ def _reason_of_job(job: SubmittedJob, slurm: SlurmState) -> str:
 def cancel(results: Path) -> list[str]:
     """Cancel the jobs of the newest run, or of its whole sweep, that have not ended; returns one line a job.
 
+    One that is ending is left alone: its processes have been told already, and Slurm ends them.
+
     Raises:
         SlipwayError: Slurm does not answer.
     """
     jobs = [job for logs in newest_run(results) for job in read_jobs(logs)]
     states = slurm_states([job.job_id for job in jobs])
-    waiting = [job for job in jobs if not states[job.job_id].has_ended]
+    waiting = [job for job in jobs if not (states[job.job_id].has_ended or states[job.job_id].is_ending)]
     if waiting:
         cancel_jobs([job.job_id for job in waiting])
     return [f"  cancelled  job {job.job_id}  {'+'.join(job.stages)}" for job in waiting] or ["  nothing to cancel"]

@@ -38,6 +38,11 @@ class SlurmState:
         return self.state in _ALIVE
 
     @property
+    def is_ending(self) -> bool:
+        """Whether its end is decided, and the nodes still clear up."""
+        return self.state == "COMPLETING"
+
+    @property
     def has_ended(self) -> bool:
         """Whether it is known to be over."""
         return self.state != _UNKNOWN and not self.is_alive

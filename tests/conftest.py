@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
 
 import pytest
 
@@ -40,12 +42,20 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Say what several workers must not take apart: a file, whose fixtures are shared, and all that starts servers."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            folder = item.path.parent.name
-            item.add_marker(pytest.mark.xdist_group("servers" if folder in ALONE else str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Never share out what belongs together; xdist's own --dist=loadgroup shares out every test with pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling  # not in every virtual environment of the tests
+
+    scheduling = LoadScopeScheduling(config, log)
+    scheduling._split_scope = together  # what its own subclasses replace
+    return scheduling
+
+
+def together(nodeid: str) -> str:
+    """Name what one worker runs in order: a file, whose fixtures are shared, or all that starts servers."""
+    file = PurePath(nodeid.partition("::")[0])
+    return "servers" if file.parent.name in ALONE else str(file)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

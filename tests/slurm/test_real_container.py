@@ -27,6 +27,7 @@ default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 [engine]
 runtime = "runc"
 cgroup_manager = "cgroupfs"
+lock_type = "file"
 events_logger = "none"
 """
 # Says from within what it sees, and goes on as the interpreter of the tests.

@@ -84,6 +84,14 @@ def test_without_accounting_what_has_left_the_queue_is_over(slurm: FakeSlurm, tm
     assert jobs.cancel(results) == ["  nothing to cancel"] and slurm.cancelled == []
 
 
+def test_a_job_that_is_ending_is_not_cancelled_again(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """squeue says COMPLETING until the nodes are cleared; accounting has the final state before that."""
+    results = run_of(tmp_path / "run", "7", state="running")
+    slurm.knows("7|COMPLETING|0:05|None", "7|CANCELLED by 0|0:15|00:00:05")
+    assert jobs.cancel(results) == ["  nothing to cancel"] and slurm.cancelled == []
+    assert not slurm_states(["7"])["7"].has_ended, "its server may still hold its memory"
+
+
 def test_cancel_says_that_slurm_does_not_answer(slurm: FakeSlurm, tmp_path: Path) -> None:
     results = run_of(tmp_path / "run", "7", state="running")
     for program in ("squeue", "sacct", "scancel"):
