@@ -121,7 +121,7 @@ class SlurmCluster:
             found.update(self.states(*jobs))
             return set(found) >= set(jobs) and all(found[job] in _FINAL_STATES for job in jobs)
 
-        wait_until(all_final, timeout_s, lambda: f"jobs still at {found}", interval_s=0.5)
+        wait_until(all_final, timeout_s, lambda: f"jobs still at {found}\n{self._output('squeue')}\n", interval_s=0.5)
         return found
 
     def processes_on(self, node: str) -> dict[int, str]:

@@ -122,4 +122,5 @@ def assert_clean(slurm: SlurmCluster, *nodes: str) -> None:
     for node in nodes:
         left = functools.partial(slurm.processes_on, node)
         wait_until(lambda left=left: not left(), 20, lambda left=left: f"left on a node: {left()}")  # type: ignore[misc]
-        assert slurm.shared_memory_of(node) == []
+        shared = slurm.shared_memory_of(node)
+        assert not shared, f"left in shared memory of {node}: {shared}"
