@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+
+# Ctrl-C while modules are still being read ends the command quietly: nothing has begun.
+_ends_quietly = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _ends_quietly:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # Hydra then raises instead of printing, so that one place words every error (launcher/wording.py).
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -17,6 +23,8 @@ from launcher.run_names import forget_dry_runs
 from launcher.wording import explained
 
 register()
+if _ends_quietly:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
