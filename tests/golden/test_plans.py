@@ -95,3 +95,9 @@ def test_what_makes_another_model_leads_to_another_results_directory() -> None:
         *("", "_int8", "_decoupled", "_sessions8", "_int8_decoupled_sessions8", "_random")
     ]
     assert len({paths.ft_checkpoint for paths in places}) == 2, "made-up weights lie apart from converted ones"
+
+
+def test_going_on_without_the_gpus_kernels_is_told_to_the_server_alone() -> None:
+    name, plans = "SLIPWAY_TORCH_KERNELS", plans_of(compose([FIVE, "deployment.torch_kernels=true"]))
+    assert {plan.stage: plan.env.get(name) for plan in plans if name in plan.env} == {"deploy": "1"}
+    assert not [plan for plan in plans_of(compose([FIVE])) if name in plan.env]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -281,3 +282,21 @@ def test_the_engines_inputs_are_named_once() -> None:
 
 def _serving() -> Serving:
     return Serving("gpt", 1, 1, "fp32", 0, 0, "1/1-gpu", 1, 0, False, 0, 0)
+
+
+def test_several_processes_may_tokenize_and_texts_have_a_limit(arguments: ExportArguments) -> None:
+    build_repository(replace(arguments, tokenizer_instances=3))
+    config = read_config(arguments.output, "preprocessing")
+    assert [group.count for group in config.instance_group] == [3]
+    positions = re.search(r"max_pos_seq_len\s*=\s*(\d+)", (arguments.ft_checkpoint / "config.ini").read_text())
+    assert positions
+    assert int(config.parameters["max_text_bytes"].string_value) == 128 * int(positions.group(1))
+    assert [group.count for group in read_config(arguments.output, "postprocessing").instance_group] == [1]
+
+
+def test_the_texts_that_answers_add_are_given_where_they_are_asked_for(arguments: ExportArguments) -> None:
+    build_repository(replace(arguments, text_deltas=True))
+    ensemble = read_config(arguments.output, "ensemble")
+    generating, writing = ensemble.ensemble_scheduling.step[1:]
+    assert writing.input_map["TEXT_START"] == generating.output_map["text_start"]
+    assert writing.output_map["OUTPUT_DELTA"] == "OUTPUT_DELTA" and "OUTPUT_DELTA" in facts(ensemble, "output")
