@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from handover.durable import remove_temporaries
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
 from handover.endpoint import RUN_VARIABLE, is_published
 from handover.errors import ArtefactError, ServerError, SlipwayError, worded
@@ -198,6 +199,8 @@ class _Job:
         plan = self.plans[index]
         clients = [later for later in self.plans[index + 1 :] if later.needs_server]
         if clients and all(artefact.is_current(c) and c.stage not in self.force for c in clients):
+            if plan.output.is_dir():  # of a server that was killed while it told where it is
+                remove_temporaries(plan.output)
             return "skipped", "nothing after it needs a server"
         self._announce(index)
         plan.output.mkdir(parents=True, exist_ok=True)

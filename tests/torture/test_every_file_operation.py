@@ -30,7 +30,12 @@ WINDOWS = (
 )
 FORCED_WINDOWS = (
     *("unlink .*/stages.json", "rename .*/N-gpu .*replaced", "rename .*N-gpu.partial "),
-    *("rename .*/model_repo .*replaced", "rename .*/report .*", "unlink .*/.report.tmp/.*"),
+    *(
+        "create .*/.endpoint.json.tmp",
+        "rename .*/model_repo .*replaced",
+        "rename .*/report .*",
+        "unlink .*/.report.tmp/.*",
+    ),
 )
 
 
