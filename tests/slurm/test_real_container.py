@@ -26,7 +26,8 @@ IMAGE = "localhost/slipway-test:1"
 PACKAGES = ("python3-numpy", "python3-yaml", "python3-sentencepiece", "dash")
 # Says from within what it sees, and goes on as the image's interpreter.
 PYTHON3 = """#!/bin/sh
-{ echo "$NCCL_LAUNCH_MODE"; /usr/bin/python3 -c 'import os, numpy; print(numpy.__file__, *os.listdir("/usr/bin"))'; } > "$SEEN"
+echo "$NCCL_LAUNCH_MODE" > "$SEEN"
+/usr/bin/python3 -c 'import os, numpy; print(numpy.__file__, *os.listdir("/usr/bin"))' >> "$SEEN"
 exec /usr/bin/python3 "$@"
 """
 
