@@ -48,12 +48,12 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.10 --no-header 
 # torch and what it brings for GPUs. Its builds differ (CUDA from PyPI, CPU elsewhere) and so do their digests: where no
 # GPU is meant it is installed by its version. requirements-gpu.lock has PyPI's build, its CUDA packages and all digests.
 TORCH := torch==2.13.0
-CUDA := $(shell sed -nE 's/^(torch|triton|cuda-[a-z]+|nvidia-(cu|nccl|nv)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements-gpu.lock)
+CUDA := $(shell sed -nE 's/^(torch|triton|cuda-[a-z]+|nvidia-(cu|nccl|nv)[a-z0-9-]*)(\[.*\])?==.*/--no-emit-package \1/p' requirements-gpu.lock)
 
 lock: ## resolve the lock files anew (needs uv); what is pinned stays, unless pyproject.toml says otherwise
 	$(COMPILE) pyproject.toml --output-file requirements-gpu.lock
 	$(COMPILE) $(CUDA) pyproject.toml --output-file requirements.lock
-	$(COMPILE) $(CUDA) --extra test --extra lint pyproject.toml --output-file requirements-test.lock
+	$(COMPILE) $(CUDA) --extra test --extra lint --extra docs pyproject.toml --output-file requirements-test.lock
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

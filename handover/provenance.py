@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 VERSION = "0.1.0"
+"""Of the project; the wheel takes it from here."""
 CODE = "code"
 """Key of ``made_by``: digest of the sources, which tells edits apart that a commit does not know."""
 _ROOT = Path(__file__).resolve().parent.parent
@@ -14,8 +15,11 @@ _PACKAGES = ("handover", "launcher", "export_scripts", "deployment", "evaluation
 
 
 def read_commit() -> str:
-    """Return the checkout's commit, ``<hex>`` or ``<hex>-dirty``; empty outside a git checkout."""
-    head = _git("rev-parse", "HEAD")
+    """Return the checkout's commit, ``<hex>`` or ``<hex>-dirty``; empty outside a git checkout.
+
+    An installed package has none, also where it lies within somebody's repository.
+    """
+    head = _git("rev-parse", "HEAD") if (_ROOT / ".git").exists() else ""
     if not head:
         return ""
     return f"{head}-dirty" if _git("status", "--porcelain", "--untracked-files=no") else head

@@ -41,7 +41,7 @@ from handover.ranges import (
     number,
 )
 from launcher.evaluation_config import LambadaConfig, ParityConfig, SquadConfig, TaskConfig, TextPairConfig
-from launcher.run_names import find_training_dir, name_variant, sweep_directory
+from launcher.run_names import find_training_dir, name_variant, sweep_directory, work_directory
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 
@@ -354,6 +354,7 @@ def register() -> None:
         OmegaConf.set_struct(free, False)  # their keys are not ours: no '+' is needed to add one
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("project_dir", lambda: str(PROJECT_DIR), replace=True)
+    OmegaConf.register_new_resolver("work_dir", partial(work_directory, PROJECT_DIR), replace=True)
     OmegaConf.register_new_resolver("training_dir", partial(find_training_dir, PROJECT_DIR), replace=True)
     OmegaConf.register_new_resolver("variant", name_variant, replace=True)
     OmegaConf.register_new_resolver("sweep_dir", sweep_directory, replace=True, use_cache=True)

@@ -11,6 +11,17 @@ from omegaconf import DictConfig
 _for_dry_runs: list[str] = []
 
 
+def work_directory(project_dir: Path, scripts_path: str) -> str:
+    """Directory below which data and results lie: the checkout; for an installed package the working directory.
+
+    Args:
+        project_dir: of this code.
+        scripts_path: ``launcher_scripts_path``, which may name another checkout.
+    """
+    is_installed = (project_dir / "__init__.py").is_file() and Path(scripts_path) == project_dir
+    return str(Path.cwd()) if is_installed else scripts_path
+
+
 def find_training_dir(project_dir: Path, base_results_dir: str, model_train_name: str) -> str:
     """Directory of a training run: below the results, else one that ships in examples/.
 
