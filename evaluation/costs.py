@@ -5,16 +5,17 @@ Only what this host shows is read: a server on another machine, or another user'
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from evaluation import metrics
 from evaluation.nvml import GpuReading, Nvml
@@ -115,31 +116,26 @@ def is_here(endpoint: Endpoint) -> bool:
 def usage_of(root: int | None) -> _Usage:
     """Add up processor time and peak memory of a process and its descendants."""
     cpu_s, peak_bytes, is_known = 0.0, 0, False
-    for pid in family(root) if root is not None else ():
+    for process in family(root) if root is not None else ():
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            status = Path(f"/proc/{pid}/status").read_text()
-        except OSError:
-            continue  # it ended meanwhile
-        cpu_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            times = process.cpu_times()
+            status = Path(f"/proc/{process.pid}/status").read_text()  # psutil has no peak
+        except (OSError, psutil.Error):
+            continue  # it has ended meanwhile
+        cpu_s += times.user + times.system
         found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
         peak_bytes += int(found[1]) * 1024 if found else 0
         is_known = True
     return _Usage(cpu_s, peak_bytes) if is_known else _Usage(None, None)
 
 
-def family(root: int) -> Iterable[int]:
-    """List a process and all its descendants."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-    members = {root}
-    while grown := {pid for pid, parent in parents.items() if parent in members} - members:
-        members |= grown
-    return sorted(members)
+def family(root: int) -> list[psutil.Process]:
+    """List a process and all its descendants; empty where the process has ended."""
+    try:
+        process = psutil.Process(root)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def server_log(endpoint: str) -> Path | None:

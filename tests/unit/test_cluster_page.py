@@ -19,7 +19,12 @@ PROGRAMS = {
     "benchmark": ["evaluation.benchmark", "evaluation.load"],
     "report, gate": ["evaluation.report", "evaluation.sweep_report", "evaluation.gate"],
 }
-PACKAGES = {"google": "protobuf", "grpc": "grpcio", "yaml": "pyyaml"}  # by another name than what is imported
+PACKAGES = {
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "pynvml": "nvidia-ml-py",
+    "yaml": "pyyaml",
+}  # by another name than what is imported
 OPTIONAL = {"isal"}
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import pynvml
 import pytest
 
 from evaluation.costs import COST_FIGURES, CostMeter, family, gpu_figures, load_time_s
@@ -38,7 +41,7 @@ def test_memory_and_processor_time_of_all_processes_below_the_deployment() -> No
     try:
         assert running.stdout is not None
         running.stdout.readline()
-        assert len(list(family(running.pid))) == 2
+        assert len(family(running.pid)) == 2
         with CostMeter(Endpoint("127.0.0.1", pid=running.pid, start_s=4.5), None, "m") as meter:
             time.sleep(0.5)
     finally:
@@ -66,24 +69,44 @@ def test_gpu_samples_are_condensed_by_hand() -> None:
 
 
 class Library:
-    """Stands in for libnvidia-ml with two GPUs, the second of which does not answer."""
+    """Stands in for libnvidia-ml.so with two GPUs, the second of which does not answer."""
 
-    def nvmlDeviceGetCount_v2(self, count: object) -> int:  # noqa: N802
-        count._obj.value = 2  # type: ignore[attr-defined]
+    def nvmlInitWithFlags(self, flags: object) -> int:  # noqa: N802
         return 0
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index: object, handle: object) -> int:  # noqa: N802
-        handle._obj.value = 100 + index.value  # type: ignore[attr-defined]
+    def nvmlShutdown(self) -> int:  # noqa: N802
         return 0
 
-    def nvmlDeviceGetUtilizationRates(self, handle: object, share: object) -> int:  # noqa: N802
-        share._obj.gpu = 73  # type: ignore[attr-defined]
-        return 0 if handle.value == 100 else 15  # type: ignore[attr-defined]
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = 2
+        return 0
 
-    def nvmlDeviceGetMemoryInfo_v2(self, handle: object, memory: object) -> int:  # noqa: N802
-        memory._obj.used = 5 << 30  # type: ignore[attr-defined]
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:  # noqa: N802
+        ctypes.c_void_p.from_buffer(handle._obj).value = 100 + index.value
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, share: Any) -> int:  # noqa: N802
+        share._obj.gpu = 73
+        return 0 if ctypes.cast(handle, ctypes.c_void_p).value == 100 else 15
+
+    def nvmlDeviceGetMemoryInfo_v2(self, handle: Any, memory: Any) -> int:  # noqa: N802
+        memory._obj.used = 5 << 30
         return 0 if memory._obj.version == 0x02000028 else 25  # nvmlMemory_v2 of nvml.h
 
 
-def test_only_gpus_that_answer_are_read() -> None:
-    assert Nvml(Library()).read() == [GpuReading(73.0, 5 << 30)]  # type: ignore[arg-type]
+def test_only_gpus_that_answer_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlLib", Library())
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    library = Nvml.open()
+    assert library is not None
+    assert library.read() == [GpuReading(73.0, 5 << 30)]
+    library.close()
+
+
+def test_without_a_driver_there_are_no_gpu_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", no_library)
+    assert Nvml.open() is None

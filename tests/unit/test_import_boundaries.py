@@ -26,7 +26,7 @@ ALLOWED = {
     "deployment": {"handover", "deployment", "export_scripts", "numpy", "tritonclient", "google"},
     "evaluation": {
         *("handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
-        *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval"),
+        *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "pynvml", "psutil"),
     },
     "parity": {
         *("handover", "evaluation", "export_scripts", "backends", "parity"),
