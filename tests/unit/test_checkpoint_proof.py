@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from git_clones import CLONES
 from huggingface_models import save
 from nemo_archive import write_gpt
 from nemo_samples import restore, unpacked
@@ -77,7 +78,14 @@ def in_the_hubs_cache(root: Path, digest: str) -> None:
     (root / WEIGHTS).symlink_to(blobs / digest)
 
 
-PUBLISHED = [beside, alone, in_a_list, of_a_download, in_the_hubs_cache]
+PUBLISHED = [
+    *CLONES,
+    beside,
+    alone,
+    in_a_list,
+    of_a_download,
+    in_the_hubs_cache,
+]
 
 
 @pytest.mark.parametrize("publish", PUBLISHED)

@@ -57,6 +57,7 @@ def open_source(archive: Archive) -> Source:
     if manifest:
         check_manifest(archive, manifest, are_weights_read=False)
     config, files = FtConfig(archive), _files(archive)
+    archive.refuse_pointers(name for names in files.values() for name in names)
     dims = config.dims(lambda name: name in files, _position_num(archive, config))
     schema = {**config.family.schema(dims), **config.prompt_targets()}
     if config.family is t5.FAMILY and _TIED_T5_HEAD not in files:
@@ -255,7 +256,9 @@ def check_manifest(archive: Archive, manifest: Manifest, are_weights_read: bool)
 
     Raises:
         ArtefactError: naming every file that is missing, altered or left over.
+        CheckpointError: a file is a git-lfs pointer.
     """
+    archive.refuse_pointers(record.path for record in manifest.files if record.path in archive)
     small = replace(manifest, files=tuple(each for each in manifest.files if not each.path.endswith(".bin")))
     problems = manifest.problems(archive.path, check_digests=are_weights_read)
     if not are_weights_read:

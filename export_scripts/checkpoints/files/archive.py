@@ -12,7 +12,7 @@ import os
 import sys
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from export_scripts.checkpoints.files.bounded import DESCRIPTION_BYTES, BoundedReader
 from export_scripts.checkpoints.files.gzip_file import GzipReader, Mark
+from export_scripts.checkpoints.files.lfs_pointer import POINTER_BYTES, refuse_pointer
 from handover.errors import CheckpointError
 from handover.identity import identify
 
@@ -146,9 +147,21 @@ class Archive:
         """Open one file for seeking and for reading what describes its content."""
         if name not in self._extents:
             raise CheckpointError(f"{self.path} has no {name}")
+        self.refuse_pointers([name])
         window = _window(self._extents[name], self._marks)
         with BoundedReader(window, f"{self.path}: {name}") as stream:
             yield stream
+
+    def refuse_pointers(self, names: Iterable[str]) -> None:
+        """Refuse files in whose places git-lfs has left its pointers; what is opened is looked at anyway.
+
+        Raises:
+            CheckpointError: naming the first one.
+        """
+        for extent in () if self.is_compressed else map(self._extents.__getitem__, names):
+            if extent.size_bytes < POINTER_BYTES:
+                with _window(extent) as file:
+                    refuse_pointer(extent.path, file.read())
 
     def read_bytes(self, name: str) -> bytes:
         """Read one small file: a configuration, a vocabulary.
@@ -186,8 +199,10 @@ def open_archive(path: Path) -> Archive:
         return _open_directory(path)
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is neither a file nor a directory")
-    with _window(Extent(path, 0, len(_GZIP_MAGIC))) as start:
-        is_gzip = start.read() == _GZIP_MAGIC
+    with _window(Extent(path, 0, POINTER_BYTES)) as file:
+        start = file.read()
+    refuse_pointer(path, start)
+    is_gzip = start.startswith(_GZIP_MAGIC)
     marks: list[Mark] | None = [] if is_gzip else None
     window = _window(Extent(path, 0, sys.maxsize), marks)
     with BoundedReader(window, str(path), _HEADER_BYTES) as stream:

@@ -103,6 +103,7 @@ def _check_header(where: str, header: Fields, shape: tuple[int, ...], sizes: tup
 def _check_size(archive: Archive, name: str, wanted_bytes: int) -> None:
     """Every chunk is there, and as long as the header says; the last one of an axis is padded."""
     if archive.sizes.get(name) != wanted_bytes:
+        archive.refuse_pointers({name} & archive.sizes.keys())
         found = f"has {archive.sizes[name]} bytes instead of {wanted_bytes}" if name in archive else "is missing"
         raise CheckpointError(f"{archive.path}: chunk {name} {found}", "copy the checkpoint again")
 

@@ -72,9 +72,7 @@ def read_safetensors(archive: Archive, name: str) -> Mapping[str, SafeTensor]:
     with archive.open(name) as stream:
         header_bytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
-            raise CheckpointError(
-                f"{where} is truncated or no safetensors file", "copy it again; git-lfs leaves a pointer in its place"
-            )
+            raise CheckpointError(f"{where} is truncated or no safetensors file", "copy it again")
         content = stream.read(header_bytes)
     header = {key: value for key, value in Fields(parse_json(content, where), where).items() if key != _METADATA}
     fields = {key: Fields(entry, f"{where}: {shown(key)}") for key, entry in header.items()}
