@@ -11,16 +11,18 @@ _ends_quietly = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _ends_quietly:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-# Hydra then raises instead of printing, so that one place words every error (launcher/wording.py).
+# Hydra then raises instead of printing, so that one place words every error (launcher/config/wording.py).
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 import hydra
 from omegaconf import DictConfig
 
-from launcher import command_line, console, sweep
-from launcher.config import register
-from launcher.run_names import forget_dry_runs
-from launcher.wording import explained
+from launcher import console
+from launcher.config import command_line
+from launcher.config.run_names import forget_dry_runs
+from launcher.config.schema import register
+from launcher.config.wording import explained
+from launcher.submit import sweep
 
 register()
 if _ends_quietly:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.precision import TORCH_TYPES
+from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

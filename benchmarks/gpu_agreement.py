@@ -30,18 +30,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.attention.pages import KvCache
-from backends.fastertransformer.engine.checkpoint.config import ModelConfig, read_config
-from backends.fastertransformer.engine.checkpoint.layouts import Share, read_model
-from backends.fastertransformer.engine.checkpoint.weights import Reader, load_weights
+from backends.fastertransformer.engine.cache.kv_cache import KvCache
+from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.kernels import can_run_on
-from backends.fastertransformer.engine.network.network import Network
-from backends.fastertransformer.engine.network.steps import Steps
-from backends.fastertransformer.engine.precision import choose_precision
-from backends.fastertransformer.engine.requests.request import Array
+from backends.fastertransformer.engine.model.config import ModelConfig, read_config
+from backends.fastertransformer.engine.model.layouts import Share, read_model
+from backends.fastertransformer.engine.model.network import Network
+from backends.fastertransformer.engine.model.precision import choose_precision
+from backends.fastertransformer.engine.model.weights import Reader, load_weights
+from backends.fastertransformer.engine.ops.kernels import can_run_on
+from backends.fastertransformer.engine.request.parse import Array
 from backends.fastertransformer.engine.settings import Settings
+from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.generate import Ask, tensors_of
 from benchmarks.gpu_sizes import for_encoder
 from handover.arguments import ScriptArguments

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from backends.fastertransformer.engine.precision import TORCH_TYPES
+from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from benchmarks.generate import Ask, generate_by_transformers
 from benchmarks.gpu_models import Rates, Table, engine_of, find_size, kernel_times, measure_rates, need_gpu, peer_of
 from handover.arguments import ScriptArguments

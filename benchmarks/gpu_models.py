@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.precision import TORCH_TYPES
+from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.gpu_sizes import SIZES as SIZES
 from benchmarks.gpu_sizes import Size as Size

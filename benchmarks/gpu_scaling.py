@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from backends.fastertransformer.engine.precision import TORCH_TYPES
+from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from benchmarks.gpu_decode import Case, asks_of, latency_ms
 from benchmarks.gpu_models import Rates, Table, engine_of, find_size, measure_rates, need_gpu
 from handover.arguments import ScriptArguments

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.fastertransformer.engine.requests.request import Array
+from backends.fastertransformer.engine.request.parse import Array
 from benchmarks.generate import Ask, tensors_of
 from handover.errors import ConfigError
 

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from backends.fastertransformer.engine.ranks.group import Group
-from backends.fastertransformer.engine.ranks.peers import open_peers
-from backends.fastertransformer.engine.ranks.ranks import Ranks
+from backends.fastertransformer.engine.parallel.group import Group
+from backends.fastertransformer.engine.parallel.peer_memory import open_peers
+from backends.fastertransformer.engine.parallel.rank import Ranks
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.gpu_models import Table, median_seconds, need_gpu
 from handover.arguments import ScriptArguments

@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from backends.fastertransformer.engine.checkpoint.config import read_config
-from backends.fastertransformer.engine.checkpoint.layouts import Share, read_model
-from backends.fastertransformer.engine.checkpoint.shards import planned
-from backends.fastertransformer.engine.checkpoint.weights import Reader, load_weights
-from backends.fastertransformer.engine.precision import TORCH_TYPES, choose_precision
+from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.layouts import Share, read_model
+from backends.fastertransformer.engine.model.precision import TORCH_TYPES, choose_precision
+from backends.fastertransformer.engine.model.shards import planned
+from backends.fastertransformer.engine.model.weights import Reader, load_weights
 from benchmarks.gpu_models import Table, find_size, median_seconds, need_gpu, tidy
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status

@@ -38,12 +38,12 @@ from tritonclient.utils import triton_to_np_dtype
 
 from benchmarks.timed_model import timed_server
 from benchmarks.triton_overhead import OverheadArguments, deployment
-from evaluation import metrics
-from evaluation.client import Client
-from evaluation.load.drive import ClosedLoop, Plan, Recorder, drive
-from evaluation.load.wire import Encoded, Wire, encode
-from evaluation.load.workload import Workload, seeded
-from evaluation.served_model import inspect_endpoint
+from evaluation.client.client import Client
+from evaluation.client.served_model import inspect_endpoint
+from evaluation.speed import metrics
+from evaluation.speed.drive import ClosedLoop, Plan, Recorder, drive
+from evaluation.speed.wire import Encoded, Wire, encode
+from evaluation.speed.workload import Workload, seeded
 from handover.arguments import ScriptArguments
 from handover.errors import ServerError, exit_status
 

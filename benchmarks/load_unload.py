@@ -17,7 +17,7 @@ import numpy as np
 import tritonclient.grpc as triton
 
 from benchmarks.server_memory import Holdings, look
-from evaluation.client import Client
+from evaluation.client.client import Client
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status

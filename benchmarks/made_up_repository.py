@@ -12,11 +12,11 @@ from pathlib import Path
 
 from export_scripts import convert
 from export_scripts.arguments import ConvertArguments, ExportArguments
-from export_scripts.interfaces import gpt
-from export_scripts.interfaces.serving import Serving
-from export_scripts.model_repository import build_repository
-from export_scripts.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
-from export_scripts.pbtxt import ModelSpec, to_text
+from export_scripts.repository.interfaces import gpt
+from export_scripts.repository.interfaces.serving import Serving
+from export_scripts.repository.model_repository import build_repository
+from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
+from export_scripts.repository.pbtxt import ModelSpec, to_text
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 
 VOCAB_SIZE, POSITIONS = 1024, 1024

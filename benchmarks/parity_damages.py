@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from parity.formats import TYPES
+from evaluation.parity.formats import TYPES
 
 RANKS, HIDDEN, HEADS = 2, 256, 8
 

@@ -28,18 +28,18 @@ import yaml
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.parity_damages import DAMAGES, HEADS, HIDDEN, RANKS, Family
-from evaluation.tokenizer import load_tokenizer
+from evaluation.client.tokenizer import load_tokenizer
+from evaluation.parity.arguments import HUGGING_FACE
+from evaluation.parity.comparison import FAILS, HOLDS, Served, compare, decide, summarise
+from evaluation.parity.formats import Formats
+from evaluation.parity.passages import Passages, Room, make_passages
+from evaluation.parity.references import HuggingFaceReference, Reference, open_reference
+from evaluation.parity.run import conclude
+from evaluation.parity.twin import Findings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
-from parity.arguments import HUGGING_FACE
-from parity.comparison import FAILS, HOLDS, Served, compare, decide, summarise
-from parity.formats import Formats
-from parity.passages import Passages, Room, make_passages
-from parity.references import HuggingFaceReference, Reference, open_reference
-from parity.run import conclude
-from parity.twin import Findings
 
 VOCAB, LOGIT_SPREAD, SHARPNESS = 2000, 3.0, 4.0
 PROMPTS, LENGTH, OUTPUT = 8, 16, 32

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deployment.ports import choose_ports
 from deployment.tritonserver import SLIPWAY, assemble_backends, locate
-from evaluation.client import Client
+from evaluation.client.client import Client
 from handover.errors import ServerError
 
 _START_TIMEOUT_S = 60.0

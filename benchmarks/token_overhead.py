@@ -17,14 +17,14 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
 from backends.fastertransformer.engine.engine import Engine
-from backends.fastertransformer.engine.generation.sequence import Answer
+from backends.fastertransformer.engine.scheduling.sequence import Answer
 from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import EMPTY
-from evaluation.load.wire import encode
-from evaluation.load.workload import Prompt
-from evaluation.tensors import NEVER_END_ID
-from export_scripts.names import ENGINE, ENSEMBLE, PREPROCESSING
-from export_scripts.tokenizer_models.slipway_tokenizer import load_tokenizer
+from evaluation.client.tensors import NEVER_END_ID
+from evaluation.speed.wire import encode
+from evaluation.speed.workload import Prompt
+from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer
 from handover.errors import ServerError
 
 NEW_STREAM = ", a new stream"

@@ -31,7 +31,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.precision import choose_device
+from backends.fastertransformer.engine.model.precision import choose_device
 from backends.fastertransformer.engine.settings import read_settings
 from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import write_empty_models, write_repository

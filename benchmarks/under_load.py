@@ -25,9 +25,9 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.server_memory import Holdings, look
-from export_scripts.interfaces.gpt import engine
-from export_scripts.interfaces.serving import Serving
-from export_scripts.pbtxt import to_text
+from export_scripts.repository.interfaces.gpt import engine
+from export_scripts.repository.interfaces.serving import Serving
+from export_scripts.repository.pbtxt import to_text
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status

@@ -21,7 +21,7 @@ from handover.endpoint import RUN_VARIABLE
 from handover.errors import ServerError
 
 ENGINE_VARIABLE = "SLIPWAY_RANKS"
-"""Tells a process of our engine what it is; ``backends/fastertransformer/engine/ranks/ranks.py`` reads it."""
+"""Tells a process of our engine what it is; ``backends/fastertransformer/engine/parallel/rank.py`` reads it."""
 
 ALONE = "alone"
 """Its value for a process that is alone."""

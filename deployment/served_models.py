@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2
 
-from export_scripts.pbtxt import parse
+from export_scripts.repository.pbtxt import parse
 from handover.errors import ArtefactError
 
 ENGINE_BACKEND = "fastertransformer"

@@ -17,13 +17,10 @@ from itertools import product
 
 import numpy as np
 
-from evaluation.answers import read_generations
 from evaluation.arguments import BenchmarkArguments
-from evaluation.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows, write_rows
-from evaluation.client import Client, UnreachableError
-from evaluation.costs import CostMeter, server_log
-from evaluation.provenance import describe_machine, timestamp
-from evaluation.served_model import (
+from evaluation.client.answers import read_generations
+from evaluation.client.client import Client, UnreachableError
+from evaluation.client.served_model import (
     ServedModel,
     check_identity,
     check_unchanged,
@@ -32,7 +29,10 @@ from evaluation.served_model import (
     has_random_weights,
     inspect_endpoint,
 )
-from evaluation.tensors import NEVER_END_ID, IdsRequest, prepare_ids
+from evaluation.client.tensors import NEVER_END_ID, IdsRequest, prepare_ids
+from evaluation.report.provenance import describe_machine, timestamp
+from evaluation.speed.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows, write_rows
+from evaluation.speed.costs import CostMeter, server_log
 from handover.endpoint import VERSIONS
 from handover.errors import ConfigError, ServerError, exit_status
 from handover.manifest import Manifest, record_files

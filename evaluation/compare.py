@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evaluation.cells import render
-from evaluation.measurements import HIGHER, Measurement, Report, read_report
-from evaluation.number_text import show_figure
-from evaluation.page import problems, render_page, style_of
+from evaluation.report.measurements import HIGHER, Measurement, Report, read_report
+from evaluation.report.number_text import show_figure
+from evaluation.report.page import problems, render_page, style_of
+from evaluation.speed.cells import render
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status
 from handover.progress import human_bytes

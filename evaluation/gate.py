@@ -1,6 +1,6 @@
 """Decide by thresholds whether a deployment may go live: ``python3 -m evaluation.gate RESULTS --thresholds=FILE``.
 
-The file is YAML: figures (shell patterns over the names of ``evaluation.measurements``) with their limits::
+The file is YAML: figures (shell patterns over the names of ``evaluation.report.measurements``) with their limits::
 
     thresholds:
       lambada.last_token_accuracy: {at_least: 0.45, max_drop: 0.005}
@@ -23,8 +23,8 @@ from fnmatch import fnmatchcase
 
 from evaluation.arguments import GateArguments
 from evaluation.figures import FAILS, HOLDS
-from evaluation.measurements import Measurement, Report, read_report
-from evaluation.thresholds import CEILINGS, FLOORS, read_thresholds
+from evaluation.report.measurements import Measurement, Report, read_report
+from evaluation.report.thresholds import CEILINGS, FLOORS, read_thresholds
 from handover.durable import write_atomically
 from handover.errors import exit_status
 

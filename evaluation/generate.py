@@ -12,11 +12,11 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from evaluation.client import Client
-from evaluation.conversation import Conversation, show, stream_text
-from evaluation.served_model import DEFAULT_RESULTS, DEFAULT_URL, find_endpoint, inspect_endpoint
-from evaluation.tensors import Sampling
-from evaluation.tokenizer import load_tokenizer
+from evaluation.client.client import Client
+from evaluation.client.conversation import Conversation, show, stream_text
+from evaluation.client.served_model import DEFAULT_RESULTS, DEFAULT_URL, find_endpoint, inspect_endpoint
+from evaluation.client.tensors import Sampling
+from evaluation.client.tokenizer import load_tokenizer
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, exit_status
 

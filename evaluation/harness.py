@@ -27,12 +27,12 @@ except ModuleNotFoundError as error:
         raise SystemExit(f"harness: {error}\n  hint: pip install 'lm_eval==0.4.13' 'pyarrow<24'") from None
     raise
 
-from evaluation.asking import ask_all, in_batches
-from evaluation.client import Client
-from evaluation.harness_writing import Writer
-from evaluation.scoring import Scorer, model_inside
-from evaluation.served_model import check_identity, check_still_served, find_endpoint, inspect_endpoint
-from evaluation.tokenizer import load_tokenizer
+from evaluation.client.asking import ask_all, in_batches
+from evaluation.client.client import Client
+from evaluation.client.served_model import check_identity, check_still_served, find_endpoint, inspect_endpoint
+from evaluation.client.tokenizer import load_tokenizer
+from evaluation.tasks.harness_writing import Writer
+from evaluation.tasks.scoring import Scorer, model_inside
 from handover.errors import ConfigError, ServerError, exit_status
 
 Item = TypeVar("Item")

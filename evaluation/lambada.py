@@ -1,6 +1,6 @@
 """Evaluate a deployment on LAMBADA: ``python3 -m evaluation.lambada --endpoint=... --output=... --data-path=...``.
 
-Writes what ``evaluation.outcome`` lists into the output directory.
+Writes what ``evaluation.tasks.outcome`` lists into the output directory.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evaluation.arguments import LambadaArguments
-from evaluation.asking import Target, find_target, find_tokenizer
-from evaluation.judging import Judge
-from evaluation.lambada_data import KNOWN_FILES, check_data, read_texts
-from evaluation.lambada_score import score_sample, summarise
-from evaluation.lambada_task import Sample, Span, prepare_sample
-from evaluation.outcome import Outcome
-from evaluation.tokenizer import Tokenizer
+from evaluation.client.asking import Target, find_target, find_tokenizer
+from evaluation.client.tokenizer import Tokenizer
+from evaluation.tasks.lambada.data import KNOWN_FILES, check_data, read_texts
+from evaluation.tasks.lambada.score import score_sample, summarise
+from evaluation.tasks.lambada.task import Sample, Span, prepare_sample
+from evaluation.tasks.outcome import Outcome
+from evaluation.tasks.span_scoring import Judge
 from handover.errors import exit_status
 
 TASK = "lambada"

@@ -23,11 +23,20 @@ from typing import Any
 
 import yaml
 
-from evaluation.load.figures import PERCENTILES
-from evaluation.number_text import show_figure
-from evaluation.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, deployment_text, ranking_title
-from evaluation.recommendation import FIGURES, OFFLINE, ONLINE, Candidate, Ranking, find_candidates, pareto_front, rank
-from evaluation.report_data import collect_findings
+from evaluation.report.data import collect_findings
+from evaluation.report.number_text import show_figure
+from evaluation.report.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, deployment_text, ranking_title
+from evaluation.report.recommendation import (
+    FIGURES,
+    OFFLINE,
+    ONLINE,
+    Candidate,
+    Ranking,
+    find_candidates,
+    pareto_front,
+    rank,
+)
+from evaluation.speed.load_figures import PERCENTILES
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status, nearest
 from handover.regular_file import SETTINGS_BYTES, read_text

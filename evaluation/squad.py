@@ -1,7 +1,7 @@
 """Evaluate a deployment on SQuAD: ``python3 -m evaluation.squad --endpoint=... --output=... --data-path=...``.
 
-Writes what ``evaluation.outcome`` lists, and ``predictions.json`` as the official scripts read it, into the output
-directory.
+Writes what ``evaluation.tasks.outcome`` lists, and ``predictions.json`` as the official scripts read it, into the
+output directory.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import json
 from collections.abc import Sequence
 
 from evaluation.arguments import SquadArguments
-from evaluation.asking import find_target, find_tokenizer
-from evaluation.outcome import Outcome
-from evaluation.prompt_learning import read_task
-from evaluation.prompt_template import Template
-from evaluation.prompting import Answer, Completer, Prompt, Prompter
-from evaluation.squad_check import FIELDS, check_squad
-from evaluation.squad_data import Question
-from evaluation.squad_score import Score, exact_match, f1_score, summarise
-from evaluation.tokenizer import Tokenizer
+from evaluation.client.asking import find_target, find_tokenizer
+from evaluation.client.prompt_learning import read_task
+from evaluation.client.tokenizer import Tokenizer
+from evaluation.tasks.outcome import Outcome
+from evaluation.tasks.prompt_template import Template
+from evaluation.tasks.prompting import Answer, Completer, Prompt, Prompter
+from evaluation.tasks.squad.check import FIELDS, check_squad
+from evaluation.tasks.squad.data import Question
+from evaluation.tasks.squad.score import Score, exact_match, f1_score, summarise
 from handover.digests import file_digest
 from handover.durable import write_atomically
 from handover.errors import exit_status

@@ -1,6 +1,6 @@
 """Summarise with a deployment and score it: ``python3 -m evaluation.summarization --data-path=... --prompt=... ...``.
 
-Writes what ``evaluation.outcome`` lists, and ``predictions.txt``, a summary a line, into the output directory.
+Writes what ``evaluation.tasks.outcome`` lists, and ``predictions.txt``, a summary a line, into the output directory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import partial
 
 from evaluation.arguments import TextPairArguments
 from evaluation.figures import share
-from evaluation.rouge import rouge_l, rouge_lsum, rouge_n
-from evaluation.text_task import Scored, TextSample, Written, run_text_task
+from evaluation.tasks.rouge import rouge_l, rouge_lsum, rouge_n
+from evaluation.tasks.text_task import Scored, TextSample, Written, run_text_task
 from handover.errors import exit_status
 
 TASK = "summarization"

@@ -13,15 +13,15 @@ from dataclasses import replace
 from html import escape
 
 from evaluation.arguments import SweepReportArguments
-from evaluation.cells import render
-from evaluation.load.html import pareto_parts
-from evaluation.markdown import escape_markdown, markdown_table
-from evaluation.number_text import show_figure
-from evaluation.page import figure, problems, render_page, section, table
-from evaluation.plots import draw_latency_by_size
-from evaluation.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, ranking_title
-from evaluation.recommendation import OFFLINE, ONLINE, Candidate, Ranking, rank
-from evaluation.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
+from evaluation.report.load_html import pareto_parts
+from evaluation.report.markdown_text import escape_markdown, markdown_table
+from evaluation.report.number_text import show_figure
+from evaluation.report.page import figure, problems, render_page, section, table
+from evaluation.report.plots import draw_latency_by_size
+from evaluation.report.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, ranking_title
+from evaluation.report.recommendation import OFFLINE, ONLINE, Candidate, Ranking, rank
+from evaluation.report.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
+from evaluation.speed.cells import render
 from handover.durable import write_atomically
 from handover.errors import exit_status
 

@@ -1,6 +1,7 @@
 """Translate with a deployment and score it: ``python3 -m evaluation.translation --data-path=... --prompt=... ...``.
 
-Writes what ``evaluation.outcome`` lists, and ``predictions.txt``, a translation a line, into the output directory.
+Writes what ``evaluation.tasks.outcome`` lists, and ``predictions.txt``, a translation a line, into the output
+directory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from evaluation.arguments import TextPairArguments
 from evaluation.figures import Metric
-from evaluation.text_task import Scored, Written, run_text_task
+from evaluation.tasks.text_task import Scored, Written, run_text_task
 from handover.errors import exit_status
 
 TASK = "translation"

@@ -17,19 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from export_scripts.arguments import ConvertArguments
-from export_scripts.check import Conversion, plan_conversion
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.hub import fetch
 from export_scripts.checkpoints.proof import UNPROVED, check_pinned, check_published, crc32_of, unproved
-from export_scripts.journal import Journal
-from export_scripts.mapped import RecordKey
-from export_scripts.nemo_ids import with_nemos_ids
-from export_scripts.random_weights import are_random, plan_random
-from export_scripts.shard_file import full_disk_explained
-from export_scripts.shards import Workspace, check_space, write_bytes, write_tensor
-from export_scripts.special_ids import with_settled_ids
+from export_scripts.conversion.check import Conversion, plan_conversion
+from export_scripts.conversion.journal import Journal
+from export_scripts.conversion.mapped import RecordKey
+from export_scripts.conversion.nemo_ids import with_nemos_ids
+from export_scripts.conversion.random_weights import are_random, plan_random
+from export_scripts.conversion.shard_file import full_disk_explained
+from export_scripts.conversion.shards import Workspace, check_space, write_bytes, write_tensor
+from export_scripts.conversion.special_ids import with_settled_ids
+from export_scripts.conversion.workers import Advance, run_all
 from export_scripts.weights.family import ConfigValues, render_config
-from export_scripts.workers import Advance, run_all
 from handover.durable import temporary_beside
 from handover.errors import CheckpointError, exit_status
 from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from export_scripts.arguments import ExportArguments
-from export_scripts.model_repository import build_repository
+from export_scripts.repository.model_repository import build_repository
 from handover.errors import exit_status
 
 

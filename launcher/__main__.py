@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from handover.errors import SlipwayError, exit_status
-from launcher import jobs
 from launcher.doctor import Finding, examine
+from launcher.submit import jobs
 
 ACTIONS: dict[str, Callable[[Path], Iterable[object]]] = {
     "status": jobs.status,

@@ -16,7 +16,7 @@ from handover.output import print_to_nobody, reader_may_leave
 from handover.progress import human_time
 
 if TYPE_CHECKING:
-    from launcher.results import StageResult
+    from launcher.run.results import StageResult
 
 _DEFECT = "this is a defect of Slipway, please report it with the lines above"
 

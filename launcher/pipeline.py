@@ -10,22 +10,22 @@ from pathlib import Path
 
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
-from launcher import checks
-from launcher.config import ClusterType, Config, Stage
-from launcher.executors import Executor, Job
-from launcher.executors.bcp import BcpExecutor, is_first_instance
-from launcher.jobs import forget_ended, kept_if_refused
-from launcher.mounts import with_mounts
-from launcher.paths import RunPaths
-from launcher.plan import StagePlan
-from launcher.results import StageResult, write_results
-from launcher.secrets import passed_by_name
-from launcher.stages.benchmark import benchmark
-from launcher.stages.convert import convert
-from launcher.stages.deploy import deploy
-from launcher.stages.evaluate import evaluate
-from launcher.stages.export import export
-from launcher.stages.report import gate, report
+from launcher.config.schema import ClusterType, Config, Stage
+from launcher.config.secrets import passed_by_name
+from launcher.plan import checks
+from launcher.plan.mounts import with_mounts
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import StagePlan
+from launcher.plan.stages.benchmark import benchmark
+from launcher.plan.stages.convert import convert
+from launcher.plan.stages.deploy import deploy
+from launcher.plan.stages.evaluate import evaluate
+from launcher.plan.stages.export import export
+from launcher.plan.stages.report import gate, report
+from launcher.run.results import StageResult, write_results
+from launcher.submit import Executor, Job
+from launcher.submit.bcp import BcpExecutor, is_first_instance
+from launcher.submit.jobs import forget_ended, kept_if_refused
 
 PLANNERS = {
     Stage.convert: convert,
@@ -112,11 +112,11 @@ def make_jobs(config: Config, paths: RunPaths, plans: Sequence[StagePlan]) -> li
 def executor_for(config: Config, paths: RunPaths) -> Executor:
     """The executor of the cluster type; imported only where it is used."""
     if config.cluster_type is ClusterType.interactive:
-        from launcher.executors.interactive import InteractiveExecutor
+        from launcher.submit.interactive import InteractiveExecutor
 
         return InteractiveExecutor()
     if config.cluster_type is ClusterType.bcm:
-        from launcher.executors.slurm import SlurmExecutor
+        from launcher.submit.slurm import SlurmExecutor
 
         arguments = [*config.cluster.container_args, *passed_by_name(config)]
         cluster = replace(config.cluster, container_args=arguments)
@@ -127,7 +127,7 @@ def executor_for(config: Config, paths: RunPaths) -> Executor:
 def show_size(config: Config, paths: RunPaths) -> None:
     """Print what the conversion will take: bytes, files, memory and time."""
     from export_scripts.checkpoints.huggingface.hub import is_fetched
-    from export_scripts.sizing import measure
+    from export_scripts.conversion.sizing import measure
 
     model = config.export.model
     if paths.hub_name and not is_fetched(paths.hub_name, paths.checkpoint):

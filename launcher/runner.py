@@ -18,11 +18,12 @@ from handover.durable import remove_temporaries
 from handover.endpoint import FILE_NAME as ENDPOINT_FILE
 from handover.endpoint import RUN_VARIABLE, is_published
 from handover.errors import ArtefactError, ServerError, SlipwayError, worded
-from launcher import artefact, console, work_directory
-from launcher.place import Place
-from launcher.plan import Command, Resources, StagePlan
-from launcher.process import Child, describe_status, run_quietly
-from launcher.results import StageResult, failure_status, write_results
+from launcher import console
+from launcher.plan.plan import Command, Resources, StagePlan
+from launcher.run import artefact, work_directory
+from launcher.run.command_wrapper import Place
+from launcher.run.process import Child, describe_status, run_quietly
+from launcher.run.results import StageResult, failure_status, write_results
 
 Wrap = Callable[[Command, Resources, Mapping[str, str]], tuple[str, ...]]
 

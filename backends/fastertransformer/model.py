@@ -31,10 +31,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
 from fastertransformer.engine.errors import EngineError  # noqa: E402
-from fastertransformer.engine.generation.sequence import INVALID, Answer  # noqa: E402
-from fastertransformer.engine.precision import choose_device  # noqa: E402
-from fastertransformer.engine.ranks.group import Group  # noqa: E402
-from fastertransformer.engine.ranks.ranks import read_ranks, refuse_company  # noqa: E402
+from fastertransformer.engine.model.precision import choose_device  # noqa: E402
+from fastertransformer.engine.parallel.group import Group  # noqa: E402
+from fastertransformer.engine.parallel.rank import read_ranks, refuse_company  # noqa: E402
+from fastertransformer.engine.scheduling.sequence import INVALID, Answer  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
 

@@ -12,10 +12,10 @@ import sys
 
 from .engine.errors import EngineError
 from .engine.loading import load_steps
-from .engine.precision import choose_device
-from .engine.ranks.group import Group
-from .engine.ranks.parallel import follow
-from .engine.ranks.ranks import VARIABLE, read_ranks
+from .engine.model.precision import choose_device
+from .engine.parallel.group import Group
+from .engine.parallel.rank import VARIABLE, read_ranks
+from .engine.parallel.steps import follow
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from export_scripts.checkpoints.huggingface.files import CONFIG_FILE, read_json
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
-from export_scripts.dtypes import Array
+from export_scripts.conversion.dtypes import Array
 from export_scripts.weights import gptj
 from export_scripts.weights.architecture import Settings
 from export_scripts.weights.gptj_slim import ARRAYS_A_LAYER, JOIN_AXES, OTHER_ARRAYS, array_names, source_map

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.dtypes import Array
+from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.family import Family
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import ModelDims, Rule, Rules, SourceMap, Sources

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from export_scripts.dtypes import Array
+from export_scripts.conversion.dtypes import Array
 from export_scripts.weights import gpt
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers, sinusoidal_positions
 from export_scripts.weights.huggingface_opt import LAYER

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.dtypes import Array
+from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.layouts import transposed, unchanged
 from export_scripts.weights.schema import Elementwise, Layout, Rule, Rules, SourceMap, Sources
 from export_scripts.weights.t5_layouts import fused_block, fused_part, half, output, projection

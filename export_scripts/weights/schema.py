@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from export_scripts.dtypes import Array
+from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.values import shown
 from handover.errors import CheckpointError
 

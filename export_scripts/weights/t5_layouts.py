@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from export_scripts.dtypes import Array
+from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.t5 import T5Dims
 
 

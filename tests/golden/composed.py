@@ -9,11 +9,11 @@ from pathlib import Path
 import hydra
 import pytest
 
-from launcher.config import PROJECT_DIR, Config, to_typed
-from launcher.mounts import with_mounts
-from launcher.paths import RunPaths
+from launcher.config.schema import PROJECT_DIR, Config, to_typed
 from launcher.pipeline import ordered_stages, plan_stages
-from launcher.plan import StagePlan
+from launcher.plan.mounts import with_mounts
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import StagePlan
 
 PLACES = ["launcher_scripts_path=/opt/slipway", "base_results_dir=/mount/results"]
 FIVE = "stages=[convert,export,deploy,evaluate,benchmark]"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from launcher.config import register
+from launcher.config.schema import register
 
 
 @pytest.fixture(autouse=True)

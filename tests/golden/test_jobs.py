@@ -16,10 +16,10 @@ import pytest
 from composed import FIVE, compare, compose, plans_of
 
 from handover.errors import ConfigError
-from launcher import checks
-from launcher.config import PROJECT_DIR, Config, Stage
-from launcher.paths import RunPaths
+from launcher.config.schema import PROJECT_DIR, Config, Stage
 from launcher.pipeline import executor_for, make_jobs
+from launcher.plan import checks
+from launcher.plan.paths import RunPaths
 
 HERE = Path(__file__).resolve().parent
 NEMO = PROJECT_DIR / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"

@@ -8,9 +8,9 @@ import pytest
 from composed import FIVE, compose
 
 from handover.errors import ConfigError, SlipwayError
-from launcher import checks
-from launcher.paths import RunPaths
 from launcher.pipeline import ordered_stages
+from launcher.plan import checks
+from launcher.plan.paths import RunPaths
 
 DATA = Path(__file__).parents[1] / "data"
 GPT, T5 = DATA / "nemo" / "gpt122_tp1_pp1.nemo", DATA / "nemo" / "t5_abs.nemo"
@@ -46,7 +46,7 @@ def test_a_t5_holds_no_conversations(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_tokenizer_is_converted_and_not_exported(tmp_path: Path) -> None:
-    from huggingface_models import save
+    from support.huggingface_models import save
 
     save("gpt2", tmp_path / "source", tokenizer=False)
     (tmp_path / "root").mkdir()

@@ -9,10 +9,11 @@ import pytest
 from composed import compose
 
 from handover.errors import ConfigError
-from launcher import checks, containers
-from launcher.mounts import with_mounts
-from launcher.paths import RunPaths
 from launcher.pipeline import ordered_stages, plan_stages
+from launcher.plan import checks
+from launcher.plan.mounts import with_mounts
+from launcher.plan.paths import RunPaths
+from launcher.run import containers
 
 CONTAINED = ["cluster_type=bcm", "container=image", "stages=[convert]"]
 

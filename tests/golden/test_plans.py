@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from composed import FIVE, compare, compose, plans_of
 
-from launcher.paths import RunPaths
 from launcher.pipeline import group
+from launcher.plan.paths import RunPaths
 
 HERE = Path(__file__).resolve().parent
 CASES = {

@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from results_maker import load_row, static_row, write_results
+from support.results_maker import load_row, static_row, write_results
 
-from evaluation import report
+from evaluation.report import write as report
 
 FIGURES = {"requests_per_s": 9.5, "output_tokens_per_s_per_user": 60.0, "e2e_p50_ms": 300.0, "e2e_p99_ms": 450.0}
 MEASURE = "<script>console.log('width', document.documentElement.scrollWidth, innerWidth)</script></body>"

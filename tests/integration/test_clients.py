@@ -16,24 +16,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpt2_checkpoint import write_shards
-from learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
-from served import Deployment, wait_for
+from support.gpt2_checkpoint import write_shards
+from support.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_texts
+from support.served import Deployment, wait_for
 
-from evaluation import benchmark, generate, lambada, report
+from evaluation import benchmark, generate, lambada
 from evaluation.arguments import LambadaArguments
-from evaluation.asking import find_target, find_tokenizer
-from evaluation.benchmark_table import read_rows
-from evaluation.client import Client
-from evaluation.judging import Judge
-from evaluation.lambada_score import Verdict
-from evaluation.lambada_task import prepare_sample
-from evaluation.load import sweep as load_sweep
-from evaluation.load.table import read_rows as read_load_rows
-from evaluation.scoring import SCORES_INPUT
-from evaluation.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.asking import find_target, find_tokenizer
+from evaluation.client.client import Client
+from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.report import write as report
+from evaluation.speed import load_sweep as load_sweep
+from evaluation.speed.benchmark_table import read_rows
+from evaluation.speed.load_table import read_rows as read_load_rows
+from evaluation.tasks.lambada.score import Verdict
+from evaluation.tasks.lambada.task import prepare_sample
+from evaluation.tasks.scoring import SCORES_INPUT
+from evaluation.tasks.span_scoring import Judge
 from export_scripts.arguments import ExportArguments
-from export_scripts.model_repository import build_repository
+from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from nemo_archive import gpt_state, write_gpt
+from support.nemo_archive import gpt_state, write_gpt
 
 from handover.endpoint import Endpoint
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_models
 import numpy as np
 import pandas
 import pytest
+import support.huggingface_models as huggingface_models
 import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
-from served import PROJECT, Deployment
-from t5_models import huggingface_t5
+from support.served import PROJECT, Deployment
+from support.t5_models import huggingface_t5
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from evaluation import generate

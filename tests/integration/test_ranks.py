@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import PROJECT, Deployment, deaths_by_signal, generate, wait_for
+from support.served import PROJECT, Deployment, deaths_by_signal, generate, wait_for
 
 from deployment.arguments import ServeArguments
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
-from export_scripts.model_repository import build_repository
+from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint
 
 NEMO = Path(__file__).resolve().parents[1] / "data" / "nemo" / "gpt122_tp1_pp1.nemo"

@@ -22,7 +22,7 @@ import pytest
 import sentencepiece
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from served import Deployment, deaths_by_signal, generate, infer, inputs_of, shared_memory, wait_for
+from support.served import Deployment, deaths_by_signal, generate, infer, inputs_of, shared_memory, wait_for
 from transformers import GPT2Tokenizer
 from tritonclient.utils import InferenceServerException
 
@@ -30,7 +30,7 @@ from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
-from export_scripts.model_repository import build_repository
+from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint
 
 DATA = Path(__file__).resolve().parents[1] / "data"

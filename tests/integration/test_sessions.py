@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
-from served import Deployment, inputs_of
+from support.served import Deployment, inputs_of
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
 from evaluation import generate
-from evaluation.streaming import Turn, stream
+from evaluation.client.streaming import Turn, stream
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
-from export_scripts.model_repository import build_repository
+from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint
 
 DATA = Path(__file__).resolve().parents[1] / "data"

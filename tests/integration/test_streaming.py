@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 from pytriton.client import DecoupledModelClient
-from served import Deployment, infer, inputs_of
+from support.served import Deployment, infer, inputs_of
 from transformers import GPT2Tokenizer
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import Settings
 from evaluation import generate, request
-from evaluation.client import Client
-from evaluation.tensors import prepare_ids
+from evaluation.client.client import Client
+from evaluation.client.tensors import prepare_ids
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
-from export_scripts.model_repository import build_repository
+from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint
 
 DATA = Path(__file__).resolve().parents[1] / "data"

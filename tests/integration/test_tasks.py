@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
-from nemo_archive import write_nemo
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
-from served import PROJECT, Deployment
-from t5_models import huggingface_t5
+from support.nemo_archive import write_nemo
+from support.served import PROJECT, Deployment
+from support.t5_models import huggingface_t5
 
-from evaluation.client import Client
-from evaluation.scoring import Scorer
-from evaluation.squad_data import read_dataset
-from evaluation.tokenizer import load_tokenizer
+from evaluation.client.client import Client
+from evaluation.client.tokenizer import load_tokenizer
+from evaluation.tasks.scoring import Scorer
+from evaluation.tasks.squad.data import read_dataset
 
 SQUAD = PROJECT / "tests" / "data" / "squad" / "v2.0.json"
 DEMO = PROJECT / "examples" / "gpt3_demo" / "checkpoints" / "gpt3_demo.nemo"

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nemo_archive import write_nemo
-from t5_models import HEADS, WIDTH, Saving, huggingface_t5, nemo_states, plain_from_huggingface, relative_config
+from support.nemo_archive import write_nemo
+from support.t5_models import HEADS, WIDTH, Saving, huggingface_t5, nemo_states, plain_from_huggingface, relative_config
 from test_tasks import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
 from transformers import BertTokenizerFast
 
-from evaluation.squad_data import read_dataset
+from evaluation.tasks.squad.data import read_dataset
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TABLES = {

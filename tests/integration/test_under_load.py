@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from served import Deployment
+from support.served import Deployment
 
 from benchmarks.under_load import UnderLoadArguments, run, write_models
 from export_scripts.arguments import ConvertArguments

@@ -19,8 +19,8 @@ import pytest
 from cluster import NODES, SlurmCluster
 from launches import NEMO, PROJECT, assert_clean, launch, override
 
-from launcher.place import Place
-from launcher.plan import Command, Resources, StagePlan, partial
+from launcher.plan.plan import Command, Resources, StagePlan, partial
+from launcher.run.command_wrapper import Place
 
 FAKES = Path(__file__).with_name("fakes")
 IMAGE = "registry.example/team/image:1.0"

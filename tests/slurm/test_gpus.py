@@ -10,9 +10,9 @@ from cluster import NODES, SlurmCluster
 from launches import PROJECT, Launched
 
 from deployment.arguments import ServeArguments
-from launcher.place import Place
-from launcher.plan import Resources, python_module
-from launcher.topology import topology
+from launcher.plan.plan import Resources, python_module
+from launcher.plan.topology import topology
+from launcher.run.command_wrapper import Place
 
 TABLE = {  # TP, PP -> nodes and CUDA_VISIBLE_DEVICES of the guide's command line; None: it sets none
     (1, 1): (1, "0"),

@@ -60,10 +60,10 @@ def serve() -> None:
     import hydra  # noqa: F401
     import yaml  # noqa: F401
 
-    import launcher.executors.interactive
-    import launcher.executors.slurm
-    import launcher.nemo_keys
-    import launcher.sweep  # noqa: F401
+    import launcher.config.nemo_keys
+    import launcher.submit.interactive
+    import launcher.submit.slurm
+    import launcher.submit.sweep  # noqa: F401
 
     for line in sys.stdin:
         sys.stdout.write(json.dumps(_run(**json.loads(line))) + "\n")

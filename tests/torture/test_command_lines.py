@@ -14,7 +14,7 @@ from conftest import Campaign, Tally
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from launcher.config import Config
+from launcher.config.schema import Config
 
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 MOST_CPU_S = 20

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from five_stages import FIVE, TWO, Run, whole
 
-from launcher.artefact import is_current
-from launcher.plan import StagePlan
+from launcher.plan.plan import StagePlan
+from launcher.run.artefact import is_current
 
 if TYPE_CHECKING:
     from conftest import Campaign, Tally

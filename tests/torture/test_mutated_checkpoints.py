@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import test_damaged_sources as damaged
 import torch
 import yaml
-from nemo_archive import NEMO, write_gpt
-from nemo_samples import unpacked
+from support.nemo_archive import NEMO, write_gpt
+from support.nemo_samples import unpacked
 from test_convert_equation import huggingface_t5_files, nemo_rotary
 
 from export_scripts import inspect

@@ -24,7 +24,10 @@ MODULES = {  # a program, and where its arguments are declared
     **{f"evaluation.{name}": "evaluation.arguments" for name in ("benchmark", "report", "gate", "sweep_report")},
     **{f"deployment.{name}": "deployment.arguments" for name in ("serve", "gemm_autotune")},
     **{f"export_scripts.{name}": "export_scripts.arguments" for name in ("convert", "export")},
-    **{"evaluation.load.sweep": "evaluation.load.arguments", "parity.run": "parity.arguments"},
+    **{
+        "evaluation.speed.load_sweep": "evaluation.speed.load_arguments",
+        "evaluation.parity.run": "evaluation.parity.arguments",
+    },
 }
 ODD = [
     *("", "x", "-1", "null", "[]", "[[]]", "[1]", '["a"]', '{"a":1}', "[[1,2,3]]", '[[["a"]]]', "[" * 5000, "1e400"),

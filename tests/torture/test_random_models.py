@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from huggingface_models import filling, write_tokenizer
-from stranger import change_json, engine_of, log_probs, log_probs_of
+from support.huggingface_models import filling, write_tokenizer
+from support.stranger import change_json, engine_of, log_probs, log_probs_of
 
 from handover.errors import CheckpointError
 

@@ -33,7 +33,7 @@ from handover.endpoint import RUN_VARIABLE, Endpoint  # noqa: E402
 from handover.errors import SlipwayError  # noqa: E402
 from handover.manifest import Manifest, record_files  # noqa: E402
 from launcher import pipeline, runner  # noqa: E402
-from launcher.config import Config, register, to_typed  # noqa: E402
+from launcher.config.schema import Config, register, to_typed  # noqa: E402
 
 STAGES = "convert,export,deploy,evaluate,benchmark"
 _TIMEOUT_S = 120
@@ -77,7 +77,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 class Here:
-    """Stands in for ``launcher.process.Child``: the program runs in this process, a server is its endpoint file."""
+    """Stands in for ``launcher.run.process.Child``: the program runs in this process, a server is its endpoint file."""
 
     last_lines = ""
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from lm_eval import simple_evaluate
-from served import Deployment
-from t5_models import huggingface_t5
+from support.served import Deployment
+from support.t5_models import huggingface_t5
 from test_harness import SUBSET, harness_task, requests
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import Metaspace
@@ -22,7 +22,7 @@ from evaluation import lambada
 from evaluation.harness import ServedLM
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
-from export_scripts.model_repository import build_repository
+from export_scripts.repository.model_repository import build_repository
 
 LENGTH = 64
 SPECIAL = ("<pad>", "</s>", "<unk>")

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
-from served import Deployment
+from support.fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
+from support.served import Deployment
 from tritonclient import grpc as triton
 
 from evaluation import lambada
@@ -207,7 +207,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     """The demonstration checkpoint behind a real tritonserver."""
     from export_scripts.arguments import ConvertArguments, ExportArguments
     from export_scripts.convert import convert
-    from export_scripts.model_repository import build_repository
+    from export_scripts.repository.model_repository import build_repository
 
     root = tmp_path_factory.mktemp("demo")
     convert(ConvertArguments(PROJECT / "examples" / "gpt3_demo" / "checkpoints", root / "1-gpu", 1, "fp32", 2))

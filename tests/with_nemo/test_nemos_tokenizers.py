@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemo_tokenizer_cases import CASES, RECORDED, TEXTS, our_answer, write_files
+from support.nemo_tokenizer_cases import CASES, RECORDED, TEXTS, our_answer, write_files
 
-from export_scripts.nemo_ids import NemoIdsArguments, ask_nemo, nemos_answer
+from export_scripts.conversion.nemo_ids import NemoIdsArguments, ask_nemo, nemos_answer
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from backends.fastertransformer.engine.attention import attention, pages
-from backends.fastertransformer.engine.network import graphs, layers, network, warmup
+from backends.fastertransformer.engine.cache import kv_cache as pages
+from backends.fastertransformer.engine.model import attention, layers, network
+from backends.fastertransformer.engine.steps import graphs, warmup
 
 
 class DoneAgain:

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
-from backends.fastertransformer.engine.attention import attention
-from backends.fastertransformer.engine.attention.attention import Manner, WholeRows
-from backends.fastertransformer.engine.attention.pages import PAGE
-from backends.fastertransformer.engine.attention.positions import Relative, Rotary, Rotation
-from backends.fastertransformer.engine.attention.rows import NumberedRows
-from backends.fastertransformer.engine.linear import Norming
+from backends.fastertransformer.engine.cache.kv_cache import PAGE
+from backends.fastertransformer.engine.model import attention
+from backends.fastertransformer.engine.model.attention import Manner, WholeRows
+from backends.fastertransformer.engine.model.linear import Norming
+from backends.fastertransformer.engine.model.packed_rows import NumberedRows
+from backends.fastertransformer.engine.model.positions import Relative, Rotary, Rotation
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -27,7 +27,7 @@ DTYPES = [*LIMITS] if HAS_GPU else [torch.float32, torch.float16]
 @pytest.mark.parametrize(("heads", "size"), [(3, 64), (2, 256), (5, 80), (12, 32)])
 @pytest.mark.parametrize("rotary", [None, Rotary(16, True), Rotary(32, False), Rotary(20, False)])
 def test_tokens_are_turned_and_kept(heads: int, size: int, rotary: Rotary | None, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.kernels.keep import keep, turn_and_keep
+    from backends.fastertransformer.engine.ops.kernels.kv_write import keep, turn_and_keep
 
     torch.manual_seed(0)
     tokens = 7
@@ -56,7 +56,7 @@ def test_tokens_are_turned_and_kept(heads: int, size: int, rotary: Rotary | None
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 1024), (13, 2000)])
 def test_int8_becomes_the_numbers_that_it_stands_for(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.kernels.widen import widen
+    from backends.fastertransformer.engine.ops.kernels.dequantize import widen
 
     torch.manual_seed(0)
     weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=DEVICE)
@@ -68,7 +68,7 @@ def test_int8_becomes_the_numbers_that_it_stands_for(outputs: int, inputs: int, 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("is_rms", [False, True])
 def test_every_row_is_normed(is_rms: bool, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.kernels.product import normed
+    from backends.fastertransformer.engine.ops.kernels.gemm import normed
 
     torch.manual_seed(0)
     x = (torch.randn(5, 1000, device=DEVICE) * 3 + 1).to(dtype)
@@ -84,7 +84,7 @@ def test_every_row_is_normed(is_rms: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", ["plain", "slopes", "by distance"])
 @pytest.mark.parametrize("size", [64, 80, 128, 256])
 def test_rows_attend_within_themselves(size: int, kind: str, is_causal: bool, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.kernels.rows import PackedRows, attend_rows
+    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows, attend_rows
 
     torch.manual_seed(0)
     heads, far, ends = 2, 20, [0, 270, 271, 335, 368]
@@ -113,8 +113,8 @@ def test_as_many_rows_as_one_likes_attend_and_some_are_empty(
     few_programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Head by head, and all heads together."""
-    from backends.fastertransformer.engine.kernels import rows
-    from backends.fastertransformer.engine.kernels.rows import PackedRows, attend_rows
+    from backends.fastertransformer.engine.ops.kernels import prefill_attention as rows
+    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows, attend_rows
 
     monkeypatch.setattr(rows, "_CACHED_BYTES", 0)
     monkeypatch.setattr(rows, "_FEW_PROGRAMS", few_programs)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.fastertransformer.engine.attention.pages import PAGE
-from backends.fastertransformer.engine.attention.positions import Rotary, Rotation
-from backends.fastertransformer.engine.generation.sampling import draw, keep_top_k, keep_top_p
-from backends.fastertransformer.engine.likeliest import LOST, likeliest
+from backends.fastertransformer.engine.cache.kv_cache import PAGE
+from backends.fastertransformer.engine.model.positions import Rotary, Rotation
+from backends.fastertransformer.engine.sampling.argmax import LOST, likeliest
+from backends.fastertransformer.engine.sampling.sampling import draw, keep_top_k, keep_top_p
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -47,7 +47,7 @@ def attended(
 def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
     size: int, heads: int, batch: int, width: int, kind: str, dtype: torch.dtype
 ) -> None:
-    from backends.fastertransformer.engine.kernels.attention import attend
+    from backends.fastertransformer.engine.ops.kernels.decode_attention import attend
 
     torch.manual_seed(0)
     memory = torch.randn(2, batch * width + 1, heads, PAGE, size).to(DEVICE, dtype)
@@ -74,7 +74,7 @@ def test_each_row_attends_to_what_was_kept_and_nothing_is_written(
     size: int, heads: int, batch: int, width: int, dtype: torch.dtype
 ) -> None:
     """A decoder's attention to its encoder's output: every cell of a row, each with a length of its own."""
-    from backends.fastertransformer.engine.kernels.attention import attend
+    from backends.fastertransformer.engine.ops.kernels.decode_attention import attend
 
     torch.manual_seed(0)
     memory = torch.randn(2, batch * width + 1, heads, PAGE, size).to(DEVICE, dtype)
@@ -94,7 +94,7 @@ def test_each_row_attends_to_what_was_kept_and_nothing_is_written(
 
 @pytest.mark.parametrize("rotary", [Rotary(16, True), Rotary(64, False), Rotary(20, False), Rotary(8, True)])
 def test_queries_and_keys_are_turned_on_the_way(rotary: Rotary) -> None:
-    from backends.fastertransformer.engine.kernels.attention import attend
+    from backends.fastertransformer.engine.ops.kernels.decode_attention import attend
 
     torch.manual_seed(0)
     memory = torch.randn(2, 25, 2, PAGE, 64, device=DEVICE)
@@ -111,7 +111,7 @@ def test_queries_and_keys_are_turned_on_the_way(rotary: Rotary) -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 51200), (3, 97), (5, 4001)])
 def test_the_likeliest_token_goes_where_the_next_step_begins(rows: int, columns: int) -> None:
-    from backends.fastertransformer.engine.kernels.likeliest import take_likeliest
+    from backends.fastertransformer.engine.ops.kernels.argmax import take_likeliest
 
     logits = torch.randn(rows, columns, device=DEVICE)
     logits[0, 7] = logits[0, 90] = 9.0
@@ -127,7 +127,7 @@ def test_the_likeliest_token_goes_where_the_next_step_begins(rows: int, columns:
 
 @pytest.mark.parametrize("columns", [40, 4001])
 def test_a_token_is_drawn_as_from_the_sorted_nucleus(columns: int) -> None:
-    from backends.fastertransformer.engine.kernels.draw import draw_tokens
+    from backends.fastertransformer.engine.ops.kernels.sampling import draw_tokens
 
     torch.manual_seed(0)
     logits = 3 * torch.randn(8, columns, device=DEVICE)
@@ -143,7 +143,7 @@ def test_a_token_is_drawn_as_from_the_sorted_nucleus(columns: int) -> None:
 
 
 def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:
-    from backends.fastertransformer.engine.kernels.draw import draw_tokens, warm_up
+    from backends.fastertransformer.engine.ops.kernels.sampling import draw_tokens, warm_up
 
     warm_up(97, DEVICE)
     logits = torch.full((1, 97), float("nan"), device=DEVICE)
@@ -154,7 +154,7 @@ def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:
 
 @pytest.mark.parametrize("width", [64, 1536, 2048])
 def test_tokens_and_positions_are_looked_up_and_added(width: int) -> None:
-    from backends.fastertransformer.engine.kernels.embedding import embed
+    from backends.fastertransformer.engine.ops.kernels.embedding import embed
 
     tokens, places = torch.randn(50, width, device=DEVICE), torch.randn(20, width, device=DEVICE)
     ids, positions = torch.tensor([[3, 0], [49, 19], [0, 44]], device=DEVICE).T  # with gaps

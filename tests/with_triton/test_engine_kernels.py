@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backends.fastertransformer.engine.kernels.digits import digits_of
+from backends.fastertransformer.engine.ops.kernels.int8_split import digits_of
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -41,8 +41,8 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     ("kind", "rows"), [*itertools.product(KINDS, (1, 2, 8, 13)), ("int8, all", 40), ("int8, all", 150)]
 )
 def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.kernels.product import Tiling, choose, multiply
-    from backends.fastertransformer.engine.linear import Norming
+    from backends.fastertransformer.engine.model.linear import Norming
+    from backends.fastertransformer.engine.ops.kernels.gemm import Tiling, choose, multiply
 
     outputs, inputs = 200, 320  # neither fills its tiles
     x = drawn(rows, inputs, dtype=dtype, seed=1) + 0.5
@@ -90,8 +90,8 @@ def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -
 def test_one_row_is_what_fp64_says_however_much_is_asked_for_ahead(
     block_n: int, ahead: int, warps: int, has_norm: bool, is_int8: bool, dtype: torch.dtype
 ) -> None:
-    from backends.fastertransformer.engine.kernels.product import Tiling, multiply
-    from backends.fastertransformer.engine.linear import Norming
+    from backends.fastertransformer.engine.model.linear import Norming
+    from backends.fastertransformer.engine.ops.kernels.gemm import Tiling, multiply
 
     outputs, inputs = 37, 1104
     x = drawn(1, inputs, dtype=dtype, seed=1)

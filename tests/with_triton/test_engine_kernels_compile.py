@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from backends.fastertransformer.engine.kernels import rows as row_kernels
+from backends.fastertransformer.engine.ops.kernels import prefill_attention as row_kernels
 
-KERNELS = "backends.fastertransformer.engine.kernels"
+KERNELS = "backends.fastertransformer.engine.ops.kernels"
 CAPABILITIES = [80, 90]
 POINTERS = {
     "tables": "*i32",

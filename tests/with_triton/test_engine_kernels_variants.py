@@ -19,16 +19,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.attention.pages import KvCache
-from backends.fastertransformer.engine.checkpoint.weights import load_weights
-from backends.fastertransformer.engine.kernels import attention as attention_kernels
-from backends.fastertransformer.engine.kernels import product
-from backends.fastertransformer.engine.linear import Norming
-from backends.fastertransformer.engine.network import graphs, warmup
-from backends.fastertransformer.engine.network.network import Network
-from backends.fastertransformer.engine.network.steps import Steps
-from backends.fastertransformer.engine.precision import choose_precision
+from backends.fastertransformer.engine.cache.kv_cache import KvCache
+from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.model.linear import Norming
+from backends.fastertransformer.engine.model.network import Network
+from backends.fastertransformer.engine.model.precision import choose_precision
+from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.ops.kernels import decode_attention as attention_kernels
+from backends.fastertransformer.engine.ops.kernels import gemm as product
+from backends.fastertransformer.engine.steps import graphs, warmup
+from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
 
 CPU = torch.device("cpu")

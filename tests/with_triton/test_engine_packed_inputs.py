@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from backends.fastertransformer.engine.attention import attention, pages
-from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.attention.pages import KvCache
-from backends.fastertransformer.engine.attention.rows import NumberedRows
-from backends.fastertransformer.engine.checkpoint.weights import load_weights
-from backends.fastertransformer.engine.network.network import Network
-from backends.fastertransformer.engine.precision import choose_precision
+from backends.fastertransformer.engine.cache import kv_cache as pages
+from backends.fastertransformer.engine.cache.kv_cache import KvCache
+from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.model import attention
+from backends.fastertransformer.engine.model.network import Network
+from backends.fastertransformer.engine.model.packed_rows import NumberedRows
+from backends.fastertransformer.engine.model.precision import choose_precision
+from backends.fastertransformer.engine.model.weights import load_weights
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

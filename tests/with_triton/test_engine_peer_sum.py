@@ -16,8 +16,8 @@ SIZES = (8, 300, 8192, 9000, 64)  # numbers of one sum after another: of less th
 PROGRAM = """
 import sys
 import torch
-from backends.fastertransformer.engine.kernels.peer_choice import agree
-from backends.fastertransformer.engine.kernels.peer_sum import PROGRAMS, add_parts
+from backends.fastertransformer.engine.ops.kernels.all_reduce_argmax import agree
+from backends.fastertransformer.engine.ops.kernels.all_reduce import PROGRAMS, add_parts
 
 directory, rank, size, most, *sizes = sys.argv[1], *map(int, sys.argv[2:])
 words = 2 * size * most
@@ -48,7 +48,7 @@ torch.save(found, f"{directory}/found{rank}")
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_add_up_what_torch_adds_up(size: int, tmp_path: Path) -> None:
     if torch.cuda.is_available():
-        pytest.skip("the GPU's own memory is tests/unit/test_engine_ranks.py's: no GPU is needed here")
+        pytest.skip("the GPU's own memory is tests/engine/test_engine_ranks.py's: no GPU is needed here")
     most = max(SIZES)
     for rank in range(size):
         (tmp_path / f"memory{rank}").write_bytes(bytes(2 * size * most * 8))

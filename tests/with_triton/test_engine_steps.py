@@ -10,13 +10,13 @@ import torch
 from faked_gpu import fake_gpu
 from torch import Tensor
 
-from backends.fastertransformer.engine.attention.cache import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.attention.pages import KvCache
-from backends.fastertransformer.engine.checkpoint.weights import load_weights
-from backends.fastertransformer.engine.network import warmup
-from backends.fastertransformer.engine.network.network import Network
-from backends.fastertransformer.engine.network.steps import Steps
-from backends.fastertransformer.engine.precision import choose_precision
+from backends.fastertransformer.engine.cache.kv_cache import KvCache
+from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.model.network import Network
+from backends.fastertransformer.engine.model.precision import choose_precision
+from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.steps import warmup
+from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
 
 CPU = torch.device("cpu")

@@ -13,16 +13,16 @@ from concurrent.futures import Future
 
 import torch
 
-from .checkpoint.config import ModelConfig
 from .errors import EngineError, GroupLostError
-from .generation.scheduler import Scheduler
-from .generation.sequence import FAILED, Answer, Job
-from .generation.sessions import Session
 from .loading import Loaded, begin_thread, load
-from .precision import choose_device
-from .ranks.group import Group
-from .requests.prompts import read_prompt_tables
-from .requests.request import Array, Request, parse_request
+from .model.config import ModelConfig
+from .model.precision import choose_device
+from .parallel.group import Group
+from .request.parse import Array, Request, parse_request
+from .request.prompts import read_prompt_tables
+from .scheduling.scheduler import Scheduler
+from .scheduling.sequence import FAILED, Answer, Job
+from .scheduling.sessions import Session
 from .settings import Settings
 
 _log = logging.getLogger(__name__)

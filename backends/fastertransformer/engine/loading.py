@@ -11,22 +11,22 @@ from dataclasses import dataclass
 
 import torch
 
-from .attention.cache import CacheShape, free_bytes
-from .attention.pages import KvCache
-from .checkpoint.config import read_config
-from .checkpoint.layouts import Share
-from .checkpoint.prefixes import read_prefixes
-from .checkpoint.weights import load_weights
+from .cache.kv_cache import KvCache
+from .cache.sizing import CacheShape, free_bytes
 from .errors import EngineError
-from .kernels import problem_on
-from .network.network import Network
-from .network.steps import Steps
-from .network.warmup import warm_up
-from .precision import choose_device, choose_precision
-from .ranks.crew import Crew, needs_crew
-from .ranks.group import Group
-from .ranks.parallel import Leader, ProcessLinks
+from .model.config import read_config
+from .model.layouts import Share
+from .model.network import Network
+from .model.precision import choose_device, choose_precision
+from .model.prefixes import read_prefixes
+from .model.weights import load_weights
+from .ops.kernels import problem_on
+from .parallel.group import Group
+from .parallel.steps import Leader, ProcessLinks
+from .parallel.workers import Crew, needs_crew
 from .settings import Settings
+from .steps.steps import Steps
+from .steps.warmup import warm_up
 
 _log = logging.getLogger(__name__)
 _SPARE_BYTES = 1 << 30  # of a GPU, for what contexts and captured steps work on

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .checkpoint.config import FILE_NAME, MODEL_TYPES
 from .errors import EngineError
 from .keys import COUNT, INDEX, Keys, fraction, one_of, seconds
+from .model.config import FILE_NAME, MODEL_TYPES
 
 _THREADS_VARIABLE, _TORCH_KERNELS_VARIABLE = "SLIPWAY_CPU_THREADS", "SLIPWAY_TORCH_KERNELS"
 _FLAG = one_of({"0": False, "1": True})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
-from export_scripts.dtypes import STORAGE
+from export_scripts.conversion.dtypes import STORAGE
 from export_scripts.weights import gpt, gptj, gptneox, t5
 from export_scripts.weights.family import ConfigValues, Family, Sections
 from export_scripts.weights.schema import Dims, ModelDims, TargetTensor

@@ -19,8 +19,8 @@ from export_scripts.checkpoints.fastertransformer.config import CONFIG_FILE, FtC
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
-from export_scripts.dtypes import STORAGE, Array, item_bytes
-from export_scripts.mapped import map_record
+from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes
+from export_scripts.conversion.mapped import map_record
 from export_scripts.weights import t5
 from export_scripts.weights.schema import Dims, Layout, Rule, Rules, SourceMap, TargetTensor, split_layer
 from handover.digests import file_digest

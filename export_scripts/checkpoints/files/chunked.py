@@ -14,8 +14,8 @@ from math import prod
 import numpy as np
 
 from export_scripts.checkpoints.files.rank_files import JoinAxis
-from export_scripts.dtypes import STORAGE, Array
-from export_scripts.scattered import scattered
+from export_scripts.conversion.dtypes import STORAGE, Array
+from export_scripts.conversion.scattered import scattered
 from export_scripts.weights.schema import MOST_LAYERS
 from handover.errors import CheckpointError
 

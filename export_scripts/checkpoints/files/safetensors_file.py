@@ -14,8 +14,8 @@ import numpy as np
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
-from export_scripts.dtypes import STORAGE, Array
-from export_scripts.mapped import map_record
+from export_scripts.conversion.dtypes import STORAGE, Array
+from export_scripts.conversion.mapped import map_record
 from export_scripts.weights.values import Fields, shown
 from handover.errors import CheckpointError
 

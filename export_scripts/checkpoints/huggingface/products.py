@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from export_scripts.dtypes import STORAGE, Array, widen
-from export_scripts.mapped import Reader
+from export_scripts.conversion.dtypes import STORAGE, Array, widen
+from export_scripts.conversion.mapped import Reader
 from export_scripts.weights.architecture import Product
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError

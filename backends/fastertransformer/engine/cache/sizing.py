@@ -1,0 +1,74 @@
+"""What a cache of keys and values is of, and how much memory there is for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..request.parse import Array
+
+Need = tuple[int, int, int]  # of a sequence: rows, entries of each, entries of what the encoder makes
+
+MOST_SLOTS = 1024  # so that what a step needs to know of each can have its place once and for all
+UNBOUNDED = 1 << 31  # window of a slot that keeps every token
+_STAGED_BYTES = 1 << 15  # the driver copies so much aside by itself; more of it would wait for the GPU
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one process caches.
+
+    Attributes:
+        layers: that this process holds.
+        head_num: key and value heads of each that this process holds.
+        size_per_head: width of one.
+        dtype: number format of keys and values.
+        has_cross: whether each slot also keeps the keys and values of an encoder's output.
+    """
+
+    layers: int
+    head_num: int
+    size_per_head: int
+    dtype: torch.dtype
+    has_cross: bool = False
+
+    @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of one token."""
+        return self.layers * 2 * self.head_num * self.size_per_head * self.dtype.itemsize
+
+
+def upload(array: Array, device: torch.device) -> Tensor:
+    """Copy to a device without waiting for what it is doing."""
+    content = torch.from_numpy(array)
+    if device.type == "cuda" and array.nbytes > _STAGED_BYTES:
+        content = content.pin_memory()
+    return content.to(device, non_blocking=True)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that a device has free: of a GPU as its driver says, of the host as far as the cgroup lets us."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds on to it
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    available = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
+    for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else []:
+        if line.startswith("MemAvailable:"):
+            available = [int(line.split()[1]) << 10]
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            used = int((_CGROUP / "memory.current").read_text())
+            lines = (_CGROUP / "memory.stat").read_text().splitlines()
+            counts = {name: int(count) for name, count in (line.split() for line in lines)}
+            # What is cached of files, mapped shards above all, makes room when it is needed.
+            available.append(int(limit) - used + counts.get("active_file", 0) + counts.get("inactive_file", 0))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 here
+    return max(0, min(available))

@@ -1,0 +1,166 @@
+"""A layer of either stack, whatever its family: attention and MLP, their norms, and the residual stream around them.
+
+B: rows of a call; T: tokens of this call; S: keys that a row looks at; H: heads of this process; D: size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..ops.kernels import can_run_on
+from ..sampling.argmax import likeliest
+from .config import Stack
+from .layouts import CrossWeights, LayerWeights, Norm
+from .linear import Linear, Norming
+
+
+class Links:
+    """Where the network goes on in other processes; this is the case that it does not. See parallel.ProcessLinks.
+
+    Attributes:
+        is_split: whether several processes share each layer, and the vocabulary.
+    """
+
+    is_split = False
+
+    def share(self, x: Tensor) -> Tensor:
+        """Give every process rank 0's numbers, in place."""
+        return x
+
+    def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
+        """Give what the first layer here works on, [*shape, hidden]: the embedding, or an earlier process's result."""
+        return embed()
+
+    def add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
+        """Add a product to x in place: this process's alone, or the sum of all processes' parts of it."""
+        return linear.fused(inner, residual=x)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Pass on what the last layer here has made; gives the last layer of all's where this process predicts."""
+        return x
+
+    def gather_logits(self, logits: Tensor) -> Tensor:
+        """Put the processes' parts of the vocabulary side by side, [N, part] -> [N, V] in rank 0."""
+        return logits
+
+    def choose(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
+        """Choose the likeliest tokens, have the next step begin with them, and go on by a position.
+
+        Args:
+            logits: fp32 [N, V], or this process's part of the vocabulary.
+            ids: int64 [N]; takes the tokens.
+            positions: int64 [N]; each is raised by 1.
+
+        Returns:
+            int64 [N]; see likeliest.likeliest.
+        """
+        if can_run_on(logits.device):
+            from ..ops.kernels.argmax import take_likeliest
+
+            return take_likeliest(logits, ids, positions)
+        tokens = likeliest(logits)
+        ids.copy_(tokens.clamp(min=0))
+        positions += 1
+        return tokens
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Give every process what the last layer of all has made."""
+        return x
+
+    def gather(self, parts: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
+        """Give what every layer of the encoder attends to, [B, H, S, S] each, of [B, S] and what the layers here do."""
+        return parts
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all layers of a stack share in one call.
+
+    Attributes:
+        attend: q, k, v (and the layer's part of the cache) -> attended, [B, H, T, D] each.
+        tasks: [B, T], each token's IA3 task; None: none has one.
+        attend_source: q and the layer's part of the cache -> attended, to what was kept of the encoder's output.
+    """
+
+    attend: Callable[..., Tensor]
+    tasks: Tensor | None = None
+    attend_source: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+def run_layer(
+    stack: Stack, layer: LayerWeights, x: Tensor, call: Call, links: Links, memory: Tensor | None = None
+) -> Tensor:
+    """Run a layer on x [B, T, hidden], which is overwritten; memory: the layer's part of the cache."""
+    first, second = norming(stack, layer.input_norm), norming(stack, layer.post_norm)
+    if stack.is_parallel:
+        normed = x
+        if not second:  # both work on the same numbers; of one row a product norms what it multiplies for nothing
+            assert first
+            normed, first, second = (x, first, first) if x.shape[:2] == (1, 1) else (first(x), None, None)
+        attended = _attend(stack, layer, normed, first, call, memory)
+        inner = _mlp(stack, layer, normed, second, call.tasks)
+        return links.add(links.add(x, layer.attention_out, attended), layer.mlp_out, inner)
+    before, behind = ((first, second), (None, None)) if stack.is_pre_norm else ((None, None), (first, second))
+    x = links.add(x, layer.attention_out, _attend(stack, layer, x, before[0], call, memory))
+    x = behind[0](x) if behind[0] else x
+    if layer.cross:
+        x = links.add(x, layer.cross.out, _attend_source(stack, layer.cross, x, call, memory))
+    x = links.add(x, layer.mlp_out, _mlp(stack, layer, x, before[1], call.tasks))
+    return behind[1](x) if behind[1] else x
+
+
+def _attend(
+    stack: Stack,
+    layer: LayerWeights,
+    x: Tensor,
+    norm: Norming | None,
+    call: Call,
+    memory: Tensor | None,
+) -> Tensor:
+    """Give what the heads of this process attend to, [B, T, H * D]."""
+    q, k, v = split(stack, layer.qkv.fused(x, norm), 3)  # [B, H, T, D] each
+    k, v = adapted(k, layer.ia3, 0, call.tasks), adapted(v, layer.ia3, 1, call.tasks)
+    return _joined(call.attend(q, k, v, memory))
+
+
+def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, call: Call, memory: Tensor | None) -> Tensor:
+    assert call.attend_source and memory is not None
+    (q,) = split(stack, cross.query.fused(x, norming(stack, cross.norm)), 1)
+    return _joined(call.attend_source(q, memory))
+
+
+def split(stack: Stack, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """[B, T, parts * H * D] -> [B, H, T, D] each."""
+    return x.view(*x.shape[:2], parts, -1, stack.size_per_head).permute(2, 0, 3, 1, 4).unbind()
+
+
+def norming(stack: Stack, norm: Norm | None) -> Norming | None:
+    """Give a norm as the stack computes it."""
+    return Norming(norm.weight, norm.bias, stack.layernorm_eps, stack.is_rms) if norm else None
+
+
+def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norming | None, tasks: Tensor | None) -> Tensor:
+    """Give the inner layer of norm(x): [B, T, hidden] -> this process's part of [B, T, inter]."""
+    if layer.mlp_gate and norm:
+        x, norm = norm(x), None
+    inner = layer.mlp_in.fused(x, norm, stack.activation)
+    if layer.mlp_gate:
+        inner *= layer.mlp_gate(x)
+    if layer.ia3 and tasks is not None:
+        inner *= layer.ia3[2][tasks]
+    return inner
+
+
+def adapted(x: Tensor, ia3: tuple[Tensor, ...] | None, index: int, tasks: Tensor | None) -> Tensor:
+    """Scale keys or values, [B, H, T, D], by their tokens' tasks, [B, T]."""
+    if ia3 is None or tasks is None:
+        return x
+    return x * ia3[index][tasks].view(*tasks.shape, -1, x.shape[-1]).transpose(1, 2)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """[B, H, T, D] -> [B, T, H * D]."""
+    return x.transpose(1, 2).flatten(2)

@@ -1,0 +1,69 @@
+"""Rows one behind the other: how tokens of several rows go through the network together, with nothing padded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..cache.sizing import upload
+from ..request.parse import Array
+
+
+class Rows(NamedTuple):
+    """B rows of T tokens together.
+
+    Attributes:
+        ids: int64 [T].
+        positions: int64 [T], of each token in its row.
+        slots: int64 [T], slot of the cache of each token's row.
+        ends: int32 [B + 1]: 0, then where each row ends.
+        lengths: of the rows; None: the host does not know them, and the kernels do without.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    ends: Tensor
+    lengths: list[int] | None
+
+    @property
+    def longest(self) -> int:
+        """At least the length of the longest row."""
+        return max(self.lengths) if self.lengths else len(self.ids)
+
+
+class NumberedRows(NamedTuple):
+    """The same on the host, as arrays.
+
+    Attributes:
+        tokens: int64 [3, T]: ids, positions and slots.
+        ends: int64 [B + 1].
+        lengths: int64 [B].
+    """
+
+    tokens: Array
+    ends: Array
+    lengths: Array
+
+    @classmethod
+    def of(cls, ids: Array, starts: Array, lengths: Array, first: int) -> NumberedRows:
+        """Number tokens.
+
+        Args:
+            ids: int64 [T].
+            starts: int64 [B], position of each row's first one.
+            lengths: int64 [B].
+            first: slot of the first row; the others have those behind it.
+        """
+        slots = np.repeat(np.arange(first, first + len(lengths)), lengths)
+        ends = np.concatenate(([0], np.cumsum(lengths)))
+        positions = np.arange(len(ids)) - np.repeat(ends[:-1] - starts, lengths)
+        return cls(np.stack((ids, positions, slots)), ends, lengths)
+
+    def on(self, device: torch.device) -> Rows:
+        """Copy to a device."""
+        ids, positions, slots = upload(self.tokens, device)
+        return Rows(ids, positions, slots, upload(self.ends.astype(np.int32), device), self.lengths.tolist())

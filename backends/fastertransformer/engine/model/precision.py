@@ -1,0 +1,79 @@
+"""Decide where and in which number format the network runs.
+
+data_type is what config.pbtxt asks for. A GPU runs all three natively. A CPU is measured, not trusted (AMD EPYC with
+AVX512_BF16, 2 cores, torch 2.13, F.linear 768 x 3072): fp16 matrices are 4 times slower than fp32 from a batch of
+about 32, so fp16 is weights rounded to fp16 and arithmetic in fp32; bf16 is 2 to 2.7 times faster than fp32 where the
+processor multiplies bf16 and slower elsewhere. The last matrix (hidden to vocabulary) gives fp32 logits everywhere, as
+in FasterTransformer: bf16 logits have steps of 1/16 at 10, which would make ties and shift log-probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import EngineError
+
+TORCH_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number formats of one engine.
+
+    Attributes:
+        rounded: every weight is rounded to this format first: what data_type asks for.
+        compute: matrices and KV cache are kept and multiplied in this format.
+        note: one line for the log that says what happens.
+        is_int8: whether the layers' matrices are kept as int8, and on a GPU the head's (see linear.py).
+    """
+
+    rounded: torch.dtype
+    compute: torch.dtype
+    note: str
+    is_int8: bool = False
+
+
+def choose_precision(data_type: str, device: torch.device, int8_mode: int = 0) -> Precision:
+    """Choose the formats for config.pbtxt's ``data_type`` (fp32, fp16, bf16) and ``int8_mode`` (0, 1) on a device.
+
+    Raises:
+        EngineError: one of them is something else.
+    """
+    if data_type not in TORCH_TYPES:
+        raise EngineError(f"data_type = {data_type} is none of {', '.join(TORCH_TYPES)}")
+    if int8_mode not in (0, 1):
+        raise EngineError(f"int8_mode = {int8_mode} is not supported: 0 is off, 1 keeps the layers' matrices as int8")
+    rounded = TORCH_TYPES[data_type]
+    compute, note = rounded, f"{data_type} on {device}"
+    if device.type == "cpu" and data_type == "bf16" and multiplies_bf16():
+        note = "bf16 on cpu: native, fp32 logits"
+    elif device.type == "cpu" and data_type != "fp32":
+        compute, note = torch.float32, f"{data_type} on cpu: weights rounded to {data_type}, arithmetic in fp32"
+    return Precision(rounded, compute, note + (", int8 weights" if int8_mode else ""), bool(int8_mode))
+
+
+def multiplies_bf16() -> bool:
+    """Say whether this processor has bf16 multiply instructions (AVX512_BF16 or AMX)."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "sve_bf16"))
+
+
+def choose_device(instance_kind: str = "", instance_device_id: int = 0, local_rank: int = 0) -> torch.device:
+    """Choose the device of one instance.
+
+    FasterTransformer's published config.pbtxt says KIND_CPU although the backend runs on GPUs, so KIND_CPU does not
+    forbid a GPU: an instance takes a GPU wherever there is one, and the given one if it says KIND_GPU. Hide GPUs with
+    CUDA_VISIBLE_DEVICES to run on the CPU. Of several processes on a host, each takes the GPU of its local rank.
+
+    Raises:
+        EngineError: KIND_GPU on a machine without that GPU.
+    """
+    wants_gpu = instance_kind in ("GPU", "KIND_GPU")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wants_gpu and instance_device_id >= count:
+        raise EngineError(f"instance_group asks for GPU {instance_device_id}; this machine has {count}")
+    if count:
+        return torch.device("cuda", instance_device_id if wants_gpu else local_rank % count)
+    return torch.device("cpu")

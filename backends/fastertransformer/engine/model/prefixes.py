@@ -1,0 +1,56 @@
+"""Prefix prompts: keys and values, learnt for a task, that stand in every layer before those of a row's tokens.
+
+FasterTransformer has them for GPT-J and GPT-NeoX, from the checkpoint only, as prompt_learning_type = 2. Its GPT reads
+the same files and never uses them. Each rank's ``model.prefix_prompt.<task_name>.weight.<rank>.bin`` is
+[layers, 2 (k, v), the rank's heads, prompt_length, size_per_head]: keys as attention takes them, so already rotated.
+A row's first token stands at position prompt_length of its own task and sees the whole prefix; so a prefix is to a row
+what the past is to a conversation, and ``Sequence.start`` says how long it is. It takes room in the cache and does not
+count towards input plus output.
+Sources: ``GptJWeight.cc``, ``GptNeoXWeight.cc``, ``GptJ.cc``, ``unfused_attention_kernels.cu``
+(``add_fusedQKV_bias_transpose_kernel``), ``DecoderSelfAttentionLayer.cc`` (``timestep``), ``ParallelGpt.cc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .config import ModelConfig
+from .layouts import Share
+from .precision import TORCH_TYPES, Precision
+from .shards import map_file
+
+Prefix = Sequence[Tensor]  # of one task: [2 (k, v), H, prompt_length, D] for each of this process's layers
+
+
+def read_prefixes(
+    directory: Path,
+    config: ModelConfig,
+    tensor_para_size: int,
+    precision: Precision,
+    device: torch.device,
+    share: Share,
+) -> list[Prefix]:
+    """Read this process's part of every task's prefix.
+
+    Returns:
+        By the task's number; empty where the model has no prefix prompts.
+
+    Raises:
+        WeightsError: a file, of any rank, is missing or has another size.
+    """
+    if not config.has_prefixes:
+        return []
+    heads = config.head_num // tensor_para_size
+    prefixes: list[Prefix] = []
+    for name, length in config.prompt_tasks:
+        shape = (config.num_layer, 2, heads, length, config.size_per_head)
+        files = [directory / f"model.prefix_prompt.{name}.weight.{rank}.bin" for rank in range(tensor_para_size)]
+        shards = [map_file(file, shape, TORCH_TYPES[config.weight_data_type]) for file in files]
+        mine = shards if share.rank is None else shards[share.rank : share.rank + 1]
+        layers = torch.cat([shard[share.layers.start : share.layers.stop] for shard in mine], 2)
+        prefixes.append(layers.to(precision.rounded).to(device, precision.compute, copy=True).unbind())
+    return prefixes

@@ -1,0 +1,284 @@
+"""Read FasterTransformer's shards into tensors, or refuse; never serve anything else.
+
+A shard is the raw little-endian content of one tensor's slice, without a header; layouts.py says which there are. They
+are mapped, not read: each becomes a tensor of its own on the device, one after another. FasterTransformer only warns
+where a file is missing or short and serves uninitialised memory; here that is an error which names every such file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..cache.sizing import free_bytes
+from ..errors import WeightsError
+from .config import ModelConfig
+from .layouts import ModelWeights, Norm, Share, head_name, read_model, vocabulary_part
+from .linear import Int8Linear, Linear
+from .precision import TORCH_TYPES, Precision
+from .shards import Order, Shards, made_up, mapped, planned, problems_of
+from .staging import AHEAD_BYTES, StagedFiles
+
+
+def load_weights(
+    directory: Path,
+    config: ModelConfig,
+    tensor_para_size: int,
+    precision: Precision,
+    device: torch.device,
+    share: Share | None = None,
+    sharers: int = 1,
+    are_made_up: bool = False,
+) -> ModelWeights:
+    """Read shards, one tensor at a time, if they are whole and there is room for all of them.
+
+    Args:
+        directory: holds the shards, ``<T>-gpu``.
+        config: its config.ini.
+        tensor_para_size: ranks that the shards were written for.
+        precision: number formats.
+        device: where the tensors go.
+        share: None for the whole network: any number of shards, joined in this one process.
+        sharers: processes that load an equal part into the same memory at the same time.
+        are_made_up: whether the numbers are random instead: to measure a model whose shards nobody has.
+
+    Raises:
+        WeightsError: names every shard, of any rank, that is missing or has another size, or a tensor_para_size that
+            does not fit. Or the device has not the memory.
+    """
+    _check_ranks(directory, config, tensor_para_size)
+    source_type, whole = TORCH_TYPES[config.weight_data_type], Share(range(config.num_layer))
+    is_cpu = device.type == "cpu"
+    is_staged = not (is_cpu or are_made_up)
+    with StagedFiles(directory, source_type, device) if is_staged else nullcontext() as staged:
+        has_head = not are_made_up and (directory / f"{head_name(config)}.bin").exists()
+        share, plans = share or whole, {}
+        for each in {whole, share}:
+            # On torch's meta device tensors have no content: so what loads a network tells how much memory that takes.
+            order: Order = []
+            how = config, tensor_para_size, precision, torch.device("meta"), is_cpu, each.rank
+            plans[each] = Reader(*how, planned(source_type, order)), order
+            read_model(plans[each][0], config, each, has_head)
+        problems = [] if are_made_up else problems_of(directory, plans[whole][1], source_type)
+        if problems:
+            noun = "shard is" if len(problems) == 1 else "shards are"
+            raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  " + "\n  ".join(problems))
+        plan, order = plans[share]
+        need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
+        _check_room(directory, precision, need_bytes, device, sharers)
+        if staged:
+            # All of it once: torch keeps it and cuts it up, where the driver takes its time for each tensor's memory.
+            with suppress(torch.OutOfMemoryError):  # in one piece
+                torch.empty(need_bytes, dtype=torch.uint8, device=device)
+            shards = staged.in_order(order)
+        else:
+            shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
+        reader = Reader(config, tensor_para_size, precision, device, is_cpu, share.rank, shards)
+        return read_model(reader, config, share, has_head)
+
+
+def _check_room(directory: Path, precision: Precision, need_bytes: int, device: torch.device, sharers: int) -> None:
+    have_bytes = free_bytes(device) // sharers
+    if need_bytes > have_bytes:
+        each = f" for each of {sharers} processes" if sharers > 1 else ""
+        raise WeightsError(
+            f"{directory} does not fit: loading it as {precision.note} takes {need_bytes / 1e9:.3g} GB and {device} has"
+            f" {have_bytes / 1e9:.3g} GB free{each}; serve it with int8_mode 1, as fp16 or bf16, or over more processes"
+            " (tensor_para_size, pipeline_para_size)"
+        )
+
+
+def _check_ranks(directory: Path, config: ModelConfig, tensor_para_size: int) -> None:
+    if config.tensor_para_size not in (None, tensor_para_size):
+        written = f"the shards in {directory} were written for {config.tensor_para_size}"
+        raise WeightsError(f"tensor_para_size = {tensor_para_size}, but {written}")
+    for stack in (config, config.encoder):
+        if stack and (stack.head_num % tensor_para_size or stack.inter_size % tensor_para_size):
+            raise WeightsError(
+                f"tensor_para_size = {tensor_para_size} does not divide head_num = {stack.head_num}"
+                f" and inter_size = {stack.inter_size}"
+            )
+
+
+class Reader:
+    """Reads tensors of one checkpoint onto a device: one rank's shards, or all of them joined (rank None).
+
+    Attributes:
+        head_type: number format of the head; a CPU multiplies it in fp32 (see precision.py).
+        size_bytes: of what was read, as it is kept.
+        saved_bytes: by int8.
+        largest_bytes: of the largest tensor.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensor_para_size: int,
+        precision: Precision,
+        device: torch.device,
+        is_cpu: bool,
+        rank: int | None,
+        shards: Shards,
+    ) -> None:
+        self._shards, self._tensor_para_size, self._rank = shards, tensor_para_size, rank
+        self._ranks = range(tensor_para_size) if rank is None else range(rank, rank + 1)
+        self._precision, self._device, self._is_cpu = precision, device, is_cpu
+        self._has_biases = config.has_biases
+        self.head_type = torch.float32 if is_cpu else precision.compute
+        self.size_bytes = self.saved_bytes = self.largest_bytes = 0
+        self._buffers: dict[torch.dtype, Tensor] = {}
+
+    def _copy(self, name: str, split_axis: int | None, target: Tensor) -> None:
+        """Copy a tensor's file, or the ranks' side by side, into what has their shape together."""
+        files = [f"{name}.bin"] if split_axis is None else [f"{name}.{rank}.bin" for rank in self._ranks]
+        for file, place in zip(files, target.chunk(len(files), split_axis or 0), strict=True):
+            shard = self._shards(file, tuple(place.shape))
+            if self._precision.rounded not in (shard.dtype, place.dtype):
+                shard = self._scratch(tuple(place.shape), self._precision.rounded).copy_(shard)
+            place.copy_(shard)
+
+    def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Give memory for the time until the next tensor is read.
+
+        It is the same memory each time: the C library's heap would grow to twice the weights if tensors that go and
+        tensors that stay were allocated by turns.
+        """
+        size = torch.Size(shape).numel()
+        if dtype not in self._buffers or self._buffers[dtype].numel() < size:
+            self._buffers[dtype] = torch.empty(size, dtype=dtype, device=self._device)
+        return self._buffers[dtype][:size].view(shape)
+
+    def _here(self, shape: tuple[int, ...], split_axis: int | None) -> tuple[int, ...]:
+        """Shape of what is read here of a tensor that the ranks cut along an axis."""
+        part = len(self._ranks)
+        return tuple(n * part // self._tensor_para_size if axis == split_axis else n for axis, n in enumerate(shape))
+
+    def _count(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        self.largest_bytes = max(self.largest_bytes, size_bytes)
+
+    def tensor(
+        self, name: str, shape: tuple[int, ...], split_axis: int | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Read a tensor as it is: a copy of our own, for the file may change under a running server.
+
+        Args:
+            name: file name up to ``.{rank}.bin`` or ``.bin``.
+            shape: of the full tensor.
+            split_axis: axis along which the ranks cut it; None where it is written once.
+            dtype: None for the one that is multiplied.
+        """
+        target = self.empty(self._here(shape, split_axis), dtype)
+        self._copy(name, split_axis, target)
+        self._count(target.nbytes)
+        return target
+
+    def norm(self, name: str, width: int) -> Norm:
+        """Read a norm."""
+        bias = self.tensor(f"{name}.bias", (width,)) if self._has_biases else None
+        return Norm(self.tensor(f"{name}.weight", (width,)), bias)
+
+    def head(self, name: str | None, shape: tuple[int, int], table: Tensor | None, bias: Tensor | None) -> Linear:
+        """Read the head, or this rank's rows of it; see linear.py. With int8 weights a GPU's is int8 too.
+
+        Args:
+            name: None: it has the table's matrix, of which a CPU keeps a second form.
+            shape: of all of it.
+            table: see name.
+            bias: all of it, or None.
+        """
+        is_int8 = self._precision.is_int8 and not self._is_cpu
+        if name and is_int8:
+            matrix: Tensor | None = self._side_by_side([name], shape, None, first=1)
+        else:
+            matrix = self.tensor(name, shape, dtype=self.head_type) if name else table
+        assert matrix is not None
+        if self._rank is not None:
+            part = vocabulary_part(shape[0], self._rank, self._tensor_para_size)
+            rows = slice(part.start, part.stop)
+            self.size_bytes -= matrix[len(part) :].nbytes if name and not is_int8 else 0
+            matrix, bias = matrix[rows], None if bias is None else bias[rows]
+        if is_int8:
+            linear, bias_bytes = Int8Linear(matrix, bias), 0 if bias is None else bias.nbytes
+            self._count(linear.size_bytes - bias_bytes)
+            self.saved_bytes += (matrix.nbytes if name else 0) + bias_bytes - linear.size_bytes
+            self.largest_bytes = max(self.largest_bytes, matrix.nbytes)
+            return linear
+        if self._is_cpu and not name:
+            self._count(matrix.nbytes)
+        return Linear(matrix, bias, is_lent=name is not None and len(matrix) < shape[0])
+
+    def fan_out(self, width: int, outputs: tuple[int, ...], *names: str, has_bias: bool = True) -> Linear:
+        """Read matrices of which each rank has some outputs, [width, *outputs]; those of several follow each other."""
+        bias, axis = None, len(outputs)
+        if has_bias and self._has_biases:
+            bias = self._side_by_side([f"{name}.bias" for name in names], outputs, axis - 1)
+        return self._linear([f"{name}.weight" for name in names], (width, *outputs), axis, bias)
+
+    def fan_in(self, inputs: int, width: int, name: str, has_bias: bool = True, bias_sum: str = "") -> Linear:
+        """Read a matrix of which each rank has some inputs, [inputs, width].
+
+        Its bias is written once, and one rank adds it; or every rank adds what the file ``bias_sum`` has.
+        """
+        bias = None
+        if has_bias and self._has_biases and (bias_sum or self._rank in (None, 0)):
+            bias = self._side_by_side([bias_sum or f"{name}.bias"], (width,), None)
+            if bias_sum and self._rank is None:
+                bias *= self._tensor_para_size
+        return self._linear([f"{name}.weight"], (inputs, width), 0, bias)
+
+    def _linear(
+        self, names: Sequence[str], shape: tuple[int, ...], split_axis: int | None, bias: Tensor | None
+    ) -> Linear:
+        """Read matrices side by side, [in, out] or [in, 3, out] -> [out, in]."""
+        matrix = self._side_by_side(names, shape, split_axis, first=1)  # [in, out]
+        kind = Int8Linear if self._precision.is_int8 else Linear
+        linear, full_bytes = kind(matrix.T, bias, is_lent=True), matrix.nbytes
+        self._count(linear.size_bytes)
+        self.saved_bytes += full_bytes + (bias.nbytes if bias is not None else 0) - linear.size_bytes
+        self.largest_bytes = max(self.largest_bytes, full_bytes)
+        return linear
+
+    def _side_by_side(
+        self, names: Sequence[str], shape: tuple[int, ...], split_axis: int | None, first: int = 0
+    ) -> Tensor:
+        """Read tensors of one shape: their axes from the first on become one, in which they follow each other.
+
+        A matrix (first 1) is lent until the next one is read.
+        """
+        here = self._here(shape, split_axis)
+        target_shape = (*here[:first], len(names) * torch.Size(here[first:]).numel())
+        target = self._scratch(target_shape, self._precision.compute) if first else self.empty(target_shape)
+        for name, part in zip(names, target.chunk(len(names), first), strict=True):
+            self._copy(name, split_axis, part.view(here))
+        return target
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Give memory on the device, in the format that is multiplied if no other is named."""
+        return torch.empty(shape, dtype=dtype or self._precision.compute, device=self._device)
+
+    def slopes(self, head_num: int) -> Tensor:
+        """Give ALiBi's slopes of this rank's heads, fp32."""
+        slopes = alibi_slopes(head_num).to(self._device)
+        return slopes if self._rank is None else slopes.chunk(self._tensor_para_size)[self._rank]
+
+    def ia3(self, tasks: int, *vectors: tuple[str, int]) -> tuple[Tensor, ...] | None:
+        """Read vectors by task, each a name and a size; a last row of ones is for rows without one (task -1)."""
+        tables = [self.tensor(f"{name}.ia3.weight", (tasks, size), 1) for name, size in vectors] if tasks else []
+        return tuple(torch.cat((table, torch.ones_like(table[:1]))) for table in tables) or None
+
+
+def alibi_slopes(head_num: int) -> Tensor:
+    """Give the slope of each head's penalty on distance, fp32 [head_num].
+
+    A geometric sequence for the largest power of two, then every other term of the next one's ("Train Short, Test
+    Long", and FasterTransformer's ``invokeBuildAlibiSlopes``).
+    """
+    whole = 1 << (head_num.bit_length() - 1)
+    first = [2.0 ** (-8.0 * (index + 1) / whole) for index in range(whole)]
+    more = [2.0 ** (-4.0 * (2 * index + 1) / whole) for index in range(head_num - whole)]
+    return torch.tensor(first + more)

@@ -1,1 +1,0 @@
-"""The network, and the steps that generation asks of it."""

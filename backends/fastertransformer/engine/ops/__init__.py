@@ -1,0 +1,1 @@
+"""What the network computes with: Triton's kernels or torch."""

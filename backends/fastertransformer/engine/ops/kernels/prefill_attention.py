@@ -1,0 +1,268 @@
+"""Attention of whole rows with a bias by distance, many tokens at once: an encoder's, or that of contexts.
+
+Flash attention (Dao 2023): a program takes some queries of a row and a head, and goes over the row's keys. The bias is
+not read from a mask as large as the scores: ALiBi's is computed, T5's is looked up by distance, and beyond the furthest
+distance that has a number of its own, where most keys of a long row are, it is one number. Blocks of keys all of which
+all queries see, with such a bias, are free: nothing is masked or looked up there. The others are edges.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .decode_attention import NO_BIAS, SLOPES, abilities
+
+_LOG2_E = 1.4426950408889634
+# Queries and keys of a program at a time, warps, stages, registers of a thread at most (0: as many as it likes): the
+# fastest of 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads of those that spill
+# no register.
+Tiles = tuple[int, int, int, int, int]
+_TILES, _CAUSAL_TILES, _WIDE_TILES = (128, 32, 8, 3, 128), (64, 64, 4, 3, 0), (128, 32, 8, 3, 0)
+# Where the tensor cores take operands from registers (before Hopper), wide heads need more threads or fewer queries.
+_OLDER_WIDE_TILES = (64, 32, 8, 2, 0)
+_SMALL_TILES, _FP32_TILES = (64, 32, 4, 2, 0), (32, 32, 4, 2, 0)
+_SHORT = 64  # tokens, that fewer queries are enough for
+# Programs of all heads begin together where the L2 cache keeps their keys and values, or where so few of them run that
+# those with the most keys have to begin first.
+_CACHED_BYTES, _FEW_PROGRAMS = 16 << 20, 4096
+_ROWS_AT_ONCE = tl.constexpr(32)
+
+
+@triton.jit
+def _loaded(places, n, length, size: tl.constexpr, width: tl.constexpr, is_edge: tl.constexpr):
+    dims = tl.arange(0, width)
+    if is_edge:
+        return tl.load(places, (n < length)[:, None] & (dims < size)[None, :], 0.0)
+    elif size < width:
+        return tl.load(places, (dims < size)[None, :], 0.0)
+    else:
+        return tl.load(places)
+
+
+@triton.jit
+def _looked_up(table, index, is_native: tl.constexpr):
+    """Give table[index]; written so that Triton does not make room in shared memory to do it ahead."""
+    if is_native:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b64 place; mad.wide.s32 place, $2, 4, $1; ld.global.nc.f32 $0, [place]; }",
+            "=f,l,r",
+            [table.to(tl.int64), index],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return tl.load(table + index)
+
+
+@triton.jit
+def _over_blocks(  # noqa: C901 (one kernel)
+    sums, total, most, query, k, v, bias, m, start, block, count, gap, skipped, length, token_stride, far, scale,
+    size: tl.constexpr, width: tl.constexpr, block_n: tl.constexpr, kind: tl.constexpr, is_edge: tl.constexpr,
+    is_causal: tl.constexpr, is_native: tl.constexpr,
+):  # fmt: skip
+    """Attend to so many blocks of keys from block on, without those skipped where the gap is."""
+    places, dims = tl.arange(0, block_n), tl.arange(0, width)
+    offsets = places[:, None] * token_stride + dims[None, :]
+    slope, before, behind = 0.0, 0.0, 0.0
+    if kind == 1:
+        slope = tl.load(bias) * 1.4426950408889634
+    if kind == 2:
+        before, behind = tl.load(bias) * 1.4426950408889634, tl.load(bias + 2 * far) * 1.4426950408889634
+    for index in range(0, count):
+        here = block + index
+        first = tl.where(here < gap, here, here + skipped) * block_n
+        n = first + places
+        at = first.to(tl.int64) * token_stride
+        keys = _loaded(k + at + offsets, n, length, size, width, is_edge)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        shift = 0.0  # of all scores; the scale, which has log2(e) in it, is positive
+        if kind == 1:  # what a row's scores have in common cancels out: distances from the first query do
+            scores = scores * scale + (slope * (n - start))[None, :]
+        elif is_edge:
+            scores *= scale
+            if kind == 2:
+                near = tl.minimum(tl.maximum(n[None, :] - m[:, None], -far), far) + far
+                scores += _looked_up(bias, near, is_native) * 1.4426950408889634
+        elif kind == 2:
+            shift = tl.where(here < gap, before, behind)
+        if is_edge:
+            is_seen = (n < length)[None, :]
+            if is_causal:
+                is_seen = is_seen & (n[None, :] <= m[:, None])
+            scores = tl.where(is_seen, scores, -float("inf"))
+        if is_edge or kind == 1:
+            higher = tl.maximum(most, tl.max(scores, 1))
+            weights = tl.exp2(scores - higher[:, None])
+        else:
+            higher = tl.maximum(most, tl.max(scores, 1) * scale + shift)
+            weights = tl.exp2(scores * scale - (higher - shift)[:, None])
+        fade = tl.exp2(most - higher)
+        total = total * fade + tl.sum(weights, 1)
+        values = _loaded(v + at + offsets, n, length, size, width, is_edge)
+        sums = tl.dot(weights.to(values.dtype), values, sums * fade[:, None], input_precision="ieee")
+        most = higher
+    return sums, total, most
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _cut(ends, blocks, rows, queries: tl.constexpr):
+    """Note of a block where its row begins, how long that is, and the block's first token there; see PackedRows."""
+    index = tl.program_id(0)
+    later, before, passed = 0, 0, 0  # rows behind the block's; blocks of these; blocks of the rows looked at
+    for first in range(0, rows, _ROWS_AT_ONCE):
+        here = first + tl.arange(0, _ROWS_AT_ONCE)
+        is_row, place = here < rows, ends + rows - 1 - here
+        counts = tl.cdiv(tl.load(place + 1, is_row, 0) - tl.load(place, is_row, 0), queries)
+        is_later = (passed + tl.cumsum(counts, 0) <= index) & is_row
+        later += tl.sum(is_later.to(tl.int32), 0)
+        before += tl.sum(tl.where(is_later, counts, 0), 0)
+        passed += tl.sum(counts, 0)
+    row = tl.maximum(rows - 1 - later, 0)
+    begin = tl.load(ends + row)
+    length = tl.where(later == rows, 0, tl.load(ends + row + 1) - begin)
+    tl.store(blocks + index * 3, begin)
+    tl.store(blocks + index * 3 + 1, length)
+    tl.store(blocks + index * 3 + 2, (tl.cdiv(length, queries) - 1 - (index - before)) * queries)
+
+
+class PackedRows:
+    """Rows that are parts of one axis of tokens, one behind the other.
+
+    Args:
+        ends: int32 [B + 1]: 0, then where each row ends.
+        tokens: of all rows at least.
+        longest: at least the length of the longest row.
+    """
+
+    def __init__(self, ends: Tensor, tokens: int, longest: int) -> None:
+        self._ends, self._tokens, self.longest = ends, tokens, longest
+        self._blocks: dict[int, Tensor] = {}
+
+    def cut(self, queries: int) -> Tensor:
+        """Cut rows into blocks of so many tokens; good for all layers.
+
+        Returns:
+            int32 [n, 3]: where each block's row begins, how long that is, and the block's first token in its row. The
+            last block is the first; those that are not needed have a row of length 0.
+        """
+        if queries not in self._blocks:
+            rows = len(self._ends) - 1
+            count = self._tokens // queries + rows  # at least: of each row one block is not full
+            blocks = torch.empty(count, 3, dtype=torch.int32, device=self._ends.device)
+            _cut[(count,)](self._ends, blocks, rows, queries=queries, num_warps=1)
+            self._blocks[queries] = blocks
+        return self._blocks[queries]
+
+
+@triton.jit(do_not_specialize=("far",))
+def _attend_rows(
+    q, k, v, out, blocks, bias, token_stride, head_stride, out_stride, scale, far,
+    size: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, kind: tl.constexpr,
+    is_causal: tl.constexpr, is_native: tl.constexpr,
+):  # fmt: skip
+    head, block = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), tl.program_id(1)
+    length = tl.load(blocks + block * 3 + 1)
+    if length == 0:
+        return
+    begin, start = tl.load(blocks + block * 3).to(tl.int64), tl.load(blocks + block * 3 + 2)
+    origin = begin * token_stride + head * head_stride
+    m, dims = start + tl.arange(0, block_m), tl.arange(0, width)
+    is_in = (m < length)[:, None] & (dims < size)[None, :]
+    query = tl.load(q + origin + m.to(tl.int64)[:, None] * token_stride + dims[None, :], is_in, 0.0)
+    if kind == 1:
+        bias += head
+    if kind == 2:
+        bias += head * (2 * far + 1)
+    sums = tl.zeros([block_m, width], tl.float32)
+    total = tl.zeros([block_m], tl.float32)
+    most = tl.full([block_m], -1e30, tl.float32)
+    end = tl.minimum(length, start + block_m) if is_causal else length
+    # Blocks: edges are from near to behind, and from whole on; behind is after whole where nothing lies between.
+    blocks, whole = tl.cdiv(end, block_n), end // block_n
+    near, behind = 0, 0
+    if kind == 2:
+        near = tl.maximum(start - far + 1, 0) // block_n
+        behind = tl.minimum(tl.cdiv(start + block_m + far - 1, block_n), blocks)
+    elif is_causal:
+        near, behind = start // block_n, blocks
+    free = near + tl.maximum(whole - behind, 0)
+    sums, total, most = _over_blocks(
+        sums, total, most, query, k + origin, v + origin, bias, m, start, 0, free, near, behind - near,
+        length, token_stride, far, scale, size, width, block_n, kind, False, is_causal, is_native,
+    )  # fmt: skip
+    sums, total, most = _over_blocks(
+        sums, total, most, query, k + origin, v + origin, bias, m, start, near, blocks - free, behind,
+        tl.maximum(whole - behind, 0),
+        length, token_stride, far, scale, size, width, block_n, kind, True, is_causal, is_native,
+    )  # fmt: skip
+    target = out + (begin + m.to(tl.int64))[:, None] * out_stride + head * size + dims[None, :]
+    tl.store(target, (sums / total[:, None]).to(out.dtype.element_ty), is_in)
+
+
+def attend_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: PackedRows,
+    scale: float,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Attend within rows that are parts of one axis of tokens.
+
+    Args:
+        q: [H, T, D]; the last axis without gaps.
+        k: likewise.
+        v: likewise.
+        rows: of these tokens.
+        scale: of q k.
+        bias: ALiBi's slopes, fp32 [H]; or fp32 [H, 2 n + 1], of a key n or more tokens before its query to one n or
+            more behind it; None: none.
+        is_causal: whether a token sees those before it only.
+        tiles: None: by shape.
+
+    Returns:
+        [H, T, D], of which [T, H * D] is a view; what belongs to no row is anything.
+    """
+    heads, tokens, size = q.shape
+    if not q.stride() == k.stride() == v.stride():
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
+    width = max(16, triton.next_power_of_2(size))
+    block_m, block_n, warps, stages, registers = tiles or _choose(rows.longest, width, q.dtype, is_causal, q.device)
+    limit = {"maxnreg": registers} if registers else {}
+    kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else 2
+    blocks = rows.cut(block_m)
+    is_cached = 2 * rows.longest * heads * size * q.element_size() <= _CACHED_BYTES
+    together = heads if is_cached or (is_causal and heads * len(blocks) <= _FEW_PROGRAMS) else 1
+    _attend_rows[(together, len(blocks), heads // together)](
+        q, k, v, out, blocks, q if bias is None else bias, q.stride(1), q.stride(0), out.stride(0),
+        scale * _LOG2_E, (bias.shape[1] - 1) // 2 if bias is not None and kind == 2 else 0,
+        size=size, width=width, block_m=block_m, block_n=block_n, kind=kind, is_causal=is_causal,
+        is_native=q.is_cuda, num_warps=warps, num_stages=stages, **limit,
+    )  # fmt: skip
+    return out.transpose(0, 1)
+
+
+def _choose(longest: int, width: int, dtype: torch.dtype, is_causal: bool, device: torch.device) -> Tiles:
+    if dtype == torch.float32:
+        return _FP32_TILES
+    wide = _WIDE_TILES if abilities(device) else _OLDER_WIDE_TILES
+    tiles = wide if width > 128 else _CAUSAL_TILES if is_causal or longest <= _SHORT else _TILES
+    queries, keys, _, stages, _ = tiles
+    needed = dtype.itemsize * width * (queries + 2 * stages * keys)
+    return tiles if needed <= _shared_bytes(device) else _SMALL_TILES
+
+
+@lru_cache
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may have at most."""
+    if device.type != "cuda":
+        return 1 << 20  # the interpreter's has no end
+    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])

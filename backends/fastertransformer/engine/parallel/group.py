@@ -1,0 +1,186 @@
+"""Processes that hold a network together: how they come together and part.
+
+Rank r is the tensor rank r % T of the pipeline stage r // T, as in FasterTransformer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore; mypy finds it here only
+
+from ..errors import EngineError
+from ..model.config import ModelConfig
+from ..model.layouts import Share
+from ..settings import Settings
+from .control import Lines
+from .door import LOOPBACK
+from .rank import Ranks
+from .workers import Crew
+
+_FAREWELL_S = 20.0
+_group_numbers = itertools.count()  # of those that this process has begun as rank 0
+_parting = threading.Lock()
+# The others wait for as long as a step takes; that all live is Lines' matter.
+_NO_TIMEOUT = timedelta(days=3650)
+
+
+class Group:
+    """All processes that hold the network together; joining blocks until every one has come.
+
+    Args:
+        ranks: of this process.
+        device: of this process.
+        settings: of the model; rank 0 has them, and the others are given its.
+        crew: the others, where this process has started them.
+
+    Attributes:
+        ranks: of this process.
+        settings: rank 0's.
+        is_first: whether rank 0 has begun no other before.
+        rank: of this process.
+        tensor_size: processes of each stage.
+        stages: of all.
+        tensor_rank, stage: this process's place.
+        neighbours: torch's group of this stage; its default group is of all.
+        lines: between rank 0 and the others.
+
+    Raises:
+        EngineError: their number is not tensor_para_size x pipeline_para_size, not all came in time, or this process
+            is in another group.
+    """
+
+    def __init__(
+        self, ranks: Ranks, device: torch.device, settings: Settings | None = None, crew: Crew | None = None
+    ) -> None:
+        if dist.is_initialized():
+            raise EngineError("this process has an engine of several processes already; close that one first")
+        self.ranks, self.rank, self._is_on_gpu = ranks, ranks.rank, device.type == "cuda"
+        store, greeting, store_port = None, "", 0
+        if settings:
+            _check_size(ranks, settings)
+            store = _open_store()
+            store_port = store.port
+            greeting = json.dumps([store_port, next(_group_numbers), settings.to_json()])
+        self.lines = Lines(ranks, greeting.encode(), crew.check if crew else lambda: None, store_port)
+        port, number, said = json.loads(self.lines.greeting)
+        self.is_first = number == 0
+        self.settings = Settings.from_json(said)
+        self.tensor_size, self.stages = self.settings.tensor_para_size, self.settings.pipeline_para_size
+        self.stage, self.tensor_rank = divmod(self.rank, self.tensor_size)
+        if ranks.is_one_host:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
+        try:
+            with self.loss_is_an_error("not every rank has come"):
+                self._join(device, store or TCPStore(LOOPBACK, self.lines.gate_port or port, wait_for_workers=False))
+        except BaseException:
+            self.lines.close()
+            raise
+
+    def _join(self, device: torch.device, store: TCPStore) -> None:
+        store.set_timeout(timedelta(seconds=self.ranks.timeout_s))
+        backend = "gloo"
+        if self._is_on_gpu:
+            torch.cuda.set_device(device)
+            backend = "cpu:gloo,cuda:nccl"
+            # Else torch ends this process when another is gone, which may be one that outlives it.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        dist.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
+        )
+        assert dist.group.WORLD
+        self.neighbours: dist.ProcessGroup = dist.group.WORLD
+        if self.stages > 1:
+            self.neighbours, _ = dist.new_subgroups(self.tensor_size, timeout=_NO_TIMEOUT)  # type: ignore[no-untyped-call]
+
+    @property
+    def lost(self) -> str:
+        """What has happened, once another process is lost."""
+        return self.lines.lost
+
+    def outlive(self, crew: Crew) -> None:
+        """From now on do not end with the others: where one is lost all are ended, so that nothing waits for them."""
+        self.lines.at_loss.append(crew.kill)
+        if self._is_on_gpu:  # what it waits for on its streams never comes
+            self.lines.at_loss.append(threading.Thread(target=_abort, daemon=True).start)
+        self.lines.is_fatal = False
+
+    def leave(self) -> None:
+        """Part from the others, whatever becomes of them; this process can then join other groups."""
+        self.lines.close()
+        farewell = threading.Thread(target=_abort if self.lost and self._is_on_gpu else _part, daemon=True)
+        farewell.start()
+        farewell.join(_FAREWELL_S)  # NCCL's waits for the others, which may be gone
+
+    def share(self, config: ModelConfig) -> Share:
+        """Say which part of the network this process holds; the stages have as many layers as FasterTransformer's."""
+        encoder_layers = self._part(config.encoder.num_layer) if config.encoder else None
+        is_first = self.stage == 0
+        return Share(self._part(config.num_layer), self.tensor_rank, is_first, is_first, encoder_layers)
+
+    def _part(self, layers: int) -> range:
+        depth = -(-layers // self.stages)
+        return range(layers)[self.stage * depth : (self.stage + 1) * depth]
+
+    def agree(self, room: int) -> int:
+        """Wait until every process has loaded its part; give the least that any of them names.
+
+        Raises:
+            EngineError: one of them was lost.
+        """
+        least = torch.tensor([room])
+        with self.loss_is_an_error("another rank could not load its part"):
+            dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        return int(least)
+
+    @contextmanager
+    def loss_is_an_error(self, problem: str) -> Iterator[None]:
+        """Turn what torch.distributed raises into an EngineError that begins with the problem."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            me = f"rank {self.rank} of {self.ranks.world_size}"
+            raise EngineError(f"{me}: {problem}: {first_line(error)}") from error
+
+
+def _check_size(ranks: Ranks, settings: Settings) -> None:
+    tensor, pipeline = settings.tensor_para_size, settings.pipeline_para_size
+    if ranks.world_size != tensor * pipeline:
+        raise EngineError(
+            f"world_size ({ranks.world_size}) should equal to tensor_para_size_ * pipeline_para_size_"
+            f" ({tensor} * {pipeline} here)"
+        )
+
+
+def _open_store() -> TCPStore:
+    """Open what torch's processes find each other through, on a free port of loopback: see gate.py for other hosts."""
+    listener = socket.create_server((LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def first_line(error: Exception) -> str:
+    """Leave out the stack that torch appends to its messages."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _part() -> None:
+    with _parting:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _abort() -> None:
+    """End what NCCL waits for in kernels that run, and forget all groups."""
+    with _parting:
+        if dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()

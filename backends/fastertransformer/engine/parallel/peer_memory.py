@@ -1,0 +1,115 @@
+"""Sums over GPUs that write into each other's memory: for the few numbers of a decode step, faster than NCCL.
+
+Every process has some memory that the others of its stage have mapped (torch's symmetric memory; without multicast,
+which is switched off here). Where that cannot be had, NCCL makes all sums.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cache.sizing import MOST_SLOTS
+from ..ops.kernels import can_run_on
+from .group import Group
+
+_log = logging.getLogger(__name__)
+
+
+class Peers:
+    """The memory of the processes that share a layer.
+
+    Args:
+        memory: int64, this process's, which the others write to: what sums need, then what choices do.
+        addresses: of all processes' memory.
+        rank: of this process among them.
+        handle: keeps the others' memory mapped.
+    """
+
+    def __init__(self, memory: Tensor, addresses: Sequence[int], rank: int, handle: Any) -> None:
+        from ..ops.kernels.all_reduce import PROGRAMS, add_parts
+        from ..ops.kernels.all_reduce_argmax import agree
+
+        self._add_parts, self._agree, self._rank, self._handle = add_parts, agree, rank, handle
+        sums = len(memory) - _choice_words(len(addresses))
+        self._most = sums // (2 * len(addresses))
+        self._memories = memory[:sums], memory[sums:]
+        tables = [addresses, [each + sums * memory.itemsize for each in addresses]]
+        self._sums, self._choices = torch.tensor(tables, dtype=torch.int64, device=memory.device)
+        sizes = (1, PROGRAMS, MOST_SLOTS)
+        self._lost, self._turns, self._row_turns = (
+            torch.zeros(size, dtype=torch.int32, device=memory.device) for size in sizes
+        )
+        self._aside = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
+
+    def takes(self, part: Tensor) -> bool:
+        """Say whether there is room for so many numbers."""
+        return part.numel() <= self._most
+
+    def add(self, x: Tensor, part: Tensor) -> Tensor:
+        """Add the sum of all processes' parts to x, in place; both contiguous and of one shape."""
+        self._add_parts(x, part, self._memories[0], self._sums, self._rank, self._turns, self._lost)
+        return x
+
+    def agree(self, tokens: Tensor, ids: Tensor, logits: Tensor, first: int) -> None:
+        """Put each row's likeliest token of all processes in place of this one's; see kernels.peer_choice."""
+        memory = self._memories[1]
+        self._agree(tokens, ids, logits, first, memory, self._choices, self._rank, self._row_turns, self._lost)
+
+    def has_given_up(self) -> bool:
+        """Say whether a kernel has waited in vain, since when none waits."""
+        return bool(self._lost.item())
+
+    def give_up(self) -> None:
+        """Let no kernel wait any more for a process that is lost."""
+        with torch.inference_mode(), torch.cuda.stream(self._aside):  # as it was made, in another thread
+            self._lost.fill_(1)
+
+
+def _choice_words(size: int) -> int:
+    return 4 * size * MOST_SLOTS
+
+
+def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
+    """Map the memory of the other processes of a stage; None: it cannot be done, in any of them.
+
+    Args:
+        group: of all processes; each must call this.
+        device: of this process.
+        most: numbers of a sum at most.
+    """
+    size = group.tensor_size
+    if size == 1 or device.type != "cuda":
+        return None
+    first = group.stage * size
+    can = group.settings.has_peer_sums and group.ranks.is_one_host and can_run_on(device)
+    # Processes find each other's memory by how often each has looked for some (torch counts, in StoreExchange): for one
+    # that is started anew, or belongs to a second engine, rank 0 would wait for ever.
+    can = can and group.is_first
+    can = can and all(
+        other == group.rank or torch.cuda.can_device_access_peer(device, other) for other in range(first, first + size)
+    )
+    if not group.agree(int(can)):
+        return None
+    # A program that uses multicast can put the GPUs of a host out of service; nothing here needs it.
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    try:
+        import torch.distributed._symmetric_memory as symmetric
+
+        memory = symmetric.empty(2 * size * most + _choice_words(size), dtype=torch.int64, device=device)
+        handle: Any = symmetric.rendezvous(memory, group.neighbours)
+        memory.zero_()
+        offset = memory.data_ptr() - handle.buffer_ptrs[group.tensor_rank]
+        peers = Peers(memory, [each + offset for each in handle.buffer_ptrs], group.tensor_rank, handle)
+        torch.cuda.synchronize(device)
+        group.lines.at_loss.append(peers.give_up)
+        problem = ""
+    except Exception as error:  # whatever the driver says
+        peers, problem = None, str(error)
+        _log.warning("sums are NCCL's: the GPUs' memory cannot be mapped: %s", error)
+    return peers if group.agree(int(not problem)) else None

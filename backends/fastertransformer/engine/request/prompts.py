@@ -1,0 +1,186 @@
+"""Prompts that are not tokens of the vocabulary: embeddings sent with a request, or learnt and kept in the checkpoint.
+
+FasterTransformer's numbers for ``request_prompt_type`` and config.ini's ``prompt_learning_type``: 0 none; 1 soft prompt
+(a request's embeddings stand in front of its input); 2 prefix prompt (a task's keys and values of every layer, see
+prefixes.py; a request cannot bring its own); 3 p/prompt tuning (ids from ``prompt_learning_start_id`` on stand for rows
+of a table: the task's, or the request's own). Positions count prompts; answers and penalties leave them out.
+Sources: ``ParallelGpt.cc``, ``gpt_kernels.cu``, ``ParallelGptTritonModel.cc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..errors import RequestError
+from ..model.config import ModelConfig, PromptType
+from ..model.precision import TORCH_TYPES
+from ..model.shards import map_file
+from .schema import Array, checked, refuse_rows
+
+_EMBEDDING, _LENGTHS, _TYPE = "request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"
+_TASK = "prompt_learning_task_name_ids"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a row's generation starts from.
+
+    Attributes:
+        ids: int64 [T], at least one; any legal id where an embedding stands.
+        embeddings: fp32 [T, hidden], NaN where the token has its own; None: all have.
+        prefix: the task whose prefix precedes all that; -1: none.
+        prefix_length: entries of the cache that the prefix takes.
+    """
+
+    ids: Array
+    embeddings: Array | None = None
+    prefix: int = -1
+    prefix_length: int = 0
+
+    @property
+    def own_tokens(self) -> Array:
+        """Whether a token, and no prompt's embedding, stands at each place, bool [T]."""
+        shown: Array = np.ones(len(self.ids), bool) if self.embeddings is None else np.isnan(self.embeddings[:, 0])
+        return shown
+
+
+def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | None:
+    """Read the tables that config.ini's tasks name, ``model.prompt_table.<task_name>.weight.bin``.
+
+    Returns:
+        fp32 [prompt_length, hidden] of each task, by its number; None where its prompt_learning_type is not p/prompt
+        tuning.
+
+    Raises:
+        WeightsError: a table is missing or has another size.
+    """
+    if config.prompt_learning_type != PromptType.TUNED:
+        return None
+    dtype = TORCH_TYPES[config.weight_data_type]
+    return [
+        map_file(directory / f"model.prompt_table.{name}.weight.bin", (length, config.hidden_units), dtype)
+        .to(torch.float32, copy=True)
+        .numpy()
+        for name, length in config.prompt_tasks
+    ]
+
+
+def place_prompts(
+    tensors: Mapping[str, Array],
+    scalars: Mapping[str, Array],
+    ids: Array,
+    lengths: Array,
+    config: ModelConfig,
+    prompts: Sequence[Array] | None,
+) -> tuple[list[Context], list[Array]]:
+    """Put prompts where they belong.
+
+    Args:
+        tensors: of the request.
+        scalars: those of one value a row, checked, [B] each.
+        ids: int64 [B, L].
+        lengths: [B]; a row without input starts from its start_id.
+        config: dimensions.
+        prompts: the tasks' tables.
+
+    Returns:
+        What each row starts from, and the part of its input that is shown, int64 [n] each.
+
+    Raises:
+        RequestError: a prompt tensor is malformed or incomplete, a task does not exist, an id stands for nothing.
+    """
+    kinds, own = _request_prompts(tensors, scalars, config)
+    tasks = scalars[_TASK].tolist() if _TASK in tensors else []
+    if tasks:
+        _check_tasks(scalars[_TASK], config, prompts)
+    first_virtual, contexts, shown = config.prompt_learning_start_id, [], []
+    for row, (kind, table) in enumerate(zip(kinds.tolist(), own, strict=True)):
+        line = ids[row, : lengths[row]]
+        is_empty = not len(line)
+        if tasks and prompts is not None and kind == PromptType.NONE:
+            kind, table = PromptType.TUNED, prompts[tasks[row]]
+        # Which row of the table stands at each place; below 0: a token does.
+        places = line - first_virtual if kind == PromptType.TUNED else np.full_like(line, -1)
+        if (places >= len(table)).any():
+            legal = f"{first_virtual} + 0 to {len(table) - 1}"
+            raise RequestError(f"input_ids holds {line.max()}; the prompt's ids are {legal}")
+        shown.append(line[places < 0])
+        if kind == PromptType.SOFT:
+            line, places = (np.concatenate((np.arange(len(table)), each)) for each in (line, places))
+        if not len(line):
+            line, places = _begin_with_start_id(scalars["start_id"], row, config)
+        context = _context(line, places, table)
+        if tasks and config.has_prefixes and (entries := config.prompt_tasks[tasks[row]][1]):
+            if is_empty:
+                raise RequestError(f"row {row} has no input: a prefix prompt must come with one")
+            context = replace(context, prefix=tasks[row], prefix_length=entries)
+        contexts.append(context)
+        bad = context.ids[context.ids >= config.vocab_size]
+        if bad.size:
+            raise RequestError(f"input_ids holds {bad[0]} in row {row}; the vocabulary has {config.vocab_size} tokens")
+    return contexts, shown
+
+
+def _begin_with_start_id(start_ids: Array, row: int, config: ModelConfig) -> tuple[Array, Array]:
+    """Give the token that a row without input starts from, and that no prompt stands there."""
+    is_beyond = (np.arange(len(start_ids)) == row) & (start_ids >= config.vocab_size)
+    legal = f"below vocab_size {config.vocab_size}, for a row without input starts from it"
+    refuse_rows("start_id", start_ids, is_beyond, legal)
+    return start_ids[row : row + 1].astype(np.int64), np.full(1, -1)
+
+
+def _context(line: Array, places: Array, table: Array) -> Context:
+    """Let rows of a table stand at places, [T], that are 0 or more; tokens, [T], at the others."""
+    is_prompt = places >= 0
+    if not is_prompt.any():
+        return Context(line)
+    embeddings = np.where(is_prompt[:, None], table[np.maximum(places, 0)], np.float32(np.nan))
+    return Context(np.where(is_prompt, 0, line), embeddings)
+
+
+def _request_prompts(
+    tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig
+) -> tuple[Array, list[Array]]:
+    """Check a request's own prompts: the type of each row's, [B] (0: none), and its embeddings, fp32 [n, hidden].
+
+    FasterTransformer applies no prompt, and warns, where one of the three tensors is missing; here that is an error
+    unless there is nothing to apply.
+    """
+    lengths, kinds = scalars[_LENGTHS], scalars[_TYPE]
+    batch = len(kinds)
+    sent = [name for name in (_EMBEDDING, _LENGTHS, _TYPE) if name in tensors]
+    if config.encoder and _EMBEDDING in sent and _TYPE not in sent:  # T5 has one kind only, and no tensor that says so
+        sent, kinds = [*sent, _TYPE], np.full(batch, PromptType.TUNED)
+    if _EMBEDDING in sent:
+        checked(_EMBEDDING, tensors[_EMBEDDING], (np.float32, np.float16), batch, "n", config.hidden_units)
+    if not kinds.any() and not any(tensors[name].any() for name in sent):
+        return kinds, [np.zeros((0, config.hidden_units), np.float32)] * batch
+    if missing := [name for name in (_EMBEDDING, _LENGTHS, _TYPE) if name not in sent]:
+        raise RequestError(f"{sent[0]} needs {' and '.join(missing)} too")
+    embedding = tensors[_EMBEDDING]
+    refuse_rows(_LENGTHS, lengths, lengths > embedding.shape[1], f"at most {embedding.shape[1]}")
+    legal = "0, 1 (soft) or 3 (tuned): a prefix prompt comes from the checkpoint only"
+    refuse_rows(_TYPE, kinds, ~np.isin(kinds, (PromptType.NONE, PromptType.SOFT, PromptType.TUNED)), legal)
+    own = [embedding[row, : lengths[row]].astype(np.float32) for row in range(batch)]
+    for row, mine in enumerate(own):
+        if not np.isfinite(mine).all():
+            raise RequestError(f"{_EMBEDDING} holds a number in row {row} that is not finite")
+    return kinds, own
+
+
+def _check_tasks(tasks: Array, config: ModelConfig, prompts: Sequence[Array] | None) -> None:
+    """Check that there are tasks, and each row's."""
+    if prompts is None and not config.has_prefixes:
+        if config.prompt_learning_type == PromptType.PREFIX:
+            raise RequestError(
+                f"{_TASK}: this checkpoint has prefix prompts (prompt_learning_type = 2), which FasterTransformer reads"
+                f" and never uses in a {config.family}; GPT-J and GPT-NeoX have them. Leave it out"
+            )
+        raise RequestError(f"{_TASK}: this checkpoint's config.ini has no prompt_learning_type = 3; leave it out")
+    if (tasks >= len(config.prompt_tasks)).any():
+        raise RequestError(f"{_TASK} is {tasks.max()}; the checkpoint has tasks 0 to {len(config.prompt_tasks) - 1}")

@@ -1,0 +1,80 @@
+"""Bad and stop words: lists of token sequences, a list for each row.
+
+Layout: FasterTransformer's GPT guide: int32 [B, 2, n]; row 0 holds the tokens of all words one after another, row 1 the
+end of each word among them, filled up with -1. Meaning: ``ban_bad_words.cu`` and ``stop_criteria_kernels.cu``: both
+compare with input and output alike, so a word may begin in the prompt; its last token is always a generated one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from ..errors import RequestError
+from .schema import Array, checked
+
+
+class WordList:
+    """The words of one row.
+
+    Args:
+        words: token ids of each; a word without tokens is complete behind every token.
+    """
+
+    def __init__(self, words: Iterable[Sequence[int]] = ()) -> None:
+        self._last_tokens: dict[tuple[int, ...], set[int]] = defaultdict(set)  # by what precedes them in the word
+        self._has_empty_word = False
+        for word in words:
+            if word:
+                self._last_tokens[tuple(word[:-1])].add(word[-1])
+            else:
+                self._has_empty_word = True
+        self.reach = max(map(len, self._last_tokens), default=0)  # tokens that must be known to tell a completion
+
+    def __bool__(self) -> bool:
+        return bool(self._last_tokens) or self._has_empty_word
+
+    def is_completed_by(self, token: int, sequence: Sequence[int]) -> bool:
+        """Say whether a token, put behind a sequence, completes a word; see completions."""
+        return self._has_empty_word or token in self.completions(sequence)
+
+    def completions(self, sequence: Sequence[int]) -> set[int]:
+        """Give the tokens that, put behind a sequence, complete a word.
+
+        Args:
+            sequence: input and output so far, or its last ``reach`` tokens.
+        """
+        found: set[int] = set()
+        for beginning, last in self._last_tokens.items():
+            if len(beginning) <= len(sequence) and tuple(sequence[len(sequence) - len(beginning) :]) == beginning:
+                found |= last
+        return found
+
+
+def parse_word_lists(name: str, tensors: Mapping[str, Array], batch: int) -> list[WordList]:
+    """Read a word list tensor, [B, 2, n]; where it is not sent there are no words.
+
+    A token outside the vocabulary is legal: it never comes. An empty list is [[0], [-1]]. A word without tokens, as in
+    [[0], [0]], is what it is in FasterTransformer's kernels: nothing among bad words, but complete at once among stop
+    words, so that the row ends behind its first token (the published sample_request_single.json has such a list).
+
+    Raises:
+        RequestError: the shape is another, the ends do not ascend from 0 to at most n and then stay -1, or a token id
+            is below 0.
+    """
+    if name not in tensors:
+        return [WordList()] * batch
+    lists, array = [], checked(name, tensors[name], (np.int32,), batch, 2, "n")
+    for row, (ids, ends) in enumerate(array.tolist()):
+        cuts = [0, *ends[: sum(end >= 0 for end in ends)]]
+        if cuts != sorted(cuts) or cuts[-1] > len(ids):
+            expected = f"[{batch}, 2, n]: token ids, then the end of each word in ascending order, filled up with -1"
+            raise RequestError(f"{name} has ends {ends} in row {row}, shape {list(array.shape)}; expected {expected}")
+        if (least := min(ids[: cuts[-1]], default=0)) < 0:
+            raise RequestError(f"{name} holds {least} in row {row}; token ids are 0 or more")
+        words = [ids[start:end] for start, end in pairwise(cuts)]
+        lists.append(WordList(word for word in words if word or name == "stop_words_list"))
+    return lists

@@ -1,0 +1,132 @@
+"""Prefill: what a sequence's generation starts from is run through the network, and what is asked about it computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..request.parse import Array
+from ..request.prompts import Context
+from ..steps.steps import Steps
+from .sequence import Sequence
+
+_PASS_TOKENS = 4096  # of one pass of a conversation
+_LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
+
+
+def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int) -> Tensor | None:
+    """Run the contexts of sequences that have just come.
+
+    Args:
+        steps: the network and its cache.
+        owners: sequence and beam of each of the slots from ``first`` on: all first beams, then the others.
+        first: slot.
+
+    Returns:
+        The last hidden state of each of these slots, [n, hidden]; None: what has an encoder begins with a step.
+    """
+    new = [sequence for sequence, beam in owners if not beam]
+    states: list[Tensor] = []  # of each context, [T, hidden]
+    if steps.config.encoder:
+        _encode(steps, new, first)
+        if any(len(sequence.context.ids) > 1 for sequence in new):  # not start_id alone
+            states = _extend(steps, new, first)  # the last token is run once more, by the first step
+    else:
+        states = [_go_on(steps, new[0])] if new[0].line else _extend(steps, new, first)
+    for sequence, state in zip(new, states, strict=False):
+        _note_context(steps, sequence, state)
+    pairs = [(slot, sequence.slots[0]) for slot, (sequence, beam) in enumerate(owners, first) if beam]
+    if pairs:  # all beams begin as the first one does
+        others, sources = np.array(pairs).T
+        steps.copy(others, sources, max(sequence.held for sequence in new))
+    if steps.config.encoder:
+        return None
+    last = {sequence: state[-1] for sequence, state in zip(new, states, strict=True)}
+    return torch.stack([last[sequence] for sequence, _ in owners])
+
+
+def _extend(steps: Steps, new: list[Sequence], first: int) -> list[Tensor]:
+    """Run contexts; give the hidden states of each, [T, hidden]."""
+    ids, lengths, embeddings = _in_a_row([sequence.context for sequence in new])
+    hidden = steps.extend(ids, np.array([sequence.start for sequence in new]), lengths, first, embeddings)
+    return list(torch.split(hidden, lengths.tolist()))
+
+
+def _go_on(steps: Steps, sequence: Sequence) -> Tensor:
+    """Run a conversation's context in passes no longer than its window; give its hidden states, [T, hidden].
+
+    What the cache has lost of the conversation is run before it.
+    """
+    start, ids, window, slot = sequence.start, sequence.context.ids, sequence.window, sequence.slots[0]
+    if sequence.lacks_past:
+        assert sequence.line
+        start, ids = 0, np.concatenate((np.array(sequence.line.tokens[:start], np.int64), ids))
+    states = []
+    for place in range(0, len(ids), size := min(window, _PASS_TOKENS)):
+        part = ids[place : place + size]
+        states.append(steps.extend(part, np.array([start + place]), np.array([len(part)]), slot))
+    return torch.cat(states)[-len(sequence.context.ids) :]
+
+
+def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
+    """Run the encoder for new sequences."""
+    ids, lengths, embeddings = _in_a_row([sequence.source for sequence in new if sequence.source])
+    tasks = np.array([int(each.job.request.scalars["ia3_tasks"][each.row]) for each in new])
+    is_encoder_only = steps.config.family != "t5"
+    wants_attentions = is_encoder_only and any(sequence.job.request.wants("attentions") for sequence in new)
+    encoded, attentions = steps.encode(ids, lengths, tasks, first, embeddings, int(wants_attentions))
+    states = torch.split(encoded, lengths.tolist())
+    for row, sequence in enumerate(new if is_encoder_only else ()):
+        sequence.is_done, length = True, lengths[row]
+        sequence.noted["output_hidden_state"] = states[row].float().cpu().numpy()
+        if sequence.job.request.wants("attentions"):
+            of_row = torch.stack([layer[row, :, :length, :length] for layer in attentions])
+            sequence.noted["output_attentions"] = of_row.cpu().numpy()
+
+
+def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
+    """Compute what is asked about a context itself, given its hidden states, [T, hidden]."""
+    if sequence.wants("context_embeddings"):
+        embedding = hidden.float().sum(0).cpu().numpy()
+        sequence.noted["context_embeddings"] = np.repeat(embedding[None], sequence.width, 0)
+    if not (sequence.wants("context_cum_log_probs") or sequence.wants("context_log_probs")):
+        return
+    scores = _score_context(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
+    if sequence.wants("context_cum_log_probs"):
+        sequence.beams[0].score = float(scores[0].double().sum())
+    if sequence.wants("context_log_probs"):
+        own, shown = scores.cpu().numpy()[:, sequence.context.own_tokens], len(sequence.shown)
+        own = own[:, max(0, own.shape[1] - shown) :]  # without a start_id
+        log_probs, best = np.pad(own, ((0, 0), (shown - own.shape[1], 0)))  # 0 for what was answered before
+        sequence.noted |= {"context_log_probs": log_probs, "context_argmax_ids": best.astype(np.uint32)}
+
+
+def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> Tensor:
+    """Compare each token, [T], with what its predecessors, [T, hidden], make of it.
+
+    Returns:
+        fp32 [2, T]: the token's log-probability, and the most probable token in its place; 0 for the first.
+    """
+    scores = torch.zeros(2, len(ids), device=ids.device)
+    block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))
+    for first in range(1, len(ids), block):
+        targets = slice(first, min(first + block, len(ids)))
+        rows = steps.logits(hidden[first - 1 : targets.stop - 1]).log_softmax(dim=-1)
+        scores[0, targets], scores[1, targets] = rows.gather(1, ids[targets, None])[:, 0], rows.argmax(dim=-1)
+    return scores
+
+
+def _in_a_row(contexts: list[Context]) -> tuple[Array, Array, Array | None]:
+    """Give ids [T], one context's behind the other's, lengths [B], and embeddings [T, hidden] where any has some."""
+    ids, lengths = np.concatenate([each.ids for each in contexts]), np.array([len(each.ids) for each in contexts])
+    given = [each.embeddings for each in contexts if each.embeddings is not None]
+    if not given:
+        return ids, lengths, None
+    embeddings = np.full((len(ids), given[0].shape[1]), np.nan, np.float32)
+    for begin, each in zip(np.cumsum(lengths) - lengths, contexts, strict=True):
+        if each.embeddings is not None:
+            embeddings[begin : begin + len(each.embeddings)] = each.embeddings
+    return ids, lengths, embeddings

@@ -1,0 +1,84 @@
+"""What has come out of a request so far, laid out as FasterTransformer does."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..request.parse import Array
+from .sequence import Job
+
+
+def output_tensors(job: Job) -> dict[str, Array]:
+    """Lay out the output so far.
+
+    Returns:
+        output_ids: uint32 [B, K, L + max request_output_len]: each row's input, its tokens right behind it, then its
+            end_id. Of an encoder-decoder int32 [B, K, T + max max_output_len]: what the decoder began with, its
+            tokens, then 0; here and below its "input" is decoder_input_ids, [B, T], T = 0 without one.
+        sequence_length: uint32 [B, K]: input and generated tokens, a final end_id included. (FasterTransformer counts
+            from the longest input of the batch; here it is the row's own, so it does not depend on other rows.) Of an
+            encoder-decoder int32.
+        response_input_lengths: int32 [B, K]; not of an encoder-decoder.
+        cum_log_probs: fp32 [B, K], and output_log_probs: fp32 [B, K, max request_output_len]: only where a row has
+            is_return_log_probs; 0 in the others. With is_return_context_cum_log_probs the first begins with the
+            log-probabilities (without temperature and penalty) of the input's tokens that have one. Of a beam
+            they are those of its own tokens. (FasterTransformer does not follow a beam back in output_log_probs.)
+        context_embeddings: fp32 [B, K, hidden]: only where a row has is_return_context_embeddings.
+        context_log_probs: fp32 [B, L], and context_argmax_ids: uint32 [B, L]: only where a row has
+            is_return_context_log_probs. Of each token of the input its log-probability (without temperature and
+            penalty) after those before it, and the most probable token in its place. 0 for a row's first token (but
+            a decoder's comes after start_id), for tokens of a conversation's earlier requests, in padding and in the
+            other rows.
+        output_hidden_state: fp32 [B, S, hidden], of an encoder without a decoder, which has none of the above. S is
+            input_ids' width.
+        output_attentions: fp32 [B, layers, heads, S, S], beside it where any row has is_return_attentions: how much of
+            each key (last axis) each query takes; 0 in padding. (FasterTransformer leaves numbers without a meaning in
+            the rows of queries that are padding.)
+    """
+    request, rows = job.request, job.sequences
+    width, source_width = max(len(each.shown) for each in rows), request.source_width
+    tensors = {} if "output_hidden_state" in rows[0].noted else _tokens(job, width)
+    least = {
+        "context_embeddings": (0, 0),
+        "context_log_probs": (width,),
+        "context_argmax_ids": (width,),
+        "output_hidden_state": (source_width, 0),
+        "output_attentions": (0, 0, source_width, source_width),
+    }
+    for name in dict.fromkeys(name for each in rows for name in each.noted):
+        given = {row: each.noted[name] for row, each in enumerate(rows) if name in each.noted}
+        tensors[name] = _stacked(given, len(rows), least[name])
+    return tensors
+
+
+def _tokens(job: Job, width: int) -> dict[str, Array]:
+    request, longest = job.request, int(job.request.output_lengths.max())
+    shape, is_decoder = (request.batch_size, request.beam_width), bool(request.sources)
+    ids = np.zeros((*shape, width + longest), np.int32 if is_decoder else np.uint32)
+    if not is_decoder:
+        ids[:] = request.scalars["end_id"][:, None, None]
+    inputs, lengths = np.zeros(shape, np.int32), np.zeros(shape, ids.dtype)
+    tensors: dict[str, Array] = {"output_ids": ids, "sequence_length": lengths}
+    if not is_decoder:
+        tensors["response_input_lengths"] = inputs
+    if has_scores := request.wants("log_probs"):
+        scores, log_probs = np.zeros(shape, np.float32), np.zeros((*shape, longest), np.float32)
+        tensors |= {"cum_log_probs": scores, "output_log_probs": log_probs}
+    for row, sequence in enumerate(job.sequences):
+        start = len(sequence.shown)
+        inputs[row], ids[row, :, :start] = start, sequence.shown
+        for place, beam in enumerate(sequence.beams):
+            lengths[row, place] = end = start + len(beam.tokens)
+            ids[row, place, start:end] = beam.tokens
+            if has_scores and sequence.wants("log_probs"):
+                scores[row, place], log_probs[row, place, : len(beam.log_probs)] = beam.score, beam.log_probs
+    return tensors
+
+
+def _stacked(given: dict[int, Array], batch: int, least: tuple[int, ...]) -> Array:
+    """Put arrays under each other, filled up with zeros to the longest, at least to ``least``; the other rows are 0."""
+    shape = [max(sizes) for sizes in zip(least, *(each.shape for each in given.values()), strict=True)]
+    stacked = np.zeros((batch, *shape), next(iter(given.values())).dtype)
+    for row, each in given.items():
+        stacked[row][tuple(map(slice, each.shape))] = each
+    return stacked

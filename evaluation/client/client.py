@@ -1,0 +1,241 @@
+"""A typed client of FasterTransformer's Triton models, over gRPC.
+
+``generate_ids`` speaks to ``fastertransformer`` (token ids in and out), ``generate_text`` to
+``ensemble`` (text in and out); tensor names and shapes are those of FasterTransformer backend's GPT
+guide. A client object belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from evaluation.client.answers import Generation, read_completions, read_generations
+from evaluation.client.streaming import Turn, stream
+from evaluation.client.tensors import LearntPrompt, Sampling, prepare_ids, prepare_texts
+from handover.errors import ServerError
+
+_FIRST_PAUSE_S = 0.2
+_T5_INPUT = "max_output_len"
+_PATIENCE_S = 60.0
+"""For questions that cost a server nothing: a machine that is busy, or a server that was stopped for a while, is not
+gone. A server that is gone refuses a connection, which is noticed at once."""
+_DECOUPLED = "decoupled transaction policy"
+"""In Triton's refusal of a unary request to a model that may give several answers."""
+
+
+class UnreachableError(ServerError):
+    """No server answers at the address; every further request would fail the same way."""
+
+
+class RequestError(ServerError):
+    """The server is there, but this request was refused, failed or ran out of time."""
+
+
+@dataclass(frozen=True)
+class ModelInterface:
+    """What a served model takes and how much of it.
+
+    Attributes:
+        inputs: names of its input tensors.
+        max_batch_size: rows that one request may have.
+        parameters: of its config.pbtxt, as text.
+        has_sessions: it is stateful: its tensors have a first axis of length 1 more.
+        is_encoder_decoder: it answers to a prompt instead of continuing it, or is an ensemble around such a model.
+        steps: names of the models that an ensemble is made of.
+    """
+
+    inputs: frozenset[str]
+    max_batch_size: int
+    parameters: dict[str, str]
+    has_sessions: bool = False
+    is_encoder_decoder: bool = False
+    steps: tuple[str, ...] = ()
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether it speaks FasterTransformer's token id tensors."""
+        return "input_ids" in self.inputs
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether it speaks the ensemble's text tensors."""
+        return "INPUT_0" in self.inputs
+
+
+class Client:
+    """One connection to a Triton server.
+
+    Args:
+        url: ``host:port`` of its gRPC endpoint.
+        timeout_s: limit of one request.
+        retries: how often a request is sent again after an infrastructure error (the connection was
+            refused or broke, or Triton said UNAVAILABLE); answers and time-outs are never retried.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 600.0, retries: int = 3) -> None:
+        self.url, self.timeout_s, self.retries = url, timeout_s, retries
+        self._connection = triton.InferenceServerClient(url)
+        self._decoupled: set[str] = set()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def is_live(self) -> bool:
+        """Ask whether a server answers at all."""
+        try:
+            return bool(self._connection.is_server_live(client_timeout=_PATIENCE_S))
+        except InferenceServerException:
+            return False
+
+    def describe(self, model: str) -> ModelInterface:
+        """Read a model's inputs, batch limit and parameters from the server.
+
+        Raises:
+            UnreachableError: no server answers.
+            RequestError: the server has no such model.
+        """
+        answer = self._call(self._connection.get_model_config, model, client_timeout=_PATIENCE_S)
+        config = answer.config
+        inputs = frozenset(tensor.name for tensor in config.input)
+        passed_on = (name for step in config.ensemble_scheduling.step for name in step.input_map)
+        return ModelInterface(
+            inputs=inputs,
+            max_batch_size=max(1, config.max_batch_size),
+            parameters={name: value.string_value for name, value in config.parameters.items()},
+            has_sessions="session_len" in inputs,
+            is_encoder_decoder=_T5_INPUT in {*inputs, *passed_on},
+            steps=tuple(step.model_name for step in config.ensemble_scheduling.step),
+        )
+
+    def generate_ids(
+        self,
+        prompts: Sequence[Sequence[int]],
+        output_lengths: int | Sequence[int],
+        *,
+        model: str = "fastertransformer",
+        sampling: Sampling | None = None,
+        end_id: int | None = None,
+        log_probs: bool = False,
+        context_log_probs: bool = False,
+        prompt_log_probs: bool = False,
+        stop_words: Sequence[Sequence[Sequence[int]]] = (),
+        is_encoder_decoder: bool = False,
+        begun: Sequence[Sequence[int]] = (),
+        learnt: LearntPrompt | None = None,
+    ) -> list[Generation]:
+        """Generate from token ids; see ``prepare_ids`` for the arguments.
+
+        Raises:
+            UnreachableError: no server answers.
+            RequestError: the request was refused, failed or ran out of time.
+            ServerError: the answer does not continue the prompts.
+        """
+        request = prepare_ids(
+            prompts,
+            output_lengths,
+            sampling=sampling,
+            end_id=end_id,
+            log_probs=log_probs,
+            context_log_probs=context_log_probs,
+            prompt_log_probs=prompt_log_probs,
+            stop_words=stop_words,
+            is_encoder_decoder=is_encoder_decoder,
+            begun=begun,
+            learnt=learnt,
+        )
+        return read_generations(request, self.send(model, request.inputs))
+
+    def generate_text(
+        self,
+        prompts: Sequence[str],
+        output_length: int,
+        *,
+        model: str = "ensemble",
+        sampling: Sampling | None = None,
+    ) -> list[str]:
+        """Generate from texts; each answer is the prompt and what follows it, or what an encoder-decoder wrote.
+
+        Raises:
+            UnreachableError: no server answers.
+            RequestError: the request was refused, failed or ran out of time.
+            ServerError: the server answered a different number of texts.
+        """
+        answer = self.send(model, prepare_texts(prompts, output_length, sampling))
+        return [completion.text for completion in read_completions(len(prompts), answer)]
+
+    def send(self, model: str, inputs: Sequence[triton.InferInput]) -> triton.InferResult:
+        """Send one request and wait for its answer; for a decoupled model the last of its answers.
+
+        Raises:
+            UnreachableError: no server answers.
+            RequestError: the request was refused, failed or ran out of time.
+        """
+        if model not in self._decoupled:
+            try:
+                return self._call(self._connection.infer, model, list(inputs), client_timeout=self.timeout_s)
+            except RequestError as error:
+                if _DECOUPLED not in error.problem:
+                    raise
+            self._decoupled.add(model)
+        answers = deque(self.stream(model, inputs), maxlen=1)
+        if not answers:
+            raise RequestError(f"model '{model}' at {self.url} gave no tensors")
+        return answers.pop()
+
+    def stream(
+        self, model: str, inputs: Sequence[triton.InferInput], turn: Turn | None = None
+    ) -> Iterator[triton.InferResult]:
+        """Send one request and give its answers as they come; see ``evaluation.client.streaming``.
+
+        Raises:
+            UnreachableError: no server answers.
+            RequestError: the request was refused, failed or ran out of time.
+        """
+        try:
+            yield from stream(self._connection, model, inputs, self.timeout_s, turn)
+        except InferenceServerException as error:
+            raise self._explain(error, model, self.timeout_s) from error
+
+    def _call(self, function: Any, *args: Any, client_timeout: float) -> Any:
+        pause_s = _FIRST_PAUSE_S
+        for attempts_left in range(self.retries, -1, -1):
+            try:
+                return function(*args, client_timeout=client_timeout)
+            except InferenceServerException as error:
+                if not _is_infrastructure(error) or attempts_left == 0:
+                    raise self._explain(error, args[0], client_timeout) from error
+            time.sleep(pause_s)
+            pause_s *= 2
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _explain(self, error: InferenceServerException, model: str, timeout_s: float) -> ServerError:
+        if "DEADLINE_EXCEEDED" in str(error.status()):
+            return RequestError(f"model '{model}' at {self.url} gave no answer within {timeout_s:g} s")
+        if _is_infrastructure(error) and not self.is_live():
+            return UnreachableError(
+                f"no server answers at {self.url}: {error.message()}",
+                "start one with: python main.py stages=[deploy], or give --endpoint=<endpoint.json or host:port>",
+            )
+        reason = error.message().removeprefix("[request id: <id_unknown>] ")
+        return RequestError(f"model '{model}' at {self.url}: {reason}")
+
+
+def _is_infrastructure(error: InferenceServerException) -> bool:
+    return "UNAVAILABLE" in str(error.status())

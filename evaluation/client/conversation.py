@@ -1,0 +1,82 @@
+"""Text as it comes, and conversations whose earlier turns the server remembers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from tritonclient.grpc import InferInput
+
+from evaluation.client.client import Client
+from evaluation.client.streaming import Turn
+from evaluation.client.tensors import Sampling, add_session, prepare_texts
+from handover.errors import ServerError
+
+
+class Conversation:
+    """A conversation with a stateful text model.
+
+    Args:
+        client: connected to the server.
+        model: an ensemble of a stateful store.
+        session: names the conversation; not empty.
+        session_len: tokens of all turns together at most.
+        memory_len: tokens that the model still sees, the last ones.
+    """
+
+    def __init__(self, client: Client, model: str, session: int | str, session_len: int, memory_len: int) -> None:
+        self._client, self._model, self._session = client, model, session
+        self._limits: tuple[int | None, int | None] = (session_len, memory_len)
+        self._text = ""  # of all turns so far
+        self._has_begun = False
+
+    def say(self, prompt: str, output_length: int, sampling: Sampling, is_last: bool) -> Iterator[str]:
+        """Take a turn; give what was generated in it so far, longer each time.
+
+        Raises:
+            ServerError: the server is unreachable, refuses or fails; it has forgotten the conversation, above all.
+        """
+        turn = Turn(self._session, not self._has_begun, is_last)
+        inputs = add_session(prepare_texts([prompt], output_length, sampling), *self._limits)
+        before = self._text
+        for text in _texts(self._client, self._model, inputs, turn):
+            self._text = text
+            yield _behind(text, before, prompt)
+        self._has_begun, self._limits = True, (None, None)
+
+
+def stream_text(client: Client, model: str, prompt: str, output_length: int, sampling: Sampling) -> Iterator[str]:
+    """Ask a text model; give the completion so far, longer each time.
+
+    Raises:
+        ServerError: the server is unreachable, refuses or fails.
+    """
+    continues_the_prompt = not client.describe(model).is_encoder_decoder
+    for text in _texts(client, model, prepare_texts([prompt], output_length, sampling), None):
+        yield _behind(text, "", prompt) if continues_the_prompt else text
+
+
+def show(texts: Iterable[str], as_it_comes: bool) -> None:
+    """Print the completion: what each answer adds as soon as it is there, or the whole at once."""
+    shown = ""
+    for text in texts:
+        added = text.removeprefix(shown) if as_it_comes else ""
+        sys.stdout.write(added)
+        sys.stdout.flush()
+        shown = text
+    sys.stdout.write("\n" if as_it_comes else f"{shown}\n")
+    sys.stdout.flush()
+
+
+def _texts(client: Client, model: str, inputs: Sequence[InferInput], turn: Turn | None) -> Iterator[str]:
+    for answer in client.stream(model, inputs, turn):
+        values = answer.as_numpy("OUTPUT_0")
+        if values is None or values.size != 1:
+            raise ServerError(f"model '{model}' did not answer one text to one prompt")
+        yield values.reshape(-1)[0].decode(errors="replace")
+
+
+def _behind(text: str, before: str, prompt: str) -> str:
+    """Leave out what was there before and the prompt, where the tokenizer gives the prompt back as it was."""
+    start = text.find(prompt, len(before)) if text.startswith(before) else -1
+    return text[start + len(prompt) :] if start >= 0 else text.removeprefix(before)

@@ -1,0 +1,68 @@
+"""The p-tuned tasks of a served model: their templates, virtual tokens and tables, from beside the shards."""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from evaluation.client.tensors import LearntPrompt
+from evaluation.tasks.prompt_template import Template, make_template
+from handover.errors import ArtefactError, ConfigError, nearest
+from handover.templates import TEMPLATES_FILE, read_templates
+
+_TEMPLATE_KEYS = ("prompt_template", "answer_field", "truncate_field", "virtual_token_splits")
+
+
+def read_task(
+    directory: Path | None, name: str, known: Sequence[str], brings_table: bool
+) -> tuple[Template, LearntPrompt]:
+    """Read a task of an FT checkpoint.
+
+    Args:
+        directory: of the checkpoint; None where it is not on this machine.
+        name: of the task, NeMo's ``taskname``.
+        known: fields that samples have.
+        brings_table: requests shall bring the table instead of naming the task.
+
+    Raises:
+        ConfigError: the checkpoint is not here, has no such task, or its template asks for other fields.
+        ArtefactError: a file of it is damaged.
+    """
+    if directory is None:
+        raise ConfigError(f"the task {name}: the served checkpoint is not on this machine", "give --prompt instead")
+    templates = read_templates(directory)
+    names = [str(template.get("taskname")) for template in templates]
+    if name not in names:
+        hint = nearest(name, names) if names else "put the p-tuned .nemo beside the model's and convert again"
+        raise ConfigError(f"{directory} has no template of a task {name}", hint)
+    number = names.index(name)
+    content = {key: templates[number][key] for key in _TEMPLATE_KEYS if templates[number].get(key) is not None}
+    template = make_template(content, known, f"{directory / TEMPLATES_FILE}, task {name}")
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(directory / "config.ini", encoding="utf-8")
+    section = next((config[each] for each in config.sections() if "prompt_learning_start_id" in config[each]), None)
+    if section is None:
+        raise ArtefactError(f"{directory / 'config.ini'} has no prompt_learning_start_id", "convert again")
+    table = _read_table(directory, name, config, section.get("weight_data_type", "fp32")) if brings_table else None
+    return template, LearntPrompt(number, int(section["prompt_learning_start_id"]), table)
+
+
+def _read_table(
+    directory: Path, name: str, config: configparser.ConfigParser, data_type: str
+) -> npt.NDArray[np.float16]:
+    """Read a task's table as a request brings it: float16 [rows, hidden]."""
+    path = directory / f"model.prompt_table.{name}.weight.bin"
+    sections = (config[each] for each in config.sections())
+    rows = next(int(each["prompt_length"]) for each in sections if each.get("task_name") == name)
+    try:
+        raw = np.fromfile(path, {"fp32": "<f4", "fp16": "<f2"}.get(data_type, "<u2"))
+        if data_type == "bf16":  # the upper half of a float32
+            raw = (raw.astype(np.uint32) << 16).view(np.float32)
+        table: npt.NDArray[np.float16] = raw.reshape(rows, -1).astype(np.float16)
+    except (OSError, ValueError) as error:
+        raise ArtefactError(f"{path} cannot be read: {error}", "convert again") from error
+    return table

@@ -1,0 +1,122 @@
+"""Questions about token ids, put to a model that takes ids or, as texts, to an ensemble.
+
+A question whose text the tokenizer would not encode to the same tokens is not put to an ensemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from evaluation.client.answers import Completion, Generation, read_completions
+from evaluation.client.client import Client, ModelInterface
+from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_texts
+from evaluation.client.tokenizer import Tokenizer
+from handover.errors import ServerError
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, order=True)
+class Query:
+    """One row to send: greedy, never stopped by an end token.
+
+    Attributes:
+        output_length: tokens to generate.
+        prompt: token ids; those of an encoder with the token that ends its input.
+        begun: what an encoder-decoder's decoder begins with.
+        wants_sum: the prompt's log probability is asked for.
+        wants_each: that of each of its tokens is; of an encoder-decoder, of each of those in ``begun``.
+    """
+
+    output_length: int
+    prompt: Ids
+    begun: Ids = ()
+    wants_sum: bool = False
+    wants_each: bool = False
+
+
+class Asker:
+    """Puts questions to one model.
+
+    Args:
+        model: Triton's name of it.
+        interface: what it takes.
+        tokenizer: of a model for texts.
+        end_id: that such a model puts behind an encoder's input.
+    """
+
+    def __init__(
+        self, model: str, interface: ModelInterface, tokenizer: Tokenizer | None = None, end_id: int | None = None
+    ) -> None:
+        self._model, self._interface, self._tokenizer = model, interface, tokenizer
+        self._ending: Ids = (end_id,) if interface.is_encoder_decoder and end_id is not None else ()
+
+    def ask(self, client: Client, queries: Sequence[Query]) -> list[Generation | None]:
+        """Ask in one request, all for the same scores; None: it has no text that is encoded to its tokens.
+
+        Raises:
+            ServerError: the server failed, or encodes a text differently.
+        """
+        if self._interface.takes_ids:
+            return list(
+                client.generate_ids(
+                    [query.prompt for query in queries],
+                    [query.output_length for query in queries],
+                    model=self._model,
+                    sampling=GREEDY_UNDER_THE_MODEL,
+                    end_id=NEVER_END_ID,
+                    context_log_probs=queries[0].wants_sum,
+                    prompt_log_probs=queries[0].wants_each,
+                    is_encoder_decoder=self._interface.is_encoder_decoder,
+                    begun=[query.begun for query in queries] if self._interface.is_encoder_decoder else (),
+                )
+            )
+        texts = [self._text(query.prompt) for query in queries]
+        rows = [row for row, text in enumerate(texts) if text is not None]
+        answers: list[Generation | None] = [None] * len(queries)
+        if rows:
+            sent = [queries[row] for row in rows]
+            for row, answer in zip(rows, self._send(client, [texts[row] or "" for row in rows], sent), strict=True):
+                answers[row] = answer
+        return answers
+
+    def _text(self, prompt: Ids) -> str | None:
+        """The text that is encoded to a prompt; None: there is none."""
+        assert self._tokenizer is not None, "a model for texts comes with its tokenizer"
+        text = self._tokenizer.decode(prompt[: len(prompt) - len(self._ending)])
+        return text if (*self._tokenizer.encode(text), *self._ending) == prompt else None
+
+    def _send(self, client: Client, texts: Sequence[str], queries: Sequence[Query]) -> list[Generation]:
+        request = prepare_texts(
+            texts,
+            [query.output_length for query in queries],
+            GREEDY_UNDER_THE_MODEL,
+            end_id=NEVER_END_ID,
+            context_log_probs=queries[0].wants_sum,
+            prompt_log_probs=queries[0].wants_each,
+            begun=[query.begun for query in queries],
+        )
+        answer = client.send(self._model, request)
+        completions = read_completions(len(texts), answer, self._interface.is_encoder_decoder)
+        return [self._read(query, completion) for query, completion in zip(queries, completions, strict=True)]
+
+    def _read(self, query: Query, completion: Completion) -> Generation:
+        assert self._tokenizer is not None
+        is_t5, wanted = self._interface.is_encoder_decoder, query.output_length
+        given = len(query.begun if is_t5 else query.prompt)
+        if completion.length is not None and completion.length != given + wanted:
+            raise ServerError(
+                f"the ensemble made {completion.length - wanted} tokens of a text of {given}:"
+                " its tokenizer is another one"
+            )
+        # Only a generation of the text's own tokens is a text that is encoded to them; others need no names.
+        scores, scored = completion.scores, given if is_t5 else given - 1
+        each, best = scores.prompt_log_probs, scores.prompt_argmax
+        return replace(
+            scores,
+            tokens=tuple(self._tokenizer.encode(completion.text)[given:]),
+            log_probs=None if scores.log_probs is None else scores.log_probs[:wanted],
+            prompt_log_probs=None if each is None else each[:scored],
+            prompt_argmax=None if best is None else best[:scored],
+        )

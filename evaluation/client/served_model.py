@@ -1,0 +1,203 @@
+"""What stands behind an endpoint: the model's directory, dimensions and identity."""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from evaluation.client.client import Client
+from handover.endpoint import FILE_NAME, WEIGHTS_DIGEST, Endpoint
+from handover.errors import ArtefactError, ServerError
+from handover.manifest import FILE_NAME as MANIFEST_NAME
+from handover.manifest import RANDOM_WEIGHTS, Manifest
+
+DEFAULT_RESULTS = Path("results")
+DEFAULT_URL = "localhost:8001"
+_MODEL = "fastertransformer"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A deployment and what is known about its model.
+
+    Attributes:
+        endpoint: where it listens.
+        name: that the model was exported under; empty if unknown.
+        directory: of the FT checkpoint that is served, ``fastertransformer/1/<T>-gpu``; None where it is
+            not on this machine.
+        vocab_size: tokens, padding included; None if unknown.
+        max_positions: input and output tokens of one sequence; None if unknown, or if there is no limit.
+        weight_data_type: of the shards, as config.ini says; empty if unknown.
+        start_id, end_id: of the tokens that begin and end a text; None if unknown.
+        first_prompt_id: ids from it on stand for tuned prompts; None: there are none.
+    """
+
+    endpoint: Endpoint
+    name: str = ""
+    directory: Path | None = None
+    vocab_size: int | None = None
+    max_positions: int | None = None
+    weight_data_type: str = ""
+    start_id: int | None = None
+    end_id: int | None = None
+    first_prompt_id: int | None = None
+
+
+def find_endpoint(source: str | Path | None, results: Path = DEFAULT_RESULTS) -> Endpoint:
+    """Read the named endpoint, or the newest ``endpoint.json`` below the results, or take localhost:8001.
+
+    Raises:
+        ServerError: the source names no deployment.
+    """
+    if source is not None:
+        return Endpoint.read(source)
+    newest = max(results.rglob(FILE_NAME), key=lambda path: path.stat().st_mtime, default=None)
+    return Endpoint.read(newest if newest is not None else DEFAULT_URL)
+
+
+def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = None) -> ServedModel:
+    """Find the served model's directory and read its dimensions from ``config.ini``.
+
+    Args:
+        endpoint: where the deployment listens.
+        parameters: of the served model's config.pbtxt, as the server says them.
+
+    Raises:
+        ServerError: another server than the endpoint's answers; see check_server.
+    """
+    check_server(endpoint, parameters or {})
+    directory = _model_directory(endpoint, parameters or {})
+    config = configparser.ConfigParser(interpolation=None)
+    if directory is not None:
+        config.read(directory / "config.ini")
+    section = next((config[name] for name in config.sections() if "vocab_size" in config[name]), None)
+    vocab_size = None if section is None else section.getint("vocab_size")
+    max_positions = None if section is None else section.getint("max_pos_seq_len")
+    if config.get("structure", "position_embedding_type", fallback="") == "absolute" and section is not None:
+        max_positions = section.getint("relative_attention_num_buckets_or_max_pos_seq_len")  # of a T5
+    weight_data_type = "" if section is None else section.get("weight_data_type", "")
+    found = [config[name] for name in config.sections()]
+    ids = [
+        next((int(each[key]) for key in keys for each in found if key in each), None)
+        for keys in (("start_id", "decoder_start_token_id"), ("end_id", "eos_token_id"))
+    ]
+    tuned = section is not None and section.getint("num_tasks", 0) > 0
+    first = section.getint("prompt_learning_start_id") if tuned and section is not None else None
+    known = (directory, vocab_size, max_positions, weight_data_type, ids[0], ids[1], first)
+    return ServedModel(endpoint, _exported_name(endpoint), *known)
+
+
+def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
+    """Refuse a deployment that serves another model than the one asked for.
+
+    Args:
+        endpoint: of a running deployment.
+        model_digest: of the model repository's manifest that should be served; None to accept any.
+
+    Raises:
+        ServerError: the endpoint says another digest, or its repository was replaced after it started.
+    """
+    if model_digest is not None and endpoint.model_digest != model_digest:
+        raise ServerError(
+            f"the endpoint serves model {endpoint.model_digest or 'of unknown digest'}, not {model_digest}",
+            "stop that deployment, or deploy the model that you want to measure",
+        )
+    if not endpoint.model_digest or not endpoint.model_repository:
+        return
+    try:
+        current = Manifest.read(Path(endpoint.model_repository)).digest
+    except ArtefactError:
+        return  # the repository lies on another machine: nothing to compare with
+    if current != endpoint.model_digest:
+        raise ServerError(
+            f"the endpoint serves model {endpoint.model_digest}, but {endpoint.model_repository} now holds {current}",
+            "restart the deployment",
+        )
+
+
+def check_server(endpoint: Endpoint, parameters: Mapping[str, str]) -> None:
+    """Refuse a server whose model has other weights than the endpoint says.
+
+    The file may be an old one: its server is gone, and another has taken its port.
+
+    Args:
+        endpoint: what is said to be there.
+        parameters: of the served model's config.pbtxt, as the server says them.
+
+    Raises:
+        ServerError: both say which weights they are, and not the same.
+    """
+    said, found = endpoint.settings.get(WEIGHTS_DIGEST), parameters.get(WEIGHTS_DIGEST)
+    if said and found and said != found:
+        raise ServerError(
+            f"the server at {endpoint.grpc_url} serves weights {found}, but the endpoint file says {said}",
+            "that deployment is gone, and another has its port: start it again, or give the other one's endpoint file",
+        )
+
+
+def check_unchanged(source: str | Path | None, began: Endpoint, model: str, model_digest: str | None = None) -> None:
+    """Refuse to go on where the deployment was replaced by one of another model since a measurement began.
+
+    Args:
+        source: as ``find_endpoint`` was given it.
+        began: the endpoint at that time.
+        model: Triton's name of the model that is asked.
+        model_digest: that must be served; None for that of the beginning.
+
+    Raises:
+        ServerError: it is another model, or the deployment is gone.
+    """
+    check_identity(find_endpoint(source), model_digest or began.model_digest or None)
+    check_still_served(began, model)
+
+
+def check_still_served(began: Endpoint, model: str) -> None:
+    """Refuse what was asked of a deployment whose repository or server was replaced meanwhile.
+
+    Raises:
+        ServerError: it was, or no server answers any more.
+    """
+    check_identity(began, None)
+    with Client(began.grpc_url) as client:
+        check_server(began, client.describe(model).parameters)
+
+
+def expected_digest(model_digest: str | None, model_repository: Path | None) -> str | None:
+    """Digest that an endpoint must serve: the one given, or the one of the given repository; None for any.
+
+    Raises:
+        ArtefactError: the repository's manifest is damaged.
+    """
+    if model_digest is not None or model_repository is None or not (model_repository / MANIFEST_NAME).is_file():
+        return model_digest
+    return Manifest.read(model_repository).digest
+
+
+def has_random_weights(endpoint: Endpoint) -> bool:
+    """Whether the deployment, or the repository that it serves, says that its weights are random."""
+    if endpoint.settings.get(RANDOM_WEIGHTS):
+        return True
+    if not endpoint.model_repository or not Path(endpoint.model_repository).is_dir():
+        return False
+    return bool(Manifest.read(Path(endpoint.model_repository)).made_from.get(RANDOM_WEIGHTS))
+
+
+def _exported_name(endpoint: Endpoint) -> str:
+    try:
+        made_from = Manifest.read(Path(endpoint.model_repository)).made_from
+    except ArtefactError:
+        return ""
+    return str(made_from.get("model_name", ""))
+
+
+def _model_directory(endpoint: Endpoint, parameters: Mapping[str, str]) -> Path | None:
+    candidates = []
+    if endpoint.model_repository:
+        version = Path(endpoint.model_repository) / _MODEL / "1"
+        size = endpoint.settings.get("tensor_para_size")
+        candidates += [version / f"{size}-gpu"] if size else sorted(version.glob("*-gpu"))
+    if parameters.get("model_checkpoint_path"):
+        candidates.append(Path(parameters["model_checkpoint_path"]))
+    return next((path for path in candidates if (path / "config.ini").is_file()), None)

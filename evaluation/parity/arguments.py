@@ -1,0 +1,124 @@
+"""Arguments of ``python -m evaluation.parity``, which the launcher renders. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handover.arguments import ScriptArguments
+from handover.errors import ConfigError, nearest
+from handover.ranges import (
+    BATCH,
+    COUNT,
+    NATS,
+    PASSAGE_TOKENS,
+    PASSAGES,
+    RANGE,
+    SCALE_ERROR,
+    TOKENS,
+    WEEK_S,
+    check_ranges,
+)
+
+AUTO, HUGGING_FACE, ENGINE = "auto", "huggingface", "engine"
+REFERENCES = (AUTO, HUGGING_FACE, ENGINE)
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+LEAST_PASSAGES = 16
+LIMITS = ("max_log_prob_difference", "mean_log_prob_difference", "greedy_agreement", "tie")
+
+
+@dataclass(frozen=True)
+class ParityArguments(ScriptArguments):
+    """Compare a running deployment with the checkpoint that it was made from."""
+
+    endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
+    output: Path = field(metadata={"help": "directory for metrics.json, summary.json, prompts.csv and positions.csv"})
+    checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
+    prompts: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of texts"})
+    data_path: Path | None = field(
+        default=None, metadata={"help": 'more prompts: JSON lines with "text", "prompt" or "input_ids"'}
+    )
+    samples: int | None = field(
+        default=None, metadata={RANGE: COUNT, "help": "take the first so many prompts; all by default"}
+    )
+    output_length: int = field(default=32, metadata={RANGE: TOKENS, "help": "tokens to generate for each prompt"})
+    reference: str = field(default=AUTO, metadata={"help": "auto, huggingface or engine: what computes the source"})
+    passages: int = field(
+        default=48, metadata={RANGE: PASSAGES, "help": "made-up passages to average over, 16 or more; 0: none"}
+    )
+    longest_passage: int = field(
+        default=2048,
+        metadata={RANGE: PASSAGE_TOKENS, "help": "tokens of those that visit every position, as far as the model goes"},
+    )
+    scale_error: float = field(
+        default=0.02, metadata={RANGE: SCALE_ERROR, "help": "error of a norm's scale that has to be seen"}
+    )
+    limits: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = field(
+        default=(), metadata={"help": "JSON list of [precision, [[limit, number], ...]]"}
+    )
+    batch_size: int = field(default=16, metadata={RANGE: BATCH, "help": "prompts a request"})
+    model: str = field(default="fastertransformer", metadata={"help": "model to ask; it must take token ids"})
+    tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer files, if not beside the shards"})
+    model_repository: Path | None = field(
+        default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
+    )
+    timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads, beside the model."""
+        return (self.checkpoint,) if self.data_path is None else (self.data_path, self.checkpoint)
+
+    @property
+    def limits_by_precision(self) -> dict[str, dict[str, float]]:
+        """The limits as a mapping."""
+        return {precision: dict(limits) for precision, limits in self.limits}
+
+
+def check_arguments(arguments: ParityArguments) -> None:
+    """Refuse what cannot be compared, before anything is written.
+
+    Raises:
+        ConfigError: no prompts, an unknown reference, precision or limit, or a limit that is no number.
+    """
+    if not arguments.prompts and arguments.data_path is None:
+        raise ConfigError("parity has no prompts", "give evaluation.parity.prompts, or evaluation.parity.data_path")
+    check_ranges(arguments)
+    if arguments.reference not in REFERENCES:
+        raise ConfigError(
+            f"parity: there is no reference '{arguments.reference}'", nearest(arguments.reference, REFERENCES)
+        )
+    if arguments.passages and arguments.passages < LEAST_PASSAGES:
+        hint = f"it is 0, or at least {LEAST_PASSAGES}: fewer have no standard error worth the name"
+        raise ConfigError(f"parity: passages is {arguments.passages}", hint)
+    limits = arguments.limits_by_precision
+    for precision in limits:
+        if precision not in PRECISIONS:
+            raise ConfigError(f"parity: limits for '{precision}'", nearest(precision, PRECISIONS))
+    for precision in PRECISIONS:
+        _check_limits(precision, limits.get(precision, {}))
+
+
+def _check_limits(precision: str, limits: Mapping[str, float]) -> None:
+    for name, number in limits.items():
+        if name not in LIMITS:
+            raise ConfigError(f"parity: limits.{precision} holds '{name}'", nearest(name, LIMITS))
+        if not isinstance(number, (int, float)) or number not in NATS:
+            raise ConfigError(f"parity: limits.{precision}.{name} is {number}", f"it is a number, {NATS}")
+    missing = [name for name in LIMITS if name not in limits]
+    if missing:
+        raise ConfigError(
+            f"parity: limits.{precision} lacks {', '.join(missing)}", "conf/evaluation/parity.yaml has all"
+        )
+
+
+def served_precision(weight_data_type: str, data_type: str, int8_mode: str) -> str:
+    """The coarsest number format between the source and an answer: fp32, fp16, bf16 or int8.
+
+    A format that is not known counts as fp32, the strictest.
+    """
+    known = [name for name in (weight_data_type, data_type) if name in PRECISIONS]
+    if int8_mode not in ("", "0"):
+        known.append("int8")
+    return max(known, key=PRECISIONS.index, default="fp32")

@@ -1,0 +1,113 @@
+"""Made-up passages whose every token both models score: enough of them to average over, long enough for every position.
+
+Tokens are drawn evenly from the vocabulary with a fixed seed. No text is needed for that, in any language, and an
+improbable token's log probability says more about the weights than that of one which follows by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from evaluation.tasks.scoring import Scorer
+from handover.progress import Progress
+
+Tokens = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.float64]
+
+WIDTH = 64  # tokens of a passage that is averaged over
+_LONG = 2  # passages that go through all positions
+_UNBOUNDED = 256  # tokens of these where a model has no last position: past a T5's last bucket of distances
+_SEED = 16
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Passages of one length.
+
+    Attributes:
+        tokens: [n, L], what is scored: from the second token on or, of an encoder-decoder, all.
+        source: [n, S], what an encoder reads; None: there is none.
+    """
+
+    tokens: Tokens
+    source: Tokens | None = None
+
+    def rows(self, begin: int, end: int) -> Passages:
+        """Some of them."""
+        return Passages(self.tokens[begin:end], None if self.source is None else self.source[begin:end])
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a model takes.
+
+    Attributes:
+        vocab_size: ids below it are tokens.
+        positions: input and output tokens of one sequence; None: no limit.
+        has_encoder: it is an encoder-decoder.
+    """
+
+    vocab_size: int
+    positions: int | None
+    has_encoder: bool = False
+
+
+def make_passages(room: Room, count: int, longest: int) -> tuple[Passages, Passages]:
+    """Make passages to average over, and a few that visit every position up to a length.
+
+    Args:
+        room: of the model.
+        count: of the first.
+        longest: most tokens of the others.
+    """
+    rng, length = np.random.default_rng(_SEED), min(longest, room.positions or _UNBOUNDED)
+
+    def make(rows: int, width: int) -> Passages:
+        tokens = rng.integers(0, room.vocab_size, (rows, width))
+        return Passages(tokens, rng.integers(0, room.vocab_size, (rows, width)) if room.has_encoder else None)
+
+    return make(count, min(WIDTH, length)), make(_LONG, length)
+
+
+def unvisited(room: Room, visited: Sequence[int]) -> str:
+    """Say which positions no prompt and no passage reaches; empty where all are.
+
+    A token at a model's last position has none behind it whose probability would depend on it, so it counts as visited.
+
+    Args:
+        room: of the model.
+        visited: tokens of each prompt with its answer, and of each passage.
+    """
+    reached = max(visited, default=1) - 1
+    if room.positions is None or reached >= room.positions - 1:
+        return ""
+    return f"positions {reached} to {room.positions - 2} of {room.positions} were not visited"
+
+
+def ask_scores(scorer: Scorer, passages: Passages, rows: int) -> Scores:
+    """Have the server score passages.
+
+    Returns:
+        [n, scored tokens], in nats.
+
+    Raises:
+        ConfigError: no model here scores tokens.
+        ServerError: a request failed.
+    """
+    found: list[tuple[float, ...]] = []
+    starts = [*range(0, len(passages.tokens), rows), len(passages.tokens)]
+    with Progress("parity", len(passages.tokens), "passages") as progress:
+        for begin, end in pairwise(starts):
+            part = passages.rows(begin, end)
+            given = [tuple(row) for row in part.tokens.tolist()]
+            pairs = [(row[:1], row[1:]) for row in given]
+            if part.source is not None:
+                pairs = list(zip(map(tuple, part.source.tolist()), given, strict=True))
+            found += [score.log_probs for score in scorer.score(pairs)]
+            progress.advance(end - begin)
+    return np.array(found, np.float64)

@@ -1,0 +1,179 @@
+"""What computes the source's log probabilities: Hugging Face's code, or the drop-in engine in fp32.
+
+Both read the training checkpoint itself, never the served shards. Hugging Face's forward pass is an independent
+computation: of its own checkpoints as its own reader reads them, of a GPT of NeMo's as ``nemo_gpt2`` does. The engine's
+is not: it reads the checkpoint with this project's reader, so it shows what happened to the weights since (a swapped or
+damaged shard, a wrong layout on disk, a quantisation that went wrong, ranks that do not fit), and not an error of the
+reader. The report says which of the two it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from backends.fastertransformer.engine.cache.sizing import UNBOUNDED
+from backends.fastertransformer.engine.loading import load_steps
+from backends.fastertransformer.engine.settings import Settings
+from backends.fastertransformer.engine.steps.steps import Steps
+from evaluation.parity.arguments import ENGINE, HUGGING_FACE
+from evaluation.parity.formats import Formats
+from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
+from evaluation.parity.twin import Twin
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.source import Source
+from export_scripts.convert import convert, workers_of
+from export_scripts.repository.interfaces.serving import MODEL_TYPES
+from handover.errors import ConfigError
+
+LogProbs = npt.NDArray[np.float32]
+_T5 = "t5"
+_PROCESSES = 16
+
+
+class Reference(Protocol):
+    """The source, ready to be asked.
+
+    Attributes:
+        name: what computes, for the report.
+        vocab_size: tokens that it knows.
+    """
+
+    name: str
+    vocab_size: int
+
+    def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
+        """Score a prompt's tokens from the second on and those behind it; of an encoder-decoder the latter alone.
+
+        Returns:
+            [n, V]: log probabilities of the token in each of these places, given what precedes it.
+        """
+
+
+def open_reference(checkpoint: Path, wanted: str, scratch: Path) -> tuple[Reference, tuple[str, ...]]:
+    """Open the source with what can compute it, and say why it is not something better.
+
+    Args:
+        checkpoint: the training checkpoint.
+        wanted: auto, huggingface or engine.
+        scratch: directory for a reading of the weights in fp32; it is emptied.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        ConfigError: Hugging Face is wanted, and cannot compute it.
+    """
+    source, notes = open_source(find_archive(checkpoint)), tuple[str, ...]()
+    if wanted != ENGINE:
+        try:
+            return _hugging_face(source), _about_nemo(source)
+        except UnfitError as error:
+            if wanted == HUGGING_FACE:
+                raise ConfigError(f"parity: reference=huggingface: {error}", "take reference=auto") from error
+            notes = (f"{source.source_map.name}: Hugging Face cannot compute it: {error}", *_about_nemo(source))
+    return EngineReference(source, scratch), notes
+
+
+def _hugging_face(source: Source) -> HuggingFaceReference:
+    """Open a checkpoint with Hugging Face's code.
+
+    Raises:
+        UnfitError: it cannot be, for the reason that is said.
+    """
+    if find_spec("transformers") is None:
+        raise UnfitError("transformers is not installed (pip install transformers)")
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    name, is_t5 = f"Hugging Face transformers {transformers.__version__}, fp32", source.family.name == _T5
+    if source.source_map.name.startswith("Hugging Face"):
+        kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
+        model = kind.from_pretrained(source.archive.path, local_files_only=True, dtype=torch.float32).eval()
+        return HuggingFaceReference(name, model, is_t5)
+    return HuggingFaceReference(f"{name}: GPT-2 with the checkpoint's tensors", as_gpt2(source))
+
+
+def _about_nemo(source: Source) -> tuple[str, ...]:
+    """Why it is not NeMo itself that computes a checkpoint of NeMo's."""
+    if "NeMo" not in source.source_map.name:
+        return ()
+    if find_spec("nemo") is None:
+        return ("NeMo is not installed",)
+    try:
+        has_models = find_spec("nemo.collections.nlp") is not None
+    except ModuleNotFoundError:
+        has_models = False
+    return (f"the installed NeMo {'takes apex and a trainer to build it' if has_models else 'has no GPT and no T5'}",)
+
+
+class HuggingFaceReference:
+    """Hugging Face's model of the checkpoint, in fp32 on the CPU.
+
+    Args:
+        name: for the report.
+        model: of transformers.
+        is_t5: it is an encoder-decoder.
+    """
+
+    def __init__(self, name: str, model: Any, is_t5: bool = False) -> None:
+        self.name, self._model, self._is_t5 = name, model, is_t5
+        self.vocab_size = int(model.config.vocab_size)
+
+    def twin(self, formats: Formats, is_ours: bool) -> Twin:
+        """Become the source in a served model's number formats; nothing else can be asked of it then."""
+        return Twin(self._model, self._is_t5, formats, is_ours)
+
+    @torch.inference_mode()
+    def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
+        """Score; see ``Reference``."""
+        if self._is_t5:
+            start = self._model.config.decoder_start_token_id
+            given = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([[start, *tokens[:-1]]])}
+            logits = self._model(**given).logits[0]
+        else:
+            logits = self._model(torch.tensor([[*prompt, *tokens]])).logits[0, :-1]
+        return _normalised(logits)
+
+
+class EngineReference:
+    """The drop-in engine on one rank of weights that are read again, in fp32."""
+
+    def __init__(self, source: Source, scratch: Path) -> None:
+        shutil.rmtree(scratch, ignore_errors=True)
+        processes = workers_of(_PROCESSES)
+        try:
+            convert(ConvertArguments(source.archive.path, scratch, 1, "fp32", processes, allow_nonfinite=True))
+            settings = Settings(scratch, 1, 1, "fp32", model_type=MODEL_TYPES[source.family.name])
+            self._steps: Steps = load_steps(settings, torch.device("cpu"))[0]
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)  # the weights are in memory
+        self.vocab_size = self._steps.config.vocab_size
+        self.name = f"the drop-in engine in fp32, on weights read again from the source ({source.source_map.name})"
+
+    @torch.inference_mode()
+    def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
+        """Score; see ``Reference``."""
+        config, longest_source = self._steps.config, 0
+        ids = [*prompt, *tokens[:-1]]
+        if config.encoder is not None:
+            ids, longest_source = [config.start_id, *tokens[:-1]], len(prompt)
+        count, nobody = np.array([len(ids)]), np.array([], np.int64)
+        nothing, source = np.array([-1]), np.array([longest_source])
+        self._steps.place(0, count, count, np.array([UNBOUNDED]), source, nothing, nothing)
+        if longest_source:
+            self._steps.encode(np.array(prompt), source, nothing, 0)
+        hidden = self._steps.extend(np.array(ids), np.zeros_like(count), count, 0)
+        self._steps.leave(1, 0, nobody, nobody)
+        return _normalised(self._steps.logits(hidden))
+
+
+def _normalised(logits: torch.Tensor) -> LogProbs:
+    log_probs: LogProbs = logits.float().log_softmax(dim=-1).cpu().numpy()
+    return log_probs

@@ -1,0 +1,155 @@
+"""Compare a deployment with its source: ``python3 -m evaluation.parity --endpoint=... --output=... --checkpoint=...``.
+
+Writes ``metrics.json`` (figures, verdict, what computed the source), ``summary.json`` (the verdict alone),
+``prompts.csv`` (a row a prompt, with its first differing token), ``positions.csv`` (a row a token),
+``scales.csv`` (a row a tensor) and ``manifest.json``. The exit status is 1 where parity fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from evaluation.client.client import Client, ModelInterface
+from evaluation.client.served_model import (
+    ServedModel,
+    check_identity,
+    check_unchanged,
+    expected_digest,
+    find_endpoint,
+    inspect_endpoint,
+)
+from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.tokenizer import load_tokenizer
+from evaluation.figures import FAILS, INCONCLUSIVE
+from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
+from evaluation.parity.comparison import Outcome, Position, Served, compare, decide
+from evaluation.parity.prompts import Ids, encode_prompts, read_prompts
+from evaluation.parity.references import Reference, open_reference
+from evaluation.parity.results import write_results
+from evaluation.parity.survey import served_formats, survey
+from evaluation.parity.twin import Findings
+from evaluation.tasks.scoring import Scorer
+from handover.errors import ConfigError, ServerError
+from handover.progress import Progress
+
+_SCRATCH = "reference"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Ask the server, compute the source, compare, write, and fail where parity fails."""
+    arguments = ParityArguments.from_argv(argv, description=__doc__)
+    check_arguments(arguments)
+    prompts = read_prompts(arguments)
+    served, interface = _inspect(arguments)
+    encoded = _encode(arguments, prompts, served)
+    answers = ask(arguments, served.endpoint.grpc_url, interface, encoded)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    reference, notes = open_reference(arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH)
+    precision = _precision(served, interface)
+    limits = arguments.limits_by_precision[precision]
+    positions = _compare(answers, reference, limits["tie"])
+    findings = survey(arguments, served, interface, reference, answers, precision)
+    check_unchanged(arguments.endpoint, served.endpoint, arguments.model)
+    outcome, notes = conclude(decide(positions, limits), findings), (*notes, *findings.notes)
+    source = {
+        "computed_by": reference.name,
+        "notes": list(notes),
+        "checkpoint": str(arguments.checkpoint),
+        "precision": precision,
+        "limits": limits,
+    }
+    write_results(arguments, served, positions, outcome, source, findings)
+    sys.stdout.write("\n".join(_lines(outcome, reference, notes)) + "\n")
+    if outcome.verdict == FAILS:
+        raise ServerError(
+            f"the served model is not its source {arguments.checkpoint}: {'; '.join(outcome.reasons)}",
+            f"look at {arguments.output / 'prompts.csv'}; export again with force=[convert,export]",
+        )
+
+
+def ask(arguments: ParityArguments, url: str, interface: ModelInterface, prompts: Sequence[Ids]) -> list[Served]:
+    """Have the server continue every prompt and score its tokens.
+
+    Raises:
+        ServerError: a request failed; nothing is compared then.
+    """
+    is_t5, rows = interface.is_encoder_decoder, min(arguments.batch_size, interface.max_batch_size)
+    answers: list[Served] = []
+    with Client(url, arguments.timeout_s) as client, Progress("parity", len(prompts), "prompts") as progress:
+        scorer = None if is_t5 else Scorer(client, arguments.model, rows)
+        for start in range(0, len(prompts), rows):
+            batch = [tuple(prompt) for prompt in prompts[start : start + rows]]
+            generations = client.generate_ids(
+                batch,
+                arguments.output_length,
+                model=arguments.model,
+                sampling=GREEDY_UNDER_THE_MODEL,
+                end_id=NEVER_END_ID,
+                log_probs=True,
+                is_encoder_decoder=is_t5,
+            )
+            # A prompt of one token has nothing before it to be scored by.
+            scored = [row for row, prompt in enumerate(batch) if scorer and len(prompt) > 1]
+            found = scorer.score([(batch[row][:1], batch[row][1:]) for row in scored]) if scorer else []
+            scores = dict(zip(scored, found, strict=True))
+            for row, (prompt, made) in enumerate(zip(batch, generations, strict=True)):
+                if made.log_probs is None or len(made.tokens) != arguments.output_length:
+                    raise ServerError(f"prompt {start + row + 1}: the answer lacks tokens or log probabilities")
+                own = scores.get(row)
+                log_probs, argmax = (own.log_probs, own.argmax) if own else ((), ())
+                answers.append(Served(prompt, made.tokens, log_probs + made.log_probs, argmax + made.tokens))
+            progress.advance(len(batch))
+    return answers
+
+
+def conclude(outcome: Outcome, findings: Findings) -> Outcome:
+    """Put together what prompts and passages showed: what is broken fails, what is in doubt is inconclusive."""
+    broken = (*(outcome.reasons if outcome.verdict == FAILS else ()), *findings.broken)
+    if broken:
+        return replace(outcome, verdict=FAILS, reasons=broken)
+    if findings.doubts:
+        return replace(outcome, verdict=INCONCLUSIVE, reasons=findings.doubts)
+    return replace(outcome, reasons=(*outcome.reasons, *findings.shown))
+
+
+def _inspect(arguments: ParityArguments) -> tuple[ServedModel, ModelInterface]:
+    endpoint = find_endpoint(arguments.endpoint)
+    check_identity(endpoint, expected_digest(None, arguments.model_repository))
+    with Client(endpoint.grpc_url) as client:
+        interface = client.describe(arguments.model)
+    if not interface.takes_ids:
+        raise ConfigError(f"model '{arguments.model}' takes no token ids", "take model=fastertransformer")
+    return inspect_endpoint(endpoint, interface.parameters), interface
+
+
+def _encode(arguments: ParityArguments, prompts: list[str | Ids], served: ServedModel) -> list[Ids]:
+    directory = arguments.tokenizer or served.directory
+    needs_tokenizer = any(isinstance(prompt, str) for prompt in prompts)
+    tokenizer = load_tokenizer(directory) if needs_tokenizer and directory else None
+    room = None if served.max_positions is None else served.max_positions - arguments.output_length
+    return encode_prompts(prompts, tokenizer, served.vocab_size, room)
+
+
+def _precision(served: ServedModel, interface: ModelInterface) -> str:
+    formats = served_formats(served, interface)
+    return served_precision(formats.weight_data_type, formats.data_type, formats.int8_mode)
+
+
+def _compare(answers: Sequence[Served], reference: Reference, tie: float) -> list[Position]:
+    positions: list[Position] = []
+    with Progress("reference", len(answers), "prompts") as progress:
+        for number, served in enumerate(answers):
+            positions += compare(number, served, reference.log_probs(served.prompt, served.tokens), tie)
+            progress.advance()
+    return positions
+
+
+def _lines(outcome: Outcome, reference: Reference, notes: Sequence[str]) -> Iterable[str]:
+    yield f"parity {'is ' * (outcome.verdict == INCONCLUSIVE)}{outcome.verdict} against {reference.name}"
+    for note in notes:
+        yield f"  note: {note}"
+    yield from (f"  {reason}" for reason in outcome.reasons)
+    if outcome.first_difference:
+        yield "  first differing token: prompt {}, token {}".format(*outcome.first_difference)

@@ -1,0 +1,116 @@
+"""Passages of one deployment: made, scored by the server, and compared with the source as closely as it can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from evaluation.client.client import Client, ModelInterface
+from evaluation.client.served_model import ServedModel
+from evaluation.parity.arguments import ParityArguments
+from evaluation.parity.comparison import Served
+from evaluation.parity.formats import Formats
+from evaluation.parity.passages import Passages, Room, Scores, ask_scores, make_passages, unvisited
+from evaluation.parity.references import HuggingFaceReference, Reference
+from evaluation.parity.twin import Findings, compare_plainly
+from evaluation.tasks.scoring import Scorer
+from handover.errors import ConfigError
+
+_SLIPWAY = "slipway"
+_COARSE = ("bf16", "int8")
+_LOOSER = 2.0  # made-up tokens differ more than those of a text
+
+
+def survey(
+    arguments: ParityArguments,
+    served: ServedModel,
+    interface: ModelInterface,
+    reference: Reference,
+    answers: Sequence[Served],
+    precision: str,
+) -> Findings:
+    """Compare passages; the reference is used up.
+
+    Args:
+        arguments: of the run.
+        served: the deployment.
+        interface: of its model.
+        reference: the source.
+        answers: to the prompts, for the positions that they visited.
+        precision: the coarsest of the served model's formats.
+
+    Raises:
+        ServerError: a request failed.
+    """
+    room, visited = _room(served, interface, reference), [len(each.prompt) + len(each.tokens) for each in answers]
+    asked = _ask(arguments, served.endpoint.grpc_url, interface, room) if arguments.passages else None
+    if isinstance(asked, tuple):
+        visited += [each.tokens.shape[1] for each in asked[0]]
+    line = unvisited(room, visited)
+    notes = (f"{line}: evaluation.parity.longest_passage is {arguments.longest_passage}",) if line else ()
+    if not isinstance(asked, tuple):
+        doubts = (asked,) if asked and precision in _COARSE else ()
+        return Findings(doubts=doubts, notes=(*notes, asked or "evaluation.parity.passages is 0: none was scored"))
+    found = _compare(arguments, served, interface, reference, asked, precision)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def served_formats(served: ServedModel, interface: ModelInterface) -> Formats:
+    """Number formats of a deployment, as far as it says them."""
+    settings = {**interface.parameters, **served.endpoint.settings}
+    weights = settings.get("weight_data_type") or served.weight_data_type
+    return Formats(weights, settings.get("data_type", ""), settings.get("int8_mode", ""))
+
+
+def _room(served: ServedModel, interface: ModelInterface, reference: Reference) -> Room:
+    # What ids from a tuned prompt's first one on stand for is no token.
+    limits = (reference.vocab_size, served.vocab_size, served.first_prompt_id)
+    return Room(min(each for each in limits if each), served.max_positions, interface.is_encoder_decoder)
+
+
+def _ask(
+    arguments: ParityArguments, url: str, interface: ModelInterface, room: Room
+) -> tuple[tuple[Passages, Passages], tuple[Scores, Scores]] | str:
+    """Passages and what the server makes of them, or why it makes nothing of them."""
+    rows = min(arguments.batch_size, interface.max_batch_size)
+    with Client(url, arguments.timeout_s) as client:
+        scorer = Scorer(client, arguments.model, rows)
+        try:
+            spare = 0 if room.has_encoder else scorer.spare_positions(0)
+            free = None if room.positions is None else room.positions - spare
+            passages = make_passages(replace(room, positions=free), arguments.passages, arguments.longest_passage)
+            return passages, (ask_scores(scorer, passages[0], rows), ask_scores(scorer, passages[1], rows))
+        except ConfigError as error:
+            return f"passages could not be scored: {error.problem}"
+
+
+def _compare(
+    arguments: ParityArguments,
+    served: ServedModel,
+    interface: ModelInterface,
+    reference: Reference,
+    asked: tuple[tuple[Passages, Passages], tuple[Scores, Scores]],
+    precision: str,
+) -> Findings:
+    formats = served_formats(served, interface)
+    if isinstance(reference, HuggingFaceReference) and formats.are_known:
+        twin = reference.twin(formats, served.endpoint.engine == _SLIPWAY)
+        return twin.compare(*asked, arguments.scale_error)
+    lacking = "the reference is the engine" if formats.are_known else f"the number formats are not known: {formats}"
+    doubt = f"norms' scales were not compared, {lacking}, and {precision} is too coarse without that"
+    most = _LOOSER * arguments.limits_by_precision[precision]["max_log_prob_difference"]
+    return compare_plainly(
+        lambda passages: _plain_scores(reference, passages), *asked, most, (doubt,) if precision in _COARSE else ()
+    )
+
+
+def _plain_scores(reference: Reference, passages: Passages) -> Scores:
+    """Score passages one after another, as prompts are; see ``Reference``."""
+    found = []
+    for row, tokens in enumerate(passages.tokens.tolist()):
+        given, behind = (tokens[:1], tokens[1:]) if passages.source is None else (passages.source[row].tolist(), tokens)
+        log_probs = reference.log_probs(given, behind)
+        found.append(log_probs[np.arange(len(behind)), behind])
+    return np.array(found, np.float64)

@@ -1,0 +1,291 @@
+"""What a run left behind, read for the report: what is missing is said, nothing is invented."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaluation.figures import FAILS, Metric
+from evaluation.report.load_findings import Load, read_loads
+from evaluation.report.published import PARTIAL, newest_results
+from evaluation.speed.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows
+from evaluation.speed.load_table import FILE_NAME as LOAD_FILE_NAME
+from handover.errors import ArtefactError
+from handover.manifest import ORIGIN, RANDOM_WEIGHTS, Manifest
+from handover.regular_file import read_text
+
+_NOT_RUN = "not run"
+_BAD_STATES = ("failed", "interrupted", _NOT_RUN)
+_AFTERWARDS = ("report", "gate")
+
+
+@dataclass(frozen=True)
+class StageOutcome:
+    """How one stage of the run ended.
+
+    Attributes:
+        stage: convert, export, deploy, evaluate, benchmark.
+        name: of the job.
+        state: done, skipped, failed, interrupted or not run.
+        elapsed_s: wall time; None if it did not run.
+        error: last lines of its log; empty if all is well.
+        log: path of the log; empty if it did not run.
+        label: its name for readers; of several evaluations, the log's name says which one it is.
+    """
+
+    stage: str
+    name: str
+    state: str
+    elapsed_s: float | None
+    error: str
+    log: str
+    label: str
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the stage did not do what it was asked for."""
+        return self.state in _BAD_STATES
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One ``metrics.json``.
+
+    Attributes:
+        task: name of the task.
+        metrics: its figures.
+        samples: asked for.
+        failed: samples without a score.
+        cut_contexts: samples whose context was cut to the model's positions.
+        data: file, sha256 and known_as.
+        model: Triton's name, engine, digest and settings of the deployment.
+        commit, timestamp: of the measurement.
+        finished: False for what a failed or killed stage left.
+        verdict: HOLDS, FAILS or INCONCLUSIVE where the evaluation has limits of its own; empty otherwise.
+        reasons: of the verdict.
+        against: what it was compared with.
+        first_difference: place of the first difference in words; empty without one.
+    """
+
+    task: str
+    metrics: tuple[Metric, ...]
+    samples: int
+    failed: int
+    cut_contexts: int
+    data: Mapping[str, str]
+    model: Mapping[str, str]
+    commit: str
+    timestamp: str
+    finished: bool
+    verdict: str = ""
+    reasons: tuple[str, ...] = ()
+    against: str = ""
+    first_difference: str = ""
+
+    @property
+    def doubt(self) -> str:
+        """Why its figures are not to be relied on; empty if they are."""
+        if not self.finished and not self.verdict:
+            return "the evaluation did not finish"
+        if self.model.get(RANDOM_WEIGHTS):
+            return "the weights are random"
+        return f"{self.failed} of {self.samples} samples have no score" if self.failed else ""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One ``benchmark.csv``.
+
+    Attributes:
+        name: of the benchmark.
+        rows: one a point, in the file's order.
+        finished: False for what a failed or killed stage left.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    finished: bool
+
+    @property
+    def measured(self) -> tuple[Row, ...]:
+        """Rows with figures."""
+        return tuple(row for row in self.rows if row.state == OK and row.latency_mean_ms is not None)
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """Rows without figures."""
+        return tuple(row for row in self.rows if row.state == FAILED)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that the report is written from.
+
+    Attributes:
+        title: name of the model.
+        stages: in their order; empty if the runner left no record.
+        evaluations, benchmarks: what was measured.
+        loads: what was measured under load.
+        repository: manifest of the model repository; None if there is none.
+        remarks: what is missing, unfinished or does not fit together, a sentence each.
+        origin: what the FT checkpoint in the repository was made from; empty if that is not known.
+    """
+
+    title: str
+    stages: tuple[StageOutcome, ...]
+    evaluations: tuple[Evaluation, ...]
+    benchmarks: tuple[Benchmark, ...]
+    loads: tuple[Load, ...]
+    repository: Manifest | None
+    remarks: tuple[str, ...]
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+def collect_findings(results: Path, title: str, stages: Path) -> Findings:
+    """Read everything that a run left below its results directory.
+
+    Args:
+        results: results directory of the run.
+        title: name of the model.
+        stages: the runner's ``stages.json``.
+    """
+    remarks: list[str] = []
+    outcomes = _read_stages(stages, remarks)
+    evaluations = tuple(_read_evaluations(results / "evaluation", remarks))
+    benchmarks = tuple(_read_benchmarks(results / "benchmark", remarks))
+    loads = tuple(read_loads(newest_results(results / "benchmark", LOAD_FILE_NAME, remarks), remarks))
+    repository = _read_repository(results / "model_repo", remarks)
+    if not evaluations:
+        remarks.append("There are no accuracy figures: no evaluation left a result.")
+    if not benchmarks and not loads:
+        remarks.append("There are no latency figures: no benchmark left a result.")
+    remarks += _identity_remarks(evaluations, [*benchmarks, *loads], repository)
+    origin = _read_origin(results / "model_repo", repository)
+    return Findings(title, outcomes, evaluations, benchmarks, loads, repository, tuple(remarks), origin)
+
+
+def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
+    try:
+        return tuple(
+            StageOutcome(
+                stage=str(entry["stage"]),
+                name=str(entry.get("name") or ""),
+                state=str(entry["state"]),
+                elapsed_s=entry.get("elapsed_s"),
+                error=_lines(entry.get("error")),
+                log=str(entry.get("log") or "") if entry["state"] != _NOT_RUN else "",
+                label=Path(str(entry.get("log") or "")).stem.replace("_", " ") or str(entry["stage"]),
+            )
+            for entry in json.loads(read_text(path))
+            if entry["stage"] not in _AFTERWARDS
+        )
+    except OSError:
+        remarks.append("How the stages ended is not known: the runner left no record of them.")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        remarks.append(f"How the stages ended is not known: {path.name} is damaged ({error}).")
+    return ()
+
+
+def _read_evaluations(root: Path, remarks: list[str]) -> Iterable[Evaluation]:
+    for path, finished in newest_results(root, "metrics.json", remarks, is_written_last=True):
+        task = path.parent.name.removesuffix(PARTIAL)
+        try:
+            evaluation = _evaluation(json.loads(path.read_text()), finished)
+        except (ValueError, KeyError, TypeError) as error:
+            remarks.append(f"The figures of {task} are damaged and left out ({error}).")
+            continue
+        if evaluation.verdict == FAILS:
+            remarks.append(f"The evaluation {task} fails: {'; '.join(evaluation.reasons)}.")
+        elif not finished:
+            remarks.append(f"The evaluation {task} did not finish: its figures are not final.")
+        if evaluation.model.get(RANDOM_WEIGHTS):
+            remarks.append(
+                f"The figures of {task} are those of random weights: they say nothing about a trained model."
+            )
+        if evaluation.failed:
+            remarks.append(f"{evaluation.failed} of {evaluation.samples} samples of {task} have no score.")
+        if evaluation.cut_contexts:
+            remarks.append(f"{evaluation.cut_contexts} contexts of {task} were cut to the model's positions.")
+        yield evaluation
+
+
+def _evaluation(content: Mapping[str, Any], finished: bool) -> Evaluation:
+    first = content.get("first_difference")
+    return Evaluation(
+        task=content["task"],
+        metrics=tuple(Metric(**metric) for metric in content["metrics"]),
+        samples=content["samples"],
+        failed=content["failed"],
+        cut_contexts=content.get("cut_contexts", 0),
+        data=content["data"],
+        model=content["model"],
+        commit=content.get("commit", ""),
+        timestamp=content.get("timestamp", ""),
+        finished=finished,
+        verdict=content.get("verdict", ""),
+        reasons=tuple(content.get("reasons", ())),
+        against=content.get("source", {}).get("computed_by", ""),
+        first_difference=f"prompt {first['prompt']}, generated token {first['token']}" if first else "",
+    )
+
+
+def _read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
+    for path, finished in newest_results(root, FILE_NAME, remarks):
+        name = path.parent.name.removesuffix(PARTIAL)
+        try:
+            benchmark = Benchmark(name, tuple(read_rows(path)), finished)
+        except (ValueError, KeyError, TypeError) as error:
+            remarks.append(f"The table of benchmark {name} is damaged and left out ({error}).")
+            continue
+        if not finished:
+            remarks.append(f"The benchmark {name} did not finish: points may be missing.")
+        if any(row.is_random_weights for row in benchmark.rows):
+            remarks.append(f"The benchmark {name} was measured on random weights.")
+        if benchmark.failed:
+            remarks.append(f"{len(benchmark.failed)} of {len(benchmark.rows)} points of benchmark {name} failed.")
+        yield benchmark
+
+
+def _read_repository(root: Path, remarks: list[str]) -> Manifest | None:
+    try:
+        return Manifest.read(root)
+    except ArtefactError as error:
+        if root.is_dir():
+            remarks.append(f"The model repository's origin is not known: {error.problem}.")
+        return None
+
+
+def _read_origin(root: Path, repository: Manifest | None) -> Mapping[str, Any]:
+    if repository is not None and ORIGIN in repository.made_from:
+        return dict(repository.made_from[ORIGIN])
+    for path in sorted(root.glob("fastertransformer/1/*-gpu")):  # exported by Slipway 0.1
+        with contextlib.suppress(ArtefactError):
+            return Manifest.read(path).made_from
+    return {}
+
+
+def _identity_remarks(
+    evaluations: Sequence[Evaluation], benchmarks: Sequence[Benchmark | Load], repository: Manifest | None
+) -> list[str]:
+    """Say so if the figures do not all belong to one model, the one in the repository."""
+    digests = {f"evaluation {e.task}": e.model.get("model_digest", "") for e in evaluations}
+    for benchmark in benchmarks:
+        for row in benchmark.rows:
+            digests[f"benchmark {benchmark.name}"] = row.model_digest
+    if repository is not None:
+        digests["the model repository"] = repository.digest
+    known = {digest for digest in digests.values() if digest}
+    if len(known) < 2:
+        return []
+    listed = "; ".join(f"{name}: {digest[:19]}" for name, digest in digests.items() if digest)
+    return [f"These figures are not all of one model ({listed})."]
+
+
+def _lines(error: Any) -> str:
+    if isinstance(error, list):
+        return "\n".join(str(line) for line in error).strip()
+    return str(error or "").strip()

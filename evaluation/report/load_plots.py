@@ -1,0 +1,189 @@
+"""The report's plots of a load: throughput and latency over the load, distributions, and the Pareto front."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from evaluation.report.load_text import group_by_workload
+from evaluation.report.plot_style import (
+    FAINT,
+    SERIES,
+    draw_svg,
+    label_lines,
+    label_points,
+    levels_axis,
+    scale,
+    title_height,
+)
+from evaluation.report.recommendation import Candidate, pareto_front
+from evaluation.speed.exports import PROFILE
+from evaluation.speed.load_table import CLOSED, LoadRow
+from evaluation.speed.metrics import NANOSECONDS_PER_MS, percentile
+
+_MOST_LINES = len(SERIES)
+_LONG_NAME = 12  # characters
+_MOST_STEPS = 400
+"""Points of a distribution's line: more would only make the page heavy."""
+_TAIL_PERCENT = 99.5
+"""Where a distribution's axis ends: a single outlier must not flatten the rest."""
+
+
+def draw_load_throughput(rows: Sequence[LoadRow], name: str) -> str:
+    """Draw output tokens/s over concurrency or request rate, with 95% intervals, a line a pair of lengths."""
+    return _over_load(rows, name, "Throughput, generated tokens/s", "output_tokens_per_s", _interval, from_zero=True)
+
+
+def draw_load_latency(rows: Sequence[LoadRow], name: str) -> str:
+    """Draw median end-to-end latency over concurrency or request rate; bars reach to p99."""
+    return _over_load(rows, name, "Latency of a request, ms", "e2e_p50_ms", _to_p99, from_zero=False)
+
+
+def draw_distribution(samples: Sequence[tuple[str, Sequence[float]]], name: str, title: str) -> str:
+    """Draw the share of values up to each value, a line a load.
+
+    Args:
+        samples: name of the load and its values in ms, at most as many as there are colours.
+        name: prefix of the SVG's ids, unique in the page.
+        title: of the values.
+    """
+
+    def draw(figure: Figure, axes: Axes) -> None:
+        for colour, (_, values) in zip(cycle(SERIES), samples, strict=False):
+            ordered = sorted(values)
+            picked = ordered[:: max(1, len(ordered) // _MOST_STEPS)]
+            shares = [100 * (number + 1) / len(picked) for number in range(len(picked))]
+            axes.step([picked[0], *picked], [0.0, *shares], where="post", color=colour, linewidth=2)
+        scale(axes, "x", [value for _, values in samples for value in _without_tail(values)])
+        axes.set_ylim(0, 102)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
+        axes.set_xlabel(f"{title}, ms")
+        title_height(axes, "Share of values up to there")
+        axes.legend(
+            handles=axes.get_lines(),
+            labels=[text for text, _ in samples],
+            loc="lower right",
+            frameon=False,
+            fontsize=10,
+        )
+
+    return draw_svg(name, draw)
+
+
+def draw_pareto(candidates: Sequence[Candidate], name: str) -> str:
+    """Draw tokens/s/GPU over tokens/s/user; the line joins what nothing beats in both, the others are faint."""
+
+    def draw(figure: Figure, axes: Axes) -> None:
+        front = pareto_front(candidates)
+        beaten = [candidate for candidate in candidates if candidate not in front]
+        axes.plot(*_axes_of(beaten), color=FAINT, marker="o", markersize=4, linestyle="none")
+        axes.plot(*_axes_of(front), color=SERIES[0], marker="o", markersize=6, linewidth=2)
+        axes.set_ylim(0, 1.12 * max(candidate.tokens_per_s_per_gpu for candidate in candidates))
+        axes.set_xlim(0, 1.2 * max(candidate.tokens_per_s_per_user for candidate in candidates))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.set_xlabel("Generated tokens/s for one user")
+        title_height(axes, "Generated tokens/s for one GPU (or the CPU)")
+        labels = [(c.load, (c.tokens_per_s_per_user, c.tokens_per_s_per_gpu)) for c in front]
+        label_points(figure, axes, labels, is_falling=True)
+
+    return draw_svg(name, draw)
+
+
+def read_samples(directory: Path, rows: Sequence[LoadRow], kind: str) -> list[tuple[str, list[float]]]:
+    """Read one kind of duration of every point of a pair of lengths from its ``profile_export.json``, in ms.
+
+    Args:
+        directory: of the benchmark.
+        rows: its points.
+        kind: ttft, itl or e2e.
+    """
+    samples = []
+    for row in rows:
+        try:
+            content = json.loads((directory / row.directory / PROFILE).read_text())
+            requests = content["experiments"][0]["requests"]
+            values = [value / NANOSECONDS_PER_MS for request in requests for value in _durations(request, kind)]
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            continue
+        if values:
+            samples.append((row.label, values))
+    # Where there are more lines than colours, every so many is shown, the lightest and the heaviest load included.
+    if len(samples) > _MOST_LINES:
+        last = len(samples) - 1
+        samples = [samples[round(number * last / (_MOST_LINES - 1))] for number in range(_MOST_LINES)]
+    return samples
+
+
+def _durations(request: dict[str, object], kind: str) -> list[int]:
+    sent, times = request["timestamp"], request["response_timestamps"]
+    assert isinstance(sent, int) and isinstance(times, list)
+    if kind == "itl":
+        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return [(times[0] if kind == "ttft" else times[-1]) - sent]
+
+
+_Span = Callable[[LoadRow], tuple[float, float] | None]
+
+
+def _interval(row: LoadRow) -> tuple[float, float] | None:
+    value, noise = row.figures.get("output_tokens_per_s"), row.figures.get("ci95_output_tokens_per_s")
+    return None if value is None or noise is None else (max(0.0, value - noise), min(value + noise, 2 * value))
+
+
+def _to_p99(row: LoadRow) -> tuple[float, float] | None:
+    low, high = row.figures.get("e2e_p50_ms"), row.figures.get("e2e_p99_ms")
+    return None if low is None or high is None else (low, high)
+
+
+def _over_load(rows: Sequence[LoadRow], name: str, title: str, column: str, span: _Span, from_zero: bool) -> str:
+    """Draw one column over the load, with a bar at each point."""
+
+    def draw(figure: Figure, axes: Axes) -> None:
+        ends, tops = [], []
+        for colour, (workload, points) in zip(cycle(SERIES), group_by_workload(rows).items(), strict=False):
+            found = [(row.level, row.figures.get(column)) for row in sorted(points, key=lambda r: r.level)]
+            values = [(level, value) for level, value in found if value is not None]
+            if not values:
+                continue
+            axes.plot(*zip(*values, strict=True), color=colour, marker="o", markersize=5, linewidth=2)
+            for row in points:
+                bar = span(row)
+                if bar is not None:
+                    axes.vlines([row.level], [bar[0]], [bar[1]], color=colour, alpha=0.45, linewidth=3)
+                    tops.append(bar[1])
+            tops += [value for _, value in values]
+            ends.append((_label(workload), values[-1]))
+        unit = "Requests in flight" if rows[0].mode == CLOSED else "Requests per second"
+        levels_axis(axes, [row.level for row in rows], unit)
+        if from_zero:
+            axes.set_ylim(0, 1.12 * max(tops, default=1.0))
+            axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        else:
+            scale(axes, "y", tops)
+        title_height(axes, title)
+        label_lines(figure, axes, ends, centred=True)
+
+    return draw_svg(name, draw)
+
+
+def _label(workload: str) -> str:
+    """A line's name, two lines where it would leave the page: of distributions of lengths."""
+    return f"{workload} tokens" if len(workload) < _LONG_NAME else workload.replace("/", "/\n")
+
+
+def _without_tail(values: Sequence[float]) -> list[float]:
+    end = percentile(values, _TAIL_PERCENT)
+    return [value for value in values if end is None or value <= end]
+
+
+def _axes_of(candidates: Sequence[Candidate]) -> tuple[list[float], list[float]]:
+    return [c.tokens_per_s_per_user for c in candidates], [c.tokens_per_s_per_gpu for c in candidates]

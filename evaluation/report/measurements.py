@@ -1,0 +1,148 @@
+"""Every figure that a run left, by name, with its noise: what reports are compared and gated by.
+
+Names are ``<task>.<figure>`` for accuracy, ``<benchmark>.<input>-<output>_batch<n>.<column>`` for a static sweep and
+``<benchmark>.<lengths>_concurrency<n>.<column>`` (or ``_rate<r>``) for a load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evaluation.figures import FRACTION
+from evaluation.report.data import Benchmark, Findings, collect_findings
+from evaluation.speed.benchmark_table import FIGURES as STATIC_FIGURES
+from evaluation.speed.benchmark_table import Row
+from evaluation.speed.load_table import FIGURES as LOAD_FIGURES
+from evaluation.speed.load_table import OK, LoadRow
+from handover.errors import ArtefactError
+
+LOWER, HIGHER = "lower", "higher"
+_TWO_SIDED_95 = 1.96
+_LOWER_IS_BETTER = ("_ms", "_bytes", "_s", "perplexity", "_difference")
+_HIGHER_IS_BETTER = ("_per_s", "_per_user", "_per_gpu", "sequence_per_s")
+_UNJUDGED = ("server_mean_batch", "server_requests", "server_failures", "gpu_utilisation_mean_percent")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One figure.
+
+    Attributes:
+        name: as in the module's description.
+        value: in the unit that the name ends with.
+        noise: half of its 95% confidence interval; None where it is not known.
+        better: ``lower``, ``higher``, or empty where neither is.
+        source: what was measured: the data's digest and how much of it for accuracy, empty for a benchmark.
+        doubt: why the value is not to be relied on; empty if it is.
+        is_fraction: whether it is shown in percent.
+    """
+
+    name: str
+    value: float
+    noise: float | None
+    better: str
+    source: str = ""
+    doubt: str = ""
+    is_fraction: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run's figures.
+
+    Attributes:
+        name: of its directory.
+        figures: by name.
+        digests: of the models that they belong to, and of the repository that lies beside them.
+        machines: that measured.
+        remarks: what its report says first: missing, unfinished, failed.
+        failures: points that could not be measured, with the reason.
+        verdicts: name, verdict and reasons of each evaluation that has limits of its own.
+    """
+
+    name: str
+    figures: Mapping[str, Measurement]
+    digests: tuple[str, ...]
+    machines: tuple[str, ...]
+    remarks: tuple[str, ...]
+    failures: Mapping[str, str] = field(default_factory=dict)
+    verdicts: tuple[tuple[str, str, str], ...] = ()
+
+
+def read_report(results: Path) -> Report:
+    """Read a run's results directory.
+
+    Raises:
+        ArtefactError: nothing was measured there.
+    """
+    findings = collect_findings(results, results.name, results / "logs" / "stages.json")
+    figures = {figure.name: figure for figure in _all(findings)}
+    if not figures:
+        raise ArtefactError(
+            f"{results} holds no figures", "give the results directory of a run: the one with evaluation/ or benchmark/"
+        )
+    digests = {evaluation.model.get("model_digest", "") for evaluation in findings.evaluations}
+    rows: list[Row | LoadRow] = [row for benchmark in findings.benchmarks for row in benchmark.rows]
+    rows += [row for load in findings.loads for row in load.rows]
+    digests |= {row.model_digest for row in rows}
+    digests |= {findings.repository.digest} if findings.repository is not None else set()
+    machines = {", ".join(part for part in (row.cpu, f"{row.cores} cores", row.gpu) if part) for row in rows}
+    return Report(
+        name=results.name,
+        figures=figures,
+        digests=tuple(sorted(filter(None, digests))),
+        machines=tuple(sorted(machines)),
+        remarks=findings.remarks,
+        failures=dict(_failures(findings)),
+        verdicts=tuple((e.task, e.verdict, "; ".join(e.reasons)) for e in findings.evaluations if e.verdict),
+    )
+
+
+def direction(name: str) -> str:
+    """Say which direction of a figure is better, by its unit."""
+    if name.endswith(_UNJUDGED) or "_cpu_cores" in name:
+        return ""
+    if name.endswith(_HIGHER_IS_BETTER):
+        return HIGHER
+    return LOWER if name.endswith(_LOWER_IS_BETTER) else HIGHER
+
+
+def _all(findings: Findings) -> Iterable[Measurement]:
+    for evaluation in findings.evaluations:
+        for metric in evaluation.metrics:
+            if metric.value is not None:
+                noise = None if metric.stderr is None else _TWO_SIDED_95 * metric.stderr
+                name = f"{evaluation.task}.{metric.name}"
+                sha256 = evaluation.data.get("sha256") if not evaluation.failed else ""
+                source = f"{metric.n} of {sha256}" if sha256 else ""
+                is_fraction = metric.unit == FRACTION
+                yield Measurement(name, metric.value, noise, direction(name), source, evaluation.doubt, is_fraction)
+    for benchmark in findings.benchmarks:
+        for row in benchmark.measured:
+            values = {name: getattr(row, name) for name in STATIC_FIGURES}
+            yield from _figures(_place(benchmark, row), values)
+    for load in findings.loads:
+        for point in load.rows:
+            if point.state == OK:
+                doubt = f"{point.failed_requests} requests failed" if point.failed_requests else ""
+                values = {name: point.figures.get(name) for name in LOAD_FIGURES}
+                yield from _figures(f"{load.name}.{point.directory}", values, doubt)
+
+
+def _place(benchmark: Benchmark, row: Row) -> str:
+    return f"{benchmark.name}.{row.input_length}-{row.output_length}_batch{row.batch_size}"
+
+
+def _failures(findings: Findings) -> Iterable[tuple[str, str]]:
+    for benchmark in findings.benchmarks:
+        yield from ((_place(benchmark, row), row.error) for row in benchmark.failed)
+    for load in findings.loads:
+        yield from ((f"{load.name}.{point.directory}", point.error) for point in load.failed)
+
+
+def _figures(place: str, values: Mapping[str, float | None], doubt: str = "") -> Iterable[Measurement]:
+    for name, value in values.items():
+        if value is not None and not name.startswith("ci95_"):
+            yield Measurement(f"{place}.{name}", value, values.get(f"ci95_{name}"), direction(name), doubt=doubt)

@@ -1,0 +1,156 @@
+"""The points of a sweep, read from what each of them left."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evaluation.arguments import POINTS_NAME
+from evaluation.report.data import Findings, collect_findings
+from evaluation.report.number_text import show_figure
+from evaluation.report.recommendation import Candidate, find_candidates
+from evaluation.report.text import accuracy_cells
+from handover.errors import ArtefactError
+from handover.manifest import Manifest
+from handover.progress import human_bytes
+from handover.reasons import reason_of
+
+_INT8 = "export.triton_deployment.int8_mode"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration of a sweep.
+
+    Attributes:
+        label: what it has of its own: ``TP 2``.
+        title: name of the model.
+        results: its results directory; empty if it could not be planned.
+        error: why it failed; empty if it did not.
+        candidates: what was measured.
+        accuracies: first figure of each evaluation as text, by its name.
+        remarks: what its own report says first.
+        parameters: of the model; None if unknown.
+        parallelism: ``TP 2, PP 1``, with ``int8`` where the engine computes with it.
+        digest: of the model that was served.
+        server_memory_peak_bytes: the highest seen.
+        slos_ms: limits that its load was given.
+    """
+
+    label: str
+    title: str
+    results: str
+    error: str
+    candidates: tuple[Candidate, ...] = ()
+    accuracies: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    parameters: int | None = None
+    parallelism: str = ""
+    digest: str = ""
+    server_memory_peak_bytes: float | None = None
+    slos_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_points(directory: Path) -> list[Point]:
+    """Read all points that the launcher has noted, in their order.
+
+    Raises:
+        ArtefactError: there is no list of points, or it is damaged.
+    """
+    file = directory / POINTS_NAME
+    try:
+        entries = [(str(e["label"]), str(e["title"]), str(e["results"]), str(e["error"])) for e in _load(file)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtefactError(f"{file} cannot be read: {error}", "give the directory of a sweep (main.py -m)") from error
+    return [_point(*entry) for entry in entries]
+
+
+def sweep_columns(points: Sequence[Point]) -> tuple[str, ...]:
+    """Columns of the table of points: accuracy, latency and throughput by workload, memory."""
+    accuracies = dict.fromkeys(name for point in points for name in point.accuracies)
+    workloads = dict.fromkeys(candidate.workload for point in points for candidate in point.candidates)
+    speeds = [f"{workload} {what}" for workload in workloads for what in ("p50, ms", "tokens/s")]
+    return "Point", *accuracies, *speeds, "Server memory"
+
+
+def sweep_rows(points: Sequence[Point], columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Cells under ``sweep_columns``: latency is that of the smallest load, throughput the highest."""
+    rows = []
+    for point in points:
+        cells = {"Point": point.label, **point.accuracies}
+        memory = point.server_memory_peak_bytes
+        cells["Server memory"] = "" if memory is None else human_bytes(memory)
+        for candidate in smallest_loads(point.candidates):
+            cells[f"{candidate.workload} p50, ms"] = show_figure(candidate.latencies_ms.get("e2e_p50_ms"))
+            fastest = max(c.tokens_per_s for c in point.candidates if c.workload == candidate.workload)
+            cells[f"{candidate.workload} tokens/s"] = show_figure(fastest)
+        rows.append(tuple(cells.get(column, "") for column in columns))
+    return rows
+
+
+def smallest_loads(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Keep of each source and workload what was measured first: its smallest load."""
+    first: dict[tuple[str, str], Candidate] = {}
+    for candidate in candidates:
+        first.setdefault((candidate.source, candidate.workload), candidate)
+    return list(first.values())
+
+
+def _load(file: Path) -> list[dict[str, object]]:
+    content = json.loads(file.read_text())
+    return list(content)
+
+
+def _point(label: str, title: str, results: str, error: str) -> Point:
+    if not results:
+        return Point(label, title, results, error)
+    root = Path(results)
+    findings = collect_findings(root, title, root / "logs" / "stages.json")
+    bad = [outcome for outcome in findings.stages if outcome.is_bad and outcome.error]
+    candidates = tuple(find_candidates(findings, results))
+    accuracies = {
+        f"{evaluation.task} {metric.name}": accuracy_cells(metric)[1]
+        for evaluation in findings.evaluations
+        for metric in evaluation.metrics[:1]
+    }
+    is_started = bool(candidates or accuracies)
+    return Point(
+        label,
+        title,
+        results,
+        error or "; ".join(f"{outcome.label}: {reason_of(outcome.error)}" for outcome in bad),
+        candidates,
+        accuracies,
+        findings.remarks if is_started else (),
+        _parameters(root),
+        next((_parallelism(candidate) for candidate in candidates), ""),
+        "" if findings.repository is None else findings.repository.digest,
+        _memory_peak(findings),
+        {name: limit for load in findings.loads for name, limit in load.slos.items()},
+    )
+
+
+def _parallelism(candidate: Candidate) -> str:
+    sizes = [
+        candidate.settings.get(f"export.{key}_model_parallel_size", 1)
+        for key in ("model.tensor", "triton_deployment.pipeline")
+    ]
+    return f"TP {sizes[0]}, PP {sizes[1]}" + (", int8" if candidate.settings.get(_INT8) else "")
+
+
+def _memory_peak(findings: Findings) -> float | None:
+    peaks = [row.server_memory_peak_bytes for benchmark in findings.benchmarks for row in benchmark.measured]
+    peaks += [row.figures.get("server_memory_peak_bytes") for load in findings.loads for row in load.measured]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _parameters(results: Path) -> int | None:
+    """Numbers in the shards; what every rank has a copy of lies there once."""
+    try:
+        files = Manifest.read(results / "model_repo").files
+    except ArtefactError:
+        return None
+    return sum(math.prod(record.shape) for record in files if record.shape is not None) or None

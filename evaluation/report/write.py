@@ -1,0 +1,107 @@
+"""Write the report of a run: ``python3 -m evaluation.report --results=... --output=... --title=... --stages=...``.
+
+Writes ``report.md`` and ``report.html`` (one self-contained page) over whatever the run left, also where
+a stage failed; prints the tables and, as the last line, the path of the page.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evaluation.arguments import ReportArguments
+from evaluation.report.data import Findings, collect_findings
+from evaluation.report.html import render_html
+from evaluation.report.judgement import judge
+from evaluation.report.load_text import brief_tables, failed_load_points
+from evaluation.report.markdown import render_markdown
+from evaluation.report.published import PARTIAL
+from evaluation.report.text import (
+    ACCURACY_COLUMNS,
+    BENCHMARK_COLUMNS,
+    accuracy_cells,
+    benchmark_cells,
+    failed_points,
+    group_by_lengths,
+    lengths_label,
+    relative_path,
+)
+from handover.durable import write_atomically
+from handover.manifest import Manifest, record_files
+from handover.provenance import read_commit
+
+MARKDOWN_NAME = "report.md"
+HTML_NAME = "report.html"
+_WIDTH_IN_A_LOG = 110
+
+
+def main(argv: Sequence[str]) -> None:
+    """Collect, write both files and the manifest, and print the tables."""
+    arguments = ReportArguments.from_argv(argv, description=__doc__)
+    findings = collect_findings(arguments.results, arguments.title, arguments.stages)
+    judgement = judge(arguments.results, arguments.baseline, arguments.thresholds)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    write_atomically(arguments.output / MARKDOWN_NAME, render_markdown(findings, arguments.results, judgement))
+    write_atomically(arguments.output / HTML_NAME, render_html(findings, arguments.results, judgement))
+    made_from = {"results": str(arguments.results), "title": arguments.title}
+    Manifest("report", record_files(arguments.output), made_from, {"commit": read_commit()}).write(arguments.output)
+    print_tables(_console(), findings, arguments.results)
+    # The runner renames the directory when the report is complete; the path after that is what helps.
+    published = arguments.output.with_name(arguments.output.name.removesuffix(PARTIAL))
+    print(published / HTML_NAME)
+
+
+def print_tables(console: Console, findings: Findings, results: Path) -> None:
+    """Print accuracy by figure, latency and throughput by batch size, and everything that failed."""
+    for evaluation in findings.evaluations:
+        rows = [accuracy_cells(metric)[:4] for metric in evaluation.metrics]
+        console.print(_table(f"{evaluation.task}: {findings.title}", ACCURACY_COLUMNS[:4], rows))
+    for benchmark in findings.benchmarks:
+        for lengths, points in group_by_lengths(benchmark.measured).items():
+            title = f"{benchmark.name}: {lengths_label(lengths)} (tokens)"
+            console.print(_table(title, BENCHMARK_COLUMNS, [benchmark_cells(row) for row in points]))
+        for line in failed_points(benchmark.failed):
+            console.print(Text(f"failed: {line}", style="red"))
+    _print_loads(console, findings)
+    for remark in findings.remarks:
+        console.print(Text(remark, style="yellow"))
+    for outcome in findings.stages:
+        if outcome.is_bad:
+            log = f", log {relative_path(outcome.log, results)}" if outcome.log else ""
+            console.print(Text(f"stage {outcome.label}: {outcome.state}{log}", style="red"))
+
+
+def _print_loads(console: Console, findings: Findings) -> None:
+    for load in findings.loads:
+        for content in brief_tables(load.measured):
+            console.print(_table(f"{load.name}: {content.caption}", content.columns, content.rows))
+        for line in failed_load_points(load.failed):
+            console.print(Text(f"failed: {line}", style="red"))
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    # Text, not str: rich would read square brackets in a name as markup.
+    table = Table(title=Text(title, style="bold"), title_justify="left")
+    for column in columns:
+        table.add_column(
+            column,
+            justify="left" if column == ACCURACY_COLUMNS[0] else "right",
+            overflow="fold",
+            no_wrap=column == "Load",
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _console() -> Console:
+    # The runner passes a terminal on through a pipe and says so.
+    terminal = sys.stdout.isatty() or os.environ.get("SLIPWAY_TERMINAL") == "1"
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_IN_A_LOG
+    return Console(force_terminal=terminal, width=width, highlight=False)

@@ -1,0 +1,164 @@
+"""What a deployment costs: memory, processor and GPU use while it works, and the time it took to start.
+
+Only what this host shows is read: a server on another machine, or another user's, leaves its figures empty.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from evaluation.speed import metrics
+from evaluation.speed.nvml import GpuReading, Nvml
+from handover.endpoint import Endpoint
+
+COST_FIGURES = {
+    "server_memory_peak_bytes": "sum over the server's processes of VmHWM, each one's peak since it started; pages "
+    "that they share count in each",
+    "server_cpu_cores": "processor time of the server's processes / duration",
+    "client_cpu_cores": "processor time of the client / duration; near 1 the client limits what is measured",
+    "gpu_utilisation_mean_percent": "NVML's share of time with a kernel running, mean over samples and GPUs",
+    "gpu_memory_peak_bytes": "NVML's used memory, summed over the GPUs, the highest sample",
+    "server_start_s": "from starting tritonserver to the first generation",
+    "server_load_s": "from Triton's line that it loads the model to the one that it has",
+}
+"""Columns and their formulas."""
+
+_SERVER_LOG = "server.log"
+_SAMPLE_EVERY_S = 0.5
+_LOADING = re.compile(r"^[IWE](\d{4} \d\d:\d\d:\d\d\.\d+).*\] \"?(loading: |successfully loaded ')([^:']+)")
+
+
+@dataclass(frozen=True)
+class _Usage:
+    """Of some processes: processor seconds so far, and peak memory in bytes; None where nothing can be read."""
+
+    cpu_s: float | None
+    peak_bytes: int | None
+
+
+class CostMeter:
+    """Measures while its ``with`` block runs; ``figures`` holds COST_FIGURES after it.
+
+    Args:
+        endpoint: of the deployment.
+        log: the server's log; None where it is not known.
+        model: Triton's name of the model.
+    """
+
+    def __init__(self, endpoint: Endpoint, log: Path | None, model: str) -> None:
+        self.figures: dict[str, float | None] = dict.fromkeys(COST_FIGURES)
+        self.figures["server_start_s"] = endpoint.start_s
+        self.figures["server_load_s"] = load_time_s(log, model) if log is not None else None
+        self._root = endpoint.pid if is_here(endpoint) else None
+        self._stop = threading.Event()
+        self._samples: list[list[GpuReading]] = []
+        self._thread: threading.Thread | None = None
+        self._nvml: Nvml | None = None
+
+    def __enter__(self) -> CostMeter:
+        self._nvml = Nvml.open() if self._root is not None else None
+        if self._nvml is not None:
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+        self._started_ns, self._client_s = time.perf_counter_ns(), time.process_time()
+        self._before = usage_of(self._root)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        elapsed_s = (time.perf_counter_ns() - self._started_ns) / metrics.NANOSECONDS_PER_S
+        client_s, after = time.process_time() - self._client_s, usage_of(self._root)
+        if self._thread is not None and self._nvml is not None:
+            self._stop.set()
+            self._thread.join()
+            self._nvml.close()
+        used_s = None if None in (after.cpu_s, self._before.cpu_s) else after.cpu_s - self._before.cpu_s  # type: ignore[operator]
+        self.figures |= {
+            "server_memory_peak_bytes": after.peak_bytes,
+            "server_cpu_cores": None if used_s is None else used_s / elapsed_s,
+            "client_cpu_cores": client_s / elapsed_s,
+            **gpu_figures(self._samples),
+        }
+
+    def _sample(self) -> None:
+        assert self._nvml is not None
+        while not self._stop.wait(_SAMPLE_EVERY_S):
+            self._samples.append(self._nvml.read())
+
+
+def gpu_figures(samples: Sequence[Sequence[GpuReading]]) -> dict[str, float | None]:
+    """Condense samples of all GPUs to one line; empty without samples."""
+    shares = [reading.utilisation_percent for sample in samples for reading in sample]
+    memory = [sum(reading.used_bytes for reading in sample) for sample in samples if sample]
+    return {
+        "gpu_utilisation_mean_percent": metrics.mean(shares),
+        "gpu_memory_peak_bytes": max(memory, default=None),
+    }
+
+
+def is_here(endpoint: Endpoint) -> bool:
+    """Whether the deployment's process can be looked at: it runs on this host and we know its id."""
+    local = ("127.0.0.1", "::1", "localhost", socket.gethostname())
+    return endpoint.host in local and endpoint.pid is not None and Path(f"/proc/{endpoint.pid}").is_dir()
+
+
+def usage_of(root: int | None) -> _Usage:
+    """Add up processor time and peak memory of a process and its descendants."""
+    cpu_s, peak_bytes, is_known = 0.0, 0, False
+    for process in family(root) if root is not None else ():
+        try:
+            times = process.cpu_times()
+            status = Path(f"/proc/{process.pid}/status").read_text()  # psutil has no peak
+        except (OSError, psutil.Error):
+            continue  # it has ended meanwhile
+        cpu_s += times.user + times.system
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        peak_bytes += int(found[1]) * 1024 if found else 0
+        is_known = True
+    return _Usage(cpu_s, peak_bytes) if is_known else _Usage(None, None)
+
+
+def family(root: int) -> list[psutil.Process]:
+    """List a process and all its descendants; empty where the process has ended."""
+    try:
+        process = psutil.Process(root)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def server_log(endpoint: str) -> Path | None:
+    """Find the log beside an endpoint file, or in the directory that holds one; None for ``host:port``."""
+    source = Path(endpoint)
+    directory = source if source.is_dir() else source.parent if source.is_file() else None
+    return None if directory is None else directory / _SERVER_LOG
+
+
+def load_time_s(log: Path, model: str) -> float | None:
+    """Read from Triton's log how long a model took to load; None where the log does not say."""
+    times: dict[str, datetime] = {}
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        found = _LOADING.match(line)
+        if found and found[3] == model:
+            # Triton's lines have no year; any leap year parses every day.
+            times[found[2]] = datetime.strptime(f"2024{found[1]}", "%Y%m%d %H:%M:%S.%f")
+    begun, ended = times.get("loading: "), times.get("successfully loaded '")
+    if begun is None or ended is None:
+        return None
+    elapsed_s = (ended - begun).total_seconds()
+    return elapsed_s if elapsed_s >= 0 else None

@@ -1,0 +1,225 @@
+"""Keep the load up and cut the stream of answers into repeats.
+
+The load never pauses between warm-up and the last repeat; what is still in flight when the last repeat ends is waited
+for and not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from evaluation.speed.record import RequestRecord, Window
+from evaluation.speed.wire import Encoded
+
+_NS_PER_S = 1_000_000_000
+
+
+class Asks(Protocol):
+    """What sends one request: a Wire."""
+
+    async def ask(self, request: Encoded, scheduled_ns: int) -> RequestRecord:
+        """Send it and wait for its end."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """So many requests are in flight at any time; each answer triggers the next request.
+
+    Attributes:
+        concurrency: requests in flight.
+        ramp_s: seconds in which the slots start, evenly spread.
+    """
+
+    concurrency: int
+    ramp_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Requests come at their times, whatever the server does.
+
+    Attributes:
+        arrivals_ns: when each is due, after the start; endless.
+        max_in_flight: further requests wait in the client.
+        ramp_s: part of the arrivals in which their rate grows.
+    """
+
+    arrivals_ns: Iterator[int]
+    max_in_flight: int
+    ramp_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a point is measured.
+
+    Attributes:
+        warmup: answers before the first repeat, at least; those of the ramp are among them.
+        requests: answers a repeat.
+        repeats: repeats at most.
+        max_s: seconds after which the point ends with what it has.
+        is_enough: whether the repeats so far agree.
+    """
+
+    warmup: int
+    requests: int
+    repeats: int
+    max_s: float
+    is_enough: Callable[[Sequence[Window]], bool]
+
+
+class Recorder:
+    """Takes answers as they come and cuts them into windows.
+
+    Attributes:
+        windows: finished repeats.
+        warmups: answers before the first.
+        is_over: whether no further request shall be sent.
+        started: set when measuring begins.
+    """
+
+    def __init__(self, plan: Plan, ramp_s: float) -> None:
+        self.plan = plan
+        self.windows: list[Window] = []
+        self.warmups: list[RequestRecord] = []
+        self.is_over = False
+        self.started = asyncio.Event()
+        self._current: list[RequestRecord] = []
+        self._begin_ns = time.perf_counter_ns()
+        self._ramp_end_ns = self._begin_ns + round(ramp_s * _NS_PER_S)
+        self._window_ns = self._begin_ns
+        if plan.warmup == 0 and ramp_s == 0:
+            self.started.set()
+
+    def add(self, record: RequestRecord) -> None:
+        """Take one answer."""
+        if self.is_over:
+            return
+        if not self.started.is_set():
+            self.warmups.append(record)
+            if len(self.warmups) >= self.plan.warmup and record.done_ns >= self._ramp_end_ns:
+                self._window_ns = record.done_ns
+                self.started.set()
+        else:
+            self._current.append(record)
+        is_late = record.done_ns - self._begin_ns > self.plan.max_s * _NS_PER_S
+        if len(self._current) >= self.plan.requests or (is_late and self._current):
+            self._close(record.done_ns)
+        self.is_over = self.is_over or is_late
+
+    def _close(self, now_ns: int) -> None:
+        window = Window(tuple(self._current), self._window_ns, now_ns)
+        self.windows.append(window)
+        self._current, self._window_ns = [], now_ns
+        is_hopeless = not window.succeeded
+        is_last = len(self.windows) >= self.plan.repeats
+        self.is_over = is_hopeless or is_last or self.plan.is_enough(self.windows)
+
+
+async def drive(
+    wire: Asks,
+    requests: Sequence[Encoded],
+    load: ClosedLoop | OpenLoop,
+    plan: Plan,
+    measuring: Callable[[], Awaitable[None]] | None = None,
+) -> Recorder:
+    """Put the server under load until the plan is fulfilled.
+
+    Args:
+        wire: sends requests.
+        requests: sent in this order, and again from the first when they run out.
+        load: closed or open loop.
+        plan: how long.
+        measuring: awaited once when the first repeat begins, beside the load.
+    """
+    with _without_garbage_collection():
+        recorder = Recorder(plan, load.ramp_s)
+        given = _cycle(requests, recorder)
+        async with _beside(measuring, recorder):
+            if isinstance(load, ClosedLoop):
+                await _closed(wire, load, given, recorder)
+            else:
+                await _open(wire, load, given, recorder)
+    return recorder
+
+
+def _cycle(requests: Sequence[Encoded], recorder: Recorder) -> Iterator[Encoded]:
+    number = 0
+    while not recorder.is_over:
+        yield requests[number % len(requests)]
+        number += 1
+
+
+async def _closed(wire: Asks, load: ClosedLoop, given: Iterator[Encoded], recorder: Recorder) -> None:
+    async def slot(number: int) -> None:
+        if load.ramp_s:
+            await asyncio.sleep(load.ramp_s * number / load.concurrency)
+        free_ns = time.perf_counter_ns()
+        for request in given:
+            record = await wire.ask(request, free_ns)
+            free_ns = record.done_ns
+            recorder.add(record)
+            if record.error:
+                await asyncio.sleep(0)  # a refusal that needs no waiting must not starve the other slots
+
+    await asyncio.gather(*(slot(number) for number in range(load.concurrency)))
+
+
+async def _open(wire: Asks, load: OpenLoop, given: Iterator[Encoded], recorder: Recorder) -> None:
+    room = asyncio.Semaphore(load.max_in_flight)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def one(request: Encoded, due_ns: int) -> None:
+        try:
+            recorder.add(await wire.ask(request, due_ns))
+        finally:
+            room.release()
+
+    begin_ns = time.perf_counter_ns()
+    for due_ns, request in zip(load.arrivals_ns, given, strict=False):
+        wait_ns = begin_ns + due_ns - time.perf_counter_ns()
+        if wait_ns > 0:
+            await asyncio.sleep(wait_ns / _NS_PER_S)
+        await room.acquire()
+        if recorder.is_over:
+            break
+        task = asyncio.create_task(one(request, begin_ns + due_ns))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await asyncio.gather(*tasks)
+
+
+@asynccontextmanager
+async def _beside(measuring: Callable[[], Awaitable[None]] | None, recorder: Recorder) -> AsyncIterator[None]:
+    async def wait() -> None:
+        await recorder.started.wait()
+        if measuring is not None:
+            await measuring()
+
+    task = asyncio.create_task(wait())
+    try:
+        yield
+    finally:
+        if not recorder.started.is_set():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=not recorder.started.is_set())
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Keep the collector from stopping the client for milliseconds amid a measurement."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,205 @@
+"""The figures of a point in the shapes that other tools read: vLLM's ``bench serve`` and genai-perf's exports.
+
+A field that does not apply (an observed TTFT without streaming) is null or absent, never 0. Field names and units are
+those of vLLM's ``vllm/benchmarks/serve.py`` (durations of single requests in seconds, statistics in ms), of Perf
+Analyzer's ``--profile-export-file`` (``profile_export.json``, nanoseconds), and of genai-perf's
+``profile_export_genai_perf.json`` and ``.csv``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.speed import metrics
+from evaluation.speed.load_figures import DISTRIBUTIONS, PERCENTILES
+from evaluation.speed.load_point import Measured
+from evaluation.speed.load_table import CLOSED, OK, SUMMARY, LoadRow
+from evaluation.speed.record import RequestRecord
+from handover.durable import write_atomically
+
+PROFILE = "profile_export.json"
+GENAI_PERF = "profile_export_genai_perf"
+_VLLM_NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+_GENAI_NAMES = {
+    "time_to_first_token": "ttft",
+    "inter_token_latency": "tpot",  # genai-perf's, too, is (e2e - ttft) / (tokens - 1), one a request
+    "request_latency": "e2e",
+}
+_GENAI_PERCENTILES = (99, 95, 90, 75, 50, 25)
+_NS_PER_S = metrics.NANOSECONDS_PER_S
+
+
+def write_point(directory: Path, measured: Measured, slos: Mapping[str, float]) -> None:
+    """Write one point's files; nothing for a point that failed altogether."""
+    if not measured.records:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    statistics_of = genai_perf_statistics(measured)
+    write_atomically(directory / SUMMARY, _json(vllm_result(measured, slos)))
+    write_atomically(directory / PROFILE, json.dumps(profile_export(measured)) + "\n")
+    write_atomically(directory / f"{GENAI_PERF}.json", _json(statistics_of))
+    write_atomically(directory / f"{GENAI_PERF}.csv", genai_perf_csv(statistics_of))
+
+
+def write_summary(output: Path, rows: Sequence[LoadRow]) -> None:
+    """Collect the points' summaries, without single requests, into one file; failed points are null."""
+    points = []
+    for row in rows:
+        path = output / row.directory / SUMMARY
+        content = json.loads(path.read_text()) if row.state == OK and path.is_file() else None
+        kept = content and {name: value for name, value in content.items() if not isinstance(value, list)}
+        points.append({"workload": row.workload, "load": row.label, "state": row.state, "result": kept})
+    write_atomically(output / SUMMARY, _json({"points": points}))
+
+
+def vllm_result(measured: Measured, slos: Mapping[str, float]) -> dict[str, Any]:
+    """Shape a point as the result file of ``vllm bench serve``.
+
+    One entry a request in ``input_lens``, ``output_lens``, ``ttfts``, ``itls`` and ``errors``; seconds there, as vLLM.
+    """
+    row, figures = measured.row, measured.row.figures
+    good = [record for record in measured.records if not record.error]
+    content: dict[str, Any] = {
+        "date": row.timestamp,
+        "backend": "triton",
+        "endpoint_type": "triton",
+        "model_id": row.model,
+        "model_digest": row.model_digest,
+        "tokenizer_id": row.model,
+        "num_prompts": row.requests,
+        "request_rate": "inf" if row.mode == CLOSED else row.level,
+        "burstiness": 1.0 if row.arrival == "poisson" else None,
+        "max_concurrency": row.concurrency,
+        "duration": row.duration_s,
+        "completed": len(good),
+        "failed": row.failed_requests,
+        "total_input_tokens": sum(record.input_tokens for record in good),
+        "total_output_tokens": sum(record.output_tokens for record in good),
+        "request_throughput": figures.get("requests_per_s"),
+        "request_goodput": figures.get("goodput_requests_per_s"),
+        "goodput_slos_ms": dict(slos),
+        "output_throughput": figures.get("output_tokens_per_s"),
+        "total_token_throughput": figures.get("total_tokens_per_s"),
+    }
+    for distribution in DISTRIBUTIONS:
+        name = _VLLM_NAMES.get(distribution.name)
+        if name is not None:
+            values = distribution.values_ms(measured.records)
+            content[f"mean_{name}_ms"] = metrics.mean(values)
+            content[f"median_{name}_ms"] = metrics.percentile(values, 50)
+            content[f"std_{name}_ms"] = statistics.pstdev(values) if values else None
+            content |= {f"p{percent}_{name}_ms": metrics.percentile(values, percent) for percent in PERCENTILES}
+    return content | {
+        "input_lens": [record.input_tokens for record in measured.records],
+        "output_lens": [record.output_tokens for record in measured.records],
+        "ttfts": [_ttft_s(record) for record in measured.records],
+        "itls": [_itls_s(record) for record in measured.records],
+        "errors": [record.error for record in measured.records],
+    }
+
+
+def profile_export(measured: Measured) -> dict[str, Any]:
+    """Shape a point as Perf Analyzer's profile export: every request's times, in monotonic nanoseconds."""
+    row = measured.row
+    is_closed = row.mode == CLOSED
+    experiment = {"mode": "concurrency" if is_closed else "request_rate", "value": row.level}
+    requests = [
+        {
+            "timestamp": record.sent_ns,
+            "request_inputs": {"input_lengths": record.input_tokens, "request_output_len": record.output_tokens},
+            "response_timestamps": list(record.chunk_ns),
+            "response_outputs": [{"tokens": count} for count in record.chunk_tokens],
+            "scheduled": record.scheduled_ns,
+        }
+        for record in measured.records
+        if not record.error
+    ]
+    experiments = [
+        {"experiment": experiment, "requests": requests, "window_boundaries": list(measured.window_ns)},
+    ]
+    return {"experiments": experiments, "version": "2.51.0", "service_kind": "triton", "endpoint": ""}
+
+
+def genai_perf_statistics(measured: Measured) -> dict[str, Any]:
+    """Shape a point as genai-perf's statistics, by its metrics' names."""
+    row = measured.row
+    content: dict[str, Any] = {}
+    for name, ours in _GENAI_NAMES.items():
+        distribution = next(item for item in DISTRIBUTIONS if item.name == ours)
+        _add(content, name, "ms", distribution.values_ms(measured.records))
+    good = [record for record in measured.records if not record.error]
+    _add(content, "output_sequence_length", "tokens", [float(record.output_tokens) for record in good])
+    _add(content, "input_sequence_length", "tokens", [float(record.input_tokens) for record in good])
+    for name, unit, value in (
+        ("output_token_throughput", "tokens/sec", row.figures.get("output_tokens_per_s")),
+        ("request_throughput", "requests/sec", row.figures.get("requests_per_s")),
+        ("request_goodput", "requests/sec", row.figures.get("goodput_requests_per_s")),
+        ("request_count", "count", float(len(good))),
+    ):
+        if value is not None:
+            content[name] = {"unit": unit, "avg": value}
+    stimulus = {"concurrency": row.concurrency} if row.mode == CLOSED else {"request_rate": row.level}
+    config = {"model_names": [row.model], "service_kind": "triton", "streaming": row.is_streaming}
+    content["input_config"] = {**config, "perf_analyzer": {"stimulus": stimulus}}
+    return content
+
+
+def genai_perf_csv(content: Mapping[str, Any]) -> str:
+    """Shape statistics as genai-perf's CSV: a table of distributions, an empty line, a table of single values."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    measures = ("avg", "min", "max", *(f"p{percent}" for percent in _GENAI_PERCENTILES))
+    writer.writerow(("Metric", *measures))
+    entries = [(name, entry) for name, entry in content.items() if "unit" in entry]
+    for name, entry in entries:
+        if "p99" in entry:
+            writer.writerow((_title(name, entry["unit"]), *(f"{entry[measure]:,.2f}" for measure in measures)))
+    writer.writerow(())
+    writer.writerow(("Metric", "Value"))
+    for name, entry in entries:
+        if "p99" not in entry:
+            writer.writerow((_title(name, entry["unit"]), f"{entry['avg']:,.2f}"))
+    return buffer.getvalue()
+
+
+def _add(content: dict[str, Any], name: str, unit: str, values: Sequence[float]) -> None:
+    if not values:
+        return
+    content[name] = {
+        "unit": unit,
+        "avg": metrics.mean(values),
+        **{f"p{percent}": metrics.percentile(values, percent) for percent in _GENAI_PERCENTILES},
+        "min": min(values),
+        "max": max(values),
+        "std": statistics.pstdev(values),
+    }
+
+
+def _title(name: str, unit: str) -> str:
+    return f"{name.replace('_', ' ').title()} ({unit})"
+
+
+def _ttft_s(record: RequestRecord) -> float | None:
+    if record.error or not record.is_streamed:
+        return None
+    return (record.chunk_ns[0] - record.sent_ns) / _NS_PER_S
+
+
+def _itls_s(record: RequestRecord) -> list[float]:
+    if not record.is_streamed:
+        return []
+    return [(later - earlier) / _NS_PER_S for earlier, later in _pairs(record.chunk_ns)]
+
+
+def _pairs(values: Sequence[int]) -> Iterable[tuple[int, int]]:
+    return zip(values, values[1:], strict=False)
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=1) + "\n"

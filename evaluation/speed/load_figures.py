@@ -1,0 +1,208 @@
+"""Every figure of a load point, declared once: its name with the unit, its formula, which direction is better.
+
+A figure that cannot be computed is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evaluation.speed import metrics
+from evaluation.speed.record import RequestRecord, Window
+
+PERCENTILES = (50, 90, 95, 99)
+LOWER, HIGHER = "lower", "higher"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A duration that each request, or each pair of answers, has one of; reported as mean and percentiles.
+
+    Attributes:
+        name: short, as used everywhere.
+        title: for people.
+        formula: how one value comes about.
+        values_ns: the values of one successful request, in nanoseconds; empty where it has none.
+    """
+
+    name: str
+    title: str
+    formula: str
+    values_ns: Callable[[RequestRecord], Sequence[int | float]]
+
+    def columns(self) -> list[str]:
+        """Names of its columns, in milliseconds."""
+        return [f"{self.name}_{which}_ms" for which in ("mean", *(f"p{percent}" for percent in PERCENTILES))]
+
+    def values_ms(self, records: Iterable[RequestRecord]) -> list[float]:
+        """All values of the successful requests, pooled."""
+        return [
+            value / metrics.NANOSECONDS_PER_MS
+            for record in records
+            if not record.error
+            for value in self.values_ns(record)
+        ]
+
+
+def _ttft(record: RequestRecord) -> Sequence[int]:
+    return (record.chunk_ns[0] - record.sent_ns,) if record.is_streamed else ()
+
+
+def _itl(record: RequestRecord) -> Sequence[int]:
+    pairs = zip(record.chunk_ns, record.chunk_ns[1:], strict=False)
+    return [later - earlier for earlier, later in pairs] if record.is_streamed else ()
+
+
+def _tpot(record: RequestRecord) -> Sequence[float]:
+    if not record.is_streamed or record.output_tokens < 2:
+        return ()
+    return ((record.chunk_ns[-1] - record.chunk_ns[0]) / (record.output_tokens - 1),)
+
+
+DISTRIBUTIONS = (
+    Distribution("ttft", "Time to first token", "first token - send; only where answers are streamed", _ttft),
+    Distribution("itl", "Inter-token latency", "gap between consecutive answers of a stream, pooled", _itl),
+    Distribution("tpot", "Time per output token", "(e2e - ttft) / (output tokens - 1), one a request", _tpot),
+    Distribution("e2e", "End-to-end latency", "last token - send", lambda record: (record.done_ns - record.sent_ns,)),
+    Distribution(
+        "client_queue",
+        "Client queue time",
+        "send - when the request was due; in no other figure",
+        lambda record: (record.sent_ns - record.scheduled_ns,),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What figures need beside the requests.
+
+    Attributes:
+        slos: limits of a good request in ms, by the name of a distribution.
+        gpus: ranks of the deployment, TP x PP: GPUs, or 1 for a deployment on the CPU.
+    """
+
+    slos: Mapping[str, float]
+    gpus: int = 1
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A figure of a whole window.
+
+    Attributes:
+        name: of its column, the unit in it.
+        formula: how it comes about.
+        of: computes it.
+        better: ``lower`` or ``higher``.
+    """
+
+    name: str
+    formula: str
+    of: Callable[[Window, Context], float | None]
+    better: str = HIGHER
+
+
+def _per_second(count: float, window: Window) -> float | None:
+    if not window.succeeded or window.duration_ns <= 0:
+        return None
+    return count * metrics.NANOSECONDS_PER_S / window.duration_ns
+
+
+def _output_tokens(window: Window) -> int:
+    return sum(record.output_tokens for record in window.succeeded)
+
+
+def is_good(record: RequestRecord, slos: Mapping[str, float]) -> bool:
+    """Whether a request succeeded within every limit; a limit on what it has no value for is not kept."""
+    if record.error:
+        return False
+    for distribution in DISTRIBUTIONS:
+        if distribution.name in slos:
+            values = distribution.values_ms([record])
+            if not values or max(values) > slos[distribution.name]:
+                # A single generated token has no TPOT and cannot break a limit on it.
+                if not values and distribution.name in ("tpot", "itl") and record.output_tokens == 1:
+                    continue
+                return False
+    return True
+
+
+def _goodput(window: Window, context: Context) -> float | None:
+    if not context.slos or window.duration_ns <= 0 or not window.records:
+        return None
+    good = sum(is_good(record, context.slos) for record in window.records)
+    return good * metrics.NANOSECONDS_PER_S / window.duration_ns
+
+
+def _tokens_per_user(window: Window, context: Context) -> float | None:
+    del context
+    return metrics.mean(
+        [r.output_tokens * metrics.NANOSECONDS_PER_S / (r.done_ns - r.sent_ns) for r in window.succeeded]
+    )
+
+
+SCALARS = (
+    Scalar("requests_per_s", "successful requests / duration", lambda w, c: _per_second(len(w.succeeded), w)),
+    Scalar("output_tokens_per_s", "generated tokens / duration", lambda w, c: _per_second(_output_tokens(w), w)),
+    Scalar(
+        "total_tokens_per_s",
+        "(given + generated tokens) / duration",
+        lambda w, c: _per_second(_output_tokens(w) + sum(r.input_tokens for r in w.succeeded), w),
+    ),
+    Scalar("goodput_requests_per_s", "requests that keep every SLO / duration; empty without SLOs", _goodput),
+    Scalar(
+        "output_tokens_per_s_per_user",
+        "mean over requests of generated tokens / end-to-end latency",
+        _tokens_per_user,
+    ),
+    Scalar(
+        "output_tokens_per_s_per_gpu",
+        "generated tokens / duration / (TP x PP), or / 1 on the CPU",
+        lambda w, c: None if (value := _per_second(_output_tokens(w), w)) is None else value / c.gpus,
+    ),
+)
+INTERVALS = ("output_tokens_per_s", "e2e_mean_ms")
+"""Figures with a 95% confidence interval over the repeats, in columns of ``ci95_<name>``."""
+
+FIGURE_COLUMNS = (
+    *(scalar.name for scalar in SCALARS),
+    *(column for distribution in DISTRIBUTIONS for column in distribution.columns()),
+    *(f"ci95_{name}" for name in INTERVALS),
+)
+
+
+def compute_figures(windows: Sequence[Window], context: Context) -> dict[str, float | None]:
+    """Compute every column of a point from its repeats: distributions pooled, intervals between repeats."""
+    whole = Window((), 0, 0)
+    if windows:
+        records = tuple(record for window in windows for record in window.records)
+        whole = Window(records, windows[0].started_ns, windows[-1].ended_ns)
+    figures = {scalar.name: scalar.of(whole, context) for scalar in SCALARS}
+    for distribution in DISTRIBUTIONS:
+        values = distribution.values_ms(whole.records)
+        shown = [metrics.mean(values), *(metrics.percentile(values, percent) for percent in PERCENTILES)]
+        figures.update(zip(distribution.columns(), shown, strict=True))
+    for name in INTERVALS:
+        repeats = [value for window in windows if (value := repeat_value(name, window, context)) is not None]
+        figures[f"ci95_{name}"] = metrics.half_width(repeats)
+    return figures
+
+
+def repeat_value(name: str, window: Window, context: Context) -> float | None:
+    """Value of one of INTERVALS in one repeat."""
+    if name == "e2e_mean_ms":
+        return metrics.mean(next(d for d in DISTRIBUTIONS if d.name == "e2e").values_ms(window.records))
+    return next(scalar for scalar in SCALARS if scalar.name == name).of(window, context)
+
+
+def is_stable(windows: Sequence[Window], context: Context, within: float) -> bool:
+    """Whether the repeats agree: both intervals are at most ``within`` of their means to either side."""
+    for name in INTERVALS:
+        values = [value for window in windows if (value := repeat_value(name, window, context)) is not None]
+        centre, width = metrics.mean(values), metrics.half_width(values)
+        if not centre or width is None or not math.isfinite(width) or width > within * centre:
+            return False
+    return True

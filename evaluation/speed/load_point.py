@@ -1,0 +1,191 @@
+"""Measure one point: prepare its requests, keep up the load, and fill in its row."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+from evaluation.report.provenance import timestamp
+from evaluation.speed.costs import CostMeter
+from evaluation.speed.drive import ClosedLoop, OpenLoop, Plan, Recorder, drive
+from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.load_figures import Context, compute_figures, is_stable
+from evaluation.speed.load_table import CLOSED, FAILED, OK, LoadRow
+from evaluation.speed.metrics import NANOSECONDS_PER_S
+from evaluation.speed.record import RequestRecord, Window
+from evaluation.speed.server_metrics import read_counters, server_figures
+from evaluation.speed.text_prompts import Words
+from evaluation.speed.wire import Encoded, Wire, encode
+from evaluation.speed.workload import Prompt, Workload, arrivals_ns, seeded
+from handover.endpoint import Endpoint
+from handover.errors import ServerError
+
+_LEAST_REQUESTS = 20
+_SPARE_REPEATS = 1
+"""Requests are prepared for one repeat more than planned: the load goes on until the last answer is counted."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked.
+
+    Attributes:
+        endpoint: where it listens.
+        log: the server's log; None where it is not known.
+        vocab_size: tokens that random prompts are drawn from.
+        prompts: of the prompt file; empty for random prompts.
+        words: that random texts are made of; None where the model takes token ids.
+        gpus: TP x PP.
+        is_encoder_decoder: it answers to a prompt instead of continuing it.
+    """
+
+    endpoint: Endpoint
+    log: Path | None
+    vocab_size: int
+    prompts: tuple[Prompt, ...] = ()
+    words: Words | None = None
+    gpus: int = 1
+    is_encoder_decoder: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A point that was measured.
+
+    Attributes:
+        row: with its figures.
+        records: counted requests, in the order in which they ended.
+        window_ns: where each repeat began, and where the last ended.
+    """
+
+    row: LoadRow
+    records: tuple[RequestRecord, ...] = ()
+    window_ns: tuple[int, ...] = ()
+
+
+def measure_point(
+    arguments: LoadArguments, target: Target, row: LoadRow, advance: Callable[[], None] = lambda: None
+) -> Measured:
+    """Measure one point; a point without a single success is a failed row with empty figures.
+
+    Args:
+        arguments: of the sweep.
+        target: what to ask.
+        row: of the point, without figures.
+        advance: is called after each repeat.
+    """
+    plan = plan_point(arguments, row, target, advance)
+    requests = prepare_requests(arguments, target, row, plan)
+    with CostMeter(target.endpoint, target.log, arguments.model) as costs:
+        recorder, server = asyncio.run(_load(arguments, target, row, plan, requests))
+    windows = recorder.windows
+    context = _context(arguments, target)
+    records = tuple(record for window in windows for record in window.records)
+    failed = [record for record in records if record.error]
+    error = next((record.error for record in (*failed, *recorder.warmups) if record.error), "")
+    row = dataclasses.replace(
+        row,
+        requests=len(records),
+        failed_requests=len(failed),
+        warmup_requests=len(recorder.warmups),
+        repeats=len(windows),
+        error=error,
+        timestamp=timestamp(),
+        state=FAILED,
+    )
+    if len(failed) == len(records):
+        return Measured(dataclasses.replace(row, error=error or "no request ended in time"))
+    row = dataclasses.replace(
+        row,
+        state=OK,
+        is_stable=is_stable(windows, context, arguments.stable_within),
+        duration_s=(windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S,
+        figures={**compute_figures(windows, context), **server, **costs.figures},
+    )
+    return Measured(row, records, (*(window.started_ns for window in windows), windows[-1].ended_ns))
+
+
+def probe(arguments: LoadArguments, target: Target, row: LoadRow) -> None:
+    """Have one real generation come back before anything is measured.
+
+    Raises:
+        ServerError: it did not, or it does not continue its prompt.
+    """
+    request = prepare_requests(arguments, target, row, Plan(0, 1, 0, 0, lambda windows: True))[0]
+
+    async def ask() -> RequestRecord:
+        async with Wire(target.endpoint.grpc_url, arguments.timeout_s, bool(arguments.streaming)) as wire:
+            return await wire.ask(request, 0)
+
+    record = asyncio.run(ask())
+    if record.error:
+        raise ServerError(f"no generation came back from '{arguments.model}': {record.error}")
+
+
+def plan_point(
+    arguments: LoadArguments, row: LoadRow, target: Target, advance: Callable[[], None] = lambda: None
+) -> Plan:
+    """Size warm-up and repeats of a point by its load."""
+    context = _context(arguments, target)
+    if row.mode == CLOSED:
+        in_flight = round(row.level)
+        requests = arguments.requests or max(_LEAST_REQUESTS, 4 * in_flight)
+        warmup = arguments.warmup or 2 * in_flight
+    else:
+        requests = arguments.requests or max(_LEAST_REQUESTS, round(2 * row.level))
+        warmup = arguments.warmup or _LEAST_REQUESTS
+
+    def is_enough(windows: Sequence[Window]) -> bool:
+        advance()
+        return len(windows) >= arguments.min_repeats and is_stable(windows, context, arguments.stable_within)
+
+    return Plan(warmup, requests, arguments.repeats, arguments.max_point_s, is_enough)
+
+
+def prepare_requests(arguments: LoadArguments, target: Target, row: LoadRow, plan: Plan) -> list[Encoded]:
+    """Encode the requests of a point before its load starts.
+
+    What is drawn depends on the seed and the point only, so that two deployments are asked the same.
+    """
+    count = plan.warmup + (plan.repeats + _SPARE_REPEATS) * plan.requests
+    random = seeded(arguments.seed, row.workload, row.mode, row.level)
+    if target.prompts:
+        order = random.permutation(len(target.prompts))
+        chosen: Iterator[Prompt] = cycle([target.prompts[i] for i in order[:count]])
+    elif target.words is not None:
+        chosen = target.words.prompts(Workload.parse(row.workload), random)
+    else:
+        chosen = Workload.parse(row.workload).prompts(target.vocab_size, random)
+    is_text = target.words is not None
+    return [encode(arguments.model, p, target.is_encoder_decoder, is_text) for p in islice(chosen, count)]
+
+
+async def _load(
+    arguments: LoadArguments, target: Target, row: LoadRow, plan: Plan, requests: list[Encoded]
+) -> tuple[Recorder, dict[str, float | None]]:
+    readings: list[dict[str, float]] = []
+    loop = asyncio.get_running_loop()
+
+    async def read() -> None:
+        readings.append(await loop.run_in_executor(None, read_counters, target.endpoint, arguments.model))
+
+    load: ClosedLoop | OpenLoop
+    if row.mode == CLOSED:
+        load = ClosedLoop(round(row.level), arguments.ramp_s)
+    else:
+        random = seeded(arguments.seed, "arrivals", row.workload, row.level)
+        due = arrivals_ns(row.level, arguments.arrival, arguments.ramp_s, random)
+        load = OpenLoop(due, arguments.max_in_flight, arguments.ramp_s)
+    async with Wire(target.endpoint.grpc_url, arguments.timeout_s, bool(arguments.streaming)) as wire:
+        recorder = await drive(wire, requests, load, plan, measuring=read)
+        await read()
+    before = readings[0] if len(readings) == 2 else {}
+    return recorder, server_figures(before, readings[-1])
+
+
+def _context(arguments: LoadArguments, target: Target) -> Context:
+    return Context(dict(arguments.slos), target.gpus)

@@ -1,0 +1,1 @@
+"""LAMBADA: its file, the spans that its metrics look at, and its figures."""

@@ -1,0 +1,189 @@
+"""Samples as prompts that a model has positions for, and what it writes after them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evaluation.arguments import TaskArguments
+from evaluation.client.answers import read_completions
+from evaluation.client.asking import Target, ask_all, in_batches
+from evaluation.client.client import Client
+from evaluation.client.tensors import LearntPrompt, Sampling, prepare_texts
+from evaluation.client.tokenizer import Tokenizer
+from evaluation.tasks.prompt_template import Template, split_virtual
+from handover.errors import ConfigError
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt to send.
+
+    Attributes:
+        text: as a model for text takes it.
+        ids: as a model for token ids does.
+        cut_tokens: dropped from the field that may be cut.
+        problem: why it cannot be sent; empty otherwise.
+    """
+
+    text: str
+    ids: Ids
+    cut_tokens: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model wrote.
+
+    Attributes:
+        text: without the prompt and the token that ends a text.
+        tokens: of the text.
+        generated: tokens that the model made, the one that ends a text included.
+    """
+
+    text: str
+    tokens: Ids
+    generated: int
+
+
+class Prompter:
+    """Writes prompts.
+
+    Args:
+        template: how.
+        tokenizer: the served model's.
+        target: the model.
+        output_length: tokens that must have room behind a prompt.
+        learnt: what the template's marks stand for; None: it has none.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: Tokenizer,
+        target: Target,
+        output_length: int,
+        learnt: LearntPrompt | None = None,
+    ) -> None:
+        self._template, self._tokenizer, self._learnt = template, tokenizer, learnt
+        limit = target.served.max_positions
+        has_own_positions = target.interface.is_encoder_decoder  # the encoder's; the decoder has others
+        self._limit = limit if limit is None or has_own_positions else limit - output_length
+        end_id = target.served.end_id
+        self._ending = (end_id,) if target.interface.is_encoder_decoder and end_id is not None else ()
+        if template.virtual_token_splits and learnt is None:
+            raise ConfigError("the prompt has learnt tokens, and no task that learnt them", "give the task's name")
+        if learnt is not None and not target.interface.takes_ids:
+            raise ConfigError(
+                "learnt tokens are ids: a model for text cannot take them", "take model=fastertransformer"
+            )
+        if self._limit is not None and self._limit < 1:
+            raise ConfigError(f"{output_length} tokens of output leave no room for a prompt in {limit} positions")
+
+    def write(self, sample: Mapping[str, str]) -> Prompt:
+        """Write one prompt; one that is too long loses tokens at the end of the field that may be cut."""
+        field = self._template.truncate_field or ""
+        text = self._template.render(sample)
+        ids = self._encode(text)
+        given = self._tokenizer.encode_part(sample[field]) if field in sample and self._is_too_long(ids) else []
+        kept = len(given)
+        while self._limit is not None and self._is_too_long(ids) and kept:
+            kept = max(0, kept - (len(ids) - self._limit))
+            shorter = self._tokenizer.decode(given[:kept]) if kept else ""
+            text = self._template.render({**sample, field: shorter})
+            ids = self._encode(text)
+        problem = (
+            f"the prompt has {len(ids)} tokens, the model room for {self._limit}" if self._is_too_long(ids) else ""
+        )
+        return Prompt(text, ids, len(given) - kept, problem)
+
+    def _is_too_long(self, ids: Ids) -> bool:
+        return self._limit is not None and len(ids) > self._limit
+
+    def _encode(self, text: str) -> Ids:
+        """Encode the texts between the marks apart from each other, as NeMo does with its pseudo tokens."""
+        splits, ids, parts = self._template.virtual_token_splits, list[int](), split_virtual(text)
+        encode = self._tokenizer.encode_part if parts[1:] else self._tokenizer.encode
+        for part in parts:
+            if isinstance(part, str):
+                ids += encode(part)
+            elif self._learnt is not None:
+                first = self._learnt.first_id + sum(splits[:part])
+                ids += range(first, first + splits[part])
+        return (*ids, *self._ending)
+
+
+class Completer:
+    """Has a model write after prompts, up to the token that ends a text.
+
+    Args:
+        target: the model.
+        arguments: how to ask it.
+        tokenizer: the served model's.
+        output_length: tokens at most.
+        learnt: what ids beyond the vocabulary stand for.
+        sampling: how tokens are chosen; greedily by default.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        arguments: TaskArguments,
+        tokenizer: Tokenizer,
+        output_length: int,
+        learnt: LearntPrompt | None = None,
+        sampling: Sampling | None = None,
+    ) -> None:
+        self._target, self._arguments, self._tokenizer = target, arguments, tokenizer
+        self._output_length, self._learnt, self._sampling = output_length, learnt, sampling
+
+    def complete(self, prompts: Sequence[Prompt]) -> list[Answer | str]:
+        """Ask for all; a str is the error of a request, or why it was not sent.
+
+        Raises:
+            UnreachableError: no server answers.
+        """
+        sendable = [row for row, prompt in enumerate(prompts) if not prompt.problem]
+        sendable.sort(key=lambda row: len(prompts[row].ids), reverse=True)  # long ones first: none is left for the end
+        batches = in_batches(sendable, self._target.batch_size)
+        found = ask_all(
+            self._target.url,
+            self._arguments.timeout_s,
+            batches,
+            self._arguments.concurrency,
+            lambda client, rows: self._send(client, [prompts[row] for row in rows]),
+        )
+        return [prompt.problem or found[row] for row, prompt in enumerate(prompts)]
+
+    def _send(self, client: Client, prompts: Sequence[Prompt]) -> list[Answer]:
+        interface, model = self._target.interface, self._arguments.model
+        if not interface.takes_ids:
+            texts = [prompt.text for prompt in prompts]
+            request = prepare_texts(texts, self._output_length, self._sampling)
+            completions = read_completions(len(texts), client.send(model, request))
+            given = [0 if interface.is_encoder_decoder else len(prompt.ids) for prompt in prompts]
+            return [
+                self._of_text(prompt.text if count else "", count, completion.text, completion.length)
+                for prompt, count, completion in zip(prompts, given, completions, strict=True)
+            ]
+        generations = client.generate_ids(
+            [prompt.ids for prompt in prompts],
+            self._output_length,
+            model=model,
+            sampling=self._sampling,
+            is_encoder_decoder=interface.is_encoder_decoder,
+            learnt=self._learnt,
+        )
+        return [self._of_tokens(generation.tokens) for generation in generations]
+
+    def _of_tokens(self, tokens: Ids) -> Answer:
+        end_id = self._target.served.end_id
+        shown = tokens[: tokens.index(end_id)] if end_id in tokens else tokens
+        return Answer(self._tokenizer.decode(shown), shown, len(tokens))
+
+    def _of_text(self, prompt: str, given: int, text: str, length: int | None) -> Answer:
+        tokens = tuple(self._tokenizer.encode(text)[given:])
+        return Answer(text.removeprefix(prompt), tokens, len(tokens) if length is None else length - given)

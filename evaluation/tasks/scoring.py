@@ -1,0 +1,190 @@
+"""Log probabilities of given tokens under a served model (teacher forcing), whichever engine serves it.
+
+The drop-in engine scores every token of a text in one pass (``is_return_context_log_probs``). FasterTransformer's own
+cannot: there each place takes one more row, a prompt that ends before it, and a token's log probability is the
+difference between two of ``is_return_context_cum_log_probs``' sums. Both give the same figures; the latter takes
+longer. Of an encoder-decoder the drop-in engine scores what its decoder is made to begin with (``decoder_input_ids``);
+FasterTransformer's own has nothing like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evaluation.client.answers import Generation
+from evaluation.client.client import Client, ModelInterface, RequestError
+from evaluation.client.queries import Asker, Ids, Query
+from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.tokenizer import Tokenizer
+from handover.errors import ConfigError, ServerError
+
+SCORES_INPUT, _DECODER_INPUT = "is_return_context_log_probs", "decoder_input_ids"
+
+Pair = tuple[Ids, Ids]  # context and target
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What a model makes of the tokens of a text from some place on.
+
+    Attributes:
+        log_probs: natural log probability of each after its predecessors, without temperature and penalties.
+        argmax: the most probable token in each place.
+    """
+
+    log_probs: tuple[float, ...]
+    argmax: tuple[int, ...]
+
+
+class Scorer:
+    """Scores token ids over one connection.
+
+    A model for texts is asked about those that its tokenizer encodes to the same tokens, if it has the tensors; about
+    all others the model inside that takes token ids.
+
+    Args:
+        client: of one thread.
+        model: Triton's name of the model.
+        batch_size: rows that a request may have.
+        tokenizer: of a model for texts.
+        end_id: that such a model puts behind an encoder's input.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        batch_size: int,
+        tokenizer: Tokenizer | None = None,
+        end_id: int | None = None,
+    ) -> None:
+        self._client, self._batch_size = client, batch_size
+        self._name, interface = model, client.describe(model)
+        self._texts: Asker | None = None
+        if not interface.takes_ids:
+            if interface.takes_text and may_score(interface):
+                self._texts = Asker(model, interface, tokenizer, end_id)
+            self._name, interface = model_inside(client, interface) or ("", interface)
+        self._is_t5, self._may_score = interface.is_encoder_decoder, may_score(interface)
+        self._ids = Asker(self._name, interface) if self._name else None
+
+    def spare_positions(self, token: int) -> int:
+        """Ask about a token, and say how many positions more than its tokens a text takes: 1 where it goes by prefixes.
+
+        Raises:
+            ServerError: the server failed, or gives no log probabilities.
+        """
+        self.score([((token,), (token,))])
+        return 0 if self._may_score else 1
+
+    def score(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[TokenScores]:
+        """Score the tokens of targets: behind their contexts or, of an encoder-decoder, in answer to them.
+
+        Args:
+            pairs: of token ids; an encoder's context ends with the token that ends its input.
+
+        Raises:
+            ConfigError: no model here scores tokens, or some texts.
+            ServerError: the server failed, or gives no log probabilities.
+        """
+        if not all(context and target for context, target in pairs):
+            raise ValueError("a token that is scored has one before it")
+        found: list[TokenScores] = []
+        for start in range(0, len(pairs), self._batch_size):
+            part = [(tuple(context), tuple(target)) for context, target in pairs[start : start + self._batch_size]]
+            scores: list[TokenScores | None] = [None] * len(part)
+            if self._texts:
+                scores = _in_one_pass(self._texts, self._client, part, self._is_t5)
+            if missing := [row for row, each in enumerate(scores) if each is None]:
+                for row, each in zip(missing, self._by_ids([part[row] for row in missing]), strict=True):
+                    scores[row] = each
+            found += [each for each in scores if each is not None]
+        return found
+
+    def _by_ids(self, pairs: Sequence[Pair]) -> Sequence[TokenScores]:
+        if self._ids is None:
+            raise ConfigError(
+                f"{len(pairs)} texts cannot be scored: the model takes texts, it has no tensors for scores or these are"
+                " cut or begin with a special token, and no model inside it that takes token ids is served",
+                "serve the ensemble's models side by side, as python main.py stages=[export,deploy] does",
+            )
+        if self._may_score:
+            scores = [each for each in _in_one_pass(self._ids, self._client, pairs, self._is_t5) if each is not None]
+            if len(scores) == len(pairs):
+                return scores
+            self._may_score = False  # FasterTransformer ignores the input
+        if self._is_t5:
+            check_answers(f"'{self._name}' at {self._client.url}", False)
+        return [self._by_prefixes(self._name, (*context, *target), len(context)) for context, target in pairs]
+
+    def _by_prefixes(self, model: str, ids: Ids, first: int) -> TokenScores:
+        prefixes = [ids[:end] for end in range(first, len(ids) + 1)]
+        answers: list[Generation] = []
+        for start in range(0, len(prefixes), self._batch_size):
+            answers += self._client.generate_ids(
+                prefixes[start : start + self._batch_size],
+                1,
+                model=model,
+                sampling=GREEDY_UNDER_THE_MODEL,
+                end_id=NEVER_END_ID,
+                context_log_probs=True,
+            )
+        sums = [prompt_log_prob(answer) for answer in answers]
+        log_probs = tuple(whole - before for before, whole in zip(sums, sums[1:], strict=False))
+        return TokenScores(log_probs, tuple(answer.tokens[0] for answer in answers[:-1]))
+
+
+def _in_one_pass(asker: Asker, client: Client, pairs: Sequence[Pair], is_t5: bool) -> list[TokenScores | None]:
+    """Score in one request; None where the model cannot."""
+    given = [(context, target) if is_t5 else (context + target, ()) for context, target in pairs]
+    answers = asker.ask(client, [Query(0, prompt, begun, wants_each=True) for prompt, begun in given])
+    found: list[TokenScores | None] = []
+    for answer, (_, target) in zip(answers, pairs, strict=True):
+        if answer is None or answer.prompt_log_probs is None or answer.prompt_argmax is None:
+            found.append(None)
+        else:
+            found.append(TokenScores(answer.prompt_log_probs[-len(target) :], answer.prompt_argmax[-len(target) :]))
+    return found
+
+
+def may_score(interface: ModelInterface) -> bool:
+    """Whether a model has the inputs that ask for scores; FasterTransformer may have them and ignore them."""
+    needed = {SCORES_INPUT, _DECODER_INPUT} if interface.is_encoder_decoder else {SCORES_INPUT}
+    return needed <= interface.inputs
+
+
+def check_answers(model: str, can_score: bool) -> None:
+    """Refuse an encoder-decoder that cannot be made to say what is given to it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not can_score:
+        raise ConfigError(
+            f"model {model} is an encoder-decoder that takes no {_DECODER_INPUT}: nothing scores given tokens there",
+            "export it again and serve it with the drop-in engine; FasterTransformer's own T5 can only generate",
+        )
+
+
+def model_inside(client: Client, ensemble: ModelInterface) -> tuple[str, ModelInterface] | None:
+    """Find the model in an ensemble that takes token ids, where the server serves it by itself too."""
+    for name in ensemble.steps:
+        try:
+            interface = client.describe(name)
+        except RequestError:
+            continue
+        if interface.takes_ids:
+            return name, interface
+    return None
+
+
+def prompt_log_prob(answer: Generation) -> float:
+    """Log probability of a prompt's tokens but the first: the sum over all without that of the generated ones.
+
+    Raises:
+        ServerError: the answer carries no log probabilities.
+    """
+    if answer.cum_log_prob is None or answer.log_probs is None:
+        raise ServerError("the server's answer carries no log probabilities")
+    return answer.cum_log_prob - sum(answer.log_probs)

@@ -1,0 +1,117 @@
+"""Find out what a served model makes of spans, by what it can do.
+
+The drop-in engine scores every token of a text in one pass (``is_return_context_log_probs``), so each sequence is sent
+once. FasterTransformer's own cannot: there a span is generated greedily, and its log probability is that of the whole
+sequence minus that of what precedes it (``is_return_context_cum_log_probs``). Both work through ``fastertransformer``
+and, as text, through ``ensemble``; see ``evaluation.client.queries``. An encoder-decoder is given what precedes the
+span, and its decoder the span (``decoder_input_ids``); FasterTransformer's own cannot be asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from evaluation.arguments import TaskArguments
+from evaluation.client.answers import Generation
+from evaluation.client.asking import Target, ask_all, in_batches
+from evaluation.client.client import Client, RequestError
+from evaluation.client.queries import Asker, Query
+from evaluation.client.tokenizer import Tokenizer
+from evaluation.tasks.lambada.score import Answer, Verdict, judge_scored
+from evaluation.tasks.lambada.task import Span
+from evaluation.tasks.scoring import check_answers, may_score, prompt_log_prob
+
+
+class Judge:
+    """Asks one model about spans.
+
+    Args:
+        target: the model.
+        arguments: how to ask it.
+        tokenizer: the served model's.
+    """
+
+    def __init__(self, target: Target, arguments: TaskArguments, tokenizer: Tokenizer) -> None:
+        self._target, self._arguments, end_id = target, arguments, target.served.end_id
+        self._asker = Asker(arguments.model, target.interface, tokenizer, end_id)
+        self._ending = () if end_id is None else (end_id,)  # of an encoder's input
+
+    def judge(self, spans: Mapping[Span, bool]) -> dict[Span, Answer]:
+        """Find out about spans; true: its log probability is wanted too.
+
+        Raises:
+            UnreachableError: no server answers.
+        """
+        can_score = self._scores_in_one_pass(spans)
+        if self._target.interface.is_encoder_decoder:
+            check_answers(f"'{self._arguments.model}' at {self._target.url}", can_score)
+        elif not can_score:
+            return self._by_generation(spans)
+        queries = {span: self._scoring(span) for span in spans}
+        answers = self._ask(queries.values())
+        return {span: _scored(span, query, answers[query]) for span, query in queries.items()}
+
+    def _scoring(self, span: Span) -> Query:
+        """The query that scores a span."""
+        if self._target.interface.is_encoder_decoder:
+            return Query(1, span.sequence[: span.start] + self._ending, span.target, wants_each=True)
+        return Query(1, span.sequence, wants_each=True)
+
+    def _scores_in_one_pass(self, spans: Iterable[Span]) -> bool:
+        """Ask about one span: FasterTransformer takes the inputs of our configuration too, and ignores them."""
+        if not may_score(self._target.interface):
+            return False
+        with Client(self._target.url, self._arguments.timeout_s) as client:
+            try:
+                found = (self._asker.ask(client, [self._scoring(span)])[0] for span in spans)
+                answer = next((each for each in found if each is not None), None)
+            except RequestError:
+                return True  # whatever is wrong will be said where it counts
+        return answer is not None and answer.prompt_argmax is not None
+
+    def _by_generation(self, spans: Mapping[Span, bool]) -> dict[Span, Answer]:
+        queries = {span: _queries(span, wants_log_prob) for span, wants_log_prob in spans.items()}
+        answers = self._ask(query for each in queries.values() for query in each)
+        return {span: _generated(span, [answers[query] for query in each]) for span, each in queries.items()}
+
+    def _ask(self, queries: Iterable[Query]) -> dict[Query, Generation | str | None]:
+        # Rows of one request cost as much as its longest; long ones first, so that none is left for the end. Rows of
+        # one kind, because a score that one row asks for is laid out for all.
+        def cost(query: Query) -> tuple[object, ...]:
+            return query.wants_each, query.wants_sum, query.output_length, len(query.prompt), query
+
+        ordered = sorted(set(queries), key=cost, reverse=True)
+        kinds: dict[tuple[bool, bool], list[Query]] = {}
+        for query in ordered:
+            kinds.setdefault((query.wants_each, query.wants_sum), []).append(query)
+        batches = [batch for kind in kinds.values() for batch in in_batches(kind, self._target.batch_size)]
+        arguments = self._arguments
+        return ask_all(self._target.url, arguments.timeout_s, batches, arguments.concurrency, self._asker.ask)
+
+
+def _queries(span: Span, wants_log_prob: bool) -> list[Query]:
+    """The generation of a span and, for its log probability, the whole sequence."""
+    generation = Query(len(span.target), span.sequence[: span.start], wants_sum=wants_log_prob)
+    return [generation, Query(1, span.sequence, wants_sum=True)] if wants_log_prob else [generation]
+
+
+def _scored(span: Span, query: Query, answer: Generation | str | None) -> Answer:
+    if not isinstance(answer, Generation):
+        return answer
+    if answer.prompt_log_probs is None or answer.prompt_argmax is None:
+        return "the answer scores no token"
+    if query.begun:
+        return Verdict(answer.prompt_argmax == span.target, math.fsum(answer.prompt_log_probs))
+    return judge_scored(span, answer.prompt_log_probs, answer.prompt_argmax)
+
+
+def _generated(span: Span, answers: Sequence[Generation | str | None]) -> Answer:
+    for answer in answers:
+        if not isinstance(answer, Generation):
+            return answer
+    known = [answer for answer in answers if isinstance(answer, Generation)]
+    log_prob = None
+    if len(known) > 1:
+        log_prob = prompt_log_prob(known[1]) - prompt_log_prob(known[0])
+    return Verdict(known[0].tokens == span.target, log_prob)

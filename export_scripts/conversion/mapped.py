@@ -1,0 +1,246 @@
+"""Read mapped arrays by plain reads: where an array lies in its file, and its bytes in a buffer that is used again.
+
+A memory-mapped array is a fine description of bytes nobody has read: file, offset, shape and strides, through any
+number of views. Touching it is another matter: it costs a page fault every few pages, and a file that shrinks
+meanwhile, or a disk that fails, ends the process with SIGBUS. ``pread`` gives an error instead.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from export_scripts.conversion.dtypes import Array
+from export_scripts.conversion.scattered import ScatteredArray, box_around, scattered_beneath
+from handover.digests import crc32
+from handover.errors import CheckpointError
+
+# Bytes are read in one go up to this many times those wanted: still quicker than many calls.
+_WASTE = 2
+_ALIGNMENT = 64
+# Read and summed up at a time: it is still in the cache when the second follows the first.
+_PIECE_BYTES = 1 << 20
+
+
+RecordKey = tuple[str, int, int]
+"""A record's file, offset and size in bytes."""
+
+
+class Record(np.memmap[Any, Any]):
+    """A range of a file, mapped, with its checksum.
+
+    Attributes:
+        crc32: of the range's bytes; None: not known.
+    """
+
+    crc32: int | None = None
+
+
+def map_record(path: Path, offset: int, size_bytes: int, crc32: int | None = None) -> Array:
+    """Map a range of a file, read-only, as bytes.
+
+    Args:
+        path: the file.
+        offset: of the range's first byte.
+        size_bytes: of the range.
+        crc32: its checksum, if that is known; it is compared when the range is read.
+
+    Raises:
+        CheckpointError: the file is missing or ends before the range does.
+    """
+    try:
+        record = Record(path, np.uint8, mode="r", offset=offset, shape=(size_bytes,))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}", "copy the checkpoint again") from error
+    record.crc32 = crc32
+    return record
+
+
+class Reader:
+    """Reads mapped arrays into one buffer and keeps the checksums of what it reads. One for each thread.
+
+    Args:
+        capacity_bytes: of the buffer; what does not fit is allocated.
+        verified: records that were found whole, by file, offset and size; the threads share it.
+    """
+
+    def __init__(self, capacity_bytes: int, verified: set[RecordKey]) -> None:
+        self._buffer = np.empty(capacity_bytes, np.uint8)
+        self._used_bytes = 0
+        self._verified = verified
+        self._sums: dict[RecordKey, _RunningSum] = {}
+
+    def forget(self) -> None:
+        """Use the buffer again: what was read since the last time is no longer valid."""
+        self._used_bytes = 0
+
+    def read(self, view: Array) -> Array:
+        """Read what a view shows; the result has its shape, and in memory the order that the bytes have in the file.
+
+        What is not mapped is returned as it is.
+
+        Raises:
+            CheckpointError: the file has become shorter or cannot be read.
+        """
+        if (whole := scattered_beneath(view)) is not None and view.size:
+            return self._gather(whole, view)
+        record = _record(view)
+        if record is None or not view.size or min(view.strides, default=0) < 0:
+            return view
+        axes = sorted((axis for axis in range(view.ndim) if view.shape[axis] > 1), key=lambda axis: view.strides[axis])
+        inner = _dense_axes(view, axes)
+        run_bytes = _span(view, axes[:inner])
+        outer = axes[inner:][::-1]  # the farthest apart first
+        strides = list(view.strides)
+        step = run_bytes if not outer else -(-run_bytes // _ALIGNMENT) * _ALIGNMENT
+        for axis in reversed(outer):
+            strides[axis], step = step, step * view.shape[axis]
+        buffer = self._take(step)
+        offset = record.offset + view.__array_interface__["data"][0] - record.__array_interface__["data"][0]
+        with _opened(record) as file:
+            for index in product(*(range(view.shape[axis]) for axis in outer)):
+                start = sum(i * strides[axis] for i, axis in zip(index, outer, strict=True))
+                at = offset + sum(i * view.strides[axis] for i, axis in zip(index, outer, strict=True))
+                self._read_run(file, buffer[start : start + run_bytes], at, record)
+        return np.ndarray(view.shape, view.dtype, buffer.data, strides=tuple(strides))
+
+    def _gather(self, whole: ScatteredArray, view: Array) -> Array:
+        """Read what a view shows of an array whose pieces lie in many places."""
+        box = box_around(whole, view)
+        if prod(box.shape) > _WASTE * view.size:  # its outermost rows lie far apart
+            result = np.empty_like(view, order="K", subok=False)
+            axis = max(range(view.ndim), key=lambda axis: (view.shape[axis] > 1) * view.strides[axis])
+            for index in range(view.shape[axis]):
+                place = (*(slice(None),) * axis, slice(index, index + 1))
+                result[place] = self._gather(whole, view[place])
+            return result
+        values = self._take(prod(box.shape) * view.itemsize).view(view.dtype).reshape(box.shape)
+        used_bytes = self._used_bytes
+        for place, piece in box.pieces():
+            rows = max(1, _PIECE_BYTES * len(piece) // piece.nbytes)
+            for row in range(0, len(piece), rows):  # a little at a time: it lies in the buffer beside the box
+                values[place][row : row + rows] = self.read(piece[row : row + rows])
+                self._used_bytes = used_bytes
+        return box.shown(values)
+
+    def verify(self, view: Array) -> None:
+        """Compare the checksum of the record that a view shows a part of, or of those that it is scattered over.
+
+        Raises:
+            CheckpointError: the record's bytes are not those that were saved.
+        """
+        if (whole := scattered_beneath(view)) is not None:
+            for _, piece in whole.pieces or ():
+                self.verify(piece)
+            return
+        record = _record(view)
+        wanted = getattr(record, "crc32", None)
+        if record is None or wanted is None or _key(record) in self._verified:
+            return
+        total = self._sums.pop(_key(record), None)
+        if total is None or total.end != record.offset + record.nbytes:
+            total = self._sum_all(record)
+        # Once another thread has found the record whole, nothing more is added to this one's sum.
+        if total.value != wanted and _key(record) not in self._verified:
+            raise CheckpointError(
+                f"{record.filename} is damaged: its bytes {record.offset} to {record.offset + record.nbytes} have the "
+                f"checksum {total.value:08x}, they were saved with {wanted:08x}",
+                "copy the checkpoint again",
+            )
+        self._verified.add(_key(record))
+
+    def _sum_all(self, record: np.memmap[Any, Any]) -> _RunningSum:
+        """Read a record once more from its start: what was wanted of it was not all of it, or not in order."""
+        self._sums[_key(record)] = total = _RunningSum(record.offset)
+        self.forget()
+        buffer = self._take(min(_PIECE_BYTES, record.nbytes))
+        with _opened(record) as file:
+            for start in range(0, record.nbytes, _PIECE_BYTES):
+                self._read_run(file, buffer[: record.nbytes - start], record.offset + start, record)
+        del self._sums[_key(record)]
+        return total
+
+    def _read_run(self, file: BinaryIO, run: Array, offset: int, record: np.memmap[Any, Any]) -> None:
+        """Fill a buffer from a file."""
+        total = None
+        if getattr(record, "crc32", None) is not None and _key(record) not in self._verified:
+            total = self._sums.setdefault(_key(record), _RunningSum(record.offset))
+        done = 0
+        while done < run.size:
+            try:
+                count = os.preadv(file.fileno(), [run[done : done + _PIECE_BYTES].data], offset + done)
+            except OSError as error:
+                raise CheckpointError(f"cannot read {record.filename} at byte {offset + done}: {error}") from error
+            if not count:
+                raise CheckpointError(
+                    f"{record.filename} ends at byte {offset + done}, while it is read", "copy the checkpoint again"
+                )
+            if total:
+                total.add(run[done : done + count], offset + done)
+            done += count
+
+    def _take(self, size_bytes: int) -> Array:
+        start, end = self._used_bytes, self._used_bytes + -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+        if end > self._buffer.size:
+            return np.empty(size_bytes, np.uint8)
+        self._used_bytes = end
+        return self._buffer[start : start + size_bytes]
+
+
+class _RunningSum:
+    """A checksum of what came in order from the start.
+
+    Attributes:
+        end: of what is summed up, in the file.
+        value: CRC-32.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.end = start
+        self.value = 0
+
+    def add(self, run: Array, offset: int) -> None:
+        """Go on with the next bytes; others are left out."""
+        if offset == self.end:
+            self.value = crc32(run.data, self.value)
+            self.end += run.size
+
+
+def _record(view: Array) -> np.memmap[Any, Any] | None:
+    """Find the mapping beneath a view; None: its memory is no file's."""
+    base: Any = view
+    while base is not None and not (isinstance(base, np.memmap) and isinstance(base.base, mmap.mmap)):
+        base = getattr(base, "base", None)
+    return base
+
+
+def _key(record: np.memmap[Any, Any]) -> RecordKey:
+    return str(record.filename), record.offset, record.nbytes
+
+
+def _opened(record: np.memmap[Any, Any]) -> BinaryIO:
+    try:
+        return Path(str(record.filename)).open("rb", buffering=0)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {record.filename}: {error.strerror}") from error
+
+
+def _dense_axes(view: Array, axes: Sequence[int]) -> int:
+    """Count the innermost axes whose bytes lie so close together that they are read in one go."""
+    for count in range(len(axes), 0, -1):
+        wanted = view.itemsize * prod(view.shape[axis] for axis in axes[:count] if view.strides[axis])
+        if _span(view, axes[:count]) <= _WASTE * wanted:
+            return count
+    return 0
+
+
+def _span(view: Array, axes: Sequence[int]) -> int:
+    """Bytes from the first element along some axes to the end of the last."""
+    return view.itemsize + sum((view.shape[axis] - 1) * view.strides[axis] for axis in axes)

@@ -1,0 +1,121 @@
+"""An array whose pieces lie in many places, cut in any pattern: described as if it were in one.
+
+Its memory is address space alone and is never touched. Views of every kind can be taken of it, as of a mapped file; a
+reader finds out which box of the array a view needs, and reads that from the pieces.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from export_scripts.conversion.dtypes import Array
+
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+class ScatteredArray(np.ndarray[Any, Any]):
+    """An array without values.
+
+    Attributes:
+        pieces: arrays that make it up, with the place of each one's first element; None: it is a view of one that has.
+    """
+
+    pieces: tuple[tuple[tuple[int, ...], Array], ...] | None = None
+
+
+def scattered(
+    shape: Sequence[int], dtype: np.dtype[Any], pieces: Sequence[tuple[tuple[int, ...], Array]]
+) -> ScatteredArray:
+    """Describe an array by its pieces, which cover it; nothing is read."""
+    size_bytes = max(1, prod(shape) * dtype.itemsize)
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    array = ScatteredArray(tuple(shape), dtype, memory)
+    array.pieces = tuple(pieces)
+    return array
+
+
+def scattered_beneath(view: Array) -> ScatteredArray | None:
+    """Find the scattered array that a view is of; None: it is of none."""
+    base: Any = view
+    while base is not None and getattr(base, "pieces", None) is None:
+        base = getattr(base, "base", None)
+    return base if isinstance(base, ScatteredArray) else None
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a scattered array that holds all that a view of it shows.
+
+    Attributes:
+        whole: the array.
+        view: of it, with strides that are not negative.
+        low, shape: the box's place and size, per axis.
+    """
+
+    whole: ScatteredArray
+    view: Array
+    low: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def pieces(self) -> Iterator[tuple[tuple[slice, ...], Array]]:
+        """Give each part of a piece that lies in the box, and its place in there."""
+        for start, piece in self.whole.pieces or ():
+            begin = np.maximum(start, self.low)
+            end = np.minimum(np.add(start, piece.shape), np.add(self.low, self.shape))
+            if (begin < end).all():
+                within = _slices(begin - start, end - start)
+                yield _slices(begin - self.low, end - self.low), piece[within]
+
+    def shown(self, values: Array) -> Array:
+        """Give what the view shows, of the box's values in row-major order."""
+        own, steps = _steps(self.shape), _steps(self.whole.shape)
+        start = sum((a - b) * step for a, b, step in zip(_start(self.whole, self.view), self.low, own, strict=True))
+        strides = []
+        for stride in self.view.strides:
+            step = stride // self.whole.itemsize
+            axis = _axis(steps, step)
+            strides.append(step // steps[axis] * own[axis] * values.itemsize)
+        return np.ndarray(self.view.shape, values.dtype, values.reshape(-1)[start:].data, strides=tuple(strides))
+
+
+def box_around(whole: ScatteredArray, view: Array) -> Box:
+    """Find a box that holds a view; the view's steps stay steps of one size within it."""
+    steps, low = _steps(whole.shape), list(_start(whole, view))
+    reach = [0] * whole.ndim
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        step = stride // whole.itemsize
+        axis = _axis(steps, step)
+        if step % steps[axis]:
+            return Box(whole, view, (0,) * whole.ndim, whole.shape)
+        reach[axis] += (size - 1) * (step // steps[axis])
+    for axis in range(whole.ndim - 1, 0, -1):
+        rows = (low[axis] + reach[axis]) // whole.shape[axis]
+        if rows:  # it goes on in the next row: all of each row is in the box
+            low[axis], reach[axis] = 0, whole.shape[axis] - 1
+            reach[axis - 1] += rows
+    return Box(whole, view, tuple(low), tuple(more + 1 for more in reach))
+
+
+def _steps(shape: Sequence[int]) -> list[int]:
+    """Elements from one to the next along each axis, in row-major order."""
+    return [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _axis(steps: Sequence[int], step: int) -> int:
+    """Find the axis along which a step leads; a step of 0 leads along the last."""
+    return next((axis for axis, own in enumerate(steps) if own <= step), len(steps) - 1)
+
+
+def _start(whole: Array, view: Array) -> tuple[int, ...]:
+    address = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return tuple(int(n) for n in np.unravel_index(address // whole.itemsize, whole.shape))
+
+
+def _slices(begin: Any, end: Any) -> tuple[slice, ...]:
+    return tuple(slice(int(a), int(b)) for a, b in zip(begin, end, strict=True))

@@ -1,0 +1,265 @@
+"""Write tensors as FasterTransformer's shards: split, cast, raw little-endian bytes, digested as they are written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import gcd, isqrt, prod
+from pathlib import Path
+
+import numpy as np
+
+from export_scripts.conversion.assembly import Assembly, assemble
+from export_scripts.conversion.dtypes import Array, Census, is_finite, item_bytes
+from export_scripts.conversion.journal import Journal
+from export_scripts.conversion.mapped import Reader, RecordKey
+from export_scripts.conversion.shard_file import ShardFile
+from export_scripts.conversion.transposition import Transposer
+from export_scripts.weights.schema import Assignment, Dims, LazyTensor, TargetTensor
+from handover.errors import ArtefactError, CheckpointError
+from handover.manifest import FileRecord
+from handover.progress import human_bytes
+
+# Read at a time: a thread's whole buffer. Large, so that the columns of a transposed tensor are read in long runs.
+READ_BYTES = 32 << 20
+# Rearranged, checked, digested and written at a time: it stays in the cache from one step to the next.
+_BLOCK_BYTES = 2 << 20
+_IN_WORDS = {"head_num": "the model's {} heads", "inter_size": "the feed-forward's width {}"}
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """How tensors become files.
+
+    Attributes:
+        tensor_para_size: ranks that a split tensor is cut for.
+        data_type: fp32, fp16 or bf16, on disk.
+        dims: of the model.
+        allow_nonfinite: NaN and infinity are converted as they are; a number that overflows never is.
+    """
+
+    tensor_para_size: int
+    data_type: str
+    dims: Dims
+    allow_nonfinite: bool = False
+
+    def shape(self, target: TargetTensor) -> tuple[int, ...]:
+        """Shape of one file of a target."""
+        return target.shard_shape(self.dims, self.tensor_para_size)
+
+    def size_bytes(self, target: TargetTensor) -> int:
+        """Bytes of one file of a target."""
+        return prod(self.shape(target)) * item_bytes(self.data_type)
+
+    def split_axis(self, target: TargetTensor) -> int | None:
+        """Axis of the whole tensor, inner structure spelled out, along which it is cut; None: it is not."""
+        if target.split_axis is None:
+            return None
+        return sum(len(axis) if isinstance(axis, tuple) else 1 for axis in target.shape[: target.split_axis])
+
+    def file_names(self, assignment: Assignment) -> tuple[str, ...]:
+        """Files of a target, in the order of ranks."""
+        if assignment.target.split_axis is None:
+            return (f"{assignment.name}.bin",)
+        return tuple(f"{assignment.name}.{rank}.bin" for rank in range(self.tensor_para_size))
+
+
+def check_split(settings: ShardSettings, divided: Sequence[str]) -> None:
+    """Refuse a tensor_para_size that does not divide what it must.
+
+    Args:
+        settings: of the conversion.
+        divided: attributes of the dimensions that it must divide.
+
+    Raises:
+        CheckpointError: it does not divide the heads or the feed-forward's width.
+    """
+    ranks, sizes = settings.tensor_para_size, {name: settings.dims.axis_size(name) for name in divided}
+    wrong = [
+        _IN_WORDS.get(name, name + " {}").format(size) for name, size in sizes.items() if ranks < 1 or size % ranks
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"tensor_para_size {ranks} does not divide {' and '.join(wrong)}",
+            f"legal: {', '.join(map(str, possible_ranks(settings.dims, divided)))}",
+        )
+
+
+def possible_ranks(dims: Dims, divided: Sequence[str]) -> list[int]:
+    """List every tensor_para_size that divides what it must."""
+    common = gcd(*(dims.axis_size(name) for name in divided))
+    small = [n for n in range(1, isqrt(common) + 1) if common % n == 0]
+    return sorted({*small, *(common // n for n in small)})
+
+
+def check_space(directory: Path, needed_bytes: int) -> None:
+    """Refuse to start what cannot end.
+
+    Raises:
+        ArtefactError: the file system has less room than is needed.
+    """
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < needed_bytes:
+        raise ArtefactError(
+            f"{directory} has {human_bytes(free_bytes)} free and {human_bytes(needed_bytes)} are needed",
+            "free some space or choose another base_results_dir",
+        )
+
+
+@contextmanager
+def tensor_named(name: str) -> Iterator[None]:
+    """Say in an error of the source which tensor was being made."""
+    try:
+        yield
+    except CheckpointError as error:
+        if name in error.problem:
+            raise
+        raise CheckpointError(f"{name}: {error.problem}", error.hint) from error
+
+
+class Workspace:
+    """The memory of one thread: everything that a conversion holds of the weights at a time.
+
+    Args:
+        verified: records whose checksums were compared; the threads share it.
+    """
+
+    def __init__(self, verified: set[RecordKey]) -> None:
+        self.reader = Reader(READ_BYTES, verified)
+        self.transposer = Transposer()
+        self.block = np.empty(_BLOCK_BYTES, np.uint8)
+
+
+def check_values(
+    assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings, workspace: Workspace
+) -> None:
+    """Read what a target is made from and make sure that all of it is finite in its data type.
+
+    Raises:
+        CheckpointError: a value is NaN, infinite or too large for the data type, or the file is damaged.
+    """
+    with tensor_named(assignment.name):
+        assembly = assemble(assignment, sources, settings.dims)
+        for _ in _blocks(assembly, assembly.shape[0], assignment.name, settings, workspace):
+            pass
+        assembly.verify(workspace.reader)
+
+
+def write_tensor(
+    assignment: Assignment,
+    sources: Sequence[LazyTensor],
+    settings: ShardSettings,
+    root: Path,
+    journal: Journal,
+    workspace: Workspace,
+    advance: Callable[[int], None] = lambda size_bytes: None,
+) -> list[FileRecord]:
+    """Write the shards of one target that are not finished yet; returns the records of all of them.
+
+    Args:
+        assignment: what to write.
+        sources: the tensors that it is made from.
+        settings: how tensors become files.
+        root: the output directory.
+        journal: of that directory.
+        workspace: of this thread.
+        advance: told the bytes written, now and then.
+
+    Raises:
+        CheckpointError: a value is NaN, infinite or too large for the data type, or the source is damaged.
+        ArtefactError: the disk is full.
+    """
+    names = settings.file_names(assignment)
+    missing = [rank for rank, name in enumerate(names) if name not in journal.finished]
+    records = [journal.finished[name] for name in names if name in journal.finished]
+    if not missing:
+        return records
+    shape = settings.shape(assignment.target)
+    with ExitStack() as stack, tensor_named(assignment.name):
+        assembly = assemble(assignment, sources, settings.dims)
+        files = {
+            rank: stack.enter_context(ShardFile(root / names[rank], shape, settings.data_type)) for rank in missing
+        }
+        for ranks, box in _boxes(assembly, settings.split_axis(assignment.target), len(names), missing):
+            rows = box.shape[0] // len(ranks)
+            for row, values in _blocks(box, rows, assignment.name, settings, workspace):
+                files[ranks[row // rows]].write(values)
+                advance(values.nbytes)
+        assembly.verify(workspace.reader)
+        records += [file.publish(journal) for file in files.values()]
+    return records
+
+
+def write_bytes(path: Path, content: bytes, journal: Journal) -> FileRecord:
+    """Write a small file as shards are written: digested, noted in the journal, all or nothing."""
+    with ShardFile(path) as file:
+        file.write(np.frombuffer(content, np.uint8))
+        return file.publish(journal)
+
+
+def _boxes(
+    assembly: Assembly, axis: int | None, ranks: int, missing: Sequence[int]
+) -> Iterator[tuple[Sequence[int], Assembly]]:
+    """Cut a target into boxes whose rows are those of one or more ranks' files, one after another.
+
+    Where the ranks divide the first axis, those that follow one another are read together: their columns of a
+    transposed source lie side by side.
+    """
+    if axis is None:
+        yield missing, assembly
+        return
+    size = assembly.shape[axis] // ranks
+    groups: list[list[int]] = []
+    for rank in missing:
+        if axis == 0 and groups and groups[-1][-1] == rank - 1:
+            groups[-1].append(rank)
+        else:
+            groups.append([rank])
+    for group in groups:
+        yield group, assembly.cropped(axis, group[0] * size, (group[-1] + 1) * size)
+
+
+def _blocks(
+    box: Assembly, rows_per_file: int, name: str, settings: ShardSettings, workspace: Workspace
+) -> Iterator[tuple[int, Array]]:
+    """Read a box in large pieces along its first axis, and give its rows, cast and checked, in small ones.
+
+    Yields:
+        The first row and the values of a block, which never goes beyond the end of a file.
+    """
+    total = box.shape[0]
+    read_rows = _even(total, max(1, READ_BYTES // max(1, box.row_bytes)))
+    row_bytes = prod(box.shape[1:]) * item_bytes(settings.data_type)
+    write_rows = max(1, _BLOCK_BYTES // max(1, row_bytes))
+    for start in range(0, total, read_rows):
+        stop = min(start + read_rows, total)
+        loaded = box.cropped(0, start, stop).loaded(workspace.reader)
+        row = start
+        while row < stop:
+            end = min(row + write_rows, stop, (row // rows_per_file + 1) * rows_per_file)
+            block = loaded.cropped(0, row - start, end - start)
+            values = block.values(settings.data_type, workspace.block, workspace.transposer)
+            if not is_finite(values, settings.data_type):
+                _refuse(block, box, name, settings, workspace)
+            yield row, values
+            row = end
+
+
+def _even(total: int, most: int) -> int:
+    """Divide rows into equal runs of at most so many."""
+    return -(-total // -(-total // most))
+
+
+def _refuse(block: Assembly, box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> None:
+    """Raise for a block that is not finite in its data type, unless its source is not finite and may be so."""
+    census, apart = Census(), np.empty(0, np.uint8)  # the block's values stay where they are
+    census.add(block.values("fp32", apart, workspace.transposer), block.origin)
+    if settings.allow_nonfinite and not census.overflows(settings.data_type):
+        return
+    census = Census()
+    for start in range(0, box.shape[0], block.shape[0]):
+        part = box.cropped(0, start, min(start + block.shape[0], box.shape[0])).loaded(workspace.reader)
+        census.add(part.values("fp32", apart, workspace.transposer), part.origin)
+    raise census.error(name, settings.data_type)

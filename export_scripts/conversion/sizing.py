@@ -1,0 +1,157 @@
+"""What a conversion will take: bytes, files, memory and time, known before any weight is read.
+
+For a checkpoint that is elsewhere, or does not exist yet, its description is enough; see ``description``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from export_scripts.checkpoints.formats import find_archive
+from export_scripts.conversion.assembly import Assembly, Piece
+from export_scripts.conversion.check import Conversion, plan_conversion
+from export_scripts.conversion.description import is_description, read_description
+from export_scripts.conversion.dtypes import STORAGE, is_finite, item_bytes, recast
+from export_scripts.conversion.shards import READ_BYTES, ShardSettings, Workspace, check_split
+from export_scripts.weights import gpt
+from export_scripts.weights.schema import TargetTensor
+from handover.digests import BlockSums
+from handover.progress import human_bytes, human_time
+
+# Measured: the interpreter with numpy, and what a thread needs beside its buffer.
+_BASE_BYTES, _THREAD_BYTES = 45 << 20, 4 << 20
+_PRECISIONS = {"16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
+# Rows and columns of the tensor that the rate is measured with.
+_SAMPLE = 2048
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """The size of a conversion.
+
+    Attributes:
+        files_read, read_bytes: of the checkpoint.
+        parameter_count: numbers in the shards, each counted once.
+        files_written, written_bytes: of the FT checkpoint.
+        largest: name and bytes of the largest tensor written.
+        processes: tensors converted at a time, at most.
+        rate: bytes that one of them rearranges, checks and digests in a second, measured here.
+    """
+
+    files_read: int
+    read_bytes: int
+    parameter_count: int
+    files_written: int
+    written_bytes: int
+    largest: tuple[str, int]
+    processes: int
+    rate: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak of the conversion, file pages left out."""
+        return _BASE_BYTES + self.processes * (READ_BYTES + _THREAD_BYTES)
+
+    def lines(self) -> list[str]:
+        """Say it, one line a fact."""
+        name, size_bytes = self.largest
+        at_once_s = self.written_bytes / self.rate / self.processes
+        both_bytes = self.read_bytes + self.written_bytes
+        return [
+            f"parameters  {self.parameter_count / 1e9:.1f} billion",
+            f"reads       {human_bytes(self.read_bytes)} in {self.files_read} files",
+            f"writes      {human_bytes(self.written_bytes)} in {self.files_written} files, "
+            f"the largest tensor {human_bytes(size_bytes)} ({name})",
+            f"memory      {human_bytes(self.memory_bytes)} with {self.processes} processes, however large the tensors",
+            f"time        {human_time(at_once_s)} of {self.processes} processors at "
+            f"{human_bytes(self.rate)}/s each, measured here; the storage moves {human_bytes(both_bytes)}: "
+            f"{human_time(both_bytes / 1e9)} at 1 GB/s",
+        ]
+
+
+def measure(path: Path, tensor_para_size: int, weight_data_type: str, processes: int) -> Sizing:
+    """Work out the size of a conversion.
+
+    Args:
+        path: a checkpoint, or the description of one.
+        tensor_para_size: ranks to split for.
+        weight_data_type: fp32, fp16 or bf16.
+        processes: tensors converted at a time, at most.
+
+    Raises:
+        CheckpointError: it cannot be converted.
+    """
+    if is_description(path):
+        return _of_description(path, tensor_para_size, weight_data_type, processes)
+    conversion = plan_conversion(find_archive(path), tensor_para_size, weight_data_type)
+    sources = {key: conversion.source.tensors[key] for entry in conversion.assignments for key in entry.keys}
+    types = {source.data_type for source in sources.values()}
+    targets = {entry.name: entry.target for entry in conversion.assignments}
+    read_bytes = sum(prod(source.shape) * item_bytes(source.data_type) for source in sources.values())
+    small_files = len(conversion.source.tokenizer.members) + 1
+    return _sizing(
+        conversion.settings, targets, small_files, _weight_files(conversion), read_bytes, sorted(types)[0], processes
+    )
+
+
+def _weight_files(conversion: Conversion) -> int:
+    names = conversion.archive.sizes
+    return sum(size > READ_BYTES for size in names.values()) or len(names)
+
+
+def _of_description(path: Path, tensor_para_size: int, weight_data_type: str, processes: int) -> Sizing:
+    description = read_description(path)
+    config, dims = description.config, description.dims
+    settings = ShardSettings(tensor_para_size, weight_data_type, dims)
+    check_split(settings, gpt.FAMILY.divided)
+    is_half = config.get("megatron_amp_O2", False)
+    source_type = _PRECISIONS.get(str(config.get("precision")), "fp32") if is_half else "fp32"
+    targets = gpt.FAMILY.schema(dims)
+    read_bytes = sum(prod(target.full_shape(dims)) for target in targets.values()) * item_bytes(source_type)
+    ranks = [int(config.get(f"{kind}_model_parallel_size") or 1) for kind in ("tensor", "pipeline")]
+    return _sizing(settings, targets, 3, prod(ranks), read_bytes, source_type, processes)
+
+
+def _sizing(
+    settings: ShardSettings,
+    targets: Mapping[str, TargetTensor],
+    small_files: int,
+    files_read: int,
+    read_bytes: int,
+    source_type: str,
+    processes: int,
+) -> Sizing:
+    ranks = {name: 1 if target.split_axis is None else settings.tensor_para_size for name, target in targets.items()}
+    written = {name: settings.size_bytes(target) * ranks[name] for name, target in targets.items()}
+    largest = max(written, key=lambda name: written[name])
+    return Sizing(
+        files_read=files_read,
+        read_bytes=read_bytes,
+        parameter_count=sum(written.values()) // item_bytes(settings.data_type),
+        files_written=sum(ranks.values()) + small_files + 1,
+        written_bytes=sum(written.values()),
+        largest=(largest, written[largest]),
+        processes=processes,
+        rate=_rate(source_type, settings.data_type),
+    )
+
+
+def _rate(source_type: str, data_type: str) -> float:
+    """Measure how many bytes of shards one processor makes in a second, reading and writing left out."""
+    values = np.linspace(-1, 1, _SAMPLE * _SAMPLE, dtype=np.float32).reshape(_SAMPLE, _SAMPLE)
+    weight = recast(values, "fp32", source_type)
+    box = Assembly(weight.shape, ((Piece(weight.T, source_type, (0, 0)),),))
+    workspace, rows, durations_s = Workspace(set()), _SAMPLE // 8, []
+    for start in (*range(0, _SAMPLE, rows), 0):
+        started = time.perf_counter()
+        block = box.cropped(0, start, start + rows).values(data_type, workspace.block, workspace.transposer)
+        is_finite(block, data_type)
+        BlockSums().update(block.reshape(-1).view(np.uint8).data)
+        durations_s.append(time.perf_counter() - started)
+    return rows * _SAMPLE * STORAGE[data_type].itemsize / sorted(durations_s)[len(durations_s) // 2]

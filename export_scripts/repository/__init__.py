@@ -1,0 +1,1 @@
+"""The Triton model repository: each model's config.pbtxt, tensors and files."""

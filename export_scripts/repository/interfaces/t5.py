@@ -1,0 +1,143 @@
+"""The tensors of FasterTransformer's T5 behind Triton, and the model configurations made of them.
+
+Names, types, shapes and options of ``fastertransformer`` are those of FasterTransformer backend's T5 guide and of its
+published repository ``all_models/t5``. That has no models for text; ours have the names that GPT's have, and:
+
+- ``decoder_input_ids``, ``decoder_input_lengths`` and what GPT's ``is_return_context_log_probs`` asks of them are the
+  drop-in engine's alone, and optional: tokens that the decoder begins with, behind its start token.
+- ``preprocessing`` ends each text with the vocabulary's end token, as T5 was trained.
+- ``OUTPUT_0`` is the decoder's text; the input is not part of it.
+- ``decoupled`` and dynamic batching are as for GPT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from export_scripts.repository.interfaces.serving import (
+    CONTEXT_SCORE_OUTPUTS,
+    CONTEXT_SCORES,
+    FACTUAL_NUCLEUS,
+    READING,
+    SAMPLING,
+    WORD_LISTS,
+    Serving,
+    per_request,
+    same_names,
+    with_deltas,
+)
+from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING
+from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
+
+_TASKS = (
+    per_request("prompt_learning_task_name_ids", "UINT32"),
+    per_request("request_prompt_lengths", "UINT32"),
+    TensorSpec("request_prompt_embedding", "FP16", (-1, -1), optional=True),
+    per_request("ia3_tasks", "INT32"),
+)
+_DECODER_INPUTS = (
+    TensorSpec("decoder_input_ids", "UINT32", (-1,), ragged=True, optional=True),
+    per_request("decoder_input_lengths", "UINT32"),
+    *CONTEXT_SCORES,
+)
+_INPUTS = (
+    TensorSpec("input_ids", "UINT32", (-1,), ragged=True),
+    TensorSpec("sequence_length", "UINT32", scalar=True),
+    TensorSpec("max_output_len", "UINT32", scalar=True),
+    *SAMPLING,
+    *WORD_LISTS,
+    *_TASKS,
+    *FACTUAL_NUCLEUS,
+    *_DECODER_INPUTS,
+)
+_OUTPUTS = (
+    TensorSpec("output_ids", "INT32", (-1, -1)),
+    TensorSpec("sequence_length", "INT32", (-1,)),
+    TensorSpec("cum_log_probs", "FP32", (-1,)),
+    TensorSpec("output_log_probs", "FP32", (-1, -1)),
+    *CONTEXT_SCORE_OUTPUTS,
+)
+_TEXT_OUTPUTS = _OUTPUTS[1:]
+_PASSED_ON = (*SAMPLING, *_TASKS, *FACTUAL_NUCLEUS, *_DECODER_INPUTS)
+
+
+def engine(serving: Serving) -> ModelSpec:
+    """Configure ``fastertransformer``: token ids in, token ids out."""
+    return with_deltas(serving, serving.engine(_INPUTS, _OUTPUTS))
+
+
+def preprocessing(serving: Serving) -> ModelSpec:
+    """Configure ``preprocessing``: text in, token ids out."""
+    return ModelSpec(
+        name=PREPROCESSING,
+        backend="python",
+        max_batch_size=serving.max_batch_size,
+        inputs=(
+            TensorSpec("QUERY", "STRING", (-1,)),
+            TensorSpec("BAD_WORDS_DICT", "STRING", (-1,), optional=True),
+            TensorSpec("STOP_WORDS_DICT", "STRING", (-1,), optional=True),
+            TensorSpec("REQUEST_OUTPUT_LEN", "UINT32"),
+        ),
+        outputs=(
+            TensorSpec("INPUT_ID", "UINT32", (-1,)),
+            TensorSpec("REQUEST_INPUT_LEN", "UINT32"),
+            TensorSpec("BAD_WORDS_IDS", "INT32", (2, -1)),
+            TensorSpec("STOP_WORDS_IDS", "INT32", (2, -1)),
+            TensorSpec("REQUEST_OUTPUT_LEN", "UINT32"),
+        ),
+        parameters={**serving.reading(), "ends_inputs": "1"},
+        instances=serving.tokenizer_instances,
+    )
+
+
+def postprocessing(serving: Serving) -> ModelSpec:
+    """Configure ``postprocessing``: token ids in, text out."""
+    spec = ModelSpec(
+        name=POSTPROCESSING,
+        backend="python",
+        max_batch_size=serving.max_batch_size,
+        inputs=(
+            TensorSpec("TOKENS_BATCH", "INT32", (-1, -1)),
+            TensorSpec("SEQUENCE_LENGTH", "INT32", (-1,), optional=True),
+        ),
+        outputs=(TensorSpec("OUTPUT", "STRING", (-1, -1)),),
+        parameters=serving.vocabulary(),
+    )
+    return with_deltas(serving, spec)
+
+
+def ensemble(serving: Serving) -> ModelSpec:
+    """Configure ``ensemble``: text in, text out, through the three other models."""
+    spec = ModelSpec(
+        name=ENSEMBLE,
+        max_batch_size=serving.max_batch_size,
+        inputs=(
+            TensorSpec("INPUT_0", "STRING", (-1,)),
+            TensorSpec("INPUT_1", "UINT32"),
+            TensorSpec("INPUT_2", "STRING", (-1,), optional=True),
+            TensorSpec("INPUT_3", "STRING", (-1,), optional=True),
+            *(replace(tensor, scalar=False, ragged=False) for tensor in _PASSED_ON),
+        ),
+        outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *_TEXT_OUTPUTS),
+        steps=(READING, _GENERATE, _WRITE),
+    )
+    return with_deltas(serving, spec)
+
+
+_GENERATE = Step(
+    ENGINE,
+    inputs={
+        "input_ids": "_INPUT_ID",
+        "sequence_length": "_REQUEST_INPUT_LEN",
+        "max_output_len": "_REQUEST_OUTPUT_LEN",
+        "bad_words_list": "_BAD_WORDS_IDS",
+        "stop_words_list": "_STOP_WORDS_IDS",
+        **same_names(_PASSED_ON),
+    },
+    outputs={"output_ids": "_TOKENS_BATCH", **same_names(_TEXT_OUTPUTS)},
+)
+_WRITE = Step(
+    POSTPROCESSING,
+    inputs={"TOKENS_BATCH": "_TOKENS_BATCH", "SEQUENCE_LENGTH": "sequence_length"},
+    outputs={"OUTPUT": "OUTPUT_0"},
+)

@@ -1,0 +1,284 @@
+"""Build the Triton model repository of an FT checkpoint.
+
+Where the engine finds its shards: ``model_checkpoint_path`` is ``1/<T>-gpu``. Our engine resolves a
+relative path against the model's own directory, so the repository may be moved. FasterTransformer's C++
+backend (``libfastertransformer.cc``, ModelFactory) opens the path as it is, so relative to the server's
+working directory; ``deployment.serve`` therefore starts every server in the model's directory. Started
+by hand from elsewhere, that backend says ``Can't load 1/<T>-gpu/config.ini`` and stops; an absolute path
+in ``config.pbtxt`` serves with both. Without the parameter it falls back to
+``<model>/<version>/<default_model_filename>``, and ``default_model_filename`` names the same directory.
+"""
+
+from __future__ import annotations
+
+import configparser
+import errno
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from export_scripts.arguments import ExportArguments
+from export_scripts.repository.interfaces import gpt, t5
+from export_scripts.repository.interfaces.interactive import make_interactive
+from export_scripts.repository.interfaces.serving import Serving, alias, can_be_aliased
+from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
+from export_scripts.repository.pbtxt import ModelSpec, to_text
+from handover.digests import file_digest
+from handover.durable import sync
+from handover.endpoint import WEIGHTS_DIGEST
+from handover.errors import ArtefactError
+from handover.manifest import FILE_NAME as MANIFEST_NAME
+from handover.manifest import ORIGIN, RANDOM_WEIGHTS, FileRecord, Manifest, artefact_files
+from handover.progress import Progress
+from handover.provenance import made_by
+from handover.text_ids import TEXT_IDS_FILE
+
+KIND = "model_repository"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
+_SOURCES = Path(__file__).parent / "tokenizer_models"
+_SECTIONS = {"gpt": "gpt", "gptj": "gptj", "gptneox": "gptneox", "t5": "decoder"}
+_T5_IDS = {"start_id": "decoder_start_token_id", "end_id": "eos_token_id"}
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
+
+
+def build_repository(arguments: ExportArguments) -> Manifest:
+    """Write the repository and, last, its manifest.
+
+    Shards and tokenizer files are hard links to those of the FT checkpoint (copies across file
+    systems), so the repository takes no space and keeps its weights when the checkpoint is deleted.
+    The records of linked files come from the checkpoint's manifest; nothing is read again.
+
+    Raises:
+        ConfigError: the model's name is illegal.
+        ArtefactError: the FT checkpoint is incomplete, made for another tensor_para_size or without a
+            tokenizer; the output directory holds foreign files.
+    """
+    check_model_name(arguments.model_name)
+    checkpoint = Manifest.read(arguments.ft_checkpoint)
+    _check_checkpoint(arguments, checkpoint)
+    repository = _Repository(arguments.output, arguments.ft_checkpoint, checkpoint)
+    serving = _serving(arguments)
+    shards = f"1/{arguments.tensor_para_size}-gpu"
+    interface = t5 if serving.family == "t5" else gpt
+    identity = {WEIGHTS_DIGEST: checkpoint.digest}
+    engine = interface.engine(serving)
+    engine = replace(engine, parameters={**engine.parameters, **identity})
+    has_alias = arguments.model_name != ENGINE and can_be_aliased(engine)
+    engines = [ENGINE, arguments.model_name] if has_alias else [ENGINE]
+    with Progress("export", len(engines) * len(checkpoint.files), "files", len(engines) * checkpoint.size_bytes) as bar:
+        for name in engines:
+            repository.link_checkpoint(f"{name}/{shards}", bar)
+    repository.add_config(_form(engine, arguments))
+    if has_alias:
+        named = replace(alias(engine, arguments.model_name), parameters=identity)
+        repository.add_ensemble(_form(named, arguments))
+    repository.add_tokenizer_model(_form(interface.preprocessing(serving), arguments), _SOURCES / "preprocessing.py")
+    repository.add_tokenizer_model(_form(interface.postprocessing(serving), arguments), _SOURCES / "postprocessing.py")
+    repository.add_ensemble(_form(replace(interface.ensemble(serving), parameters=identity), arguments))
+    return repository.seal(arguments)
+
+
+def _form(spec: ModelSpec, arguments: ExportArguments) -> ModelSpec:
+    """Give the model as it is, or in its stateful form."""
+    if not arguments.interactive_sessions:
+        return spec
+    return make_interactive(spec, arguments.interactive_sessions, arguments.session_idle_s)
+
+
+class _Repository:
+    """The directory as it grows, with the record of every file in it."""
+
+    def __init__(self, root: Path, ft_checkpoint: Path, checkpoint: Manifest) -> None:
+        self.root, self.ft_checkpoint, self.checkpoint = root, ft_checkpoint, checkpoint
+        self.records: dict[str, FileRecord] = {}
+        _reopen(root)
+
+    def link_checkpoint(self, directory: str, bar: Progress) -> None:
+        for record in self.checkpoint.files:
+            self._link(record, f"{directory}/{record.path}")
+            bar.advance(size_bytes=record.size_bytes)
+        # The checkpoint's manifest goes along, so that the shards can be proved wherever they are moved to. Only what
+        # it says of them: where and by which code they were made must not make another model of the same weights.
+        kept = {name: value for name, value in self.checkpoint.made_from.items() if name == RANDOM_WEIGHTS}
+        shards = Manifest(self.checkpoint.kind, self.checkpoint.files, kept)
+        self._write(f"{directory}/{MANIFEST_NAME}", shards.to_text())
+
+    def add_config(self, spec: ModelSpec) -> None:
+        comment = (
+            f"Written by Slipway's export. Names and shapes: FasterTransformer backend's GPT guide.\n{_note(spec)}"
+        )
+        self._write(f"{spec.name}/config.pbtxt", to_text(spec, comment.strip()))
+
+    def add_ensemble(self, spec: ModelSpec) -> None:
+        self.add_config(spec)
+        self._write(f"{spec.name}/1/.keep", "")  # Triton wants a version directory, git and rsync want a file
+
+    def add_tokenizer_model(self, spec: ModelSpec, source: Path) -> None:
+        self.add_config(spec)
+        self._copy(source, f"{spec.name}/1/model.py")
+        for module in ("slipway_tokenizer.py", "slipway_words.py"):
+            self._copy(_SOURCES / module, f"{spec.name}/1/{module}")
+        for record in self.checkpoint.files:
+            if record.path in TOKENIZER_FILES:
+                self._link(record, f"{spec.name}/1/{record.path}")
+
+    def seal(self, arguments: ExportArguments) -> Manifest:
+        self._refuse_foreign_files()
+        settings = {
+            name: getattr(arguments, name)
+            for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", "int8_mode",
+                         "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled",
+                         "interactive_sessions", "session_idle_s", "request_timeout_s", "tokenizer_instances",
+                         "text_deltas")
+        }  # fmt: skip
+        made_from = {
+            "ft_checkpoint": str(self.ft_checkpoint),
+            "ft_checkpoint_digest": self.checkpoint.digest,
+            ORIGIN: {**self.checkpoint.made_from, **self.checkpoint.made_by},
+            **settings,
+        }
+        if self.checkpoint.made_from.get(RANDOM_WEIGHTS):
+            made_from[RANDOM_WEIGHTS] = True
+        records = tuple(self.records[path] for path in sorted(self.records))
+        manifest = Manifest(KIND, records, made_from=made_from, made_by=made_by())
+        manifest.write(self.root)
+        return manifest
+
+    def _link(self, record: FileRecord, path: str) -> None:
+        target = self._clear(path)
+        try:
+            os.link(self.ft_checkpoint / record.path, target)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            shutil.copyfile(self.ft_checkpoint / record.path, target)
+        self.records[path] = replace(record, path=path)
+
+    def _copy(self, source: Path, path: str) -> None:
+        self._record(path, shutil.copyfile(source, self._clear(path)))
+
+    def _write(self, path: str, content: str) -> None:
+        target = self._clear(path)
+        target.write_text(content, encoding="utf-8")
+        self._record(path, target)
+
+    def _record(self, path: str, target: Path) -> None:
+        self.records[path] = FileRecord(path, target.stat().st_size, file_digest(target))
+
+    def _clear(self, path: str) -> Path:
+        # Unlink first: writing through a hard link of an earlier attempt would alter the checkpoint.
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        return target
+
+    def _refuse_foreign_files(self) -> None:
+        foreign = sorted(set(artefact_files(self.root)) - self.records.keys())
+        if foreign:
+            listed = "".join(f"\n  {name}" for name in foreign[:10])
+            raise ArtefactError(
+                f"{self.root} holds {len(foreign)} files that export did not write:{listed}",
+                "give an empty directory, or move them away",
+            )
+
+
+def _reopen(root: Path) -> None:
+    """Take the manifest from a repository that is built again: until it has one it is not finished."""
+    if not (root / MANIFEST_NAME).is_file():
+        return
+    kind = Manifest.read(root).kind
+    if kind != KIND:
+        raise ArtefactError(
+            f"{root} is no model repository but has a manifest, of kind {kind}", "give an empty directory"
+        )
+    (root / MANIFEST_NAME).unlink()
+    sync(root)
+
+
+def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
+    root = arguments.ft_checkpoint
+    problems = checkpoint.problems(root, check_digests=False)
+    if problems:
+        raise ArtefactError(f"{root} is not what its manifest says:\n  " + "\n  ".join(problems), "convert again")
+    present = {record.path for record in checkpoint.files}
+    if not {"vocab.json", "merges.txt"} <= present and not {"tokenizer.json", "tokenizer.model"} & present:
+        raise ArtefactError(
+            f"{root} has no tokenizer: neither tokenizer.json nor vocab.json and merges.txt nor tokenizer.model",
+            "put the tokenizer's files into the training checkpoint and convert again",
+        )
+    family, config = _read_config(root)
+    if arguments.interactive_sessions and family != "gpt":
+        raise ArtefactError(
+            f"{root} holds a model of the family {family}: only GPT has interactive sessions",
+            "leave export.triton_deployment.interactive_sessions at 0",
+        )
+    made_for = config.get("tensor_para_size")
+    if made_for is not None and int(made_for) != arguments.tensor_para_size:
+        raise ArtefactError(
+            f"{root} was made for tensor_para_size {made_for}, not {arguments.tensor_para_size}",
+            "convert again for the tensor_para_size to serve with",
+        )
+
+
+def _serving(arguments: ExportArguments) -> Serving:
+    family, config = _read_config(arguments.ft_checkpoint)
+    return Serving(
+        family=family,
+        tensor_para_size=arguments.tensor_para_size,
+        pipeline_para_size=arguments.pipeline_para_size,
+        data_type=arguments.data_type,
+        int8_mode=arguments.int8_mode,
+        enable_custom_all_reduce=arguments.enable_custom_all_reduce,
+        model_checkpoint_path=f"1/{arguments.tensor_para_size}-gpu",
+        max_batch_size=arguments.max_batch_size,
+        max_queue_delay_us=arguments.max_queue_delay_us,
+        decoupled=arguments.decoupled,
+        start_id=int(config["start_id"]),
+        end_id=int(config["end_id"]),
+        max_text_bytes=_max_text_bytes(config),
+        tokenizer_instances=arguments.tokenizer_instances,
+        text_deltas=arguments.text_deltas,
+        request_timeout_s=arguments.request_timeout_s,
+    )
+
+
+def _max_text_bytes(config: Mapping[str, str]) -> int:
+    """Say how long a text may be: no longer one has as few tokens as the model has positions.
+
+    A token of byte-level BPE, the longest there are, stands for 128 bytes at most.
+    """
+    try:
+        positions = int(config["max_pos_seq_len"])
+    except (KeyError, ValueError):  # T5, ALiBi: as many as the memory has room for
+        positions = 0
+    return 128 * positions or 1 << 20
+
+
+def _read_config(ft_checkpoint: Path) -> tuple[str, dict[str, str]]:
+    """Read the family, which the sections tell, and the section that knows start_id and end_id."""
+    path = ft_checkpoint / "config.ini"
+    parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None)
+    try:
+        parser.read_string(path.read_text(encoding="utf-8"), str(path))
+        family = next(name for name, section in _SECTIONS.items() if parser.has_section(section))
+        section = dict(parser[_SECTIONS[family]])
+        for key, name in _T5_IDS.items() if family == "t5" else ():
+            section[key] = section[name]
+        int(section["start_id"]), int(section["end_id"])
+    except (OSError, configparser.Error, KeyError, ValueError, StopIteration) as error:
+        reason = str(error) or f"it has none of the sections {', '.join(_SECTIONS.values())}"
+        raise ArtefactError(f"{path} does not describe a model: {reason}", "convert again") from error
+    return family, section
+
+
+def _note(spec: ModelSpec) -> str:
+    if spec.name == ENGINE:
+        return (
+            "model_checkpoint_path is relative to this directory. FasterTransformer's own backend takes it\n"
+            "relative to the server's working directory: start it here, or write an absolute path."
+        )
+    if spec.name in (PREPROCESSING, POSTPROCESSING, ENSEMBLE):
+        return ""
+    return f"The model '{ENGINE}' under a second name: same tensors, same weights in memory."

@@ -1,0 +1,95 @@
+"""From Hydra's composed configuration to the typed one, on the cluster that is really there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from handover.errors import ConfigError
+from launcher.config.schema import ClusterType, Config, to_typed
+from launcher.config.secrets import check_secrets
+from launcher.config.values import check_values
+from launcher.config.wording import explained
+
+_PING_TIMEOUT_S = 5
+_UNCONFIGURED = "Could not establish a configuration source"  # Slurm's words where there is no slurm.conf at all
+
+
+def finish(cfg: DictConfig, results_suffix: str = "") -> Config:
+    """Resolve ``cluster_type: auto``, take that cluster's own group, and return dataclasses.
+
+    Args:
+        cfg: as Hydra composed it.
+        results_suffix: keeps this run's results apart from those of the other points of a sweep.
+    """
+    with explained():
+        return _finish(cfg, results_suffix)
+
+
+def _finish(cfg: DictConfig, results_suffix: str) -> Config:
+    cluster_type = cfg.cluster_type
+    if cluster_type is ClusterType.auto:
+        cluster_type = detect_cluster()
+    overrides = written_overrides()
+    chosen = any(override.split("=", 1)[0] == "cluster" for override in overrides)
+    if not chosen and HydraConfig.get().runtime.choices["cluster"] != cluster_type.name:
+        cfg = hydra.compose("config", overrides=[*overrides, f"cluster={cluster_type.name}"])
+    if results_suffix:
+        cfg.export.run.config_summary = f"{cfg.export.run.config_summary}_{results_suffix}"
+    config = to_typed(cfg)
+    config.cluster_type = cluster_type
+    check_values(config)
+    check_secrets(config)
+    return config
+
+
+def written_overrides() -> list[str]:
+    """This run's settings as they were written: an interpolation in one is not resolved yet."""
+    written: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return list(written)
+
+
+def detect_cluster() -> ClusterType:
+    """Say where this process runs: in a BCP job, on a host of a Slurm cluster, or neither.
+
+    Raises:
+        ConfigError: of a cluster whose controller does not answer.
+    """
+    if "NGC_ARRAY_SIZE" in os.environ and shutil.which("bcprun"):
+        return ClusterType.bcp
+    if shutil.which("sbatch") and _slurm_answers():
+        return ClusterType.bcm
+    return ClusterType.interactive
+
+
+def _slurm_answers() -> bool:
+    """Whether this host belongs to a cluster; one that has Slurm's programs and no configuration does not.
+
+    Raises:
+        ConfigError: it does, and the controller does not answer: nothing then says where the run may go.
+    """
+    said = f"no answer within {_PING_TIMEOUT_S} s"
+    try:
+        ping = subprocess.run(
+            ["scontrol", "ping"], capture_output=True, text=True, timeout=_PING_TIMEOUT_S, check=False
+        )
+        if ping.returncode == 0 and " UP" in ping.stdout:
+            return True
+        said = (ping.stdout.strip() or ping.stderr.strip() or "nothing").splitlines()[-1]
+    except OSError:
+        return False
+    except subprocess.TimeoutExpired:
+        pass
+    if _UNCONFIGURED in said:
+        return False
+    raise ConfigError(
+        f"cluster_type=auto: Slurm's programs are here, but its controller does not answer (scontrol ping: {said})",
+        "say cluster_type=interactive to run everything on this machine, or wait for the controller and look with: "
+        "python -m launcher doctor",
+    )

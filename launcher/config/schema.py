@@ -1,0 +1,370 @@
+"""Every configuration key: its type, its meaning and its unit. The YAML files below conf/ are only values.
+
+The keys are those of NeMo-Megatron-Launcher where it has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from handover.ranges import (
+    BATCH,
+    DAY_MS,
+    DAY_S,
+    GPUS,
+    IDS,
+    IN_FLIGHT,
+    INSTANCES,
+    LIMIT_S,
+    PARALLEL,
+    PORT,
+    PROCESSES,
+    RATE,
+    RELATIVE,
+    REPEATS,
+    SEED,
+    SESSIONS,
+    TEN_MINUTES_US,
+    TOKEN_ID,
+    TOKENS,
+    UNCOUNTED,
+    WEEK_S,
+    YEAR_S,
+    Range,
+    number,
+)
+from launcher.config.evaluation import LambadaConfig, ParityConfig, SquadConfig, TaskConfig, TextPairConfig
+from launcher.config.run_names import find_training_dir, name_variant, sweep_directory, work_directory
+
+PROJECT_DIR = Path(__file__).resolve().parents[2]
+
+
+class Choice(str, Enum):
+    """A configuration value out of a fixed set; renders as its name."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Stage(Choice):
+    """What a run can do, in this order."""
+
+    convert = "convert"
+    export = "export"
+    deploy = "deploy"
+    evaluate = "evaluate"
+    benchmark = "benchmark"
+
+
+class ClusterType(Choice):
+    """Who starts the jobs."""
+
+    auto = "auto"
+    bcm = "bcm"
+    bcp = "bcp"
+    interactive = "interactive"
+
+
+class DataType(Choice):
+    """Of weights on disk (weight_data_type) and of the computation (data_type)."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+class Engine(Choice):
+    """What stands behind ``backend: "fastertransformer"``."""
+
+    slipway = "slipway"
+    fastertransformer = "fastertransformer"
+
+
+class TritonApi(Choice):
+    """What Triton offers its clients and this project closes to them; see docs/serving.md."""
+
+    shared_memory = "shared_memory"
+    model_repository = "model_repository"
+    logging = "logging"
+    trace = "trace"
+
+
+class BenchmarkKind(Choice):
+    """How a deployment is measured: one request at a time, or under load."""
+
+    static = "static"
+    load = "load"
+
+
+class ContainerRuntime(Choice):
+    """What runs ``container`` in a Slurm job."""
+
+    pyxis = "pyxis"
+    docker = "docker"
+    apptainer = "apptainer"
+    none = "none"
+
+
+class ModelType(Choice):
+    """What the training called its family. The checkpoint says what it is; t5 and mt5 refuse a GPT."""
+
+    gpt3 = "gpt3"
+    t5 = "t5"
+    mt5 = "mt5"
+
+
+@dataclass
+class ClusterConfig:
+    """Where jobs run. Slurm's keys are ignored by the other cluster types."""
+
+    partition: str | None = None
+    account: str | None = None
+    exclusive: bool = True
+    gpus_per_task: int | None = number(None, GPUS)
+    gpus_per_node: int | None = number(None, GPUS)  # None: what this machine has
+    mem: int = number(0, Range(0, 1_000_000_000))  # MB per node; 0: all
+    cpus_per_task: int | None = number(None, PROCESSES)  # None: 4 for each task, with exclusive all
+    overcommit: bool = False
+    job_name_prefix: str = "nemo-megatron-"
+    nodes: int | None = number(None, Range(1, 65_536))  # upper limit; None: as many as TP x PP fill
+    one_task_per_rank: bool = False  # the drop-in engine gets one task for each rank; False: one process joins them
+    setup: list[str] = field(default_factory=list)  # lines of the sbatch file before the command
+    srun_args: list[str] = field(default_factory=list)  # more flags for each srun
+    container_runtime: ContainerRuntime = ContainerRuntime.pyxis  # none: on the host, whatever container says
+    container_args: list[str] = field(default_factory=list)  # more flags for docker run and apptainer exec
+    additional_parameters: dict[str, Any] = field(default_factory=dict)  # any other sbatch option
+
+
+@dataclass
+class ExportRunConfig:
+    """What the run is called and where its results go."""
+
+    name: str = MISSING
+    time_limit: str = "2:00:00"
+    dependency: str | None = "singleton"  # of every job; None: it waits for the run's own jobs alone
+    model_train_name: str = MISSING
+    training_dir: str = MISSING
+    config_summary: str = MISSING
+    results_dir: str = MISSING
+    model_type: ModelType = ModelType.gpt3
+
+
+@dataclass
+class ModelConfig:
+    """The training checkpoint and how it becomes FasterTransformer shards."""
+
+    checkpoint_path: str = MISSING
+    tensor_model_parallel_size: int = number(1, PARALLEL)
+    weight_data_type: DataType = DataType.fp16
+    processes: int = number(16, PROCESSES)  # tensors converted at a time, at most; never more than processors
+    load_checkpoints_to_cpu: bool = False
+    allow_nonfinite: bool = False  # convert NaN and infinity as they are; otherwise they are refused
+    start_id: int | None = number(None, TOKEN_ID)  # token that begins an empty prompt; None: the checkpoint's own
+    end_id: int | None = number(None, TOKEN_ID)  # token that ends a text; None: the checkpoint's own
+    checkpoint_sha256: str | None = None  # that the checkpoint must have: export_scripts.inspect --sha256 prints it
+    random_weights: bool = False  # make weights of the shape that checkpoint_path, a model_config.yaml, describes
+
+
+@dataclass
+class TritonDeploymentConfig:
+    """The Triton model repository."""
+
+    triton_model_dir: str = MISSING
+    max_batch_size: int = number(1, BATCH)
+    pipeline_model_parallel_size: int = number(1, PARALLEL)
+    int8_mode: bool = False
+    enable_custom_all_reduce: bool = False
+    data_type: DataType = DataType.fp16
+    max_queue_delay_us: int = number(
+        0, TEN_MINUTES_US
+    )  # how long the dynamic batcher holds a request back to fill a batch
+    decoupled: bool = False  # send each token as it is made, over gRPC streams and /generate_stream
+    interactive_sessions: int = number(
+        0, SESSIONS
+    )  # conversations at a time that keep their state in the server; 0: no state
+    session_idle_s: float = number(60.0, YEAR_S)  # a conversation without a request for so long is forgotten
+    request_timeout_s: float = number(0.0, LIMIT_S)  # the drop-in engine gives up a request after so long; 0: never
+    tokenizer_instances: int = number(1, INSTANCES)  # processes that tokenize prompts side by side
+    text_deltas: bool = False  # the ensemble also gives OUTPUT_DELTA, the text that each answer adds; drop-in only
+
+
+@dataclass
+class ExportConfig:
+    """conf/export: the convert and export stages."""
+
+    run: ExportRunConfig = field(default_factory=ExportRunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    triton_deployment: TritonDeploymentConfig = field(default_factory=TritonDeploymentConfig)
+
+
+@dataclass
+class StageRunConfig:
+    """Name, time limit and results directory of one stage."""
+
+    name: str = MISSING
+    time_limit: str = "2:00:00"
+    results_dir: str = MISSING
+
+
+@dataclass
+class EvaluationRunConfig(StageRunConfig):
+    """The same for all evaluations."""
+
+    tasks: Any = None  # NeMo-Megatron-Launcher's: a name or several, which evaluation=[...] must have chosen
+
+
+@dataclass
+class EvaluationModelConfig:
+    """NeMo-Megatron-Launcher's key of how the model is asked; which model it is stands below export."""
+
+    eval_batch_size: int | None = number(None, BATCH)  # of every evaluation, in place of its own batch_size
+
+
+@dataclass
+class DeploymentConfig:
+    """conf/deployment: the running server."""
+
+    run: StageRunConfig = field(default_factory=StageRunConfig)
+    engine: Engine = Engine.slipway
+    container: str | None = None  # image for the server alone, such as FasterTransformer's; None: container
+    host: str | None = None  # None: loopback; the node's address where the server runs alone as a Slurm job
+    http_port: int = number(0, PORT)  # 0: a free one
+    grpc_port: int = number(0, PORT)
+    metrics_port: int = number(0, PORT)
+    start_timeout_s: int = number(300, WEEK_S)  # until a real generation has come back
+    torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower
+    gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving
+    gemm_binary: str = "/workspace/build/fastertransformer_backend/build/bin/gpt_gemm"  # in the container
+    exit_timeout_s: int = number(10, DAY_S)  # for requests in flight when the server is stopped
+    restart: int = number(0, UNCOUNTED)  # times that a server which has died is started again, at most
+    endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
+    open_apis: list[TritonApi] = field(default_factory=list)  # those that clients may use without the secret header
+    edited_files: list[str] = field(default_factory=list)  # patterns; files of the repository edited after the export
+    server_args: list[str] = field(default_factory=list)
+
+
+@dataclass
+class GateConfig:
+    """What the run is held against; the last stage says GO, NO-GO or INCONCLUSIVE, and the exit status follows."""
+
+    thresholds: str | None = None  # YAML file of limits, see docs/measuring.md; None: there is no gate
+    baseline: str | None = None  # results directory of an earlier run, shown beside this one
+
+
+@dataclass
+class EvaluationConfig:
+    """conf/evaluation: the evaluate stage; what ``evaluation=[...]`` names has its section, the others are None."""
+
+    run: EvaluationRunConfig = field(default_factory=EvaluationRunConfig)
+    model: EvaluationModelConfig = field(default_factory=EvaluationModelConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    lambada: LambadaConfig | None = None
+    squad: SquadConfig | None = None
+    translation: TextPairConfig | None = None
+    summarization: TextPairConfig | None = None
+    parity: ParityConfig | None = None
+
+    @property
+    def tasks(self) -> dict[str, TaskConfig]:
+        """The evaluations that were chosen, by name, in the order of their sections here."""
+        sections = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: section for name, section in sections.items() if isinstance(section, TaskConfig)}
+
+
+@dataclass
+class LoadConfig:
+    """A serving load; the keys are those of ``evaluation.speed.load_arguments``."""
+
+    concurrencies: list[int] = number([], IN_FLIGHT)  # closed loop: requests in flight
+    request_rates: list[float] = number([], RATE)  # open loop: requests per second
+    arrival: str = "poisson"  # or constant
+    ramp_s: float = number(0.0, DAY_S)
+    lengths: list[str] = field(default_factory=list)  # input/output; a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION
+    prompt_file: str | None = None
+    streaming: bool | None = None  # None: what the served model does
+    warmup: int = number(0, UNCOUNTED)  # answers; 0: twice those in flight
+    requests: int = number(0, UNCOUNTED)  # answers a repeat; 0: 20, or four times those in flight
+    min_repeats: int = number(3, REPEATS)
+    repeats: int = number(10, REPEATS)  # at most
+    stable_within: float = number(0.05, RELATIVE)  # relative 95% interval at which a point ends
+    max_in_flight: int = number(1024, IN_FLIGHT)
+    max_point_s: float = number(300.0, WEEK_S)
+    seed: int = number(0, SEED)
+
+
+@dataclass
+class SloConfig:
+    """Limits of a good request in milliseconds; None: no limit."""
+
+    ttft_ms: float | None = number(None, DAY_MS)
+    itl_ms: float | None = number(None, DAY_MS)
+    tpot_ms: float | None = number(None, DAY_MS)
+    e2e_ms: float | None = number(None, DAY_MS)
+
+
+@dataclass
+class BenchmarkConfig:
+    """conf/benchmark: the benchmark stage."""
+
+    run: StageRunConfig = field(default_factory=StageRunConfig)
+    kind: BenchmarkKind = BenchmarkKind.static
+    model: str = "fastertransformer"
+    vocab_size: int | None = number(None, IDS)  # of the random prompts; None: what the served model's config.ini says
+    batch_sizes: list[int] = number([], BATCH)  # static; capped at max_batch_size
+    lengths: list[list[int]] = number([], TOKENS)  # static; pairs of input and output length in tokens
+    warmup: int = number(1, UNCOUNTED)  # static; requests before each point that do not count
+    repeats: int = number(5, REPEATS)  # static; requests a point
+    load: LoadConfig = field(default_factory=LoadConfig)
+    slos: SloConfig = field(default_factory=SloConfig)
+
+
+@dataclass
+class Config:
+    """conf/config.yaml: the whole run."""
+
+    stages: list[Stage] = field(default_factory=list)
+    cluster_type: ClusterType = ClusterType.auto
+    launcher_scripts_path: str = MISSING
+    data_dir: str = MISSING
+    base_results_dir: str = MISSING
+    container: str | None = None
+    container_mounts: list[str | None] = field(default_factory=list)
+    bcp_no_redirect: bool = True
+    env_vars: dict[str, Any] = field(default_factory=dict)
+    dry_run: bool = False
+    force: list[Stage] = field(default_factory=list)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+
+
+def register() -> None:
+    """Make the schema and the resolvers known to Hydra; call once, before composing."""
+    schema = OmegaConf.structured(Config)
+    for free in (schema.cluster.additional_parameters, schema.env_vars):
+        OmegaConf.set_struct(free, False)  # their keys are not ours: no '+' is needed to add one
+    ConfigStore.instance().store(name="schema", node=schema)
+    OmegaConf.register_new_resolver("project_dir", lambda: str(PROJECT_DIR), replace=True)
+    OmegaConf.register_new_resolver("work_dir", partial(work_directory, PROJECT_DIR), replace=True)
+    OmegaConf.register_new_resolver("training_dir", partial(find_training_dir, PROJECT_DIR), replace=True)
+    OmegaConf.register_new_resolver("variant", name_variant, replace=True)
+    OmegaConf.register_new_resolver("sweep_dir", sweep_directory, replace=True, use_cache=True)
+
+
+def to_typed(cfg: DictConfig) -> Config:
+    """Turn Hydra's config into dataclasses; after this no DictConfig exists."""
+    known = OmegaConf.merge(  # refuses keys that +key=value smuggled in
+        OmegaConf.structured(Config), OmegaConf.to_container(cfg, resolve=False)
+    )
+    typed = OmegaConf.to_object(known)
+    assert isinstance(typed, Config)
+    return typed

@@ -1,0 +1,71 @@
+"""Plan the measurement of the served model: a static sweep, or a serving load."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from evaluation.arguments import BenchmarkArguments
+from evaluation.speed.load_arguments import LoadArguments
+from launcher.config.schema import BenchmarkKind, Config, Stage
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import Command, StagePlan, partial, python_module
+from launcher.plan.stages.settings import environment, expected_repository, resources
+
+
+def benchmark(config: Config, paths: RunPaths) -> StagePlan:
+    """Plan a benchmark against the run's own server, or against ``deployment.endpoint``."""
+    attached = config.deployment.endpoint
+    command = _load if config.benchmark.kind is BenchmarkKind.load else _static
+    return StagePlan(
+        stage="benchmark",
+        name=config.benchmark.run.name,
+        commands=(command(config, paths),),
+        resources=resources(config, config.benchmark.run.time_limit, nodes=1, gpus_per_node=0),
+        inputs=() if attached else (paths.model_repository,),
+        output=paths.benchmark,
+        log=paths.log("benchmark"),
+        env=environment(config),
+        needs_server=attached is None and Stage.deploy in config.stages,
+        independent=True,
+    )
+
+
+def _static(config: Config, paths: RunPaths) -> Command:
+    sweep = config.benchmark
+    arguments = BenchmarkArguments(
+        endpoint=config.deployment.endpoint or str(paths.endpoint),
+        output=partial(paths.benchmark),
+        model=sweep.model,
+        batch_sizes=tuple(sweep.batch_sizes),
+        lengths=tuple((pair[0], pair[1]) for pair in sweep.lengths),
+        warmup=sweep.warmup,
+        repeats=sweep.repeats,
+        vocab_size=sweep.vocab_size,
+        max_batch_size=config.export.triton_deployment.max_batch_size,
+        model_repository=expected_repository(config, paths),
+    )
+    return python_module("evaluation.benchmark", arguments)
+
+
+def _load(config: Config, paths: RunPaths) -> Command:
+    return python_module("evaluation.load", load_arguments(config, paths))
+
+
+def load_arguments(config: Config, paths: RunPaths) -> LoadArguments:
+    """Arguments of the serving load; what is a file is absolute."""
+    load = config.benchmark.load
+    given = dataclasses.asdict(load)
+    given |= {name: tuple(given[name]) for name in ("concurrencies", "request_rates", "lengths")}
+    file = given.pop("prompt_file")
+    limits = dataclasses.asdict(config.benchmark.slos)
+    return LoadArguments(
+        endpoint=config.deployment.endpoint or str(paths.endpoint),
+        output=partial(paths.benchmark),
+        model=config.benchmark.model,
+        vocab_size=config.benchmark.vocab_size,
+        prompt_file=None if file is None else Path(file).expanduser().absolute(),
+        slos=tuple((name.removesuffix("_ms"), limit) for name, limit in limits.items() if limit is not None),
+        model_repository=expected_repository(config, paths),
+        **given,
+    )

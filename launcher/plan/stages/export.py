@@ -1,0 +1,42 @@
+"""Plan the export of an FT checkpoint as a Triton model repository."""
+
+from __future__ import annotations
+
+from export_scripts.arguments import ExportArguments
+from launcher.config.schema import Config
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import StagePlan, partial, python_module
+from launcher.plan.stages.settings import environment, resources
+
+
+def export(config: Config, paths: RunPaths) -> StagePlan:
+    """Plan the export: one command on one node; shards are linked, so it takes no space."""
+    run, triton = config.export.run, config.export.triton_deployment
+    arguments = ExportArguments(
+        ft_checkpoint=paths.ft_checkpoint,
+        output=partial(paths.model_repository),
+        model_name=run.model_train_name,
+        tensor_para_size=config.export.model.tensor_model_parallel_size,
+        pipeline_para_size=triton.pipeline_model_parallel_size,
+        data_type=str(triton.data_type),
+        int8_mode=int(triton.int8_mode),
+        enable_custom_all_reduce=int(triton.enable_custom_all_reduce),
+        max_batch_size=triton.max_batch_size,
+        max_queue_delay_us=triton.max_queue_delay_us,
+        decoupled=triton.decoupled,
+        interactive_sessions=triton.interactive_sessions,
+        session_idle_s=triton.session_idle_s,
+        request_timeout_s=triton.request_timeout_s,
+        tokenizer_instances=triton.tokenizer_instances,
+        text_deltas=triton.text_deltas,
+    )
+    return StagePlan(
+        stage="export",
+        name=run.name,
+        commands=(python_module("export_scripts.export", arguments),),
+        resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
+        inputs=(paths.ft_checkpoint,),
+        output=paths.model_repository,
+        log=paths.log("export"),
+        env=environment(config),
+    )

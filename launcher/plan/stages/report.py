@@ -1,0 +1,60 @@
+"""Plan the report over whatever the run produced, and the gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evaluation.arguments import GateArguments, ReportArguments, SweepReportArguments
+from launcher.config.schema import Config
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import StagePlan, partial, python_module
+from launcher.plan.stages.settings import environment, resources
+
+
+def report(config: Config, paths: RunPaths, sweep: Path | None) -> StagePlan:
+    """Plan the report, and the sweep's; it is written also where a stage before it failed, and says so."""
+    arguments = ReportArguments(
+        results=paths.results,
+        output=partial(paths.report),
+        title=config.export.run.model_train_name,
+        stages=paths.stages,
+        **_held_against(config),
+    )
+    commands = [python_module("evaluation.report", arguments)]
+    if sweep is not None:
+        commands.append(python_module("evaluation.sweep_report", SweepReportArguments(sweep=sweep)))
+    return StagePlan(
+        stage="report",
+        name=f"report_{config.export.run.model_train_name}",
+        commands=tuple(commands),
+        resources=resources(config, "0:10:00", nodes=1, gpus_per_node=0),
+        inputs=(),
+        output=paths.report,
+        log=paths.log("report"),
+        env=environment(config),
+        always=True,
+    )
+
+
+def gate(config: Config, paths: RunPaths) -> StagePlan:
+    """Plan the decision over the run's figures: it fails where the verdict is not GO."""
+    output = paths.results / "gate"
+    limits = _held_against(config)
+    arguments = GateArguments(results=paths.results, output=partial(output) / "gate.json", **limits)
+    return StagePlan(
+        stage="gate",
+        name=f"gate_{config.export.run.model_train_name}",
+        commands=(python_module("evaluation.gate", arguments),),
+        resources=resources(config, "0:10:00", nodes=1, gpus_per_node=0),
+        inputs=tuple(limits.values()),
+        output=output,
+        log=paths.log("gate"),
+        env=environment(config),
+        always=True,
+    )
+
+
+def _held_against(config: Config) -> dict[str, Path]:
+    given = config.evaluation.gate
+    named = {"thresholds": given.thresholds, "baseline": given.baseline}
+    return {name: Path(path).expanduser().absolute() for name, path in named.items() if path}

@@ -1,0 +1,41 @@
+"""What all stages derive from the configuration in the same way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.config.schema import Config, ContainerRuntime
+from launcher.config.secrets import plain_variables
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import Resources
+from launcher.plan.topology import Topology, topology
+
+
+def environment(config: Config) -> dict[str, str]:
+    """``env_vars`` without those that are null, and without secrets, which jobs inherit: no plan holds one."""
+    return plain_variables(config)
+
+
+def resources(
+    config: Config, time_limit: str, nodes: int, gpus_per_node: int, container: str | None = None
+) -> Resources:
+    """Resources of a stage, in a container of its own or the run's, unless there is nothing to run that."""
+    mounts = tuple(mount for mount in config.container_mounts if mount)
+    container = container or config.container
+    if config.cluster.container_runtime is ContainerRuntime.none:
+        container = None
+    return Resources(nodes, gpus_per_node, time_limit, container, mounts)
+
+
+def serving_topology(config: Config) -> Topology:
+    """GPUs and nodes that the served model takes; all on one node where there is no GPU."""
+    tensor_para_size = config.export.model.tensor_model_parallel_size
+    pipeline_para_size = config.export.triton_deployment.pipeline_model_parallel_size
+    if not config.cluster.gpus_per_node:
+        return Topology(0, 1, None)
+    return topology(tensor_para_size, pipeline_para_size, config.cluster.gpus_per_node)
+
+
+def expected_repository(config: Config, paths: RunPaths) -> Path | None:
+    """The repository that the endpoint must serve; None where another deployment was given on purpose."""
+    return None if config.deployment.endpoint else paths.model_repository

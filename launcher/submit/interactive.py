@@ -1,0 +1,29 @@
+"""Run the jobs right here, and wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from launcher.plan.plan import Command, Resources
+from launcher.run.command_wrapper import Place
+from launcher.run.results import failure_status
+from launcher.runner import run_job
+from launcher.submit import Job
+
+
+class InteractiveExecutor:
+    """This machine, now: all jobs become one, in this process."""
+
+    def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:
+        """Start with this interpreter; there is no container here."""
+        return Place().wrap(command, resources, env)
+
+    def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
+        """Nothing but the commands: no job is submitted."""
+        return ""
+
+    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
+        """Run every plan in order; returns the exit status of the first failure, or 0."""
+        plans = [plan for job in jobs for plan in job.plans]
+        results = run_job(plans, self.wrap, force, jobs[0].stages_file)
+        return failure_status(results)

@@ -1,0 +1,230 @@
+"""Submit the jobs to Slurm through submitit and return at once.
+
+submitit renders the sbatch file, calls sbatch and names the logs by job id. Nothing is pickled: a job is
+``python -m launcher.runner`` on rendered plans, and the runner starts each command as an ``srun`` step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit import SlurmExecutor as SubmititSlurmExecutor
+from submitit.core.utils import FailedJobError
+from submitit.slurm.slurm import _make_sbatch_string
+
+from handover.errors import ConfigError, nearest
+from launcher.config.schema import PROJECT_DIR, ClusterConfig
+from launcher.plan.plan import Command, Resources, StagePlan
+from launcher.plan.time_limit import limit_s, total
+from launcher.run.command_wrapper import Place
+from launcher.submit import Job
+from launcher.submit.jobs import SubmittedJob, read_jobs, write_jobs
+
+_CPUS_PER_TASK = 4  # of a job that shares its nodes: a server, its stubs and clients; Slurm itself would give one
+_UNWRITABLE = (
+    "\\",
+    "%j",
+    "%t",
+    "%A",
+    "%a",
+)  # a backslash makes Slurm take %j itself literally; the others are submitit's
+_NOTICE_S = 60  # before the time limit the runner alone gets SIGUSR2: it says so and stops its steps
+
+
+class SlurmExecutor:
+    """Slurm (``cluster_type=bcm``): one sbatch job for each job, each waiting for the one before.
+
+    Args:
+        cluster: conf/cluster/bcm.yaml.
+        dependency: of every job, such as singleton: two runs at once then do not get in each other's way.
+        directory: the project as the nodes see it.
+        mounts: directories that containers must see.
+    """
+
+    def __init__(self, cluster: ClusterConfig, dependency: str | None, directory: Path, mounts: Sequence[Path]) -> None:
+        self.cluster, self.dependency = cluster, dependency
+        self.place = Place(
+            "srun",
+            directory=str(directory),
+            mounts=tuple(map(str, mounts)),
+            srun_args=tuple(cluster.srun_args),
+            runtime=str(cluster.container_runtime),
+            container_args=tuple(cluster.container_args),
+        )
+
+    def wrap(self, command: Command, resources: Resources, env: Mapping[str, str]) -> tuple[str, ...]:
+        """Start as a step of the allocation."""
+        return self.place.wrap(command, resources, env)
+
+    def submit(self, jobs: Sequence[Job], force: Collection[str]) -> int:
+        """Submit all jobs or none; each runs only if those that it needs succeeded. Prints one line a job."""
+        if not shutil.which("sbatch"):
+            raise ConfigError("there is no sbatch here", "start main.py on a Slurm login node")
+        self._check_pyxis(jobs)
+        _check_folders(jobs)
+        submitted: list[SubmittedJob] = []
+        try:
+            for before, job in zip((None, *jobs), jobs, strict=False):
+                dependency = self._dependency(before, submitted[-1].job_id if submitted else "")
+                job_id = self._submit(job, force, dependency)
+                stages = tuple(dict.fromkeys(plan.stage for plan in job.plans))
+                submitted.append(SubmittedJob(job_id, stages, dependency, str(job.folder / f"{job_id}_0_log.out")))
+        except ConfigError:
+            if submitted:
+                subprocess.run(["scancel", *(job.job_id for job in submitted)], check=False)
+            raise
+        logs = jobs[0].stages_file.parent
+        write_jobs(logs, [*read_jobs(logs), *submitted])
+        for one in submitted:
+            print(
+                f"{'+'.join(one.stages):<36} submitted  job {one.job_id}  {one.dependency:<24} log {one.log}",
+                flush=True,
+            )
+        return 0
+
+    def preview(self, jobs: Sequence[Job], force: Collection[str]) -> str:
+        """The sbatch files as they would be submitted; JOB1 stands where the id of the first will be."""
+        lines = []
+        for number, (before, job) in enumerate(zip((None, *jobs), jobs, strict=False)):
+            lines.append(f"=== sbatch JOB{number + 1}: {job.name}\n")
+            lines.append(self.render(job, force, self._dependency(before, f"JOB{number}")))
+        return "".join(lines)
+
+    def _check_pyxis(self, jobs: Sequence[Job]) -> None:
+        """Without pyxis, srun would refuse the container only once the first job has waited for its turn."""
+        wanted = any(plan.resources.container for job in jobs for plan in job.plans)
+        if not wanted or self.place.runtime != "pyxis":
+            return
+        known = _output("srun", "--help")
+        for option in ("--container-image", "--container-env"):
+            if option not in known:
+                what = "has no pyxis" if option == "--container-image" else "has a pyxis from before the end of 2022"
+                raise ConfigError(
+                    f"this Slurm {what}: srun does not know {option}",
+                    "take cluster.container_runtime=docker or apptainer, or leave container unset",
+                )
+
+    def _dependency(self, before: Job | None, before_id: str) -> str:
+        """What a job waits for; Slurm joins conditions with either ',' (all) or '?' (any).
+
+        Args:
+            before: the job before it; where nothing needs what that makes, this one runs after its failure too.
+            before_id: id of that.
+        """
+        own = self.dependency or ""
+        if before is None:
+            return own
+        after = "afterany" if all(plan.independent for plan in before.plans) else "afterok"
+        return f"{after}:{before_id}" + (f",{own}" if own and "?" not in own else "")
+
+    def _submit(self, job: Job, force: Collection[str], dependency: str) -> str:
+        folder = job.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        executor = SubmititSlurmExecutor(folder)
+        executor.parameters.update(self.parameters(job, dependency))
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(printed):
+                submitted = executor._submit_command(self.script(job, force))
+        except FailedJobError:
+            raise self._refusal(job, printed.getvalue()) from None
+        sys.stderr.write(printed.getvalue())  # sbatch's warnings
+        return str(submitted.job_id)
+
+    def _refusal(self, job: Job, printed: str) -> ConfigError:
+        """Word what sbatch printed, with what would be legal."""
+        unknown = re.search(r"unrecognized option '--([^'=]+)", printed)
+        if unknown:
+            options = re.findall(r"--([a-z][a-z-]+)", _output("sbatch", "--help"))
+            return ConfigError(
+                f"cluster.additional_parameters: sbatch has no option '{unknown[1]}'", nearest(unknown[1], set(options))
+            )
+        lines = [re.sub(r"^sbatch: (error: )?", "", line) for line in (printed.strip() or "no reason").splitlines()]
+        if "invalid partition" in printed.lower():
+            legal = nearest(str(self.cluster.partition), _output("sinfo", "-h", "-o", "%R").split())
+            return ConfigError(f"cluster.partition={self.cluster.partition}: {lines[-1]}", legal)
+        hint = "mend the keys below cluster; cluster.additional_parameters takes any option of sbatch"
+        if "time limit" in printed.lower():
+            hint = "a job has the sum of its stages' limits: lower deployment.run.time_limit and the like"
+        elif "wckey" in printed.lower():
+            hint = "name yours: cluster.additional_parameters={wckey: NAME}"
+        return ConfigError(f"sbatch refused {job.name}: {'; '.join(lines)}", hint)
+
+    def render(self, job: Job, force: Collection[str], dependency: str | None) -> str:
+        """The sbatch file, without submitting it; needs no Slurm."""
+        return str(_make_sbatch_string(self.script(job, force), job.folder, **self.parameters(job, dependency)))
+
+    def script(self, job: Job, force: Collection[str]) -> str:
+        """The job's command line, quoted for the sbatch file: the only shell text there is."""
+        runner = [sys.executable, "-m", "launcher.runner", f"--place={self.place.to_json()}"]
+        runner += [f"--stages-file={job.stages_file}", f"--force={','.join(sorted(force))}"]
+        runner += [str(path) for path in job.plan_files]
+        return f"cd {shlex.quote(str(PROJECT_DIR))}\nexec {shlex.join(runner)}"
+
+    def parameters(self, job: Job, dependency: str | None) -> dict[str, Any]:
+        """Derive the parameters that submitit renders: everything in conf/cluster/bcm.yaml reaches sbatch."""
+        cluster, plans = self.cluster, job.plans
+        time_limit = _time_limit(plans)
+        notice_s = int(min(_NOTICE_S, limit_s(time_limit) / 4))
+        extra: dict[str, Any] = {"signal": f"B:USR2@{notice_s}", "time": time_limit}
+        extra |= {"overcommit": True} if cluster.overcommit else {}
+        if dependency:
+            extra |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
+        extra |= {option: _pattern(job.folder, ending) for option, ending in (("output", "out"), ("error", "err"))}
+        extra |= cluster.additional_parameters
+        gpus = max(plan.resources.gpus_per_node for plan in plans)
+        tasks = max(command.tasks_per_node for plan in plans for command in plan.commands)
+        chosen = {
+            "job_name": job.name,
+            "partition": cluster.partition,
+            "account": cluster.account,
+            "exclusive": cluster.exclusive or None,
+            "mem": cluster.mem,
+            "nodes": max(plan.resources.nodes for plan in plans),
+            "ntasks_per_node": tasks if tasks > 1 else None,  # a CPU each, else srun could not start them
+            "gpus_per_node": cluster.gpus_per_node if gpus and cluster.exclusive else gpus or None,
+            "gpus_per_task": cluster.gpus_per_task,
+            "cpus_per_task": cluster.cpus_per_task or (None if cluster.exclusive else _CPUS_PER_TASK),
+            "setup": list(cluster.setup) or None,
+            "use_srun": False,
+            "additional_parameters": extra,
+        }
+        return {"wckey": None} | {name: value for name, value in chosen.items() if value is not None}
+
+
+def _check_folders(jobs: Sequence[Job]) -> None:
+    """Refuse what Slurm and submitit would read as something else in the names of output files."""
+    for job in jobs:
+        found = next((word for word in _UNWRITABLE if word in str(job.folder)), None)
+        if found:
+            raise ConfigError(
+                f"'{found}' in {job.folder} means something else to Slurm",
+                "take a base_results_dir and model_train_name without it",
+            )
+
+
+def _time_limit(plans: Sequence[StagePlan]) -> str:
+    """The sum of the limits of a job's stages, which share one allocation.
+
+    Evaluations have one limit together, and what takes seconds in the wake of others, the report and the gate, none.
+    """
+    limits = {plan.stage: plan.resources.time_limit for plan in plans if not plan.always}
+    return total(list(limits.values()) or [plans[0].resources.time_limit])
+
+
+def _pattern(folder: Path, ending: str) -> str:
+    """Name of a job's output file for sbatch, which reads ``%u`` and the like in it."""
+    return f"{str(folder).replace('%', '%%')}/%j_0_log.{ending}"
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

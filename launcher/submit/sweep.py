@@ -1,0 +1,113 @@
+"""A sweep, ``python main.py -m key=a,b ...``: one configuration after another; their results meet in one report.
+
+A configuration that fails does not stop the others. What each one is called and where its results are stands in the
+sweep's ``points.json``, from which every point's report stage renders the sweep's report again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from evaluation.arguments import POINTS_NAME, SweepReportArguments
+from handover.durable import write_atomically
+from handover.errors import ConfigError, SlipwayError
+from launcher import console, pipeline
+from launcher.config import compose
+from launcher.config.schema import Config
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import python_module
+
+_IN_THE_PATH = (
+    "base_results_dir",
+    *(f"export.run.{name}" for name in ("model_train_name", "config_summary", "results_dir")),
+    *(f"export.model.{name}" for name in ("tensor_model_parallel_size", "weight_data_type", "random_weights")),
+    *(
+        f"export.triton_deployment.{name}"
+        for name in ("pipeline_model_parallel_size", "data_type", "int8_mode", "decoupled", "interactive_sessions")
+    ),
+)
+"""Keys that lead to another results directory by themselves."""
+_SHORT = {"tensor_model_parallel_size": "TP", "pipeline_model_parallel_size": "PP", "model_train_name": ""}
+_failed: list[tuple[str, Path]] = []  # labels, and the sweep's directory
+
+
+def launch(cfg: DictConfig) -> None:
+    """Run one configuration, alone or as the next point of a sweep."""
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
+        pipeline.launch(compose.finish(cfg))
+        return
+    label = ", ".join(f"{_SHORT.get(key, key)} {value}".strip() for key, value in _own_settings())
+    directory = Path(HydraConfig.get().sweep.dir).absolute()
+    try:
+        config = compose.finish(cfg, _results_suffix())
+        if not config.dry_run:
+            _note(directory, label, config)
+        pipeline.launch(config, None if config.dry_run else directory)
+    except SlipwayError as error:
+        console.say_error(f"{label}: {error}")
+        if not cfg.dry_run:
+            _note(directory, label, None, error.problem)
+        _failed.append((label, directory))
+    except SystemExit as exit_:
+        if exit_.code:
+            _failed.append((label, directory))
+
+
+def finish() -> None:
+    """Say which points of a sweep failed.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    for directory in {directory for _, directory in _failed if (directory / POINTS_NAME).exists()}:
+        # A point that could not be planned has no report stage of its own that would show it.
+        command = python_module("evaluation.sweep_report", SweepReportArguments(sweep=directory))
+        subprocess.run([sys.executable, *command.argv[1:]], cwd=Path(__file__).parents[2], check=False)
+    if _failed:
+        raise ConfigError(
+            f"{len(_failed)} points of the sweep failed: {'; '.join(label for label, _ in _failed)}",
+            "the same command continues with them; what is finished is skipped",
+        )
+
+
+def swept_keys(overrides: Sequence[str]) -> list[str]:
+    """Keys that a command line gives several values."""
+    parsed = OverridesParser.create().parse_overrides([text for text in overrides if not text.startswith("-")])
+    return [override.key_or_group for override in parsed if override.is_sweep_override()]
+
+
+def _own_settings() -> list[tuple[str, str]]:
+    """What this point has of its own, by the last word of its keys."""
+    keys = {*swept_keys(sys.argv[1:]), *(HydraConfig.get().sweeper.get("params") or {})}
+    pairs = (text.split("=", 1) for text in compose.written_overrides() if "=" in text)
+    return [(key.rpartition(".")[2], value) for key, value in pairs if key.lstrip("+") in keys]
+
+
+def _results_suffix() -> str:
+    """What keeps this point's results apart from the others', as far as their path does not: ``max_batch_size=8``."""
+    named = {key.rpartition(".")[2] for key in _IN_THE_PATH}
+    own = [f"{key}={value}" for key, value in _own_settings() if key not in named]
+    return "_".join(re.sub(r"[^\w.=-]+", "-", text).strip("-") for text in own)
+
+
+def _note(directory: Path, label: str, config: Config | None, error: str = "") -> None:
+    """Enter a point into the sweep's list; a point that could not be planned has no results."""
+    file = directory / POINTS_NAME
+    points = json.loads(file.read_text()) if file.exists() else []
+    if error and points and points[-1]["label"] == label:
+        points.pop()
+    title = "" if config is None else config.export.run.model_train_name
+    results = "" if config is None else str(RunPaths.of(config).results)
+    points.append({"label": label, "title": title, "results": results, "error": error})
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(points, indent=1) + "\n")

@@ -1,0 +1,154 @@
+"""NeMo's rotation and ALiBi: which of FasterTransformer's models expresses them, and that it computes the same."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import support.decoder_forward as decoder_forward
+import torch
+from support.nemo_archive import HEAD_SIZE, HEADS, LAYERS, POSITIONS, VOCAB, gpt_config, write_nemo
+from support.network_runs import open_network, prefill_logits
+from test_convert_megatron_core import core_forward, core_state
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.convert import convert
+from handover.errors import CheckpointError
+
+IDS = np.random.default_rng(1).integers(0, VOCAB, (2, POSITIONS))
+
+
+def without_positions(groups: int = HEADS) -> dict[str, Any]:
+    return {key: value for key, value in core_state(groups).items() if "position_embeddings" not in key}
+
+
+def legacy_names(state: dict[str, Any]) -> dict[str, Any]:
+    """The same tensors under the keys of ``mcore_gpt: false``."""
+    spelled = {
+        "model.embedding.": "model.language_model.embedding.",
+        "model.decoder.": "model.language_model.encoder.",
+        "model.output_layer.": "model.language_model.output_layer.",
+        "linear_qkv": "query_key_value",
+        "linear_proj": "dense",
+        "linear_fc1": "dense_h_to_4h",
+        "linear_fc2": "dense_4h_to_h",
+        "pre_mlp_layernorm": "post_attention_layernorm",
+    }
+    renamed = {}
+    for key, value in state.items():
+        for old, new in spelled.items():
+            key = key.replace(old, new)
+        renamed[key] = value
+    return renamed
+
+
+def turned(width: int) -> Any:
+    """NeMo's ``apply_rotary_pos_emb`` by its source: the first ``width`` elements, half against half."""
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        frequencies = 1 / 10000 ** (np.arange(0, width, 2) / width)
+        angles = np.outer(np.arange(x.shape[1]), frequencies)
+        angles = np.concatenate([angles, angles], -1)
+        first, rest = x[..., :width], x[..., width:]
+        half = np.concatenate([-first[..., width // 2 :], first[..., : width // 2]], -1)
+        return np.concatenate([first * np.cos(angles) + half * np.sin(angles), rest], -1)
+
+    return turn
+
+
+def write(path: Path, state: dict[str, Any], **config: Any) -> Path:
+    return write_nemo(path, gpt_config(mcore_gpt=True, **config), {"model_weights.ckpt": state})
+
+
+def assert_same(
+    source: Path, expected: np.ndarray, tmp_path: Path, model_type: str = "GPT-NeoX"
+) -> configparser.ConfigParser:
+    for ranks in (1, 2):
+        root = tmp_path / f"{ranks}-gpu"
+        convert(ConvertArguments(source, root, ranks, "fp32"))
+        assert np.abs(decoder_forward.forward(root, IDS) - expected).max() < 1e-4
+        engine = prefill_logits(open_network(root, ranks, model_type), torch.from_numpy(IDS)).numpy()
+        assert np.abs(engine - expected).max() < 1e-4
+    parser = configparser.ConfigParser()
+    parser.read(root / "config.ini")
+    return parser
+
+
+@pytest.mark.parametrize("groups", [2, HEADS])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_rotation_goes_to_gptneox(groups: int, is_tied: bool, tmp_path: Path) -> None:
+    state = without_positions(groups)
+    if not is_tied:
+        state["model.output_layer.weight"] = torch.randn(VOCAB, HEADS * HEAD_SIZE)
+    settings = {"position_embedding_type": "rope", "share_embeddings_and_output_weights": is_tied}
+    expected = core_forward(state, IDS, groups, 0, turned(HEAD_SIZE))
+    ini = assert_same(write(tmp_path / "g.nemo", state, num_query_groups=groups, **settings), expected, tmp_path)
+    assert (ini["gptneox"]["rotary_embedding"], ini["gptneox"]["use_gptj_residual"]) == (str(HEAD_SIZE), "0")
+
+
+def test_rotation_with_legacy_keys_and_layernorm1p(tmp_path: Path) -> None:
+    state = without_positions()
+    source = {**legacy_names(state), "model.language_model.rotary_pos_emb.inv_freq": torch.ones(1)}
+    settings = {"position_embedding_type": "rope", "normalization": "layernorm1p"}
+    expected = core_forward(state, IDS, HEADS, 1, turned(HEAD_SIZE))
+    assert_same(write(tmp_path / "g.nemo", source, **settings), expected, tmp_path)
+
+
+def wide_state(generator: torch.Generator) -> dict[str, Any]:
+    """Heads of eight elements, so that a part of one can be rotated."""
+    hidden = HEADS * 8
+    shapes = {"self_attention.linear_qkv": (3 * hidden, hidden), "self_attention.linear_proj": (hidden, hidden)}
+    shapes |= {"mlp.linear_fc1": (64, hidden), "mlp.linear_fc2": (hidden, 64)}
+
+    def fresh(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) / 4
+
+    state = {"model.embedding.word_embeddings.weight": fresh(VOCAB, hidden)}
+    for layer in range(LAYERS):
+        for name, shape in shapes.items():
+            state |= {f"model.decoder.layers.{layer}.{name}.weight": fresh(*shape)}
+            state |= {f"model.decoder.layers.{layer}.{name}.bias": fresh(shape[0])}
+        for name in ("input_layernorm", "pre_mlp_layernorm"):
+            state |= {f"model.decoder.layers.{layer}.{name}.{part}": fresh(hidden) for part in ("weight", "bias")}
+    return state | {f"model.decoder.final_layernorm.{part}": fresh(hidden) for part in ("weight", "bias")}
+
+
+def test_a_part_of_a_head_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_convert_megatron_core.HEAD_SIZE", 8)
+    monkeypatch.setattr("test_convert_megatron_core.HIDDEN", HEADS * 8)
+    state = wide_state(torch.Generator().manual_seed(0))
+    settings = {"hidden_size": HEADS * 8, "ffn_hidden_size": 64, "rotary_percentage": 0.5}
+    source = write(tmp_path / "g.nemo", state, position_embedding_type="rope", **settings)
+    ini = assert_same(source, core_forward(state, IDS, HEADS, 0, turned(4)), tmp_path)
+    assert ini["gptneox"]["rotary_embedding"] == "4"
+
+
+def test_alibi_is_a_variant_of_gpt(tmp_path: Path) -> None:
+    state = without_positions()
+    slopes = [2.0 ** (-8 * (head + 1) / HEADS) for head in range(HEADS)]  # NeMo's get_slopes of a power of two
+    expected = core_forward(state, IDS, HEADS, 0, slopes=slopes)
+    source = write_nemo(
+        tmp_path / "g.nemo", gpt_config(position_embedding_type="alibi"), {"model_weights.ckpt": legacy_names(state)}
+    )
+    ini = assert_same(source, expected, tmp_path, "GPT")
+    assert (ini["gpt"]["has_positional_encoding"], ini["gpt"]["use_attention_linear_bias"]) == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rotary_base": 500000}, "rotary_base: 500000  (it rotates with a base of 10000)"),
+        ({"seq_len_interpolation_factor": 2}, "seq_len_interpolation_factor: 2"),
+        ({"layernorm_epsilon": 1e-6}, "layernorm_epsilon: 1e-06"),
+        ({"rotary_percentage": 0.5}, "rotates 1 of a head's 2 elements"),
+    ],
+)
+def test_rotations_that_gptneox_does_not_have(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "g.nemo", without_positions(), position_embedding_type="rope", **change)
+    with pytest.raises(CheckpointError) as refused:
+        inspect_checkpoint(source, 1, "fp32")
+    assert words in str(refused.value)

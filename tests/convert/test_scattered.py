@@ -1,0 +1,95 @@
+"""Arrays in pieces of any pattern, read through views of any kind, against the array itself."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from export_scripts.conversion.mapped import Reader, map_record
+from export_scripts.conversion.scattered import box_around, scattered
+from handover.errors import CheckpointError
+
+
+def cut(array: np.ndarray, rng: np.random.Generator, depth: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    """Cut an array in two, again and again, at any place of any axis."""
+    axes = [axis for axis in range(array.ndim) if array.shape[axis] > 1]
+    if not depth or not axes:
+        return [((0,) * array.ndim, array)]
+    axis = int(rng.choice(axes))
+    at = int(rng.integers(1, array.shape[axis]))
+    halves = np.split(array, [at], axis)
+    pieces = cut(halves[0], rng, depth - 1)
+    for start, piece in cut(halves[1], rng, depth - 1):
+        pieces.append(((*start[:axis], start[axis] + at, *start[axis + 1 :]), piece))
+    return pieces
+
+
+def stored(piece: np.ndarray, path: Path) -> np.ndarray:
+    """The piece as a mapped file with its checksum."""
+    content = np.ascontiguousarray(piece).tobytes()
+    path.write_bytes(content)
+    return map_record(path, 0, len(content), zlib.crc32(content)).view(piece.dtype).reshape(piece.shape)
+
+
+def views(array: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Views as layouts and crops make them: axes turned, split and merged, ranges and steps of them."""
+    split = array.reshape(-1, 2 if array.shape[0] % 2 == 0 else 1, *array.shape[1:])
+    found = [array, array.T, split, split.swapaxes(0, 1), split.T, array.reshape(-1), array[-1:], array[..., ::2]]
+    found.append(array.reshape(-1, array.shape[-1]).T)
+    for view in list(found):
+        axis = int(rng.integers(view.ndim))
+        start, stop = sorted(int(n) for n in rng.integers(0, view.shape[axis] + 1, 2))
+        found.append(view[(*(slice(None),) * axis, slice(start, stop))])
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+    depth=st.integers(0, 4),
+    capacity=st.sampled_from([0, 64, 1 << 16]),
+)
+def test_every_view_shows_what_the_array_shows(shape: list[int], seed: int, depth: int, capacity: int) -> None:
+    rng = np.random.default_rng(seed)
+    whole = rng.integers(0, 1 << 16, shape).astype(np.uint16)
+    described = scattered(whole.shape, whole.dtype, cut(whole, rng, depth))
+    reader = Reader(capacity, set())
+    for number, expected in enumerate(views(whole, np.random.default_rng(seed))):
+        view = views(described, np.random.default_rng(seed))[number]
+        reader.forget()
+        assert (reader.read(view) == expected).all()
+        if view.size:
+            assert all(n > 0 for n in box_around(described, view).shape)
+
+
+def test_only_what_a_view_shows_is_read(tmp_path: Path) -> None:
+    """Columns of a matrix that lies in four quarters: the box is those columns, and the memory that of the box."""
+    whole = np.arange(64 * 96, dtype=np.uint16).reshape(64, 96)
+    quarters = [((r, c), whole[r : r + 32, c : c + 48]) for r in (0, 32) for c in (0, 48)]
+    described = scattered(whole.shape, whole.dtype, quarters)
+    assert box_around(described, described.T[40:56]).shape == (64, 16)
+    assert box_around(described, described[5]).shape == (1, 96)
+    # One of three blocks in each head, as the fused query, key and value are taken apart.
+    blocks = described.reshape(8, 2, 4, 96)[:, 1]
+    assert (Reader(0, set()).read(blocks) == whole.reshape(8, 2, 4, 96)[:, 1]).all()
+
+
+def test_checksums_of_all_pieces_are_compared(tmp_path: Path) -> None:
+    whole = np.arange(60, dtype=np.float32).reshape(6, 10)
+    quarters = [((r, c), whole[r : r + 3, c : c + 5]) for r in (0, 3) for c in (0, 5)]
+    pieces = [(start, stored(piece, tmp_path / str(number))) for number, (start, piece) in enumerate(quarters)]
+    reader = Reader(1 << 10, set())
+    described = scattered(whole.shape, whole.dtype, pieces)
+    assert (reader.read(described) == whole).all()
+    reader.verify(described)
+    content = bytearray((tmp_path / "2").read_bytes())
+    content[9] ^= 4
+    (tmp_path / "2").write_bytes(content)
+    with pytest.raises(CheckpointError, match="2 is damaged"):
+        Reader(1 << 10, set()).verify(described)

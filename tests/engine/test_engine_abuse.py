@@ -1,0 +1,127 @@
+"""Every tensor of a request, spoilt in every way: it is refused by its name, or accepted for a reason written here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.fastertransformer.engine.errors import RequestError
+from backends.fastertransformer.engine.model.config import ModelConfig
+from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.request.schema import VOCABULARIES, Vocabulary
+
+CONFIG = ModelConfig(
+    head_num=2, size_per_head=4, inter_size=8, num_layer=1, vocab_size=100, max_pos_seq_len=20, start_id=3, end_id=7
+)
+GPT = VOCABULARIES["gpt"]
+Tensors = dict[str, np.ndarray]
+REQUEST: Tensors = {
+    "input_ids": np.array([[1, 2, 3, 4], [5, 6, 0, 0]], np.uint32),
+    "input_lengths": np.array([[4], [2]], np.uint32),
+    "request_output_len": np.array([[5], [6]], np.uint32),
+}
+WORDS = np.array([[[5], [1]]] * 2, np.int32)
+EXAMPLES: Tensors = REQUEST | {
+    "stop_words_list": WORDS,
+    "bad_words_list": WORDS,
+    "request_prompt_embedding": np.zeros((2, 1, 8), np.float32),
+    "decoder_input_ids": np.zeros((2, 1), np.uint32),
+    "START": np.array([1], np.int32),
+    "END": np.array([1], np.int32),
+}
+# What a client may send although it looks spoilt, with the reason.
+ZERO_MEANS_NONE = {"beam_width", "runtime_top_k", "random_seed", "min_length", "session_len", "memory_len", "input_ids"}
+ZERO_MEANS_NONE |= {"request_output_len", "request_prompt_lengths", "request_prompt_type", "START", "END"}
+ZERO_MEANS_NONE |= {"end_id", "start_id", "top_p_reset_ids", "bad_words_list", "stop_words_list"}
+ANY_NUMBER = {"beam_search_diversity_rate", "len_penalty", "presence_penalty", "top_p_decay", "top_p_min"}
+FROM_0_ON = {"temperature", "repetition_penalty"}
+ANY_COUNT = {"min_length", "random_seed", "runtime_top_k", "session_len", "memory_len"}
+NEVER_COMES = {"end_id", "start_id", "top_p_reset_ids"}  # a token beyond the vocabulary
+LISTS = {"bad_words_list", "stop_words_list"}
+FLAGS = {"START", "END"}  # one whole number of any shape; all but 0 is true
+ACCEPTED = {
+    **dict.fromkeys(((name, "zeros") for name in ZERO_MEANS_NONE), "0 is none, or token 0"),
+    **dict.fromkeys(((name, what) for name in ANY_NUMBER for what in ("-1", "3e+38", "-3e+38")), "FasterTransformer's"),
+    **{(name, "3e+38"): "the limit is none" for name in FROM_0_ON},
+    **dict.fromkeys(((name, what) for name in ANY_COUNT for what in ("largest", "hundreds")), "more than there are"),
+    **dict.fromkeys(((name, what) for name in NEVER_COMES for what in ("largest", "hundreds")), "it never comes"),
+    **dict.fromkeys(((name, what) for name in FLAGS for what in ("rank", "no axis", "fewer rows")), "one number"),
+    **dict.fromkeys(((name, what) for name in FLAGS for what in ("largest", "hundreds", "-1", "least")), "true"),
+    ("input_ids", "no columns"): "a row without input starts from start_id",
+    **dict.fromkeys(((name, what) for name in LISTS for what in ("no columns", "-1", "least")), "no words"),
+}
+
+
+def spoilt(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Wrong types, shapes and values."""
+    yield "type", array.astype(np.float64)
+    yield "bytes", np.full(array.shape, b"x", object)
+    yield "rank", array[..., None]
+    yield "no axis", array.reshape(-1)[:1].reshape(())
+    yield "more rows", np.concatenate([array, array[:1]])
+    yield "fewer rows", array[:1]
+    yield "no rows", array[:0]
+    yield "no columns", array[..., :0]
+    if array.dtype.kind == "f":
+        values: dict[str, float] = {f"{value:g}": value for value in (np.nan, np.inf, -np.inf, -1, 3e38, -3e38)}
+    elif array.dtype.kind in "iu":
+        limits = np.iinfo(array.dtype)
+        values = {"largest": limits.max, "hundreds": 100, "zeros": 0}
+        values |= {"least": limits.min, "-1": -1} if array.dtype.kind == "i" else {}
+    else:
+        values = {}
+    for what, value in values.items():
+        yield what, np.full_like(array, value)
+
+
+def example(name: str, vocabulary: Vocabulary) -> np.ndarray:
+    if name in EXAMPLES:
+        return EXAMPLES[name]
+    rule = vocabulary.scalars[name]
+    return np.full((2, 1), 3 if rule.default is None else rule.default, rule.dtypes[0])
+
+
+@pytest.mark.parametrize("name", sorted(GPT.names))
+def test_a_spoilt_tensor_is_refused_by_its_name(name: str) -> None:
+    surprises: list[str] = []
+    for what, array in spoilt(example(name, GPT)):
+        try:
+            parse_request({**REQUEST, name: array}, CONFIG)
+            found = "" if (name, what) in ACCEPTED else "accepted"
+        except RequestError as error:
+            found = "" if name in str(error) or "input_ids" in name else f"not named: {error}"
+            found = found or ("refused though it means something" if (name, what) in ACCEPTED else "")
+        if found:
+            surprises.append(f"{what}: {found}")
+    assert surprises == []
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"min_length": np.full((2, 1), -1, np.int32)}, "min_length is -1 in row 0; it must be at least 0"),
+        ({"stop_words_list": np.array([[[-7], [1]]] * 2, np.int32)}, "stop_words_list holds -7 in row 0"),
+        (
+            {"input_ids": np.zeros((2, 0), np.uint32), "start_id": np.array([[3], [100]], np.uint32)},
+            "start_id is 100 in row 1; it must be below vocab_size 100",
+        ),
+        (
+            {"input_ids": np.zeros((3, 4), np.uint32)},
+            r"input_lengths has shape \[2, 1\], expected \[3, 1\], as input_ids has 3 rows",
+        ),
+    ],
+)
+def test_the_words_say_what_is_wrong(tensors: Tensors, words: str) -> None:
+    given: dict[str, Any] = {**REQUEST, **tensors}
+    if given["input_ids"].shape[1] == 0:
+        given["input_lengths"] = np.zeros((2, 1), np.uint32)
+    with pytest.raises(RequestError, match=words):
+        parse_request(given, CONFIG)
+
+
+def test_padding_behind_the_words_may_be_anything() -> None:
+    padded = np.array([[[5, -1], [1, -1]]] * 2, np.int32)
+    assert [bool(row) for row in parse_request({**REQUEST, "stop_words_list": padded}, CONFIG).stop_words] == [True] * 2

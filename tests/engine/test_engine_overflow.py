@@ -1,0 +1,81 @@
+"""Numbers that overflow: the request whose they are fails, and nobody else notices, now or later."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.asking import CPU, VOCABULARY, Tensors, ask, generated, prompts, tiny_gpt2, word_list
+
+from backends.fastertransformer.engine.cache.kv_cache import KvCache
+from backends.fastertransformer.engine.cache.sizing import CacheShape
+from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.scheduling.sequence import FAILED, Answer
+
+NEVER = 4000  # an end_id outside the vocabulary
+SAMPLED = {"runtime_top_k": 5, "random_seed": 3}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return open_engine(tiny_gpt2(tmp_path_factory.mktemp("gpt2"))[1], CPU)
+
+
+def overflowing(**scalars: Any) -> Tensors:
+    """A legal request with embeddings that are finite, and so large that the first norm is not."""
+    given = np.full((1, 3, 32), 3e38, np.float32)
+    told = {"request_prompt_lengths": 3, "request_prompt_type": 1, "request_prompt_embedding": given}
+    return ask(prompts(20), 10, end_id=NEVER, **told, **scalars)
+
+
+def answers(engine: Engine, requests: list[Tensors]) -> list[Answer]:
+    arrived: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
+    for index, tensors in enumerate(requests):
+        engine.submit(engine.parse(tensors), lambda answer, index=index: arrived.put((index, answer)))  # type: ignore[misc]
+    found = dict(arrived.get(timeout=60) for _ in requests)
+    return [found[index] for index in range(len(requests))]
+
+
+@pytest.mark.parametrize("kind", [{}, SAMPLED, {"runtime_top_p": 0.9}, {"beam_width": 3}])
+@pytest.mark.parametrize("neighbour", [{}, {"repetition_penalty": 1.3}])
+def test_it_fails_alone_and_leaves_nothing_behind(engine: Engine, kind: Any, neighbour: Any) -> None:
+    others = [ask(prompts(length), 20, end_id=NEVER, **neighbour) for length in (6, 8, 3)]
+    alone = [generated(engine.generate([engine.parse(tensors)])[0]) for tensors in others]
+    first, lost, *more = answers(engine, [others[0], overflowing(**kind), *others[1:]])
+    assert lost.code == FAILED and lost.problem and "the network's numbers overflow in row 0" in lost.problem
+    together = answers(engine, others)  # in the slots that it had
+    for found in ([first, *more], together):
+        assert [generated(answer.tensors or {}) for answer in found] == alone
+
+
+def test_all_rows_of_a_request_are_lost_together(engine: Engine) -> None:
+    tensors = overflowing(**SAMPLED)
+    tensors = {name: np.repeat(array, 2, axis=0) for name, array in tensors.items()}
+    tensors["request_prompt_lengths"][0] = 0  # row 0 is sound
+    (answer,) = answers(engine, [tensors])
+    assert answer.code == FAILED and answer.problem and "in row 1" in answer.problem
+
+
+def test_a_choice_among_nothing_is_still_a_token(engine: Engine) -> None:
+    everything = word_list([[token] for token in range(VOCABULARY) if token != 96])
+    mine = ask(prompts(5), 6, end_id=96, min_length=6, bad_words_list=everything, **SAMPLED)
+    other = ask(prompts(7), 12, end_id=NEVER, repetition_penalty=1.2)
+    alone = generated(engine.generate([engine.parse(other)])[0])
+    first, second = answers(engine, [mine, other])
+    assert first.tensors and (first.tensors["output_ids"] < VOCABULARY).all()
+    assert generated(second.tensors or {}) == alone
+
+
+def test_a_wiped_slot_is_as_a_new_one() -> None:
+    cache = KvCache(CacheShape(2, 2, 4, torch.float32, has_cross=True), CPU, 1 << 20, 8)
+    eight = np.full(4, 8)
+    cache.place(0, eight, eight, eight, {})
+    for block in cache.memory:
+        block.fill_(float("nan"))
+    cache.wipe(np.array([1, 3]))
+    for table in (cache.tables, cache.source_tables):
+        for block in cache.memory:
+            assert (block[:, table[[1, 3], 0]] == 0).all() and block[:, table[[0, 2], 0]].isnan().all()

@@ -1,0 +1,197 @@
+"""How ranks find each other, what they hear on their lines, and how they notice that one is gone."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from contextlib import closing, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.parallel import group
+from backends.fastertransformer.engine.parallel.control import Lines
+from backends.fastertransformer.engine.parallel.door import call
+from backends.fastertransformer.engine.parallel.group import Group
+from backends.fastertransformer.engine.parallel.rank import Ranks, read_ranks
+from backends.fastertransformer.engine.parallel.steps import packed, unpacked
+from backends.fastertransformer.engine.settings import Settings
+
+
+def place(directory: Path, **changes: object) -> Ranks:
+    values = {"rank": 0, "world_size": 4, "local_rank": 0, "local_size": 4, "run": "now", "timeout_s": 1.0}
+    return Ranks(**(values | {"rendezvous": str(directory / "rendezvous")} | changes))  # type: ignore[arg-type]
+
+
+def begin_rank_0(directory: Path) -> tuple[threading.Thread, list[Lines], dict[str, Any]]:
+    """Let rank 0 wait for another: the thread, its lines as soon as that has come, and the address it gives."""
+    lines: list[Lines] = []
+    ranks = place(directory, world_size=2, timeout_s=60)
+    first = threading.Thread(target=lambda: lines.append(Lines(ranks, b"value")))
+    first.start()
+    while not (directory / "rendezvous").exists():
+        time.sleep(0.01)
+    return first, lines, json.loads((directory / "rendezvous").read_text())
+
+
+def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_path: Path) -> None:
+    words = r"world_size \(4\) should equal to tensor_para_size_ \* pipeline_para_size_ \(2 \* 1 here\)"
+    with pytest.raises(EngineError, match=words):
+        Group(place(tmp_path), torch.device("cpu"), Settings(tmp_path, 2, 1, "fp32"))
+
+
+def test_a_group_knows_whether_its_rank_0_has_begun_another_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_group_numbers", count())
+    found = []
+    for _ in range(2):
+        ranks = place(tmp_path, world_size=1, local_size=1, timeout_s=60)
+        joined = Group(ranks, torch.device("cpu"), Settings(tmp_path, 1, 1, "fp32"))
+        found.append(joined.is_first)
+        joined.leave()
+    assert found == [True, False]
+
+
+def test_a_rank_finds_rank_0_that_comes_after_one_that_is_gone(tmp_path: Path) -> None:
+    """The same run again, as after a requeue: the port in the file is closed until rank 0 has come."""
+    (tmp_path / "rendezvous").write_text('{"host": "127.0.0.1", "port": 1, "run": "now"}')
+    found: list[Lines] = []
+    seeker = threading.Thread(target=lambda: found.append(Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))))
+    seeker.start()
+    time.sleep(1)
+    lines = Lines(place(tmp_path, world_size=2, timeout_s=60), b"value")
+    seeker.join(50)
+    assert found and found[0].greeting == b"value"
+    for one, other in ((lines, found[0]), (found[0], lines)):
+        one.send(b"word")
+        assert other.receive(10) == [b"word"]
+        one.say_farewell()
+    lines.close(), found[0].close()
+    assert not lines.lost and not found[0].lost
+
+
+def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
+    first, lines, address = begin_rank_0(tmp_path)
+    with socket.create_connection((address["host"], address["port"])) as one:
+        one.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
+        with socket.create_connection((address["host"], address["port"])):  # says nothing
+            second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))
+    first.join(50)
+    assert second.greeting == b"value" and not lines[0].lost
+    second.close()
+    lines[0].close()
+
+
+def test_strangers_who_are_slow_keep_nobody_waiting(tmp_path: Path) -> None:
+    """Each piece of what they say comes in good time; a greeting as a whole has three seconds."""
+    first, lines, address = begin_rank_0(tmp_path)
+    place_of_door = (address["host"], address["port"])
+    strangers = [socket.create_connection(place_of_door) for _ in range(5)]
+    is_over = threading.Event()
+
+    def talk_slowly(stranger: socket.socket) -> None:
+        with suppress(OSError):
+            while not is_over.wait(0.5):
+                stranger.sendall(b"x")
+
+    threads = [threading.Thread(target=talk_slowly, args=(stranger,)) for stranger in strangers]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=10))
+    first.join(10)
+    assert second.greeting == b"value" and lines
+    for stranger in strangers:
+        stranger.settimeout(20)
+        with suppress(ConnectionError):
+            assert stranger.recv(1) == b""  # they are hung up on
+    is_over.set()
+    for thread, stranger in zip(threads, strangers, strict=True):
+        thread.join()
+        stranger.close()
+    second.close()
+    lines[0].close()
+
+
+def test_the_secret_is_its_owners_alone(tmp_path: Path) -> None:
+    first, lines, address = begin_rank_0(tmp_path)
+    assert (tmp_path / "rendezvous").stat().st_mode & 0o777 == 0o600
+    other = dict(address, secret="00" * 16)
+    with pytest.raises(OSError, match="hung up"):
+        call(other, 1, 0)
+    second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))
+    first.join(50)
+    late, _ = call(address, 1, 0)  # somebody who knows the secret, when all have come
+    late.settimeout(10)
+    assert late.recv(1) == b"" and not lines[0].lost
+    late.close()
+    second.close()
+    lines[0].close()
+
+
+def test_a_rank_that_gives_a_call_up_and_calls_again_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lines, "_end_process", lambda lines: None)
+    first, lines, address = begin_rank_0(tmp_path)
+    for kind in (0, 1):  # as a rank does that rank 0 has kept waiting for its greeting
+        with socket.create_connection((address["host"], address["port"])) as line:
+            line.sendall(bytes.fromhex(address["secret"]) + kind.to_bytes(8, "big") + (1).to_bytes(8, "big"))
+    second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=20))
+    first.join(50)
+    with closing(second), closing(lines[0]):
+        lines[0].send(b"word")
+        assert second.receive(10) == [b"word"] and not lines[0].learn_of_loss()
+        second.say_farewell()
+
+
+def test_all_that_is_to_be_done_at_a_loss_is_done_though_some_of_it_fails(tmp_path: Path) -> None:
+    found: list[Lines] = []
+    seeker = threading.Thread(target=lambda: found.append(Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))))
+    seeker.start()
+    lines = Lines(place(tmp_path, world_size=2, timeout_s=60))
+    seeker.join(50)
+    is_called = threading.Event()
+    lines.at_loss += [lambda: 1 / 0, is_called.set]
+    lines.is_fatal = False
+    found[0].close()
+    assert lines.learn_of_loss(10) == "rank 1 is lost: it has hung up"
+    assert is_called.wait(10)
+    lines.close()
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"host": "127.0.0.1", "port": 1, "run": "before"}'])
+def test_a_rank_waits_for_rank_0_of_its_own_run_only(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "rendezvous").write_text(content)
+    with pytest.raises(EngineError, match="rank 1: rank 0 has not come within 1 s"):
+        Lines(place(tmp_path, rank=1))
+
+
+@pytest.mark.parametrize("size", [1, 200, 5000])
+def test_a_step_is_read_as_it_was_written(size: int) -> None:
+    numbers = np.arange(size, dtype=np.int64) - 2**62
+    floats = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
+    floats[0, 0] = np.nan
+    arguments = (7, numbers, None, floats, np.zeros((0, 3), np.int64), 2**40)
+    kind, found = unpacked(packed(3, arguments))
+    assert kind == 3 and len(found) == len(arguments)
+    for ours, theirs in zip(found, arguments, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert np.shape(ours) == np.shape(theirs)
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_the_environment_says() -> None:
+    assert read_ranks({}) is None
+    with pytest.raises(EngineError, match="SLIPWAY_RANKS = nonsense"):
+        read_ranks({"SLIPWAY_RANKS": "nonsense"})

@@ -1,0 +1,117 @@
+"""What all ranks fail at alike fails one request; a rank that is lost fails what has begun, and is started anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.faulty_ranks import FAILS_EVERYWHERE, FAILS_IN_RANK_1, PROJECT
+from support.gpt2_checkpoint import random_gpt2, write_shards
+
+PROGRAM = Path(__file__).with_name("faulty_ranks.py")
+
+
+class Talk:
+    """The program of faulty_ranks.py."""
+
+    def __init__(self, directory: Path, device: str = "cpu") -> None:
+        count = 30 if device == "cpu" else 4000  # long enough to be harmed under way
+        shards = write_shards(random_gpt2(n_positions=count + 8), directory, 2)
+        self.device, self.said = device, directory / "said"
+        environment = {**os.environ, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
+        if device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        with self.said.open("wb") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(shards), device, str(count)],
+                cwd=PROJECT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                text=True,
+            )
+
+    def tell(self, *lines: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write("".join(f"{line}\n" for line in lines))
+        self.process.stdin.flush()
+
+    def ask(self, line: str) -> Any:
+        assert self.process.stdout
+        self.tell(line)
+        answer = self.process.stdout.readline()
+        assert answer, self.said.read_text()
+        return json.loads(answer)
+
+
+@pytest.fixture(params=["cpu"])
+def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("no GPU for each rank")
+    talk = Talk(tmp_path, request.param)
+    yield talk
+    talk.process.kill()
+    talk.process.wait(10)
+
+
+def test_what_every_rank_fails_at_fails_that_request_alone(talk: Talk) -> None:
+    talk.tell("ask first 5 6 7")
+    first, workers = talk.ask("wait first"), talk.ask("workers")
+    talk.tell(f"ask bad 5 {FAILS_EVERYWHERE}", "ask good 5 6 7")
+    assert "this token is poison" in talk.ask("wait bad")["problem"]
+    assert talk.ask("wait good") == first and len(first["tokens"]) == 33
+    assert talk.ask("workers") == workers
+
+
+def test_where_one_rank_fails_the_others_are_started_anew(talk: Talk) -> None:
+    talk.tell("ask first 5 6 7")
+    first, workers = talk.ask("wait first"), talk.ask("workers")
+    talk.tell(f"ask bad 5 {FAILS_IN_RANK_1}", "ask good 5 6 7")
+    assert "rank 1 is lost" in talk.ask("wait bad")["problem"]
+    assert talk.ask("wait good") == first
+    assert talk.ask("workers") not in ([], workers)
+    assert "this token is poison" in talk.said.read_text()
+
+
+@pytest.mark.parametrize("talk", ["cpu", "cuda"], indirect=True)
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Signals) -> None:
+    talk.tell("ask first 5 6 7")
+    first, workers = talk.ask("wait first"), talk.ask("workers")
+    talk.tell("ask begun 5 6 7", "begun begun", "ask waiting 5 6 7", f"kill {int(harm)}")
+    # Sums in GPUs' memory may be the first to notice one that hangs, and do not know which it is.
+    is_named = talk.device == "cpu" or harm == signal.SIGKILL
+    assert ("rank 1 is lost" if is_named else "rank is lost") in talk.ask("wait begun")["problem"]
+    assert talk.ask("wait waiting") == first
+    assert talk.ask("workers") not in ([], workers)
+
+
+def test_a_rank_that_dies_while_nobody_asks_is_started_anew(talk: Talk) -> None:
+    said = []
+    for name in ("undisturbed", "talk"):
+        talk.tell(f"start {name} 5 6 7")
+        said.append(talk.ask(f"wait {name}"))
+    assert said[0] == said[1]
+    talk.tell("continue undisturbed 8", "ask first 5 6 7")
+    said, first, workers = talk.ask("wait undisturbed"), talk.ask("wait first"), talk.ask("workers")
+    for _ in range(2):
+        talk.tell(f"kill {int(signal.SIGKILL)}")
+        while (now := talk.ask("workers")) in ([], workers):
+            pass
+        workers = now
+        talk.tell("ask next 5 6 7")
+        assert talk.ask("wait next") == first
+    talk.tell("continue talk 8")
+    assert talk.ask("wait talk") == said  # its keys and values were computed again
+    assert talk.process.stdin
+    talk.process.stdin.close()
+    assert talk.process.wait(60) == 0, talk.said.read_text()

@@ -1,0 +1,191 @@
+"""Each sampling tensor in whole generations: Hugging Face's logits, and FasterTransformer's formulas in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.asking import CPU, END, VOCABULARY, ask, generated, prompts, tiny_gpt2
+from test_sampling import split_mix
+from transformers import GPT2LMHeadModel
+
+from backends.fastertransformer.engine.engine import Engine, open_engine
+
+COUNT = 14
+NEVER = 4000
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[GPT2LMHeadModel, Engine]:
+    model, settings = tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
+    return model, open_engine(settings, CPU)
+
+
+def penalised(
+    logits: np.ndarray[Any, Any], line: list[int], count: int, told: dict[str, float]
+) -> np.ndarray[Any, Any]:
+    """BaseSamplingLayer.cc: temperature, then repetition or presence penalty, then minimum length."""
+    if told.get("temperature", 1) != 1:
+        logits = logits / (told["temperature"] + 1e-6)
+    seen = sorted(set(line))
+    if "repetition_penalty" in told:
+        old, penalty = logits[seen], told["repetition_penalty"]
+        logits[seen] = np.where(old < 0, old * penalty, old / penalty)
+    logits[seen] -= told.get("presence_penalty", 0)
+    if count < told.get("min_length", 0) and told["end_id"] < VOCABULARY:
+        logits[int(told["end_id"])] = -np.inf
+    return logits
+
+
+def draw(logits: np.ndarray[Any, Any], top_k: int, top_p: float, uniform: float) -> int:
+    """The walk's distribution (see test_sampling), inverted in the order of the token ids."""
+    probabilities = np.exp(logits - logits.max())
+    order = np.argsort(-probabilities, kind="stable")[: top_k or None]
+    kept = probabilities[order] / probabilities[order].sum()
+    left, shares = top_p, np.zeros(len(logits))
+    for token, probability in zip(order, kept, strict=True):
+        shares[token] = min(probability, left)
+        left = max(0.0, left - probability)
+    cumulative = np.cumsum(shares / shares.sum())
+    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+
+
+def generate(model: GPT2LMHeadModel, prompt: list[int], told: dict[str, Any]) -> tuple[list[int], float]:
+    """The tokens of one row, and the sum of their log-probabilities."""
+    line, total = list(prompt), 0.0
+    top_k, first_p = int(told.get("runtime_top_k", 0)), float(told.get("runtime_top_p", 0))
+    if not top_k and not first_p:
+        top_k = 1
+    first_p = first_p or 1.0
+    top_p, numbers = first_p, split_mix(int(told.get("random_seed", 0)), COUNT)
+    decay = told.get("top_p_decay", 1.0)
+    least = told.get("top_p_min", 1e-6)
+    for count in range(COUNT):
+        with torch.no_grad():
+            logits = model(torch.tensor([line])).logits[0, -1].double().numpy()
+        logits = penalised(logits, line, count, told)
+        token = draw(logits, top_k, top_p, numbers[count])
+        total += float(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
+        line.append(token)
+        if not top_k:  # sampling_topp_kernels.cu, computeToppDecay
+            top_p = first_p if token == told.get("top_p_reset_ids", -1) else max(top_p * decay, least)
+        if token == told["end_id"]:
+            break
+    return line[len(prompt) :], total
+
+
+ROWS: list[dict[str, Any]] = [
+    {},
+    {"runtime_top_k": 7},
+    {"runtime_top_p": 0.8},
+    {"runtime_top_k": 12, "runtime_top_p": 0.6},
+    {"runtime_top_k": 30, "temperature": 2.5},
+    {"runtime_top_p": 1.0, "temperature": 0.4},
+    {"runtime_top_k": 5, "repetition_penalty": 1.7},
+    {"runtime_top_p": 0.95, "repetition_penalty": 0.6},
+    {"runtime_top_p": 0.9, "top_p_decay": 0.6, "top_p_min": 0.2, "temperature": 2.0},
+    {"runtime_top_p": 0.9, "top_p_decay": 0.3, "top_p_min": 0.01, "temperature": 3.0, "top_p_reset_ids": 47},
+    {"runtime_top_k": 9, "runtime_top_p": 0.9, "top_p_decay": 0.1, "temperature": 2.0},  # top-k has no decay
+    {"runtime_top_k": 50, "temperature": 3.0, "min_length": 9},
+    {"min_length": 4},
+    {"runtime_top_p": 1e-7},
+]
+
+
+def told_rows(rows: list[dict[str, Any]], end_ids: list[int]) -> list[dict[str, Any]]:
+    return [row | {"random_seed": 1000 + index, "end_id": end_ids[index]} for index, row in enumerate(rows)]
+
+
+def as_request(lines: list[list[int]], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    neutral = {
+        "temperature": 1.0,
+        "repetition_penalty": 1.0,
+        "top_p_decay": 1.0,
+        "top_p_min": 1e-6,
+        "presence_penalty": 0,
+    }
+    neutral["top_p_reset_ids"] = 0xFFFFFFFF
+    names = sorted({name for row in rows for name in row})
+    scalars = {name: [row.get(name, neutral.get(name, 0)) for row in rows] for name in names}
+    return ask(lines, COUNT, **scalars, is_return_log_probs=True)
+
+
+def test_rows_with_parameters_of_their_own_get_what_numpy_draws(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
+    model, engine = opened
+    lines = prompts(*[3 + row % 5 for row in range(len(ROWS))], seed=21)
+    free = [
+        generate(model, line, row | {"end_id": NEVER, "random_seed": 0})[0]
+        for line, row in zip(lines, ROWS, strict=True)
+    ]
+    ends = [tokens[2] if "min_length" in row else NEVER for tokens, row in zip(free, ROWS, strict=True)]
+    rows = told_rows(ROWS, ends)
+    outputs = engine.generate([engine.parse(as_request(lines, rows))])[0]
+    for index, (line, row) in enumerate(zip(lines, rows, strict=True)):
+        tokens, log_prob = generate(model, line, row)
+        assert generated(outputs, index) == tokens, row
+        assert outputs["cum_log_probs"][index, 0] == pytest.approx(log_prob, abs=1e-3)
+
+
+@pytest.mark.parametrize("penalty", [0.9, -0.5])
+def test_presence_penalty_is_taken_off_what_has_occurred(
+    opened: tuple[GPT2LMHeadModel, Engine], penalty: float
+) -> None:
+    model, engine = opened
+    lines = prompts(4, 9, 6)
+    rows = told_rows([{"presence_penalty": penalty * scale} for scale in (0, 1, 4)], [NEVER] * 3)
+    outputs = engine.generate([engine.parse(as_request(lines, rows))])[0]
+    for index, (line, row) in enumerate(zip(lines, rows, strict=True)):
+        assert generated(outputs, index) == generate(model, line, row)[0]
+
+
+def test_each_parameter_matters(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
+    """What the rows above would not show if a parameter were ignored."""
+    model, _ = opened
+    line = prompts(6)[0]
+    base: dict[str, Any] = {"runtime_top_p": 0.9, "temperature": 3.0, "random_seed": 5, "end_id": NEVER}
+    changes: list[dict[str, Any]] = [
+        {"random_seed": 6},
+        {"runtime_top_k": 3},
+        {"runtime_top_p": 0.3},
+        {"temperature": 1.0},
+    ]
+    changes += [{"repetition_penalty": 4.0}, {"presence_penalty": 6.0}, {"top_p_decay": 0.2}]
+    free = generate(model, line, base)[0]
+    assert all(generate(model, line, base | change)[0] != free for change in changes)
+
+
+def test_values_outside_their_range_become_fastertransformers(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
+    """set_topp_runtime_args: a top_p_decay outside (0, 1] is 1, a top_p_min outside (0, 1] is 0.5."""
+    model, engine = opened
+    lines = prompts(4, 4)
+    sent = told_rows(
+        [{"runtime_top_p": 0.2, "top_p_decay": 7.0}, {"runtime_top_p": 0.2, "top_p_min": 0.0}], [NEVER] * 2
+    )
+    meant = [sent[0] | {"top_p_decay": 1.0}, sent[1] | {"top_p_min": 0.5}]
+    outputs = engine.generate([engine.parse(as_request(lines, [row | {"temperature": 3.0} for row in sent]))])[0]
+    for index, (line, row) in enumerate(zip(lines, meant, strict=True)):
+        assert generated(outputs, index) == generate(model, line, row | {"temperature": 3.0})[0]
+
+
+def test_context_embeddings_are_the_sum_of_the_last_layers_states(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
+    model, engine = opened
+    lines = prompts(7, 3, 1)
+    states: list[torch.Tensor] = []
+    hook = model.transformer.h[-1].register_forward_hook(
+        lambda _module, _given, made: states.append(made[0] if isinstance(made, tuple) else made)
+    )
+    with torch.no_grad():
+        for line in lines:
+            model(torch.tensor([line]))
+    hook.remove()
+    tensors = ask(lines, 2, is_return_context_embeddings=[True, False, True], beam_width=2)
+    outputs = engine.generate([engine.parse(tensors)])[0]
+    assert outputs["context_embeddings"].shape == (3, 2, 32) and outputs["context_embeddings"].dtype == np.float32
+    for row in (0, 2):
+        expected = states[row].reshape(-1, 32).sum(0).numpy()
+        np.testing.assert_allclose(outputs["context_embeddings"][row], np.stack([expected] * 2), rtol=1e-4, atol=1e-4)
+    assert not outputs["context_embeddings"][1].any()
+    assert "context_embeddings" not in engine.generate([engine.parse(ask(lines, 2))])[0]
+    assert END < VOCABULARY

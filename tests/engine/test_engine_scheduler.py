@@ -1,0 +1,385 @@
+"""In-flight batching: who is in a step, what each gets, what one request's trouble does to the others."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.asking import CPU, END, Tensors, ask, generated, prompts, tiny_gpt2, word_list
+from support.paged_steps import paged_steps
+
+from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.loading import load_steps
+from backends.fastertransformer.engine.model.packed_rows import Rows
+from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
+from backends.fastertransformer.engine.settings import Settings
+from backends.fastertransformer.engine.steps.steps import Steps
+
+NEVER = 4000  # an end_id outside the vocabulary
+SETUPS = [(4, True, 0), (64, True, 90), (64, True, 9), (5, False, 0)]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))[1]
+
+
+@pytest.fixture(scope="module")
+def steps(settings: Settings) -> Steps:
+    return load_steps(settings, CPU)[0]
+
+
+@pytest.fixture(scope="module")
+def engine(settings: Settings) -> Engine:
+    return open_engine(settings, CPU)
+
+
+class Client:
+    """One submitted request and its answers."""
+
+    def __init__(self, scheduler: Scheduler, steps: Steps, tensors: Tensors, is_streaming: bool = False) -> None:
+        self.answers: list[Answer] = []
+        self.is_cancelled = False
+        request = parse_request(tensors, steps.config)
+        self.job = Job(request, self.answers.append, is_streaming, lambda: self.is_cancelled)
+        scheduler.add(self.job)
+
+    @property
+    def tokens(self) -> list[int]:
+        assert self.answers[-1].tensors, self.answers[-1].problem
+        return generated(self.answers[-1].tensors)
+
+    @property
+    def count(self) -> int:
+        return len(self.job.sequences[0].beams[0].tokens)
+
+
+def run(scheduler: Scheduler) -> int:
+    count = 0
+    while not scheduler.is_idle:
+        scheduler.step()
+        count += 1
+    return count
+
+
+def many_requests(count: int) -> list[Tensors]:
+    """All kinds, by chance."""
+    generator = np.random.default_rng(3)
+    requests = []
+    for index in range(count):
+        rows = prompts(*generator.integers(1, 14, generator.integers(1, 4)).tolist(), seed=index)
+        scalars: dict[str, Any] = {"random_seed": index, "is_return_log_probs": bool(index % 3)}
+        kind = index % 6
+        if kind == 1:
+            scalars |= {"runtime_top_k": 5, "temperature": 1.7}
+        elif kind == 2:
+            scalars |= {"runtime_top_p": 0.9, "top_p_decay": 0.8, "top_p_min": 0.3, "repetition_penalty": 1.3}
+        elif kind == 3:
+            scalars |= {"beam_width": 3, "beam_search_diversity_rate": 0.2}
+        elif kind == 4:
+            scalars |= {"presence_penalty": 0.8, "min_length": 6}
+        elif kind == 5:
+            stops = np.repeat(word_list([[5], [17, 3], [40]]), len(rows), 0)
+            scalars |= {"runtime_top_k": 9, "stop_words_list": stops, "bad_words_list": stops[:, :, ::-1][:, :, :1] * 0}
+            scalars["bad_words_list"][:, 1] = -1
+        requests.append(ask(rows, generator.integers(0, 20, len(rows)), **scalars))
+    return requests
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize(
+    ("max_rows", "is_inflight", "pages"), [(4, True, 0), (64, True, 90), (64, True, 9), (5, False, 0)]
+)
+def test_requests_that_come_at_any_time_get_what_they_get_alone(
+    engine: Engine, settings: Settings, steps: Steps, max_rows: int, is_inflight: bool, pages: int, runs_ahead: bool
+) -> None:
+    requests = many_requests(24)
+    alone = [engine.generate([engine.parse(tensors)])[0] for tensors in requests]
+    steps = paged_steps(settings, pages) if pages else steps
+    scheduler = Scheduler(steps, max_rows, is_inflight, runs_ahead=runs_ahead)
+    generator, clients = np.random.default_rng(9), []
+    for tensors in requests:
+        clients.append(Client(scheduler, steps, tensors))
+        for _ in range(generator.integers(0, 5)):
+            scheduler.step()
+            assert len(scheduler._batch) <= max_rows
+    run(scheduler)
+    for client, expected in zip(clients, alone, strict=True):
+        (answer,) = client.answers
+        assert answer.is_final and answer.tensors and set(answer.tensors) == set(expected)
+        for name in ("output_ids", "sequence_length", "response_input_lengths"):
+            np.testing.assert_array_equal(answer.tensors[name], expected[name])
+        for name in set(expected) & {"cum_log_probs", "output_log_probs"}:
+            np.testing.assert_allclose(answer.tensors[name], expected[name], atol=1e-4)
+    assert len(steps.cache._free._runs) == 1 and not steps.cache.tables.any()
+    assert not pages or len(steps.cache._free) == pages
+
+
+def test_running_ahead_asks_for_a_step_before_the_last_ones_tokens_are_known(steps: Steps) -> None:
+    """And for none that nobody needs, where lengths alone say when a request ends."""
+    scheduler = Scheduler(steps, 8, runs_ahead=True)
+    streams = [Client(scheduler, steps, ask(prompts(4), count, end_id=NEVER), is_streaming=True) for count in (3, 6)]
+    asked: list[int] = []
+    while not scheduler.is_idle:
+        scheduler.step()
+        asked.append(len(scheduler._flights))
+        assert len(streams[1].answers) == streams[1].count
+    assert asked == [1, 1, 1, 1, 1, 1, 0]
+    assert [len(each.answers) for each in streams] == [3, 6] and streams[1].count == 6
+
+
+def test_a_late_request_joins_at_the_next_step_and_leaves_when_it_is_done(steps: Steps) -> None:
+    scheduler = Scheduler(steps, 8)
+    long = Client(scheduler, steps, ask(prompts(4), 30, end_id=NEVER))
+    for _ in range(5):
+        scheduler.step()
+    short = Client(scheduler, steps, ask(prompts(6), 3, end_id=NEVER))
+    scheduler.step()
+    assert (long.count, short.count) == (6, 1)
+    scheduler.step()
+    scheduler.step()
+    assert len(short.answers) == 1 and short.answers[0].is_final and not long.answers
+    assert run(scheduler) == 30 - 8 and long.count == 30
+
+
+def test_a_static_batch_keeps_the_next_request_waiting(steps: Steps) -> None:
+    scheduler = Scheduler(steps, 8, is_inflight=False)
+    long = Client(scheduler, steps, ask(prompts(4), 10, end_id=NEVER))
+    scheduler.step()
+    short = Client(scheduler, steps, ask(prompts(6), 3, end_id=NEVER))
+    for _ in range(9):
+        scheduler.step()
+    assert long.answers and not short.count
+    assert run(scheduler) == 3 and len(short.tokens) == 3
+
+
+def test_a_request_may_have_more_rows_than_a_batch(engine: Engine, steps: Steps) -> None:
+    tensors = ask(prompts(3, 9, 5, 7, 2), 6)
+    scheduler = Scheduler(steps, 2)
+    client = Client(scheduler, steps, tensors)
+    run(scheduler)
+    assert client.answers[0].tensors
+    expected = engine.generate([engine.parse(tensors)])[0]["output_ids"]
+    np.testing.assert_array_equal(client.answers[0].tensors["output_ids"], expected)
+
+
+def test_streaming_gives_the_output_so_far_after_every_token(engine: Engine, steps: Steps) -> None:
+    tensors = ask(prompts(5), 12, end_id=NEVER, is_return_log_probs=True)
+    scheduler = Scheduler(steps, 4)
+    client = Client(scheduler, steps, tensors, is_streaming=True)
+    run(scheduler)
+    final = engine.generate([engine.parse(tensors)])[0]
+    whole = generated(final)
+    assert [answer.is_final for answer in client.answers] == [False] * 11 + [True]
+    for count, answer in enumerate(client.answers, 1):
+        assert answer.tensors and generated(answer.tensors) == whole[:count]
+        assert answer.tensors["output_ids"].shape == final["output_ids"].shape
+        assert set(answer.tensors["output_ids"][0, 0, 5 + count :].tolist()) <= {NEVER}
+        np.testing.assert_allclose(
+            answer.tensors["output_log_probs"][0, 0, :count], final["output_log_probs"][0, 0, :count]
+        )
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_cancelling_stops_within_one_token(steps: Steps, is_streaming: bool) -> None:
+    scheduler = Scheduler(steps, 8)
+    other = Client(scheduler, steps, ask(prompts(4), 20, end_id=NEVER))
+    client = Client(scheduler, steps, ask(prompts(5, 6), 30, end_id=NEVER), is_streaming)
+    waiting = Client(scheduler, steps, ask(prompts(*[3] * 9), 5, end_id=NEVER))
+    for _ in range(4):
+        scheduler.step()
+    client.is_cancelled = waiting.is_cancelled = True
+    scheduler.step()
+    for each in (client, waiting):
+        last = each.answers[-1]
+        assert last.is_final and last.code == "CANCELLED" and last.tensors is None
+    assert client.count == 4 and len(client.answers) == (5 if is_streaming else 1)
+    assert [sequence.job for sequence in scheduler._batch] == [other.job]
+    run(scheduler)
+    assert other.count == 20 and len(client.answers) == (5 if is_streaming else 1)
+
+
+def test_the_cache_stays_within_its_budget_and_a_request_waits_for_room(settings: Settings) -> None:
+    token_bytes = 3 * 2 * 32 * 4  # layers, k and v, hidden, fp32
+    steps, _ = load_steps(replace(settings, kv_cache_bytes=3 * 32 * token_bytes), CPU)  # a page is nobody's
+    scheduler = Scheduler(steps, 64)
+    first = Client(scheduler, steps, ask(prompts(10), 10, end_id=NEVER))
+    second = Client(scheduler, steps, ask(prompts(5), 12, end_id=NEVER))
+    third = Client(scheduler, steps, ask(prompts(2), 3, end_id=NEVER))
+    too_long = Client(scheduler, steps, ask(prompts(5, 11), [20, 30], beam_width=2))
+    assert too_long.answers[0].code == "INVALID_ARG"
+    assert f"row 1 needs {128 * token_bytes} bytes of KV cache: 2 x 41 tokens" in str(too_long.answers[0].problem)
+    assert f"there are {64 * token_bytes}" in str(too_long.answers[0].problem)
+    wide = Client(scheduler, steps, ask(prompts(5), 6, beam_width=4))
+    assert "4 x 11 tokens" in str(wide.answers[0].problem)
+    scheduler.step()
+    assert (first.count, second.count, third.count) == (1, 1, 0)  # three are too many
+    while third.count == 0:
+        scheduler.step()
+        assert sum(block.numel() * 4 for block in steps.cache.memory) <= 96 * token_bytes
+    assert first.answers and second.count == 11 and not second.answers
+    run(scheduler)
+    assert [len(each.tokens) for each in (first, second, third)] == [10, 12, 3]
+
+
+def test_a_request_whose_context_fails_fails_alone(
+    engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend = steps.network.extend
+
+    def explode(rows: Rows, *rest: Any) -> Any:
+        if (rows.ids == 77).any():
+            raise RuntimeError("out of memory")
+        return extend(rows, *rest)
+
+    monkeypatch.setattr(steps.network, "extend", explode)
+    scheduler = Scheduler(steps, 8)
+    tensors = [ask([[8, 9]], 9), ask([[1, 77, 2], [3, 4]], 9), ask([[5, 6, 7]], 4)]
+    early = Client(scheduler, steps, tensors[0])
+    scheduler.step()
+    bad, good = (Client(scheduler, steps, each) for each in tensors[1:])
+    run(scheduler)
+    assert "out of memory" in str(bad.answers[0].problem) and bad.answers[0].code == "INTERNAL"
+    for client, each in ((early, tensors[0]), (good, tensors[2])):
+        assert client.tokens == generated(engine.generate([engine.parse(each)])[0])
+
+
+def test_a_client_that_fails_to_take_its_answer_disturbs_nobody(engine: Engine, steps: Steps) -> None:
+    def refuse(_: object = None) -> bool:
+        raise ConnectionError("gone")
+
+    scheduler = Scheduler(steps, 8)
+    tensors = ask(prompts(4), 9, end_id=NEVER)
+    request = parse_request(tensors, steps.config)
+    scheduler.add(Job(request, refuse, is_streaming=True))
+    scheduler.add(Job(request, refuse, is_cancelled=refuse))
+    good = Client(scheduler, steps, tensors)
+    scheduler.step()
+    assert [sequence.job for sequence in scheduler._batch] == [good.job]
+    run(scheduler)
+    assert good.tokens == generated(engine.generate([engine.parse(tensors)])[0])
+
+
+@pytest.mark.parametrize("is_inflight", [True, False])
+def test_a_step_that_fails_because_of_one_request_fails_that_request_alone(
+    engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch, is_inflight: bool
+) -> None:
+    tensors = [ask(prompts(4 + each, 3), 9, end_id=NEVER) for each in range(4)]
+    alone = engine.generate([engine.parse(each) for each in tensors])
+    decode, sizes = steps.network.decode, []
+
+    def explode(ids: Any, *rest: Any) -> Any:
+        if any(sequence.job is bad.job and sequence.count == 5 for sequence in scheduler._batch):
+            sizes.append(len(ids))
+            raise RuntimeError("out of memory")
+        return decode(ids, *rest)
+
+    monkeypatch.setattr(steps.network, "decode", explode)
+    scheduler = Scheduler(steps, 8, is_inflight)
+    clients = [Client(scheduler, steps, each, is_streaming=place == 2) for place, each in enumerate(tensors)]
+    bad = clients[1]
+    run(scheduler)
+    assert sizes == [8, 1]
+    assert "out of memory" in str(bad.answers[0].problem) and bad.answers[0].code == "INTERNAL"
+    for place in (0, 2, 3):
+        found = clients[place].answers[-1].tensors
+        assert found, clients[place].answers[-1].problem
+        np.testing.assert_array_equal(found["output_ids"], alone[place]["output_ids"])
+    counts = [int(each.tensors["sequence_length"].sum()) for each in clients[2].answers if each.tensors]
+    assert counts == sorted(set(counts)) and counts[:5] == [11, 13, 15, 17, 19]  # no token is streamed twice
+
+
+def test_a_step_that_fails_once_is_taken_again(engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(steps, 8)
+    tensors = [ask([[8, 9], [1, 2, 3]], 9), ask(prompts(4), 6, runtime_top_k=5, random_seed=3)]
+    clients = [Client(scheduler, steps, each) for each in tensors]
+    scheduler.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(steps.network, "decode", lambda *_: 1 / 0)
+        scheduler.step()
+    late = Client(scheduler, steps, ask(prompts(5), 3))
+    run(scheduler)
+    for client, each in zip((*clients, late), (*tensors, ask(prompts(5), 3)), strict=True):
+        found = client.answers[-1].tensors
+        assert found, client.answers[-1].problem
+        np.testing.assert_array_equal(found["output_ids"], engine.generate([engine.parse(each)])[0]["output_ids"])
+
+
+def test_a_step_that_always_fails_answers_all_in_it_and_the_next_request_is_served(
+    engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(steps, 8)
+    tensors = ask(prompts(4), 9)
+    clients = [Client(scheduler, steps, tensors) for _ in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(steps.network, "decode", lambda *_: 1 / 0)
+        run(scheduler)
+    assert all("division" in str(client.answers[0].problem) for client in clients) and scheduler.is_idle
+    after = Client(scheduler, steps, tensors)
+    run(scheduler)
+    assert after.tokens == generated(engine.generate([engine.parse(tensors)])[0])
+
+
+def test_the_thread_survives_what_nobody_foresaw(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine(settings, CPU)
+    request = engine.parse(ask(prompts(4), 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._scheduler, "_admit", lambda: 1 / 0)
+        with pytest.raises(EngineError, match="generation failed: division"):
+            engine.generate([request])
+    assert engine.generate([request])
+    engine.close()
+
+
+def test_giving_up_answers_every_request_of_the_batch(steps: Steps) -> None:
+    scheduler = Scheduler(steps, 8)
+    clients = [Client(scheduler, steps, ask(prompts(4 + each), 20, end_id=NEVER)) for each in range(4)]
+    scheduler.step()
+    scheduler.give_up("the end")
+    assert [client.answers[-1].problem for client in clients] == ["the end"] * 4 and scheduler.is_idle
+
+
+def test_many_threads_submit_at_once(engine: Engine) -> None:
+    requests = many_requests(12)
+    expected = [engine.generate([engine.parse(tensors)])[0]["output_ids"] for tensors in requests]
+    found: dict[int, np.ndarray[Any, Any]] = {}
+
+    def submit(index: int) -> None:
+        found[index] = engine.generate([engine.parse(requests[index])])[0]["output_ids"]
+
+    threads = [threading.Thread(target=submit, args=(index,)) for index in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for index, ids in enumerate(expected):
+        np.testing.assert_array_equal(found[index], ids)
+
+
+def test_closing_answers_what_is_under_way(settings: Settings) -> None:
+    engine = open_engine(settings, CPU)
+    answers: list[Answer] = []
+    begun = threading.Event()
+
+    def take(answer: Answer) -> None:
+        answers.append(answer)
+        begun.set()
+
+    request = engine.parse(ask(prompts(4), 40, end_id=NEVER))
+    engine.submit(request, take, is_streaming=True)
+    assert begun.wait(10)
+    waiting: list[Answer] = []
+    engine.submit(request, waiting.append)
+    engine.close()
+    engine.close()
+    assert waiting[-1].is_final and (waiting[-1].tensors or "closed" in str(waiting[-1].problem))
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit(request, take)
+    assert answers[-1].is_final and (answers[-1].tensors or "closed" in str(answers[-1].problem))
+    assert END not in generated(answers[0].tensors or {})

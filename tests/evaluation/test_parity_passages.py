@@ -1,0 +1,124 @@
+"""Passages of parity: what coarse number formats hide, positions that no prompt reaches, and what is said of both."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.huggingface_models import HIDDEN, save
+from support.t5_models import huggingface_t5
+from test_parity import T5_INPUTS, limits, run, serve, shards_of
+
+from evaluation.figures import FAILS, HOLDS, INCONCLUSIVE
+
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FORMATS = [
+    *(("fp32", "fp32", 0), ("fp16", "fp16", 0), ("bf16", "bf16", 0), ("fp16", "bf16", 0), ("bf16", "fp16", 0)),
+    *(("fp16", "fp16", 1), ("bf16", "bf16", 1)),
+]
+UNBOUNDED = limits(99.0, 99.0, 0.0, 99.0)  # of prompts: passages alone decide
+NORM, ITS_NAME = "model.layers.1.input_layernorm.weight.bin", "transformer.h.1.ln_1.weight"
+POSITIONS = 48
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, and shards of it in each number format beside it."""
+    directory = tmp_path_factory.mktemp("passages")
+    save("gpt2", directory / "source", n_positions=POSITIONS)
+    for data_type in TYPES:
+        shards_of(directory / "source", directory / data_type, data_type)
+    return directory
+
+
+def look(checkpoint: Path, shards: Path, directory: Path, *formats: Any, **changes: Any) -> dict[str, Any]:
+    """Parity's summary."""
+    data_type, int8_mode, *kind = formats
+    with serve(shards, *kind, data_type=data_type, int8_mode=int8_mode) as fake:
+        return run(fake, checkpoint, directory, **{"limits": UNBOUNDED, **changes})
+
+
+def damaged(shards: Path, directory: Path, file: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """A copy whose file holds what the change makes of its numbers."""
+    copy = shutil.copytree(shards, directory / "damaged")
+    dtype = next(kind for name, kind in TYPES.items() if f"= {name}" in (shards / "config.ini").read_text())
+    numbers = torch.from_file(str(copy / file), size=(copy / file).stat().st_size // dtype.itemsize, dtype=dtype)
+    (copy / file).write_bytes(change(numbers.float()).to(dtype).view(torch.uint8).numpy().tobytes())
+    return copy
+
+
+@pytest.mark.parametrize(("weights", "data_type", "int8_mode"), FORMATS)
+def test_a_norm_that_is_two_percent_too_large_is_named_in_every_format_and_a_sound_model_holds(
+    weights: str, data_type: str, int8_mode: int, source: Path, tmp_path: Path
+) -> None:
+    sound = look(source / "source", source / weights, tmp_path, data_type, int8_mode)
+    assert sound["verdict"] == HOLDS, sound
+    assert sound["norm_scale_resolution"] < 0.02
+    assert not any("not visited" in note for note in sound["source"]["notes"])
+
+    shards = damaged(source / weights, tmp_path, NORM, lambda numbers: numbers * 1.02)
+    found = look(source / "source", shards, tmp_path, data_type, int8_mode)
+    assert found["verdict"] == FAILS and any(ITS_NAME in reason for reason in found["reasons"]), found["reasons"]
+    scale = float(found["error"].partition(f"{ITS_NAME} were ")[2].partition(" ")[0])
+    assert scale == pytest.approx(1.02, abs=0.004)
+
+
+@pytest.mark.parametrize("reference", ["huggingface", "engine"])
+def test_a_position_that_no_prompt_reaches_is_looked_at(source: Path, reference: str, tmp_path: Path) -> None:
+    def zero_the_last_half(numbers: torch.Tensor) -> torch.Tensor:
+        numbers.view(POSITIONS, HIDDEN)[POSITIONS // 2 :] = 0
+        return numbers
+
+    shards = damaged(source / "fp16", tmp_path, "model.wpe.bin", zero_the_last_half)
+    unseen = look(source / "source", shards, tmp_path, "fp16", 0, reference=reference, passages=0)
+    assert unseen["verdict"] == HOLDS  # by prompts of 14 tokens, answers included
+    assert any(f"positions 13 to {POSITIONS - 2} of {POSITIONS} were not" in note for note in unseen["source"]["notes"])
+    tight = limits(0.1, 0.01, 0.9, 0.01)
+    found = look(source / "source", shards, tmp_path, "fp16", 0, reference=reference, limits=tight)
+    assert found["verdict"] == FAILS and "difference" in found["error"]
+
+
+def test_positions_that_are_left_out_are_named(source: Path, tmp_path: Path) -> None:
+    found = look(source / "source", source / "fp32", tmp_path, "fp32", 0, longest_passage=20)
+    assert f"positions 19 to {POSITIONS - 2} of {POSITIONS} were not visited" in found["source"]["notes"][-1]
+
+
+def test_what_cannot_be_told_is_inconclusive_and_says_what_would_tell(source: Path, tmp_path: Path) -> None:
+    few = look(source / "source", source / "bf16", tmp_path, "bf16", 0, passages=16, scale_error=0.003)
+    assert few["verdict"] == INCONCLUSIVE
+    (reason,) = few["reasons"]
+    assert int(reason.rpartition("evaluation.parity.passages=")[2]) > 16
+    blind = look(source / "source", source / "bf16", tmp_path, "bf16", 0, reference="engine")
+    assert blind["verdict"] == INCONCLUSIVE and "the reference is the engine" in blind["reasons"][0]
+    sharp = look(source / "source", source / "fp16", tmp_path, "fp16", 0, reference="engine")
+    assert sharp["verdict"] == HOLDS
+
+
+FAMILIES = {"gptj": "GPT-J", "gpt_neox": "GPT-NeoX"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_hold_in_bf16_and_not_with_a_scaled_norm(family: str, tmp_path: Path) -> None:
+    save(family, tmp_path / "source")
+    shards = shards_of(tmp_path / "source", tmp_path / "shards", "bf16")
+    kind = FAMILIES[family]
+    assert look(tmp_path / "source", shards, tmp_path, "bf16", 0, kind)["verdict"] != FAILS
+    scaled = damaged(shards, tmp_path, NORM, lambda numbers: numbers * 1.1)
+    assert look(tmp_path / "source", scaled, tmp_path, "bf16", 0, kind)["verdict"] == FAILS
+
+
+def test_an_encoder_decoder_holds_in_bf16_and_not_with_a_scaled_norm(tmp_path: Path) -> None:
+    huggingface_t5().save_pretrained(tmp_path / "source")
+    shards = shards_of(tmp_path / "source", tmp_path / "shards", "bf16")
+    kind = ("T5", (*T5_INPUTS, "decoder_input_ids", "is_return_context_log_probs"))
+    prompts = tmp_path / "few.jsonl"
+    prompts.write_text('{"input_ids": [7, 3, 22]}\n')
+    sound = look(tmp_path / "source", shards, tmp_path, "bf16", 0, *kind, data_path=prompts)
+    assert sound["verdict"] != FAILS, sound["reasons"]
+    (norm,) = shards.glob("decoder.block.1.layer.0.layer_norm.weight*.bin")
+    scaled = damaged(shards, tmp_path, norm.name, lambda numbers: numbers * 1.1)
+    assert look(tmp_path / "source", scaled, tmp_path, "bf16", 0, *kind, data_path=prompts)["verdict"] == FAILS

@@ -1,0 +1,157 @@
+"""The report of a load: tables, plots, remarks, and the page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from support.results_maker import load_row, static_row, write_results
+
+from evaluation.report import write as report
+from evaluation.report.load_plots import read_samples
+from evaluation.speed.load_table import LoadRow
+
+FIGURES = {
+    "requests_per_s": 10.0,
+    "output_tokens_per_s": 200.0,
+    "ci95_output_tokens_per_s": 4.0,
+    "output_tokens_per_s_per_user": 25.0,
+    "output_tokens_per_s_per_gpu": 200.0,
+    "e2e_mean_ms": 410.0,
+    "e2e_p50_ms": 400.0,
+    "e2e_p90_ms": 450.0,
+    "e2e_p95_ms": 470.0,
+    "e2e_p99_ms": 490.0,
+    "server_queue_mean_ms": 1.25,
+    "server_memory_peak_bytes": 6e8,
+    "client_cpu_cores": 0.1,
+}
+STREAMED = {"ttft_mean_ms": 31.0, "ttft_p50_ms": 30.0, "ttft_p99_ms": 60.0, "itl_mean_ms": 9.0, "is_streaming": True}
+
+
+def points(**changes: object) -> list[LoadRow]:
+    return [load_row(size, **{**FIGURES, "output_tokens_per_s": 100.0 * size, **changes}) for size in (1, 2, 4)]
+
+
+def write_report(results: Path) -> tuple[str, str]:
+    argv = [f"--results={results}", f"--output={results / 'report.partial'}", "--title=demo"]
+    report.main([*argv, f"--stages={results / 'logs' / 'stages.json'}"])
+    return tuple((results / "report.partial" / name).read_text() for name in ("report.md", "report.html"))  # type: ignore
+
+
+def profile(results: Path, row: LoadRow) -> None:
+    """Two requests of three tokens: TTFT 5 and 7 ms, gaps of 1, 2, 3 and 4 ms."""
+    requests = [
+        {"timestamp": 1_000_000, "response_timestamps": [6_000_000, 7_000_000, 9_000_000]},
+        {"timestamp": 2_000_000, "response_timestamps": [9_000_000, 12_000_000, 16_000_000]},
+    ]
+    directory = results / "benchmark" / "load" / row.directory
+    directory.mkdir()
+    (directory / "profile_export.json").write_text(json.dumps({"experiments": [{"requests": requests}]}))
+
+
+def test_what_was_measured_under_load_is_reported_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*points(**STREAMED), load_row(8, state="failed", error="out of <memory>", figures={})]
+    results = write_results(tmp_path / "run", load=rows, static=[static_row(4, [10.0, 12.0])])
+    for row in rows[:3]:
+        profile(results, row)
+    markdown, html = write_report(results)
+    printed = capsys.readouterr().out
+    for text in ("concurrency 4", "400.0 ±4.00", "490.0"):
+        assert text in markdown
+        assert text in html
+        assert text in printed
+    for text in ("Time to first token", "1.25", "600.0 MB", "out of"):
+        assert text in markdown
+        assert text in html
+    assert "out of &lt;memory&gt;" in html
+    assert "up to 400.0 tokens/s (concurrency 4, 60/20 tokens" in html
+    # static: 2; load: throughput, latency, TTFT, ITL; Pareto
+    assert html.count("<svg") == 7
+    assert "Recommendation" in html
+    assert re.findall(r"url\((?!#)", html) == []
+    ids = re.findall(r'\bid="([^"]*)"', html)
+    assert len(ids) == len(set(ids))
+
+
+def test_durations_are_read_back_by_hand(tmp_path: Path) -> None:
+    (row,) = rows = [load_row(2)]
+    results = write_results(tmp_path, load=rows)
+    profile(results, row)
+    directory = results / "benchmark" / "load"
+    assert read_samples(directory, rows, "ttft") == [("concurrency 2", [5.0, 7.0])]
+    assert read_samples(directory, rows, "itl") == [("concurrency 2", [1.0, 2.0, 3.0, 4.0])]
+    assert read_samples(directory, rows, "e2e") == [("concurrency 2", [8.0, 14.0])]
+    assert read_samples(directory, [load_row(9)], "e2e") == []
+
+
+def test_more_lines_than_colours_keep_the_lightest_and_the_heaviest(tmp_path: Path) -> None:
+    rows = [load_row(size) for size in range(1, 12)]
+    results = write_results(tmp_path, load=rows)
+    for row in rows:
+        profile(results, row)
+    shown = [label for label, _ in read_samples(results / "benchmark" / "load", rows, "e2e")]
+    assert (shown[0], shown[-1], len(shown)) == ("concurrency 1", "concurrency 11", 6)
+
+
+def test_columns_without_a_figure_are_left_out(tmp_path: Path) -> None:
+    markdown, _ = write_report(write_results(tmp_path / "run", load=points()))
+    assert "Goodput" not in markdown
+    assert "Time to first token" not in markdown
+    assert "GPU memory" not in markdown
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"is_stable": False}, "did not agree closely at concurrency 1, concurrency 2, concurrency 4"),
+        ({"failed_requests": 2, "error": "timed out"}, "6 requests of benchmark load failed: timed out"),
+        ({"is_random_weights": True}, "on random weights"),
+        ({"client_cpu_cores": 0.95}, "near one core's limit"),
+        ({"state": "failed", "error": "gone"}, "3 of 3 points of benchmark load failed"),
+    ],
+)
+def test_what_makes_figures_less_than_they_seem_is_said_first(
+    tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    markdown, html = write_report(write_results(tmp_path / "run", load=points(**changes)))
+    assert sentence in markdown
+    assert sentence.replace("'", "&#x27;") in html
+
+
+def test_the_online_recommendation_goes_by_the_slos_of_the_run(tmp_path: Path) -> None:
+    results = write_results(
+        tmp_path / "run", load=[load_row(1, **FIGURES), load_row(2, **{**FIGURES, "e2e_p95_ms": 700.0})]
+    )
+    summary = {"points": [{"result": None}, {"result": {"goodput_slos_ms": {"e2e": 500.0}}}]}
+    (results / "benchmark" / "load" / "summary.json").write_text(json.dumps(summary))
+    _, html = write_report(results)
+    online = html.partition("Online, 60/20 tokens: most tokens per second with e2e p95 within 500 ms")[2].partition(
+        "<h2>"
+    )[0]
+    assert "concurrency 1" in online
+    assert "concurrency 2" not in online
+
+
+class Links(HTMLParser):
+    """Addresses that a page asks for."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [
+            value or "" for name, value in attrs if name in ("src", "href") and not (value or "").startswith("#")
+        ]
+
+
+def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
+    _, html = write_report(write_results(tmp_path / "run", load=points()))
+    assert Links(html).found == []

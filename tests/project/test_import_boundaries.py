@@ -1,0 +1,88 @@
+"""The layers stay apart: what runs on compute nodes never imports the launcher, Hydra or submitit."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+STDLIB = set(sys.stdlib_module_names)
+OURS = {"handover", "launcher", "export_scripts", "deployment", "evaluation"}
+
+ALLOWED = {
+    "handover": {"handover", "isal"},
+    "launcher": {
+        *("handover", "launcher", "export_scripts", "deployment", "evaluation"),
+        *("hydra", "omegaconf", "submitit"),
+    },
+    "export_scripts": {
+        *("handover", "export_scripts", "numpy", "torch", "yaml", "tokenizers", "sentencepiece"),
+        *("tritonclient", "google", "triton_python_backend_utils"),
+    },
+    "deployment": {"handover", "deployment", "export_scripts", "numpy", "tritonclient", "google"},
+    "evaluation": {
+        *("handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
+        *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "pynvml", "psutil"),
+    },
+    "evaluation/parity": {
+        *("handover", "evaluation", "export_scripts", "backends"),
+        *("numpy", "torch", "transformers", "yaml"),
+    },
+    "backends/fastertransformer": {"numpy", "torch", "triton", "fastertransformer", "triton_python_backend_utils"},
+}
+LAUNCHER_STDLIB_ONLY = [
+    "plan/plan",
+    "runner",
+    "console",
+    *(f"run/{name}" for name in ("results", "artefact", "work_directory", "process", "command_wrapper", "containers")),
+]
+
+
+def imported_packages(file: Path, top_level_only: bool = False) -> set[str]:
+    """Names of the packages that a file imports; its own relative imports left out."""
+    tree = ast.parse(file.read_text())
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module)
+    return {name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_a_package_imports_only_what_its_layer_may(package: str) -> None:
+    files = [file for file in (PROJECT / package).rglob("*.py") if "tokenizer_models" not in file.parts]
+    if package == "evaluation":  # parity computes with torch, and has a row of its own
+        files = [file for file in files if "parity" not in file.parts]
+    assert files
+    foreign = {
+        f"{file.relative_to(PROJECT)}: {name}"
+        for file in files
+        for name in imported_packages(file) - STDLIB - ALLOWED[package]
+    }
+    assert not foreign
+
+
+@pytest.mark.parametrize("module", LAUNCHER_STDLIB_ONLY)
+def test_what_job_hosts_run_needs_only_the_standard_library(module: str) -> None:
+    imported = imported_packages(PROJECT / "launcher" / f"{module}.py", top_level_only=True)
+    assert imported <= STDLIB | {"handover", "launcher"}
+
+
+def test_the_login_side_imports_no_heavy_library() -> None:
+    heavy = ["torch", "numpy", "pandas", "matplotlib", "tritonclient", "transformers"]
+    code = f"import main, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    listed = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert listed.stdout.strip() == "[]"
+
+
+def test_the_runner_starts_without_hydra() -> None:
+    code = "import launcher.runner, sys; print([n for n in ('hydra', 'omegaconf', 'submitit') if n in sys.modules])"
+    listed = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert listed.stdout.strip() == "[]"
