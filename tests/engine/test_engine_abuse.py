@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from backends.fastertransformer.engine.errors import RequestError
-from backends.fastertransformer.engine.model.config import ModelConfig
+from backends.fastertransformer.engine.model.config import ModelConfig, Stack
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.request.schema import VOCABULARIES, Vocabulary
 
-CONFIG = ModelConfig(
-    head_num=2, size_per_head=4, inter_size=8, num_layer=1, vocab_size=100, max_pos_seq_len=20, start_id=3, end_id=7
-)
-GPT = VOCABULARIES["gpt"]
+SIZES: dict[str, int] = {"head_num": 2, "size_per_head": 4, "inter_size": 8, "num_layer": 1}
+CONFIG = ModelConfig(**SIZES, vocab_size=100, max_pos_seq_len=20, start_id=3, end_id=7)
+T5 = replace(CONFIG, family="t5", encoder=Stack(**SIZES), ia3_num_tasks=2)
+CONFIGS = {config.family: config for config in (CONFIG, T5, replace(T5, family="t5-encoder"))}
 Tensors = dict[str, np.ndarray]
-REQUEST: Tensors = {
+INPUT: Tensors = {
     "input_ids": np.array([[1, 2, 3, 4], [5, 6, 0, 0]], np.uint32),
     "input_lengths": np.array([[4], [2]], np.uint32),
     "request_output_len": np.array([[5], [6]], np.uint32),
 }
 WORDS = np.array([[[5], [1]]] * 2, np.int32)
-EXAMPLES: Tensors = REQUEST | {
+BEGINNING: Tensors = {
+    "decoder_input_ids": np.array([[1, 2], [3, 0]], np.uint32),
+    "decoder_input_lengths": np.array([[2], [1]], np.uint32),
+}
+EXAMPLES: Tensors = {
+    **INPUT,
+    "sequence_length": INPUT["input_lengths"],
+    "max_output_len": INPUT["request_output_len"],
     "stop_words_list": WORDS,
     "bad_words_list": WORDS,
     "request_prompt_embedding": np.zeros((2, 1, 8), np.float32),
-    "decoder_input_ids": np.zeros((2, 1), np.uint32),
+    "ia3_tasks": np.array([[1], [0]], np.int32),
+    **BEGINNING,
     "START": np.array([1], np.int32),
     "END": np.array([1], np.int32),
 }
@@ -36,6 +45,7 @@ EXAMPLES: Tensors = REQUEST | {
 ZERO_MEANS_NONE = {"beam_width", "runtime_top_k", "random_seed", "min_length", "session_len", "memory_len", "input_ids"}
 ZERO_MEANS_NONE |= {"request_output_len", "request_prompt_lengths", "request_prompt_type", "START", "END"}
 ZERO_MEANS_NONE |= {"end_id", "start_id", "top_p_reset_ids", "bad_words_list", "stop_words_list"}
+ZERO_MEANS_NONE |= {"max_output_len", "ia3_tasks", *BEGINNING}
 ANY_NUMBER = {"beam_search_diversity_rate", "len_penalty", "presence_penalty", "top_p_decay", "top_p_min"}
 FROM_0_ON = {"temperature", "repetition_penalty"}
 ANY_COUNT = {"min_length", "random_seed", "runtime_top_k", "session_len", "memory_len"}
@@ -43,7 +53,7 @@ NEVER_COMES = {"end_id", "start_id", "top_p_reset_ids"}  # a token beyond the vo
 LISTS = {"bad_words_list", "stop_words_list"}
 FLAGS = {"START", "END"}  # one whole number of any shape; all but 0 is true
 ACCEPTED = {
-    **dict.fromkeys(((name, "zeros") for name in ZERO_MEANS_NONE), "0 is none, or token 0"),
+    **dict.fromkeys(((name, "zeros") for name in ZERO_MEANS_NONE), "0 is none, token 0 or task 0"),
     **dict.fromkeys(((name, what) for name in ANY_NUMBER for what in ("-1", "3e+38", "-3e+38")), "FasterTransformer's"),
     **{(name, "3e+38"): "the limit is none" for name in FROM_0_ON},
     **dict.fromkeys(((name, what) for name in ANY_COUNT for what in ("largest", "hundreds")), "more than there are"),
@@ -53,6 +63,14 @@ ACCEPTED = {
     ("input_ids", "no columns"): "a row without input starts from start_id",
     **dict.fromkeys(((name, what) for name in LISTS for what in ("no columns", "-1", "least")), "no words"),
 }
+# What means nothing to one family although it does to another.
+REFUSED = {("t5", "start_id", what): "its decoder always begins with it" for what in ("largest", "hundreds")}
+
+
+def request_of(family: str) -> Tensors:
+    """What a request must have."""
+    vocabulary = VOCABULARIES[family]
+    return {name: EXAMPLES[name] for name in filter(None, ("input_ids", vocabulary.lengths, vocabulary.output))}
 
 
 def spoilt(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -84,16 +102,20 @@ def example(name: str, vocabulary: Vocabulary) -> np.ndarray:
     return np.full((2, 1), 3 if rule.default is None else rule.default, rule.dtypes[0])
 
 
-@pytest.mark.parametrize("name", sorted(GPT.names))
-def test_a_spoilt_tensor_is_refused_by_its_name(name: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family in CONFIGS for name in sorted(VOCABULARIES[family].names)]
+)
+def test_a_spoilt_tensor_is_refused_by_its_name(family: str, name: str) -> None:
+    request = request_of(family) | (BEGINNING if name in BEGINNING else {})
     surprises: list[str] = []
-    for what, array in spoilt(example(name, GPT)):
+    for what, array in spoilt(example(name, VOCABULARIES[family])):
+        is_meant = (name, what) in ACCEPTED and (family, name, what) not in REFUSED
         try:
-            parse_request({**REQUEST, name: array}, CONFIG)
-            found = "" if (name, what) in ACCEPTED else "accepted"
+            parse_request({**request, name: array}, CONFIGS[family])
+            found = "" if is_meant else "accepted"
         except RequestError as error:
-            found = "" if name in str(error) or "input_ids" in name else f"not named: {error}"
-            found = found or ("refused though it means something" if (name, what) in ACCEPTED else "")
+            found = "" if name in str(error) else f"not named: {error}"
+            found = found or ("refused though it means something" if is_meant else "")
         if found:
             surprises.append(f"{what}: {found}")
     assert surprises == []
@@ -115,7 +137,7 @@ def test_a_spoilt_tensor_is_refused_by_its_name(name: str) -> None:
     ],
 )
 def test_the_words_say_what_is_wrong(tensors: Tensors, words: str) -> None:
-    given: dict[str, Any] = {**REQUEST, **tensors}
+    given: dict[str, Any] = {**INPUT, **tensors}
     if given["input_ids"].shape[1] == 0:
         given["input_lengths"] = np.zeros((2, 1), np.uint32)
     with pytest.raises(RequestError, match=words):
@@ -124,4 +146,4 @@ def test_the_words_say_what_is_wrong(tensors: Tensors, words: str) -> None:
 
 def test_padding_behind_the_words_may_be_anything() -> None:
     padded = np.array([[[5, -1], [1, -1]]] * 2, np.int32)
-    assert [bool(row) for row in parse_request({**REQUEST, "stop_words_list": padded}, CONFIG).stop_words] == [True] * 2
+    assert [bool(row) for row in parse_request({**INPUT, "stop_words_list": padded}, CONFIG).stop_words] == [True] * 2
