@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test torture test-nemo test-lm-eval test-kernels check format golden lock clean
+.PHONY: help demo test torture test-nemo test-lm-eval test-kernels check docs format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -36,6 +36,9 @@ check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	cd backends && ../$(RUN) -m mypy --config-file ../pyproject.toml -p fastertransformer
+
+docs: $(VENV)/.tests ## build the documentation as a site in site/; a warning is an error
+	$(VENV)/bin/zensical build --strict --clean --config-file mkdocs.yml
 
 format: $(VENV)/.tests ## format the code
 	$(RUN) -m ruff check --fix .
