@@ -1,4 +1,4 @@
-"""The documents a newcomer meets: short, linked, and all of them on the site. ``make docs`` checks links between pages."""
+"""The documents that a newcomer meets are short and linked. ``make docs`` checks the links between pages."""
 
 from __future__ import annotations
 
