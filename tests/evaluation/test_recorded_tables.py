@@ -1,0 +1,131 @@
+"""Tables that people read keep their columns: compared with headers and files that an earlier version wrote."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_triton import FakeTriton, count_up
+
+from evaluation import benchmark, compare, sweep_report
+from evaluation.arguments import BenchmarkArguments
+from evaluation.figures import Metric
+from evaluation.parity.comparison import Position
+from evaluation.report.measurements import read_report
+from evaluation.speed import benchmark_table, load_sweep, load_table
+from evaluation.speed.load_arguments import LoadArguments
+from evaluation.tasks.lambada.score import Score as LambadaScore
+from evaluation.tasks.squad.score import Score as SquadScore
+from evaluation.tasks.text_task import TextSample
+
+PROJECT = Path(__file__).resolve().parents[2]
+REFERENCE = PROJECT / "results" / "reference"
+RECORDED: dict[str, str] = json.loads((PROJECT / "tests" / "data" / "table_headers.json").read_text())
+RUNS = ("demo", "h200/served")
+
+
+def header(path: Path) -> str:
+    return path.read_text().partition("\n")[0].rstrip("\r")
+
+
+def test_the_benchmarks_tables_have_the_recorded_columns(tmp_path: Path) -> None:
+    with FakeTriton(count_up) as fake:
+        common: dict[str, Any] = {"endpoint": fake.url, "vocab_size": 100, "warmup": 1}
+        static = BenchmarkArguments(
+            output=tmp_path / "static", batch_sizes=(1,), lengths=((3, 2),), repeats=1, **common
+        )
+        benchmark.main(static.to_argv())
+        load = LoadArguments(
+            output=tmp_path / "load", concurrencies=(1,), lengths=("3/2",), requests=1, repeats=1, **common
+        )
+        load_sweep.main(load.to_argv())
+    assert header(tmp_path / "static" / "benchmark.csv") == RECORDED["benchmark.csv"]
+    assert header(tmp_path / "load" / "load.csv") == RECORDED["load.csv"]
+    (point,) = (tmp_path / "load").glob("*/profile_export_genai_perf.csv")
+    assert header(point) == RECORDED["profile_export_genai_perf.csv"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    ("name", "read", "write"),
+    [
+        ("benchmark.csv", benchmark_table.read_rows, benchmark_table.write_rows),
+        ("load.csv", load_table.read_rows, load_table.write_rows),
+    ],
+)
+def test_a_recorded_table_is_read_and_written_again_as_it_was(
+    run: str, name: str, read: Callable[[Path], Any], write: Callable[[Path, Any], None], tmp_path: Path
+) -> None:
+    rows = read(REFERENCE / run / name)
+    write(tmp_path / name, rows)
+    before, after = (list(csv.reader(path.open(newline=""))) for path in (REFERENCE / run / name, tmp_path / name))
+    assert len(rows) + 1 == len(before) == len(after)
+    for recorded, written in zip(before, after, strict=True):
+        assert [number(cell) for cell in written] == [number(cell) for cell in recorded]
+
+
+def number(cell: str) -> object:
+    """A number to the six digits of a table; a text as it is."""
+    try:
+        return float(f"{float(cell):.6g}")
+    except ValueError:
+        return cell
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_recorded_figure_is_found_by_its_name(run: str, tmp_path: Path) -> None:
+    """Names and values that limits of the gate and comparisons go by."""
+    expected: dict[str, float] = {}
+    for name in ("benchmark.csv", "load.csv"):
+        (tmp_path / "benchmark" / name).mkdir(parents=True)
+        shutil.copy(REFERENCE / run / name, tmp_path / "benchmark" / name / name)
+        with (REFERENCE / run / name).open(newline="") as stream:
+            for cells in csv.DictReader(stream):
+                columns = [
+                    column
+                    for column in cells
+                    if column.startswith(("latency_", "throughput_", "e2e_", "ttft_", "requests_per_s", "server_"))
+                ]
+                if name == "load.csv":
+                    lengths = "".join(letter if letter.isalnum() else "-" for letter in cells["workload"])
+                    place = f"{lengths}_concurrency{cells['concurrency']}"
+                else:
+                    place = f"{cells['input_length']}-{cells['output_length']}_batch{cells['batch_size']}"
+                expected |= {f"{name}.{place}.{column}": float(cells[column]) for column in columns if cells[column]}
+    figures = read_report(tmp_path).figures
+    assert expected
+    assert {name: figures[name].value for name in expected} == expected
+
+
+def test_the_sweeps_and_the_comparisons_tables_have_the_recorded_columns(tmp_path: Path) -> None:
+    points = []
+    for run in RUNS:
+        for name in ("benchmark.csv", "load.csv"):
+            (tmp_path / run / "benchmark" / name).mkdir(parents=True)
+            shutil.copy(REFERENCE / run / name, tmp_path / run / "benchmark" / name)
+        points.append({"label": run, "title": run, "results": str(tmp_path / run), "error": ""})
+    (tmp_path / "points.json").write_text(json.dumps(points))
+    sweep_report.main([f"--sweep={tmp_path}"])
+    assert header(tmp_path / "points.csv") == RECORDED["points.csv"]
+    compare.main([str(tmp_path / "demo"), str(tmp_path / "h200/served"), f"--output={tmp_path}", "--all"])
+    assert header(tmp_path / "compare.csv") == RECORDED["compare.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("metrics.csv", Metric),
+        ("lambada/samples.csv", LambadaScore),
+        ("squad/samples.csv", SquadScore),
+        ("text/samples.csv", TextSample),
+        ("parity/positions.csv", Position),
+    ],
+)
+def test_the_tasks_tables_have_the_recorded_columns(name: str, row: Any) -> None:
+    assert ",".join(column.name for column in dataclasses.fields(row)) == RECORDED[name]
