@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from backends.fastertransformer.engine.model.linear import Int8Linear, Linear, Norming
+from backends.fastertransformer.engine.model.linear import Int8Linear, Linear, Norm
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
 from benchmarks.gpu_models import Table, find_size, measure_rates, median_seconds, need_gpu
 from handover.arguments import ScriptArguments
@@ -74,7 +74,7 @@ def make_works(hidden: int, rows: int, kind: type[Linear], dtype: torch.dtype) -
         return torch.randn(shape, dtype=dtype, device=device) * 0.02
 
     stream, attended, inner = drawn(rows, hidden), drawn(rows, hidden), drawn(rows, 4 * hidden)
-    norm = Norming(1 + drawn(hidden), drawn(hidden), 1e-5)
+    norm = Norm(1 + drawn(hidden), drawn(hidden), 1e-5)
     # Outputs and inputs by the hidden size, what is multiplied, and how.
     products: dict[str, tuple[int, int, Tensor, dict[str, object]]] = {
         "qkv": (3, 1, stream, {"norm": norm}),

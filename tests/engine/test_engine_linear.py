@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from backends.fastertransformer.engine.model.linear import Int8Linear, Linear, Norming, padded_rows
+from backends.fastertransformer.engine.model.linear import Int8Linear, Linear, Norm, padded_rows
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (5, 1), (65,), (3, 43), (0,), (2, 0)])
@@ -60,7 +60,7 @@ def test_what_comes_before_and_behind_a_product_is_what_fp64_says(kind: type[Lin
     weight[torch.arange(48), torch.arange(48) % 32] = 127
     linear, residual = kind(weight, drawn(48)), drawn(rows, 1, 48)
     for _ in range(2):  # what is kept for one norm is not taken for another
-        norm = Norming(1 + drawn(32), None if is_rms else drawn(32), 1e-5, is_rms)
+        norm = Norm(1 + drawn(32), None if is_rms else drawn(32), 1e-5, is_rms)
         x = drawn(rows, 1, 32) + 0.5
         wide = x.double()
         centred = wide if is_rms else wide - wide.mean(-1, keepdim=True)

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
 from backends.fastertransformer.engine.model import attention
 from backends.fastertransformer.engine.model.attention import Manner, WholeRows
-from backends.fastertransformer.engine.model.linear import Norming
+from backends.fastertransformer.engine.model.linear import Norm
 from backends.fastertransformer.engine.model.packed_rows import NumberedRows
 from backends.fastertransformer.engine.model.positions import Relative, Rotary, Rotation
 
@@ -75,7 +75,7 @@ def test_every_row_is_normed(is_rms: bool, dtype: torch.dtype) -> None:
     weight, bias = torch.randn(2, 1000, device=DEVICE).to(dtype).unbind()
     wide = (1000,), weight.double()
     expected = F.rms_norm(x.double(), *wide, 1e-5) if is_rms else F.layer_norm(x.double(), *wide, bias.double(), 1e-5)
-    found = normed(x, Norming(weight, None if is_rms else bias, 1e-5, is_rms))
+    found = normed(x, Norm(weight, None if is_rms else bias, 1e-5, is_rms))
     assert float((found.double() - expected).norm() / expected.norm()) < LIMITS[dtype]
 
 

@@ -41,7 +41,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     ("kind", "rows"), [*itertools.product(KINDS, (1, 2, 8, 13)), ("int8, all", 40), ("int8, all", 150)]
 )
 def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.model.linear import Norming
+    from backends.fastertransformer.engine.model.linear import Norm
     from backends.fastertransformer.engine.ops.kernels.gemm import Tiling, choose, multiply
 
     outputs, inputs = 200, 320  # neither fills its tiles
@@ -55,7 +55,7 @@ def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -
         weight = (weight * inputs**0.5 * 40).clamp(-127, 127).round().to(torch.int8)
     norm = None
     if "norm" in kind or is_all:
-        norm = Norming(gain, None if "rms" in kind else shift, 1e-5, "rms" in kind)
+        norm = Norm(gain, None if "rms" in kind else shift, 1e-5, "rms" in kind)
     activation = kind.partition(", ")[2] if "norm" in kind else "silu" if is_all else ""
     has_residual = is_all or kind == "residual"
 
@@ -90,7 +90,7 @@ def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -
 def test_one_row_is_what_fp64_says_however_much_is_asked_for_ahead(
     block_n: int, ahead: int, warps: int, has_norm: bool, is_int8: bool, dtype: torch.dtype
 ) -> None:
-    from backends.fastertransformer.engine.model.linear import Norming
+    from backends.fastertransformer.engine.model.linear import Norm
     from backends.fastertransformer.engine.ops.kernels.gemm import Tiling, multiply
 
     outputs, inputs = 37, 1104
@@ -100,7 +100,7 @@ def test_one_row_is_what_fp64_says_however_much_is_asked_for_ahead(
     scales = drawn(outputs, dtype=dtype, seed=3).abs() * 0.01 if is_int8 else None
     if is_int8:
         weight = (weight * 40).clamp(-127, 127).round().to(torch.int8)
-    norm = Norming(1 + 0.1 * drawn(inputs, dtype=dtype, seed=4), drawn(inputs, dtype=dtype, seed=5), 1e-5)
+    norm = Norm(1 + 0.1 * drawn(inputs, dtype=dtype, seed=4), drawn(inputs, dtype=dtype, seed=5), 1e-5)
     tiling = Tiling(block_n, 512, warps, ahead)
     found = multiply(x, weight, None, scales, norm if has_norm else None, tiling=tiling)
     expected = x.double()

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.model.linear import Norming
+from backends.fastertransformer.engine.model.linear import Norm
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
@@ -143,7 +143,7 @@ def test_what_is_larger_than_what_was_captured_says_so_once(
 @pytest.mark.parametrize("is_int8", [False, True])
 def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(is_int8: bool, variants: Variants) -> None:
     """Products of fp16 with more than a few rows are torch's."""
-    norm = Norming(torch.ones(4096, dtype=torch.float16), None, 1e-5)
+    norm = Norm(torch.ones(4096, dtype=torch.float16), None, 1e-5)
     kind, most = (torch.int8, 512) if is_int8 else (torch.float16, 16)
     shapes = [(3 * 4096, 4096), (4096, 4096), (4 * 4096, 4096), (4096, 4 * 4096)]
     matrices = [torch.empty(shape, dtype=kind) for shape in shapes]

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..ops.kernels import can_run_on
 from ..sampling.argmax import likeliest
 from .config import Stack
-from .layouts import CrossWeights, LayerWeights, Norm
-from .linear import Linear, Norming
+from .layouts import CrossWeights, LayerWeights
+from .linear import Linear, Norm
 
 
 class Links:
@@ -94,7 +94,8 @@ def run_layer(
     stack: Stack, layer: LayerWeights, x: Tensor, call: Call, links: Links, memory: Tensor | None = None
 ) -> Tensor:
     """Run a layer on x [B, T, hidden], which is overwritten; memory: the layer's part of the cache."""
-    first, second = norming(stack, layer.input_norm), norming(stack, layer.post_norm)
+    first: Norm | None = layer.input_norm
+    second = layer.post_norm
     if stack.is_parallel:
         normed = x
         if not second:  # both work on the same numbers; of one row a product norms what it multiplies for nothing
@@ -116,7 +117,7 @@ def _attend(
     stack: Stack,
     layer: LayerWeights,
     x: Tensor,
-    norm: Norming | None,
+    norm: Norm | None,
     call: Call,
     memory: Tensor | None,
 ) -> Tensor:
@@ -128,7 +129,7 @@ def _attend(
 
 def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, call: Call, memory: Tensor | None) -> Tensor:
     assert call.attend_source and memory is not None
-    (q,) = split(stack, cross.query.fused(x, norming(stack, cross.norm)), 1)
+    (q,) = split(stack, cross.query.fused(x, cross.norm), 1)
     return _joined(call.attend_source(q, memory))
 
 
@@ -137,12 +138,7 @@ def split(stack: Stack, x: Tensor, parts: int) -> tuple[Tensor, ...]:
     return x.view(*x.shape[:2], parts, -1, stack.size_per_head).permute(2, 0, 3, 1, 4).unbind()
 
 
-def norming(stack: Stack, norm: Norm | None) -> Norming | None:
-    """Give a norm as the stack computes it."""
-    return Norming(norm.weight, norm.bias, stack.layernorm_eps, stack.is_rms) if norm else None
-
-
-def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norming | None, tasks: Tensor | None) -> Tensor:
+def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norm | None, tasks: Tensor | None) -> Tensor:
     """Give the inner layer of norm(x): [B, T, hidden] -> this process's part of [B, T, inter]."""
     if layer.mlp_gate and norm:
         x, norm = norm(x), None

@@ -9,25 +9,18 @@ count the memory, or to load.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from .config import ModelConfig, Stack
-from .linear import Linear
+from .linear import Linear, Norm
 
 if TYPE_CHECKING:
     from .weights import Reader
 
 _GPT_NAMES = ("model.wte", "model.wpe", "model.lm_head.weight", "model.lm_head.bias")
 _T5_NAMES = ("shared.weight_T", "shared.ape", "lm_head.weight", "shared.bias")
-
-
-class Norm(NamedTuple):
-    """Weight and bias, each [hidden]; no bias where it is a root mean square only."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -170,7 +163,7 @@ def read_model(read: Reader, config: ModelConfig, share: Share, has_head: bool) 
     if share.embeds and config.positions == "learned":
         positions = read.tensor(positions_name, (config.max_pos_seq_len, width))
     if share.embeds and config.has_embedding_norm:
-        norm = read.norm("model.pre_decoder_layernorm", width)
+        norm = read.norm("model.pre_decoder_layernorm", config)
     embedding = table if share.embeds and table is not None else read.empty((0, width))
     encoder = _t5_stack(read, config, "encoder", share.encoder_layers) if is_t5 else None
     decoder = None
@@ -181,10 +174,9 @@ def read_model(read: Reader, config: ModelConfig, share: Share, has_head: bool) 
 
 
 def _gpt_stack(read: Reader, config: ModelConfig, layers: range) -> StackWeights:
-    width = config.hidden_units
     return StackWeights(
         position_bias=read.slopes(config.head_num) if config.positions == "alibi" else None,
-        final_norm=read.norm("model.final_layernorm", width) if config.has_final_norm else None,
+        final_norm=read.norm("model.final_layernorm", config) if config.has_final_norm else None,
         layers=tuple(_gpt_layer(read, config, f"model.layers.{index}") for index in layers),
     )
 
@@ -194,10 +186,10 @@ def _gpt_layer(read: Reader, config: ModelConfig, layer: str) -> LayerWeights:
     # A parallel GPT-NeoX has one bias for attention and MLP together, of which each rank adds its part.
     has_sum = config.is_parallel and not is_gptj
     return LayerWeights(
-        input_norm=read.norm(f"{layer}.input_layernorm", width),
+        input_norm=read.norm(f"{layer}.input_layernorm", config),
         qkv=read.fan_out(width, (3, width), f"{layer}.attention.query_key_value", has_bias=not is_gptj),
         attention_out=read.fan_in(width, width, f"{layer}.attention.dense", has_bias=not config.is_parallel),
-        post_norm=None if is_gptj else read.norm(f"{layer}.post_attention_layernorm", width),
+        post_norm=None if is_gptj else read.norm(f"{layer}.post_attention_layernorm", config),
         mlp_in=read.fan_out(width, (inter,), f"{layer}.mlp.dense_h_to_4h"),
         mlp_gate=None,
         mlp_out=read.fan_in(
@@ -212,7 +204,7 @@ def _t5_stack(read: Reader, config: ModelConfig, name: str, layers: range | None
     bias = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     return StackWeights(
         position_bias=read.tensor(bias, (stack.head_num, stack.buckets), split_axis=0) if stack.buckets else None,
-        final_norm=read.norm(f"{name}.final_layer_norm", stack.hidden_units),
+        final_norm=read.norm(f"{name}.final_layer_norm", stack),
         layers=tuple(
             _t5_layer(read, stack, f"{name}.block.{index}.layer", is_decoder, config.ia3_num_tasks)
             for index in (range(stack.num_layer) if layers is None else layers)
@@ -226,10 +218,10 @@ def _t5_layer(read: Reader, stack: Stack, layer: str, is_decoder: bool, tasks: i
     dense = f"{last}.DenseReluDense"
     split = [f"{own}.q", f"{own}.k", f"{own}.v"]
     return LayerWeights(
-        input_norm=read.norm(f"{layer}.0.layer_norm", width),
+        input_norm=read.norm(f"{layer}.0.layer_norm", stack),
         qkv=read.fan_out(width, (3, heads), f"{own}.qkv") if is_decoder else read.fan_out(width, (heads,), *split),
         attention_out=read.fan_in(heads, width, f"{own}.o"),
-        post_norm=read.norm(f"{last}.layer_norm", width),
+        post_norm=read.norm(f"{last}.layer_norm", stack),
         mlp_in=read.fan_out(width, (inter,), f"{dense}.wi"),
         mlp_gate=read.fan_out(width, (inter,), f"{dense}.wi2") if stack.is_gated else None,
         mlp_out=read.fan_in(inter, width, f"{dense}.wo"),
@@ -241,7 +233,7 @@ def _t5_layer(read: Reader, stack: Stack, layer: str, is_decoder: bool, tasks: i
 def _t5_cross(read: Reader, stack: Stack, layer: str, tasks: int) -> CrossWeights:
     width, heads, memory = stack.hidden_units, stack.attention_width, f"{layer}.EncDecAttention"
     return CrossWeights(
-        norm=read.norm(f"{layer}.layer_norm", width),
+        norm=read.norm(f"{layer}.layer_norm", stack),
         query=read.fan_out(width, (heads,), f"{memory}.q"),
         key_value=read.fan_out(width, (heads,), f"{memory}.k", f"{memory}.v"),
         out=read.fan_in(heads, width, f"{memory}.o"),

@@ -36,14 +36,14 @@ _LEAST_ROWS = 4  # of a product of packed weights with more than one
 
 
 @dataclass(frozen=True)
-class Norming:
-    """A norm along the last axis.
+class Norm:
+    """A layer norm, or an RMS norm, along the last axis.
 
     Attributes:
         weight: [width].
         bias: [width], or None.
         eps: added to the variance.
-        is_rms: whether numbers are divided by their root mean square only.
+        is_rms: whether it is an RMS norm: no mean is subtracted.
     """
 
     weight: Tensor
@@ -91,7 +91,7 @@ class Linear:
         return self.fused(x)
 
     def fused(
-        self, x: Tensor, norm: Norming | None = None, activation: str = "", residual: Tensor | None = None
+        self, x: Tensor, norm: Norm | None = None, activation: str = "", residual: Tensor | None = None
     ) -> Tensor:
         """Give activation(the product with norm(x)) + residual, which is overwritten with it if there is one.
 
@@ -130,7 +130,7 @@ class Linear:
         self,
         kernels: Any,
         x: Tensor,
-        norm: Norming | None,
+        norm: Norm | None,
         activation: str = "",
         residual: Tensor | None = None,
         dtype: torch.dtype | None = None,
@@ -167,7 +167,7 @@ class Linear:
         """The weight as numbers of x's type."""
         return self._weight
 
-    def _fold(self, kernels: Any, norm: Norming) -> Any:
+    def _fold(self, kernels: Any, norm: Norm) -> Any:
         """Compute once what does not depend on x; the engine's warm-up asks for it first."""
         if norm.weight not in self._folded:
             self._folded[norm.weight] = kernels.fold(self._weight, self._bias, self._scales, norm)
@@ -182,7 +182,7 @@ class Linear:
         y = _multiplied(F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, padding)), self._weight, self._bias)
         return y[:rows].view(*x.shape[:-1], y.shape[-1])
 
-    def in_fp32(self, x: Tensor, norm: Norming | None = None) -> Tensor:
+    def in_fp32(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         """Product with norm(x), [..., in] -> fp32 [..., out], summed in fp32 whatever x and the weight are."""
         if kernels := self._kernels(x):
             return self._by_kernel(kernels, x, norm, dtype=torch.float32)

@@ -23,9 +23,9 @@ from ..cache.kv_cache import PAGE, KvCache, put
 from ..ops.kernels import can_run_on
 from .attention import ContinuedRows, KeptSource, Manner, NewRows, NextTokens, WholeRows
 from .config import ModelConfig, Stack
-from .layers import Call, Links, adapted, norming, run_layer, split
+from .layers import Call, Links, adapted, run_layer, split
 from .layouts import ModelWeights, StackWeights
-from .linear import Norming
+from .linear import Norm
 from .packed_rows import Rows
 from .positions import Alibi, Bias, Relative, Rotary
 
@@ -95,10 +95,10 @@ class Network:
         return self.weights.head.in_fp32(hidden, self._head_norm)
 
     @cached_property
-    def _head_norm(self) -> Norming | None:
+    def _head_norm(self) -> Norm | None:
         """The norm before the head, with the factor that a tied T5 has there in its weight."""
         assert self.weights.decoder, "there is no decoder"
-        norm = norming(self.config, self.weights.decoder.final_norm)
+        norm = self.weights.decoder.final_norm
         if norm and self.config.scales_head:
             norm = replace(norm, weight=norm.weight * self.config.hidden_units**-0.5)
         return norm
@@ -130,8 +130,7 @@ class Network:
         for layer in weights.layers:
             x = run_layer(stack, layer, x, call, self.links)
         x = self.links.spread(self.links.leave(x))
-        norm = norming(stack, weights.final_norm)
-        x = norm(x) if norm else x
+        x = weights.final_norm(x) if weights.final_norm else x
         self._remember(x, rows, cache, call.tasks)
         if attentions is not None:
             attentions[:] = self.links.gather(attentions, (len(rows.ends) - 1, rows.longest))
@@ -186,8 +185,7 @@ class Network:
         if self.weights.position_embedding is not None:
             table = self.weights.position_embedding
             x = x + F.embedding(positions.clamp(max=len(table) - 1), table)  # padding may stand behind the last one
-        norm = norming(self.config, self.weights.embedding_norm)
-        return norm(x) if norm else x
+        return self.weights.embedding_norm(x) if self.weights.embedding_norm else x
 
 
 def _manner(stack: Stack, weights: StackWeights | None, is_both_ways: bool) -> Manner:

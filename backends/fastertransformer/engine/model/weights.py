@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..cache.sizing import free_bytes
 from ..errors import WeightsError
-from .config import ModelConfig
-from .layouts import ModelWeights, Norm, Share, head_name, read_model, vocabulary_part
-from .linear import Int8Linear, Linear
+from .config import ModelConfig, Stack
+from .layouts import ModelWeights, Share, head_name, read_model, vocabulary_part
+from .linear import Int8Linear, Linear, Norm
 from .precision import TORCH_TYPES, Precision
 from .shards import Order, Shards, made_up, mapped, planned, problems_of
 from .staging import AHEAD_BYTES, StagedFiles
@@ -177,10 +177,11 @@ class Reader:
         self._count(target.nbytes)
         return target
 
-    def norm(self, name: str, width: int) -> Norm:
-        """Read a norm."""
-        bias = self.tensor(f"{name}.bias", (width,)) if self._has_biases else None
-        return Norm(self.tensor(f"{name}.weight", (width,)), bias)
+    def norm(self, name: str, stack: Stack) -> Norm:
+        """Read a norm of a stack's residual stream."""
+        shape = (stack.hidden_units,)
+        bias = self.tensor(f"{name}.bias", shape) if self._has_biases else None
+        return Norm(self.tensor(f"{name}.weight", shape), bias, stack.layernorm_eps, stack.is_rms)
 
     def head(self, name: str | None, shape: tuple[int, int], table: Tensor | None, bias: Tensor | None) -> Linear:
         """Read the head, or this rank's rows of it; see linear.py. With int8 weights a GPU's is int8 too.

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ...model.linear import Norming
+from ...model.linear import Norm
 from .dequantize import widen as widen
 from .gemv import one_row
 from .gemv_int8 import one_row_int8
@@ -61,7 +61,7 @@ class Folded:
     bias: Tensor | None
 
 
-def fold(weight: Tensor, bias: Tensor | None, scales: Tensor | None, norm: Norming) -> Folded:
+def fold(weight: Tensor, bias: Tensor | None, scales: Tensor | None, norm: Norm) -> Folded:
     """Compute it."""
     gain_sums, folded = torch.empty(2, 1, len(weight), dtype=torch.float32, device=weight.device).unbind()
     multiply(norm.weight[None], weight, out=gain_sums)
@@ -75,7 +75,7 @@ def multiply(
     weight: Tensor,
     bias: Tensor | None = None,
     scales: Tensor | None = None,
-    norm: Norming | None = None,
+    norm: Norm | None = None,
     activation: str = "",
     residual: Tensor | None = None,
     out: Tensor | None = None,
@@ -158,7 +158,7 @@ def _has_digits(x: Tensor, scales: Tensor | None) -> bool:
     return scales is not None and x.dtype != torch.float32 and not x.shape[1] % 16
 
 
-def _digits(x: Tensor, norm: Norming | None) -> tuple[Tensor, Tensor]:
+def _digits(x: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
     """Give norm(x) as digit_rows does, int8 [2, rows, inputs] and fp32 [rows]."""
     rows, width = x.shape
     digits = torch.empty(2, rows, width, dtype=torch.int8, device=x.device)
@@ -173,7 +173,7 @@ def _digits(x: Tensor, norm: Norming | None) -> tuple[Tensor, Tensor]:
     return digits, units
 
 
-def normed(x: Tensor, norm: Norming) -> Tensor:
+def normed(x: Tensor, norm: Norm) -> Tensor:
     """Norm each row of x, [rows, width], contiguous."""
     y = torch.empty_like(x)
     _, is_chained = _abilities(x.device)
