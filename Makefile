@@ -53,7 +53,7 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.10 --no-header 
 TORCH := torch==2.13.0
 CUDA := $(shell sed -nE 's/^(torch|triton|cuda-[a-z]+|nvidia-(cu|nccl|nv)[a-z0-9-]*)(\[.*\])?==.*/--no-emit-package \1/p' requirements-gpu.lock)
 
-lock: ## resolve the lock files anew (needs uv); what is pinned stays, unless pyproject.toml says otherwise
+lock: ## resolve the lock files again (needs uv); what is pinned stays, unless pyproject.toml says otherwise
 	$(COMPILE) pyproject.toml --output-file requirements-gpu.lock
 	$(COMPILE) $(CUDA) pyproject.toml --output-file requirements.lock
 	$(COMPILE) $(CUDA) --extra test --extra lint --extra docs pyproject.toml --output-file requirements-test.lock
