@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from handover.provenance import VERSION
+
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -52,3 +54,10 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 def test_the_latency_picture_is_the_published_one() -> None:
     published = PROJECT / "results" / "reference" / "h200" / "latency.png"
     assert (DOCS / "images" / "latency.png").read_bytes() == published.read_bytes()
+
+
+def test_the_changelog_has_short_lines_and_a_section_for_this_version() -> None:
+    lines = (PROJECT / "CHANGELOG.md").read_text().splitlines()
+    assert [line for line in lines if len(line) > 120] == []
+    releases = [line.split()[1] for line in lines if line.startswith("## ") and line != "## Unreleased"]
+    assert releases[0] == VERSION
