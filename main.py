@@ -30,10 +30,10 @@ if _ends_quietly:
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def run(cfg: DictConfig) -> None:
-    """Compose the configuration, plan the stages, submit them."""
+def run(cfg: DictConfig) -> str | None:
+    """Compose the configuration, plan the stages, submit them; the label of a sweep's point that failed."""
     with console.worded_errors():
-        sweep.launch(cfg)
+        return sweep.launch(cfg)
 
 
 if __name__ == "__main__":
@@ -42,6 +42,5 @@ if __name__ == "__main__":
             sys.argv[1:] = command_line.read(sys.argv[1:])
             with explained():
                 run()
-            sweep.finish()
         finally:
             forget_dry_runs()

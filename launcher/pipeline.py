@@ -16,23 +16,12 @@ from launcher.plan import checks
 from launcher.plan.mounts import with_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan
-from launcher.plan.stages.benchmark import benchmark
-from launcher.plan.stages.convert import convert
-from launcher.plan.stages.deploy import deploy
-from launcher.plan.stages.evaluate import evaluate
-from launcher.plan.stages.export import export
-from launcher.plan.stages.report import gate, report
+from launcher.plan.stages import report
+from launcher.plan.stages.table import STAGES
 from launcher.run.results import StageResult, write_results
 from launcher.submit import Executor, Job
 from launcher.submit.bcp import BcpExecutor, is_first_instance
 from launcher.submit.jobs import forget_ended, kept_if_refused
-
-PLANNERS = {
-    Stage.convert: convert,
-    Stage.export: export,
-    Stage.deploy: deploy,
-    Stage.benchmark: benchmark,
-}
 
 
 def launch(config: Config, sweep: Path | None = None) -> None:
@@ -81,13 +70,9 @@ def ordered_stages(config: Config, paths: RunPaths) -> list[Stage]:
 
 def plan_stages(config: Config, paths: RunPaths, stages: Sequence[Stage], sweep: Path | None = None) -> list[StagePlan]:
     """One plan a stage, one for each evaluation, the report over what clients measured, and the gate."""
-    plans: list[StagePlan] = []
-    for stage in stages:
-        plans += evaluate(config, paths) if stage is Stage.evaluate else [PLANNERS[stage](config, paths)]
+    plans = [plan for stage in stages for plan in STAGES[stage].plan(config, paths)]
     if Stage.evaluate in stages or Stage.benchmark in stages:
-        plans.append(report(config, paths, sweep))
-        if config.evaluation.gate.thresholds:
-            plans.append(gate(config, paths))
+        plans += report.plan(config, paths, sweep)
     return plans
 
 

@@ -44,6 +44,8 @@ def _finish(cfg: DictConfig, results_suffix: str) -> Config:
         cfg.export.run.config_summary = f"{cfg.export.run.config_summary}_{results_suffix}"
     config = to_typed(cfg)
     config.cluster_type = cluster_type
+    if cluster_type is ClusterType.interactive and config.cluster.gpus_per_node is None:
+        config.cluster.gpus_per_node = gpus_here()
     check_values(config)
     check_secrets(config)
     return config
@@ -93,3 +95,12 @@ def _slurm_answers() -> bool:
         "say cluster_type=interactive to run everything on this machine, or wait for the controller and look with: "
         "python -m launcher doctor",
     )
+
+
+def gpus_here() -> int:
+    """Number of GPUs that nvidia-smi lists; 0 where there is none."""
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return 0
+    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False)
+    return listed.stdout.count("GPU ") if listed.returncode == 0 else 0

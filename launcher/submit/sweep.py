@@ -12,9 +12,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -23,7 +26,7 @@ from handover.durable import write_atomically
 from handover.errors import ConfigError, SlipwayError
 from launcher import console, pipeline
 from launcher.config import compose
-from launcher.config.schema import Config
+from launcher.config.schema import PROJECT_DIR, Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import python_module
 
@@ -38,16 +41,19 @@ _IN_THE_PATH = (
 )
 """Keys that lead to another results directory by themselves."""
 _SHORT = {"tensor_model_parallel_size": "TP", "pipeline_model_parallel_size": "PP", "model_train_name": ""}
-_failed: list[tuple[str, Path]] = []  # labels, and the sweep's directory
 
 
-def launch(cfg: DictConfig) -> None:
-    """Run one configuration, alone or as the next point of a sweep."""
+def launch(cfg: DictConfig) -> str | None:
+    """Run one configuration, alone or as the next point of a sweep.
+
+    Returns:
+        The label of a point that failed, for ``SweepCallback``; None otherwise.
+    """
     if HydraConfig.get().mode != RunMode.MULTIRUN:
         pipeline.launch(compose.finish(cfg))
-        return
+        return None
     label = ", ".join(f"{_SHORT.get(key, key)} {value}".strip() for key, value in _own_settings())
-    directory = Path(HydraConfig.get().sweep.dir).absolute()
+    directory = _sweep_directory(HydraConfig.get())
     try:
         config = compose.finish(cfg, _results_suffix())
         if not config.dry_run:
@@ -57,27 +63,44 @@ def launch(cfg: DictConfig) -> None:
         console.say_error(f"{label}: {error}")
         if not cfg.dry_run:
             _note(directory, label, None, error.problem)
-        _failed.append((label, directory))
+        return label
     except SystemExit as exit_:
-        if exit_.code:
-            _failed.append((label, directory))
+        return label if exit_.code else None
+    return None
 
 
-def finish() -> None:
-    """Say which points of a sweep failed.
+class SweepCallback(Callback):
+    """Collects the points of a sweep that failed; Hydra calls it, as ``hydra.callbacks`` in conf/config.yaml says."""
 
-    Raises:
-        ConfigError: there are some.
-    """
-    for directory in {directory for _, directory in _failed if (directory / POINTS_NAME).exists()}:
-        # A point that could not be planned has no report stage of its own that would show it.
-        command = python_module("evaluation.sweep_report", SweepReportArguments(sweep=directory))
-        subprocess.run([sys.executable, *command.argv[1:]], cwd=Path(__file__).parents[2], check=False)
-    if _failed:
-        raise ConfigError(
-            f"{len(_failed)} points of the sweep failed: {'; '.join(label for label, _ in _failed)}",
-            "the same command continues with them; what is finished is skipped",
-        )
+    def __init__(self) -> None:
+        self._failed: list[str] = []
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
+        """Note a point that failed: ``launch`` has returned its label."""
+        if job_return.status is JobStatus.COMPLETED and job_return.return_value is not None:
+            self._failed.append(job_return.return_value)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
+        """Name the points that failed, and end the command with status 1.
+
+        Hydra turns an exception here into a warning, so this ends the command itself.
+        """
+        if not self._failed:
+            return
+        directory = _sweep_directory(config.hydra)
+        if (directory / POINTS_NAME).exists():
+            # A point that could not be planned has no report stage of its own that would show it.
+            command = python_module("evaluation.sweep_report", SweepReportArguments(sweep=directory))
+            subprocess.run([sys.executable, *command.argv[1:]], cwd=PROJECT_DIR, check=False)
+        with console.worded_errors():
+            raise ConfigError(
+                f"{len(self._failed)} points of the sweep failed: {'; '.join(self._failed)}",
+                "the same command continues with them; what is finished is skipped",
+            )
+
+
+def _sweep_directory(hydra: Any) -> Path:
+    return Path(hydra.sweep.dir).absolute()
 
 
 def swept_keys(overrides: Sequence[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Each stage is a pure function from configuration and paths to a plan: no input or output, no cluster types."""
+"""A module a stage: ``check`` says what can be known before anything is written, ``plan`` says what will run."""

@@ -1,23 +1,42 @@
-"""Plan the measurement of the served model: a static sweep, or a serving load."""
+"""Measurement of the served model: a static sweep, or a serving load."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 from evaluation.arguments import BenchmarkArguments
 from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.load_check import check_arguments
+from handover.errors import ConfigError
 from launcher.config.schema import BenchmarkKind, Config, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, partial, python_module
+from launcher.plan.stages.clients import check_server
 from launcher.plan.stages.settings import environment, expected_repository, resources
 
 
-def benchmark(config: Config, paths: RunPaths) -> StagePlan:
+def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Look for the server and read what a load is made of.
+
+    Raises:
+        ConfigError: there is no server, nothing to measure, or no file of prompts.
+    """
+    check_server(config, paths, stages)
+    if config.benchmark.kind is not BenchmarkKind.load:
+        return
+    arguments = load_arguments(config, paths)
+    check_arguments(arguments)
+    if arguments.prompt_file is not None and not arguments.prompt_file.is_file():
+        raise ConfigError(f"benchmark.load.prompt_file: there is no file {arguments.prompt_file}")
+
+
+def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     """Plan a benchmark against the run's own server, or against ``deployment.endpoint``."""
     attached = config.deployment.endpoint
     command = _load if config.benchmark.kind is BenchmarkKind.load else _static
-    return StagePlan(
+    stage = StagePlan(
         stage="benchmark",
         name=config.benchmark.run.name,
         commands=(command(config, paths),),
@@ -29,6 +48,7 @@ def benchmark(config: Config, paths: RunPaths) -> StagePlan:
         needs_server=attached is None and Stage.deploy in config.stages,
         independent=True,
     )
+    return [stage]
 
 
 def _static(config: Config, paths: RunPaths) -> Command:

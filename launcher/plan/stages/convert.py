@@ -1,15 +1,69 @@
-"""Plan the conversion of a training checkpoint into FasterTransformer shards."""
+"""Conversion of a training checkpoint into FasterTransformer shards: what the checkpoint says now, and the plan."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 from export_scripts.arguments import ConvertArguments
-from launcher.config.schema import Config
+from handover.errors import ConfigError
+from launcher.config.schema import Config, ModelType, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
+from launcher.plan.stages.evaluate import check_model
 from launcher.plan.stages.settings import environment, resources
 
+_T5 = "t5"
+_SHA256 = re.compile("[0-9a-fA-F]{64}")
 
-def convert(config: Config, paths: RunPaths) -> StagePlan:
+
+def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Open the checkpoint as the conversion will, and compare what it is with what shall be done with it.
+
+    Raises:
+        CheckpointError: it cannot be converted; see ``export_scripts.conversion.check.inspect_source``.
+        ConfigError: it is another model than the configuration or a stage needs.
+    """
+    from export_scripts.checkpoints.huggingface.hub import is_fetched
+    from export_scripts.conversion.check import inspect_source
+    from export_scripts.conversion.description import is_description
+    from export_scripts.conversion.random_weights import plan_random
+    from export_scripts.conversion.special_ids import with_settled_ids
+
+    model, checkpoint = config.export.model, paths.checkpoint
+    if model.checkpoint_sha256 is not None and not _SHA256.fullmatch(model.checkpoint_sha256):
+        raise ConfigError(
+            f"export.model.checkpoint_sha256 is '{model.checkpoint_sha256}', not a SHA-256",
+            "it has 64 hexadecimal digits: python -m export_scripts.inspect --sha256 <checkpoint> prints it",
+        )
+    if paths.hub_name and not is_fetched(paths.hub_name, checkpoint):
+        return  # its name is all that is known here
+    if model.random_weights:
+        made_up = plan_random(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
+        _check_family(config, str(checkpoint), made_up.source.family.name)
+        return
+    if is_description(checkpoint):
+        if not config.dry_run:
+            raise ConfigError(
+                f"export.model.checkpoint_path {checkpoint} is the description of a checkpoint",
+                "dry_run=true says what its conversion will take; to convert, give the checkpoint itself; "
+                "export.model.random_weights=true makes weights of its shape, to measure them",
+            )
+        return
+    opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
+    source = with_settled_ids(opened, model.start_id, model.end_id)
+    _check_family(config, str(checkpoint), source.family.name)
+    if Stage.export in stages and not source.tokenizer.members:
+        raise ConfigError(
+            f"{checkpoint} has no tokenizer, which export needs",
+            "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights; "
+            "stages=[convert] does without",
+        )
+    if Stage.evaluate in stages and not config.deployment.endpoint:
+        check_model(config, str(checkpoint), source.family.name == _T5)
+
+
+def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     """Plan the conversion: one command on one node."""
     model, run = config.export.model, config.export.run
     arguments = ConvertArguments(
@@ -26,7 +80,7 @@ def convert(config: Config, paths: RunPaths) -> StagePlan:
         checkpoint_sha256=model.checkpoint_sha256,
         hub_name=paths.hub_name,
     )
-    return StagePlan(
+    stage = StagePlan(
         stage="convert",
         name=f"convert_{run.model_train_name}",
         commands=(python_module("export_scripts.convert", arguments),),
@@ -36,3 +90,21 @@ def convert(config: Config, paths: RunPaths) -> StagePlan:
         log=paths.log("convert"),
         env=environment(config),
     )
+    return [stage]
+
+
+def _check_family(config: Config, checkpoint: str, family: str) -> None:
+    """A configuration for T5 names a T5; that for GPT is the default and says nothing."""
+    wanted = config.export.run.model_type
+    if wanted in (ModelType.t5, ModelType.mt5) and family != _T5:
+        raise ConfigError(
+            f"export.run.model_type is {wanted}, but {checkpoint} is no encoder-decoder: its family is {family}",
+            "take export=gpt3/export_gpt3, or the path of the T5",
+        )
+    sessions = config.export.triton_deployment.interactive_sessions
+    if sessions and family != "gpt":
+        raise ConfigError(
+            f"export.triton_deployment.interactive_sessions={sessions}, but {checkpoint} is of the family {family}: "
+            "only GPT has interactive sessions",
+            "take interactive_sessions=0",
+        )

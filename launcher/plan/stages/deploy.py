@@ -1,18 +1,41 @@
-"""Plan the server."""
+"""The server over the model repository."""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from deployment.arguments import NODE, GemmAutotuneArguments, ServeArguments
-from launcher.config.schema import Config, Engine, Stage
+from handover.errors import ConfigError
+from handover.manifest import FILE_NAME
+from launcher.config.schema import ClusterType, Config, Engine, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
 from launcher.plan.stages.settings import environment, resources, serving_topology
 
 
-def deploy(config: Config, paths: RunPaths) -> StagePlan:
+def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Look for the repository and try the ports.
+
+    Raises:
+        ConfigError: there is no repository, a port is taken, or the engine does not tune its GEMMs.
+    """
+    if config.deployment.engine is Engine.slipway and config.deployment.gemm_autotune:
+        raise ConfigError(
+            "deployment.gemm_autotune=true: the drop-in engine does not read gemm_config.ini",
+            "take gemm_autotune=false, or deployment.engine=fastertransformer in its container",
+        )
+    if Stage.export not in stages and not (paths.model_repository / FILE_NAME).is_file():
+        raise ConfigError(
+            f"there is no model repository at {paths.model_repository}", "add export to stages: stages=[export,deploy]"
+        )
+    if config.cluster_type is ClusterType.interactive:
+        _check_ports(config)
+
+
+def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     """Plan the server over the nodes that TP x PP fill.
 
     FasterTransformer drives all GPUs of a node from one process. Our engine takes one process a rank where the
@@ -41,7 +64,7 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
     gpus_per_node = layout.gpus // layout.nodes
     is_task_a_rank = deployment.engine is Engine.slipway and config.cluster.one_task_per_rank
     tasks_per_node = max(1, gpus_per_node) if is_task_a_rank else 1
-    return StagePlan(
+    stage = StagePlan(
         stage="deploy",
         name=deployment.run.name,
         commands=(
@@ -55,6 +78,30 @@ def deploy(config: Config, paths: RunPaths) -> StagePlan:
         env=environment(config) | ({"SLIPWAY_TORCH_KERNELS": "1"} if deployment.torch_kernels else {}),
         service=True,
     )
+    return [stage]
+
+
+def _check_ports(config: Config) -> None:
+    deployment = config.deployment
+    host = deployment.host or "127.0.0.1"
+    given = [
+        (name, getattr(deployment, name))
+        for name in ("http_port", "grpc_port", "metrics_port")
+        if getattr(deployment, name)
+    ]
+    for name, port in given:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except (OSError, OverflowError) as error:
+                raise ConfigError(
+                    f"deployment.{name}={port} cannot be used on {host}: {error}",
+                    "take another port, or 0 for a free one",
+                ) from None
+    ports = [port for _, port in given]
+    if len(set(ports)) < len(ports):
+        raise ConfigError(f"deployment's ports {ports} are not all different")
 
 
 def _preparations(config: Config, paths: RunPaths) -> tuple[Command, ...]:

@@ -1,24 +1,33 @@
-"""Plan the scoring of the served model, one plan for each evaluation that was chosen."""
+"""Scoring of the served model, one plan for each evaluation that was chosen."""
 
 from __future__ import annotations
 
+import configparser
 import dataclasses
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments, TextPairArguments
 from evaluation.parity.arguments import ParityArguments
+from evaluation.tasks.check import check_task
+from handover.errors import ConfigError
 from launcher.config.evaluation import (
+    DataTaskConfig,
     LambadaConfig,
     ParityConfig,
     SquadConfig,
     TaskConfig,
     TextPairConfig,
 )
-from launcher.config.schema import Config, Stage
+from launcher.config.nemo_keys import HARNESS
+from launcher.config.schema import Config, Engine, Stage
+from launcher.config.schema_help import legal_options, options
+from launcher.plan.evaluation_files import check_files
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
+from launcher.plan.stages.clients import check_server
 from launcher.plan.stages.settings import environment, expected_repository, resources
 
 _ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {
@@ -29,7 +38,45 @@ _ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {
 _PATHS = (Path, Path | None)
 
 
-def evaluate(config: Config, paths: RunPaths) -> list[StagePlan]:
+def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Look for the server, read the files of every evaluation as the stage will, and look at an exported model.
+
+    Raises:
+        ConfigError: no evaluation is chosen, a file is missing or malformed, or the model cannot be asked this.
+    """
+    if Stage.convert not in stages and not config.deployment.endpoint:
+        _check_exported_model(config, paths)
+    check_server(config, paths, stages)
+    if not config.evaluation.tasks:
+        raise ConfigError("evaluate: no evaluation is chosen", f"evaluation=[...]: {legal_options('evaluation', '')}")
+    _check_launcher_keys(config)
+    for name, task in config.evaluation.tasks.items():
+        place = f"evaluation.{name}"
+        if isinstance(task, DataTaskConfig) and task.data_path is None:
+            raise ConfigError(f"{place}.data_path is not set", "name the file to evaluate on")
+        try:
+            check_files(task_arguments(config, paths, name, task), paths, stages)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error.problem}", error.hint) from None
+
+
+def check_model(config: Config, model: str, is_encoder_decoder: bool) -> None:
+    """Refuse evaluations that cannot be computed from the answers of this run's model.
+
+    Args:
+        config: of the run.
+        model: what is scored, for the message.
+        is_encoder_decoder: the model is a T5.
+
+    Raises:
+        ConfigError: one of them cannot.
+    """
+    can_score_answers = config.deployment.engine is Engine.slipway or config.deployment.endpoint is not None
+    for task in config.evaluation.tasks:
+        check_task(task, model, is_encoder_decoder, can_score_answers)
+
+
+def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     """Plan each evaluation against the run's own server, or against ``deployment.endpoint``."""
     return [_plan(config, paths, name, task) for name, task in config.evaluation.tasks.items()]
 
@@ -72,3 +119,25 @@ def _plan(config: Config, paths: RunPaths, name: str, task: TaskConfig) -> Stage
         needs_server=attached is None and Stage.deploy in config.stages,
         independent=True,
     )
+
+
+def _check_exported_model(config: Config, paths: RunPaths) -> None:
+    """Look at the model that was exported before; what is not there, other checks report."""
+    from export_scripts.repository.names import ENGINE
+
+    parser = configparser.ConfigParser(interpolation=None)
+    size = config.export.model.tensor_model_parallel_size
+    parser.read(paths.model_repository / ENGINE / "1" / f"{size}-gpu" / "config.ini", encoding="utf-8")
+    if parser.sections():
+        check_model(config, str(paths.model_repository), parser.has_section("encoder"))
+
+
+def _check_launcher_keys(config: Config) -> None:
+    """Hold NeMo-Megatron-Launcher's ``run.tasks`` against what was chosen."""
+    given, chosen = config.evaluation.run.tasks, list(config.evaluation.tasks)
+    named = given if isinstance(given, list) else [] if given is None else [given]
+    for name in (part.strip() for text in named for part in str(text).split(",")):
+        if name not in chosen:
+            is_ours = name in options("evaluation")
+            hint = f"evaluation=[{','.join([*chosen, name])}]" if is_ours else f"legal: {', '.join(chosen)}; {HARNESS}"
+            raise ConfigError(f"evaluation.run.tasks names {name}, which is not chosen", hint)

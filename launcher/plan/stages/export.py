@@ -1,15 +1,33 @@
-"""Plan the export of an FT checkpoint as a Triton model repository."""
+"""Export of an FT checkpoint as a Triton model repository."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from export_scripts.arguments import ExportArguments
-from launcher.config.schema import Config
+from handover.errors import ConfigError
+from launcher.config.schema import Config, Engine, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.settings import environment, resources
 
 
-def export(config: Config, paths: RunPaths) -> StagePlan:
+def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Refuse a repository that its engine could not serve.
+
+    Raises:
+        ConfigError: ``text_deltas`` for FasterTransformer's own backend.
+    """
+    triton = config.export.triton_deployment
+    if triton.text_deltas and config.deployment.engine is Engine.fastertransformer:
+        raise ConfigError(
+            "export.triton_deployment.text_deltas=true with deployment.engine=fastertransformer: FasterTransformer's "
+            "backend does not give text_start, which the ensemble would wait for",
+            "take text_deltas=false, or deployment.engine=slipway",
+        )
+
+
+def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     """Plan the export: one command on one node; shards are linked, so it takes no space."""
     run, triton = config.export.run, config.export.triton_deployment
     arguments = ExportArguments(
@@ -30,7 +48,7 @@ def export(config: Config, paths: RunPaths) -> StagePlan:
         tokenizer_instances=triton.tokenizer_instances,
         text_deltas=triton.text_deltas,
     )
-    return StagePlan(
+    stage = StagePlan(
         stage="export",
         name=run.name,
         commands=(python_module("export_scripts.export", arguments),),
@@ -40,3 +58,4 @@ def export(config: Config, paths: RunPaths) -> StagePlan:
         log=paths.log("export"),
         env=environment(config),
     )
+    return [stage]

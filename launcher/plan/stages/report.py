@@ -1,18 +1,43 @@
-"""Plan the report over whatever the run produced, and the gate."""
+"""The report over whatever the run produced, and the gate."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from evaluation.arguments import GateArguments, ReportArguments, SweepReportArguments
+from evaluation.report.thresholds import read_thresholds
+from handover.errors import ConfigError
 from launcher.config.schema import Config
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.settings import environment, resources
 
 
-def report(config: Config, paths: RunPaths, sweep: Path | None) -> StagePlan:
-    """Plan the report, and the sweep's; it is written also where a stage before it failed, and says so."""
+def check(config: Config) -> None:
+    """Read the gate's limits and look for what the run is compared with.
+
+    Raises:
+        ConfigError: a file is missing or malformed.
+    """
+    given = config.evaluation.gate
+    if given.thresholds:
+        read_thresholds(Path(given.thresholds).expanduser())
+    if given.baseline and not Path(given.baseline).expanduser().is_dir():
+        raise ConfigError(
+            f"evaluation.gate.baseline: there is no directory {given.baseline}", "give a run's results directory"
+        )
+
+
+def plan(config: Config, paths: RunPaths, sweep: Path | None) -> list[StagePlan]:
+    """Plan the report, the report of the sweep that the run is a point of, and the gate where limits are given."""
+    stages = [_report(config, paths, sweep)]
+    if config.evaluation.gate.thresholds:
+        stages.append(_gate(config, paths))
+    return stages
+
+
+def _report(config: Config, paths: RunPaths, sweep: Path | None) -> StagePlan:
+    """Plan the report. It is written also where an earlier stage failed, and says so."""
     arguments = ReportArguments(
         results=paths.results,
         output=partial(paths.report),
@@ -36,7 +61,7 @@ def report(config: Config, paths: RunPaths, sweep: Path | None) -> StagePlan:
     )
 
 
-def gate(config: Config, paths: RunPaths) -> StagePlan:
+def _gate(config: Config, paths: RunPaths) -> StagePlan:
     """Plan the decision over the run's figures: it fails where the verdict is not GO."""
     output = paths.results / "gate"
     limits = _held_against(config)

@@ -1,4 +1,4 @@
-"""What can be known of the chosen evaluations before anything is submitted: their files are there, and whole."""
+"""The files that an evaluation reads, read before anything is submitted."""
 
 from __future__ import annotations
 
@@ -8,47 +8,16 @@ from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments
 from evaluation.parity.arguments import ParityArguments, check_arguments
 from handover.errors import ConfigError, nearest
 from handover.templates import read_templates
-from launcher.config.evaluation import DataTaskConfig
-from launcher.config.nemo_keys import HARNESS
-from launcher.config.schema import Config, Stage
-from launcher.config.schema_help import legal_options, options
+from launcher.config.schema import Stage
 from launcher.plan.paths import RunPaths
-from launcher.plan.stages.evaluate import task_arguments
 
 
-def check_evaluations(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
-    """Read the files of every evaluation as the stage will.
+def check_files(arguments: TaskArguments | ParityArguments, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Read the files of one evaluation as its stage will.
 
     Raises:
-        ConfigError: none is chosen, or a file is missing or malformed.
+        ConfigError: one is missing or malformed.
     """
-    tasks = config.evaluation.tasks
-    if not tasks:
-        raise ConfigError("evaluate: no evaluation is chosen", f"evaluation=[...]: {legal_options('evaluation', '')}")
-    _check_launcher_keys(config)
-    for name, task in tasks.items():
-        place = f"evaluation.{name}"
-        if isinstance(task, DataTaskConfig) and task.data_path is None:
-            raise ConfigError(f"{place}.data_path is not set", "name the file to evaluate on")
-        arguments = task_arguments(config, paths, name, task)
-        try:
-            _read(arguments, paths, stages)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: {error.problem}", error.hint) from None
-
-
-def _check_launcher_keys(config: Config) -> None:
-    """Hold NeMo-Megatron-Launcher's ``run.tasks`` against what was chosen."""
-    given, chosen = config.evaluation.run.tasks, list(config.evaluation.tasks)
-    named = given if isinstance(given, list) else [] if given is None else [given]
-    for name in (part.strip() for text in named for part in str(text).split(",")):
-        if name not in chosen:
-            is_ours = name in options("evaluation")
-            hint = f"evaluation=[{','.join([*chosen, name])}]" if is_ours else f"legal: {', '.join(chosen)}; {HARNESS}"
-            raise ConfigError(f"evaluation.run.tasks names {name}, which is not chosen", hint)
-
-
-def _read(arguments: TaskArguments | ParityArguments, paths: RunPaths, stages: Collection[Stage]) -> None:
     if isinstance(arguments, ParityArguments):
         _check_parity(arguments, paths, stages)
     elif isinstance(arguments, LambadaArguments):

@@ -1,0 +1,33 @@
+"""Every stage by its name.
+
+A new stage is a module of this folder, a line in ``STAGES``, and a name in ``launcher.config.schema.Stage``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from launcher.config.schema import Config, Stage
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import StagePlan
+from launcher.plan.stages import benchmark, convert, deploy, evaluate, export
+
+
+class StageModule(Protocol):
+    """What a module of a stage has. Neither function writes anything, nor changes the configuration."""
+
+    def check(self, config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+        """Refuse what can be known to fail, given the stages of the run; the first problem is raised."""
+
+    def plan(self, config: Config, paths: RunPaths) -> list[StagePlan]:
+        """Say what the stage will run."""
+
+
+STAGES: Mapping[Stage, StageModule] = {
+    Stage.convert: convert,
+    Stage.export: export,
+    Stage.deploy: deploy,
+    Stage.evaluate: evaluate,
+    Stage.benchmark: benchmark,
+}
