@@ -34,7 +34,7 @@ from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.config import ModelConfig, read_config
-from backends.fastertransformer.engine.model.layouts import Share, read_model
+from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import Reader, load_weights
@@ -112,7 +112,7 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
 
     precision = choose_precision("fp32", torch.device("cpu"))
     reader = Reader(config, 1, precision, torch.device("meta"), True, None, write)
-    read_model(reader, config, Share(range(config.num_layer)), has_head=True)
+    read_model(reader, config, Partition(range(config.num_layer)), has_head=True)
     return config
 
 

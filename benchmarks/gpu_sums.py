@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from backends.fastertransformer.engine.parallel.group import Group
-from backends.fastertransformer.engine.parallel.peer_memory import open_peers
+from backends.fastertransformer.engine.parallel.peer_memory import open_peer_memory
 from backends.fastertransformer.engine.parallel.rank import Ranks
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.gpu_models import Table, median_seconds, need_gpu
@@ -116,7 +116,7 @@ def measure(rank: int, arguments: SumsArguments, directory: str) -> None:
     torch.cuda.set_device(device)
     ranks = Ranks(rank, size, rank, size, f"{directory}/rendezvous", directory, _TIMEOUT_S)
     group = Group(ranks, device, Settings(Path(directory), size, 1, "fp16") if rank == 0 else None)
-    peers = open_peers(group, device, _MOST_ROWS * arguments.hidden)
+    peers = open_peer_memory(group, device, _MOST_ROWS * arguments.hidden)
     table = Table(arguments.csv, arguments.commit) if rank == 0 else None
     for rows in arguments.rows:
         numbers = rows * arguments.hidden
@@ -134,9 +134,9 @@ def measure(rank: int, arguments: SumsArguments, directory: str) -> None:
         symmetric_us = time_sum(symmetric) if symmetric else None
         if table:
             table.add(Row(size, rows, numbers * 2 / 1000, nccl_us, peers_us, symmetric_us, error))
-    group.agree(1)
-    group.lines.say_farewell()
-    group.leave()
+    group.all_reduce_min(1)
+    group.control.say_farewell()
+    group.close()
 
 
 def main(argv: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from backends.fastertransformer.engine.model.config import read_config
-from backends.fastertransformer.engine.model.layouts import Share, read_model
+from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES, choose_precision
 from backends.fastertransformer.engine.model.shards import planned
 from backends.fastertransformer.engine.model.weights import Reader, load_weights
@@ -78,9 +78,9 @@ def write_shards(arguments: WeightsArguments) -> int:
     (directory / "config.ini").write_text(text)
     config, order = read_config(directory), list[tuple[str, tuple[int, ...]]]()
     source_type = TORCH_TYPES[arguments.weight_data_type]
-    precision, share = choose_precision("fp32", device), Share(range(config.num_layer))
+    precision, partition = choose_precision("fp32", device), Partition(range(config.num_layer))
     plan = Reader(config, 1, precision, torch.device("meta"), False, None, planned(source_type, order))
-    read_model(plan, config, share, False)
+    read_model(plan, config, partition, False)
     numbers = torch.randn(_BLOCK_BYTES // source_type.itemsize).mul_(0.02).to(source_type)
     block = numbers.view(torch.int16 if source_type.itemsize == 2 else torch.int32).numpy().view(np.uint8).data
 

@@ -14,7 +14,7 @@ from support.network_runs import CPU, prefill_logits, some_ids
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.model.config import read_config
-from backends.fastertransformer.engine.model.layouts import Share, read_model
+from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.linear import Int8Linear, Linear
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import Precision, choose_precision
@@ -74,7 +74,7 @@ def test_a_gpus_head_is_int8_beside_the_table_that_tokens_are_looked_up_in(has_h
     for is_int8 in (False, True):
         precision, shards = Precision(torch.float16, torch.float16, "", is_int8), made_up(torch.float16, CPU)
         reader = Reader(config, 1, precision, CPU, False, None, shards)
-        found.append(read_model(reader, config, Share(range(1)), has_head))
+        found.append(read_model(reader, config, Partition(range(1)), has_head))
     full, quantised = found
     assert full.head and quantised.head and isinstance(quantised.head, Int8Linear)
     assert quantised.token_embedding.dtype == torch.float16

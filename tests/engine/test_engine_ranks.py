@@ -25,7 +25,7 @@ from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.model.layouts import vocabulary_part
-from backends.fastertransformer.engine.parallel.steps import ranked
+from backends.fastertransformer.engine.parallel.comm import argmax_keys
 from backends.fastertransformer.engine.settings import Settings
 
 CPU = torch.device("cpu")
@@ -312,9 +312,9 @@ def test_the_largest_key_is_the_likeliest_tokens_and_the_first_of_equals() -> No
     values = torch.tensor([-0.0, 0.0, -1.5, 3e38, -3e38, 3e38, 1e-40, float("-inf"), 65504.0])
     for count in range(1, len(values) + 1):
         tokens = torch.randperm(1 << 20)[:count].sort().values
-        best = ranked(values[:count], tokens).argmax()
+        best = argmax_keys(values[:count], tokens).argmax()
         assert tokens[best] == tokens[values[:count].argmax()]
-        assert ranked(values[:count], tokens).unique().numel() == count
+        assert argmax_keys(values[:count], tokens).unique().numel() == count
 
 
 @pytest.mark.parametrize("vocab_size", [4, 97, 50257, 256000])

@@ -17,7 +17,7 @@ import torch
 
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.parallel import group
-from backends.fastertransformer.engine.parallel.control import Lines
+from backends.fastertransformer.engine.parallel.control import ControlChannel
 from backends.fastertransformer.engine.parallel.door import call
 from backends.fastertransformer.engine.parallel.group import Group
 from backends.fastertransformer.engine.parallel.rank import Ranks, read_ranks
@@ -30,11 +30,11 @@ def place(directory: Path, **changes: object) -> Ranks:
     return Ranks(**(values | {"rendezvous": str(directory / "rendezvous")} | changes))  # type: ignore[arg-type]
 
 
-def begin_rank_0(directory: Path) -> tuple[threading.Thread, list[Lines], dict[str, Any]]:
+def begin_rank_0(directory: Path) -> tuple[threading.Thread, list[ControlChannel], dict[str, Any]]:
     """Let rank 0 wait for another: the thread, its lines as soon as that has come, and the address it gives."""
-    lines: list[Lines] = []
+    lines: list[ControlChannel] = []
     ranks = place(directory, world_size=2, timeout_s=60)
-    first = threading.Thread(target=lambda: lines.append(Lines(ranks, b"value")))
+    first = threading.Thread(target=lambda: lines.append(ControlChannel(ranks, b"value")))
     first.start()
     while not (directory / "rendezvous").exists():
         time.sleep(0.01)
@@ -56,18 +56,20 @@ def test_a_group_knows_whether_its_rank_0_has_begun_another_before(
         ranks = place(tmp_path, world_size=1, local_size=1, timeout_s=60)
         joined = Group(ranks, torch.device("cpu"), Settings(tmp_path, 1, 1, "fp32"))
         found.append(joined.is_first)
-        joined.leave()
+        joined.close()
     assert found == [True, False]
 
 
 def test_a_rank_finds_rank_0_that_comes_after_one_that_is_gone(tmp_path: Path) -> None:
     """The same run again, as after a requeue: the port in the file is closed until rank 0 has come."""
     (tmp_path / "rendezvous").write_text('{"host": "127.0.0.1", "port": 1, "run": "now"}')
-    found: list[Lines] = []
-    seeker = threading.Thread(target=lambda: found.append(Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))))
+    found: list[ControlChannel] = []
+    seeker = threading.Thread(
+        target=lambda: found.append(ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=60)))
+    )
     seeker.start()
     time.sleep(1)
-    lines = Lines(place(tmp_path, world_size=2, timeout_s=60), b"value")
+    lines = ControlChannel(place(tmp_path, world_size=2, timeout_s=60), b"value")
     seeker.join(50)
     assert found and found[0].greeting == b"value"
     for one, other in ((lines, found[0]), (found[0], lines)):
@@ -83,7 +85,7 @@ def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
     with socket.create_connection((address["host"], address["port"])) as one:
         one.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
         with socket.create_connection((address["host"], address["port"])):  # says nothing
-            second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))
+            second = ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=60))
     first.join(50)
     assert second.greeting == b"value" and not lines[0].lost
     second.close()
@@ -106,7 +108,7 @@ def test_strangers_who_are_slow_keep_nobody_waiting(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     time.sleep(0.2)
-    second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=10))
+    second = ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=10))
     first.join(10)
     assert second.greeting == b"value" and lines
     for stranger in strangers:
@@ -127,7 +129,7 @@ def test_the_secret_is_its_owners_alone(tmp_path: Path) -> None:
     other = dict(address, secret="00" * 16)
     with pytest.raises(OSError, match="hung up"):
         call(other, 1, 0)
-    second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))
+    second = ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=60))
     first.join(50)
     late, _ = call(address, 1, 0)  # somebody who knows the secret, when all have come
     late.settimeout(10)
@@ -140,12 +142,12 @@ def test_the_secret_is_its_owners_alone(tmp_path: Path) -> None:
 def test_a_rank_that_gives_a_call_up_and_calls_again_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lines, "_end_process", lambda lines: None)
+    monkeypatch.setattr(ControlChannel, "_end_process", lambda lines: None)
     first, lines, address = begin_rank_0(tmp_path)
     for kind in (0, 1):  # as a rank does that rank 0 has kept waiting for its greeting
         with socket.create_connection((address["host"], address["port"])) as line:
             line.sendall(bytes.fromhex(address["secret"]) + kind.to_bytes(8, "big") + (1).to_bytes(8, "big"))
-    second = Lines(place(tmp_path, rank=1, world_size=2, timeout_s=20))
+    second = ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=20))
     first.join(50)
     with closing(second), closing(lines[0]):
         lines[0].send(b"word")
@@ -154,10 +156,12 @@ def test_a_rank_that_gives_a_call_up_and_calls_again_is_not_lost(
 
 
 def test_all_that_is_to_be_done_at_a_loss_is_done_though_some_of_it_fails(tmp_path: Path) -> None:
-    found: list[Lines] = []
-    seeker = threading.Thread(target=lambda: found.append(Lines(place(tmp_path, rank=1, world_size=2, timeout_s=60))))
+    found: list[ControlChannel] = []
+    seeker = threading.Thread(
+        target=lambda: found.append(ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=60)))
+    )
     seeker.start()
-    lines = Lines(place(tmp_path, world_size=2, timeout_s=60))
+    lines = ControlChannel(place(tmp_path, world_size=2, timeout_s=60))
     seeker.join(50)
     is_called = threading.Event()
     lines.at_loss += [lambda: 1 / 0, is_called.set]
@@ -173,7 +177,7 @@ def test_a_rank_waits_for_rank_0_of_its_own_run_only(content: str | None, tmp_pa
     if content is not None:
         (tmp_path / "rendezvous").write_text(content)
     with pytest.raises(EngineError, match="rank 1: rank 0 has not come within 1 s"):
-        Lines(place(tmp_path, rank=1))
+        ControlChannel(place(tmp_path, rank=1))
 
 
 @pytest.mark.parametrize("size", [1, 200, 5000])

@@ -16,7 +16,7 @@ import torch
 from support.faulty_ranks import FAILS_EVERYWHERE, FAILS_IN_RANK_1, PROJECT
 from support.gpt2_checkpoint import random_gpt2, write_shards
 
-PROGRAM = Path(__file__).with_name("faulty_ranks.py")
+PROGRAM = PROJECT / "tests" / "support" / "faulty_ranks.py"
 
 
 class Talk:

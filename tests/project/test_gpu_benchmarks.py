@@ -10,7 +10,7 @@ from support.gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from backends.fastertransformer.engine.model.config import read_config
-from backends.fastertransformer.engine.model.layouts import Share, read_model
+from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.shards import planned
 from backends.fastertransformer.engine.model.weights import Reader
@@ -129,7 +129,7 @@ def test_a_models_config_has_the_bytes_that_are_counted(name: str, tmp_path: Pat
     meta = torch.device("meta")
     precision = choose_precision("bf16", torch.device("cuda"))
     reader = Reader(config, 1, precision, meta, False, None, planned(torch.bfloat16, []))
-    read_model(reader, config, Share(range(config.num_layer)), has_head=name == "T5 v1.1 XXL")
+    read_model(reader, config, Partition(range(config.num_layer)), has_head=name == "T5 v1.1 XXL")
     whole = size.weight_bytes(2) + size.once_bytes(2)
     assert whole < reader.size_bytes < 1.06 * whole  # embeddings that are not heads, norms and biases
 

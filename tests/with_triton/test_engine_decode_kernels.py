@@ -8,8 +8,7 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
 from backends.fastertransformer.engine.model.positions import Rotary, Rotation
-from backends.fastertransformer.engine.sampling.argmax import LOST, likeliest
-from backends.fastertransformer.engine.sampling.sampling import draw, keep_top_k, keep_top_p
+from backends.fastertransformer.engine.sampling.sampling import NOT_FINITE, argmax, draw, keep_top_k, keep_top_p
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -120,8 +119,8 @@ def test_the_likeliest_token_goes_where_the_next_step_begins(rows: int, columns:
     for _ in range(2):  # what the first one leaves must not matter
         ids, positions = torch.full((rows,), -5, device=DEVICE), torch.arange(rows, device=DEVICE)
         tokens = take_likeliest(logits, ids, positions)
-        assert torch.equal(tokens, likeliest(logits)) and tokens[0] == 7
-        assert ((ids == tokens) | (tokens == LOST)).all() and ((ids >= 0) & (ids < columns)).all()
+        assert torch.equal(tokens, argmax(logits)) and tokens[0] == 7
+        assert ((ids == tokens) | (tokens == NOT_FINITE)).all() and ((ids >= 0) & (ids < columns)).all()
         assert positions.tolist() == list(range(1, rows + 1))
 
 

@@ -62,7 +62,7 @@ class Engine:
         known = self._conversations
         self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, conversations=known)
         if loaded.group:
-            loaded.group.lines.at_loss.append(lambda: self._arrivals.put(None))
+            loaded.group.control.at_loss.append(lambda: self._arrivals.put(None))
 
     def parse(self, tensors: Mapping[str, Array]) -> Request:
         """Check one request; see request.parse_request."""
@@ -126,7 +126,7 @@ class Engine:
         while self._take_arrivals():
             problem = ""
             try:
-                self._steps.check()
+                self._steps.raise_if_rank_lost()
                 if not self._scheduler.is_idle:
                     self._scheduler.step()
             except GroupLostError as error:
@@ -144,11 +144,11 @@ class Engine:
     def _begin_anew(self, problem: str) -> None:
         """Fail what has begun; with processes of our own, start them anew and go on with what waits.
 
-        Where somebody else has started them, this one ends with them in a moment; see ranks/lines.py.
+        Where somebody else has started them, this one ends with them in a moment; see parallel/control.py.
         """
         _log.error("%s", problem)
-        waiting = self._scheduler.give_up(problem, only_begun=self._loaded.crew is not None)
-        if not self._loaded.crew:
+        waiting = self._scheduler.give_up(problem, only_begun=self._loaded.workers is not None)
+        if not self._loaded.workers:
             return
         self._loaded.abandon()
         del self._scheduler, self._loaded, self._steps
@@ -204,7 +204,7 @@ def open_engine(
         settings: what to load and how to run it.
         device: None for a GPU where there is one, else the CPU.
         group: the processes that hold the network together, of which this is the first; None: the engine starts those
-            that are needed, see crew.py.
+            that are needed, see parallel/workers.py.
         max_rows: sequences in one step at most.
 
     Raises:

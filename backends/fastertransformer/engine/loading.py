@@ -15,15 +15,16 @@ from .cache.kv_cache import KvCache
 from .cache.sizing import CacheShape, free_bytes
 from .errors import EngineError
 from .model.config import read_config
-from .model.layouts import Share
+from .model.layouts import Partition
 from .model.network import Network
 from .model.precision import choose_device, choose_precision
 from .model.prefixes import read_prefixes
 from .model.weights import load_weights
 from .ops.kernels import problem_on
+from .parallel.comm import GroupComm
 from .parallel.group import Group
-from .parallel.steps import Leader, ProcessLinks
-from .parallel.workers import Crew, needs_crew
+from .parallel.steps import RankZeroSteps
+from .parallel.workers import WorkerProcesses, needs_workers
 from .settings import Settings
 from .steps.steps import Steps
 from .steps.warmup import warm_up
@@ -41,27 +42,27 @@ class Loaded:
         description: what runs, where and how, in one line.
         threads: that torch computes with on a CPU.
         group: of processes; None: there is only this one.
-        crew: those of them that this one has started; None: none.
+        workers: those of them that this one has started; None: none.
     """
 
     steps: Steps
     description: str
     threads: int
     group: Group | None
-    crew: Crew | None
+    workers: WorkerProcesses | None
 
     def close(self) -> None:
         """End in good order, the other processes too."""
         self.steps.close()
-        if self.crew:
-            self.crew.dismiss()
+        if self.workers:
+            self.workers.dismiss()
 
     def abandon(self) -> None:
         """End the other processes, whatever they do, and part from them."""
-        if self.crew:
-            self.crew.kill()
+        if self.workers:
+            self.workers.kill()
         if self.group:
-            self.group.leave()
+            self.group.close()
 
 
 def load(settings: Settings, device: torch.device, group: Group | None = None) -> Loaded:
@@ -75,14 +76,14 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
     Raises:
         EngineError: see there.
     """
-    crew = None
+    workers = None
     with ExitStack() as undo:
-        if group is None and needs_crew(settings, device):
-            crew = Crew(settings)
-            undo.callback(crew.kill)
-            group = Group(crew.ranks, device, settings, crew)
+        if group is None and needs_workers(settings, device):
+            workers = WorkerProcesses(settings)
+            undo.callback(workers.kill)
+            group = Group(workers.ranks, device, settings, workers)
         if group:
-            undo.callback(group.leave)
+            undo.callback(group.close)
         threads = _choose_threads(settings, group)
         # libgomp keeps workers for each thread that computes. Once all of them are more than there are cores, none
         # spins at a barrier any more: each operator takes two wake-ups, 60 us where it took 10. So loading's end with
@@ -96,10 +97,10 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
         if note:
             description += f"; {note}"
             _log.info(note)
-        if crew and group:
-            group.outlive(crew)
+        if workers and group:
+            group.survive_losses(workers)
         undo.pop_all()
-    return Loaded(steps, description, threads, group, crew)
+    return Loaded(steps, description, threads, group, workers)
 
 
 def _out_of_memory(settings: Settings, device: torch.device, error: torch.OutOfMemoryError) -> str:
@@ -129,24 +130,24 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     config = read_config(directory, settings.model_type)
     precision = choose_precision(settings.data_type, device, settings.int8_mode)
     start = time.perf_counter()
-    share = group.share(config) if group else Share(range(config.num_layer))
+    partition = group.partition(config) if group else Partition(range(config.num_layer))
     with torch.inference_mode():
         sharers = local_size if device.type == "cpu" else 1
         made_up = settings.has_made_up_weights
-        weights = load_weights(directory, config, tensor_para_size, precision, device, share, sharers, made_up)
+        weights = load_weights(directory, config, tensor_para_size, precision, device, partition, sharers, made_up)
         seconds = time.perf_counter() - start
-        links = ProcessLinks(group, config, precision.compute, device) if group else None
-        network = Network(config, weights, links)
+        comm = GroupComm(group, config, precision.compute, device) if group else None
+        network = Network(config, weights, comm)
         layers = len(weights.decoder.layers) if weights.decoder else 0
-        heads = config.head_num // (1 if share.rank is None else tensor_para_size)
+        heads = config.head_num // (1 if partition.rank is None else tensor_para_size)
         shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
-        prefixes = read_prefixes(directory, config, tensor_para_size, precision, device, share)
+        prefixes = read_prefixes(directory, config, tensor_para_size, precision, device, partition)
         budget = choose_budget(settings, free_bytes(device) // sharers, device)
         if group:  # as many tokens as in every other process; a stage may have no layers
-            budget = group.agree(budget // max(shape.token_bytes, 1)) * max(shape.token_bytes, 1)
+            budget = group.all_reduce_min(budget // max(shape.token_bytes, 1)) * max(shape.token_bytes, 1)
         longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
         cache = KvCache(shape, device, budget, longest)
-    what = f"{tensor_para_size} shards" if share.rank is None else f"shard {share.rank} of {tensor_para_size}"
+    what = f"{tensor_para_size} shards" if partition.rank is None else f"shard {partition.rank} of {tensor_para_size}"
     saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
     description = (
         f"{settings.model_type} {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size}"
@@ -154,12 +155,12 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         f" weights {weights.size_bytes / 1e9:.3g} GB{saved}, KV cache up to {cache.budget_bytes / 1e9:.3g} GB"
         f" ({shape.token_bytes} bytes a token); {torch.get_num_threads()} CPU threads"
     )
-    if group and links:
-        description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {share.layers}"
-        description += f", {links.note}" if links.is_split else ""
+    if group and comm:
+        description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {partition.layers}"
+        description += f", {comm.note}" if comm.is_split else ""
     _log.info(description)
     if group and group.ranks.rank == 0:
-        return Leader(network, cache, prefixes, group), description
+        return RankZeroSteps(network, cache, prefixes, group), description
     return Steps(network, cache, prefixes), description
 
 

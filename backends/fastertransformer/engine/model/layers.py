@@ -10,69 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ops.kernels import can_run_on
-from ..sampling.argmax import likeliest
+from ..parallel.comm import Comm
 from .config import Stack
 from .layouts import CrossWeights, LayerWeights
-from .linear import Linear, Norm
-
-
-class Links:
-    """Where the network goes on in other processes; this is the case that it does not. See parallel.ProcessLinks.
-
-    Attributes:
-        is_split: whether several processes share each layer, and the vocabulary.
-    """
-
-    is_split = False
-
-    def share(self, x: Tensor) -> Tensor:
-        """Give every process rank 0's numbers, in place."""
-        return x
-
-    def enter(self, embed: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Give what the first layer here works on, [*shape, hidden]: the embedding, or an earlier process's result."""
-        return embed()
-
-    def add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
-        """Add a product to x in place: this process's alone, or the sum of all processes' parts of it."""
-        return linear.fused(inner, residual=x)
-
-    def leave(self, x: Tensor) -> Tensor:
-        """Pass on what the last layer here has made; gives the last layer of all's where this process predicts."""
-        return x
-
-    def gather_logits(self, logits: Tensor) -> Tensor:
-        """Put the processes' parts of the vocabulary side by side, [N, part] -> [N, V] in rank 0."""
-        return logits
-
-    def choose(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
-        """Choose the likeliest tokens, have the next step begin with them, and go on by a position.
-
-        Args:
-            logits: fp32 [N, V], or this process's part of the vocabulary.
-            ids: int64 [N]; takes the tokens.
-            positions: int64 [N]; each is raised by 1.
-
-        Returns:
-            int64 [N]; see likeliest.likeliest.
-        """
-        if can_run_on(logits.device):
-            from ..ops.kernels.argmax import take_likeliest
-
-            return take_likeliest(logits, ids, positions)
-        tokens = likeliest(logits)
-        ids.copy_(tokens.clamp(min=0))
-        positions += 1
-        return tokens
-
-    def spread(self, x: Tensor) -> Tensor:
-        """Give every process what the last layer of all has made."""
-        return x
-
-    def gather(self, parts: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
-        """Give what every layer of the encoder attends to, [B, H, S, S] each, of [B, S] and what the layers here do."""
-        return parts
+from .linear import Norm
 
 
 @dataclass(frozen=True)
@@ -91,7 +32,7 @@ class Call:
 
 
 def run_layer(
-    stack: Stack, layer: LayerWeights, x: Tensor, call: Call, links: Links, memory: Tensor | None = None
+    stack: Stack, layer: LayerWeights, x: Tensor, call: Call, comm: Comm, memory: Tensor | None = None
 ) -> Tensor:
     """Run a layer on x [B, T, hidden], which is overwritten; memory: the layer's part of the cache."""
     first: Norm | None = layer.input_norm
@@ -103,13 +44,13 @@ def run_layer(
             normed, first, second = (x, first, first) if x.shape[:2] == (1, 1) else (first(x), None, None)
         attended = _attend(stack, layer, normed, first, call, memory)
         inner = _mlp(stack, layer, normed, second, call.tasks)
-        return links.add(links.add(x, layer.attention_out, attended), layer.mlp_out, inner)
+        return comm.all_reduce_add(comm.all_reduce_add(x, layer.attention_out, attended), layer.mlp_out, inner)
     before, behind = ((first, second), (None, None)) if stack.is_pre_norm else ((None, None), (first, second))
-    x = links.add(x, layer.attention_out, _attend(stack, layer, x, before[0], call, memory))
+    x = comm.all_reduce_add(x, layer.attention_out, _attend(stack, layer, x, before[0], call, memory))
     x = behind[0](x) if behind[0] else x
     if layer.cross:
-        x = links.add(x, layer.cross.out, _attend_source(stack, layer.cross, x, call, memory))
-    x = links.add(x, layer.mlp_out, _mlp(stack, layer, x, before[1], call.tasks))
+        x = comm.all_reduce_add(x, layer.cross.out, _attend_source(stack, layer.cross, x, call, memory))
+    x = comm.all_reduce_add(x, layer.mlp_out, _mlp(stack, layer, x, before[1], call.tasks))
     return behind[1](x) if behind[1] else x
 
 

@@ -86,7 +86,7 @@ class StackWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """The tensors of a model that this process holds; see Share.
+    """The tensors of a model that this process holds; see Partition.
 
     Attributes:
         token_embedding: [vocab, hidden]; without rows where this process does not embed.
@@ -112,7 +112,7 @@ class ModelWeights:
 
 
 @dataclass(frozen=True)
-class Share:
+class Partition:
     """Which part of the network a process holds.
 
     Attributes:
@@ -140,35 +140,39 @@ def head_name(config: ModelConfig) -> str:
     return (_T5_NAMES if config.encoder else _GPT_NAMES)[2]
 
 
-def read_model(read: Reader, config: ModelConfig, share: Share, has_head: bool) -> ModelWeights:
-    """Read a process's share of the checkpoint that config.ini calls for.
+def read_model(read: Reader, config: ModelConfig, partition: Partition, has_head: bool) -> ModelWeights:
+    """Read a process's partition of the checkpoint that config.ini calls for.
 
     Args:
         read: gives the tensors.
         config: of the whole model.
-        share: which part of it.
+        partition: which part of it.
         has_head: whether there is a file for the head; a GPT-J or GPT-NeoX must have it.
     """
     width, is_t5, has_decoder = config.hidden_units, config.encoder is not None, config.family != "t5-encoder"
     table_name, positions_name, _, bias_name = _T5_NAMES if is_t5 else _GPT_NAMES
-    predicts = share.predicts and has_decoder
+    predicts = partition.predicts and has_decoder
     has_head = has_head or config.family in ("gptj", "gptneox")
     has_head_bias = config.family == "gptj" or (is_t5 and config.has_biases)
     vocabulary, table, positions, norm, head = (config.vocab_size, width), None, None, None, None
-    if share.embeds or (predicts and not has_head):
+    if partition.embeds or (predicts and not has_head):
         table = read.tensor(table_name, vocabulary, dtype=read.head_type)
     if predicts:
         bias = read.tensor(bias_name, vocabulary[:1], dtype=read.head_type) if has_head_bias else None
         head = read.head(head_name(config) if has_head else None, vocabulary, table, bias)
-    if share.embeds and config.positions == "learned":
+    if partition.embeds and config.positions == "learned":
         positions = read.tensor(positions_name, (config.max_pos_seq_len, width))
-    if share.embeds and config.has_embedding_norm:
+    if partition.embeds and config.has_embedding_norm:
         norm = read.norm("model.pre_decoder_layernorm", config)
-    embedding = table if share.embeds and table is not None else read.empty((0, width))
-    encoder = _t5_stack(read, config, "encoder", share.encoder_layers) if is_t5 else None
+    embedding = table if partition.embeds and table is not None else read.empty((0, width))
+    encoder = _t5_stack(read, config, "encoder", partition.encoder_layers) if is_t5 else None
     decoder = None
     if has_decoder:
-        decoder = _t5_stack(read, config, "decoder", share.layers) if is_t5 else _gpt_stack(read, config, share.layers)
+        decoder = (
+            _t5_stack(read, config, "decoder", partition.layers)
+            if is_t5
+            else _gpt_stack(read, config, partition.layers)
+        )
     sizes = read.size_bytes, read.saved_bytes
     return ModelWeights(embedding, positions, norm, encoder, decoder, head, read.empty((0, 0)), *sizes)
 

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache, put
 from ..ops.kernels import can_run_on
+from ..parallel.comm import Comm
 from .attention import ContinuedRows, KeptSource, Manner, NewRows, NextTokens, WholeRows
 from .config import ModelConfig, Stack
-from .layers import Call, Links, adapted, run_layer, split
+from .layers import Call, adapted, run_layer, split
 from .layouts import ModelWeights, StackWeights
 from .linear import Norm
 from .packed_rows import Rows
@@ -36,16 +37,16 @@ class Network:
     Args:
         config: of the whole.
         weights: tensors.
-        links: to the other parts.
+        comm: with the processes that hold the other parts.
 
     Attributes:
-        config, weights, links: those.
+        config, weights, comm: those.
     """
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, links: Links | None = None) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, comm: Comm | None = None) -> None:
         self.config = config
         self.weights = weights
-        self.links = links or Links()
+        self.comm = comm or Comm()
         self._like = weights.like  # a tensor on this process's device, in the format of keys and values
         self._manner = _manner(config, weights.decoder, is_both_ways=False)
         self._encoder_manner = _manner(config.encoder or config, weights.encoder, is_both_ways=True)
@@ -71,7 +72,7 @@ class Network:
         how = self._manner, self._like
         attend = ContinuedRows(cache, rows, longest, *how) if longest else NewRows(cache, rows, *how)
         x = self._enter(rows, embeddings)
-        return self.links.leave(self._decoder(x, attend, rows.slots, cache))[0]
+        return self.comm.send_output(self._decoder(x, attend, rows.slots, cache))[0]
 
     def decode(self, ids: Tensor, positions: Tensor, slots: Tensor | slice, cache: KvCache) -> Tensor:
         """Run one token of every row.
@@ -86,8 +87,8 @@ class Network:
             [B, hidden], before the final norm.
         """
         attend = NextTokens(positions, cache.tables[slots], cache.windows[slots], self._manner, self._like)
-        x = self.links.enter(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
-        return self.links.leave(self._decoder(x, attend, slots, cache))[:, 0]
+        x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
+        return self.comm.send_output(self._decoder(x, attend, slots, cache))[:, 0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary."""
@@ -128,12 +129,12 @@ class Network:
         call = Call(attend, cache.sources[1, rows.slots][None] if self.config.ia3_num_tasks else None)
         x = self._enter(rows, embeddings)
         for layer in weights.layers:
-            x = run_layer(stack, layer, x, call, self.links)
-        x = self.links.spread(self.links.leave(x))
+            x = run_layer(stack, layer, x, call, self.comm)
+        x = self.comm.broadcast_output(self.comm.send_output(x))
         x = weights.final_norm(x) if weights.final_norm else x
         self._remember(x, rows, cache, call.tasks)
         if attentions is not None:
-            attentions[:] = self.links.gather(attentions, (len(rows.ends) - 1, rows.longest))
+            attentions[:] = self.comm.gather_attentions(attentions, (len(rows.ends) - 1, rows.longest))
         return x[0]
 
     def _remember(self, encoded: Tensor, rows: Rows, cache: KvCache, tasks: Tensor | None) -> None:
@@ -161,13 +162,13 @@ class Network:
             source = KeptSource(cache.source_tables[slots], lengths, config.attention_scale)
             call = Call(attend, tasks.view(x.shape[:2]) if config.ia3_num_tasks else None, source)
         for layer, memory in zip(weights.layers, cache.memory, strict=True):
-            x = run_layer(config, layer, x, call, self.links, memory)
+            x = run_layer(config, layer, x, call, self.comm, memory)
         return x
 
     def _enter(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
         """Give what the first layer here works on, [1, T, hidden]."""
         ids, positions = rows.ids[None], rows.positions[None]
-        return self.links.enter(lambda: self._embed(ids, positions, embeddings), (1, len(rows.ids)))
+        return self.comm.recv_input(lambda: self._embed(ids, positions, embeddings), (1, len(rows.ids)))
 
     def _embed_next(self, ids: Tensor, positions: Tensor) -> Tensor:
         """[B] each -> [B, 1, hidden]; see _embed."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .config import ModelConfig
-from .layouts import Share
+from .layouts import Partition
 from .precision import TORCH_TYPES, Precision
 from .shards import map_file
 
@@ -32,7 +32,7 @@ def read_prefixes(
     tensor_para_size: int,
     precision: Precision,
     device: torch.device,
-    share: Share,
+    partition: Partition,
 ) -> list[Prefix]:
     """Read this process's part of every task's prefix.
 
@@ -50,7 +50,7 @@ def read_prefixes(
         shape = (config.num_layer, 2, heads, length, config.size_per_head)
         files = [directory / f"model.prefix_prompt.{name}.weight.{rank}.bin" for rank in range(tensor_para_size)]
         shards = [map_file(file, shape, TORCH_TYPES[config.weight_data_type]) for file in files]
-        mine = shards if share.rank is None else shards[share.rank : share.rank + 1]
-        layers = torch.cat([shard[share.layers.start : share.layers.stop] for shard in mine], 2)
+        mine = shards if partition.rank is None else shards[partition.rank : partition.rank + 1]
+        layers = torch.cat([shard[partition.layers.start : partition.layers.stop] for shard in mine], 2)
         prefixes.append(layers.to(precision.rounded).to(device, precision.compute, copy=True).unbind())
     return prefixes

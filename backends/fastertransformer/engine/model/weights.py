@@ -17,7 +17,7 @@ from torch import Tensor
 from ..cache.sizing import free_bytes
 from ..errors import WeightsError
 from .config import ModelConfig, Stack
-from .layouts import ModelWeights, Share, head_name, read_model, vocabulary_part
+from .layouts import ModelWeights, Partition, head_name, read_model, vocabulary_part
 from .linear import Int8Linear, Linear, Norm
 from .precision import TORCH_TYPES, Precision
 from .shards import Order, Shards, made_up, mapped, planned, problems_of
@@ -30,7 +30,7 @@ def load_weights(
     tensor_para_size: int,
     precision: Precision,
     device: torch.device,
-    share: Share | None = None,
+    partition: Partition | None = None,
     sharers: int = 1,
     are_made_up: bool = False,
 ) -> ModelWeights:
@@ -42,7 +42,7 @@ def load_weights(
         tensor_para_size: ranks that the shards were written for.
         precision: number formats.
         device: where the tensors go.
-        share: None for the whole network: any number of shards, joined in this one process.
+        partition: None for the whole network: any number of shards, joined in this one process.
         sharers: processes that load an equal part into the same memory at the same time.
         are_made_up: whether the numbers are random instead: to measure a model whose shards nobody has.
 
@@ -51,13 +51,13 @@ def load_weights(
             does not fit. Or the device has not the memory.
     """
     _check_ranks(directory, config, tensor_para_size)
-    source_type, whole = TORCH_TYPES[config.weight_data_type], Share(range(config.num_layer))
+    source_type, whole = TORCH_TYPES[config.weight_data_type], Partition(range(config.num_layer))
     is_cpu = device.type == "cpu"
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, source_type, device) if is_staged else nullcontext() as staged:
         has_head = not are_made_up and (directory / f"{head_name(config)}.bin").exists()
-        share, plans = share or whole, {}
-        for each in {whole, share}:
+        partition, plans = partition or whole, {}
+        for each in {whole, partition}:
             # On torch's meta device tensors have no content: so what loads a network tells how much memory that takes.
             order: Order = []
             how = config, tensor_para_size, precision, torch.device("meta"), is_cpu, each.rank
@@ -67,7 +67,7 @@ def load_weights(
         if problems:
             noun = "shard is" if len(problems) == 1 else "shards are"
             raise WeightsError(f"{len(problems)} {noun} unusable in {directory}:\n  " + "\n  ".join(problems))
-        plan, order = plans[share]
+        plan, order = plans[partition]
         need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
         _check_room(directory, precision, need_bytes, device, sharers)
         if staged:
@@ -77,8 +77,8 @@ def load_weights(
             shards = staged.in_order(order)
         else:
             shards = made_up(precision.compute, device) if are_made_up else mapped(directory, source_type)
-        reader = Reader(config, tensor_para_size, precision, device, is_cpu, share.rank, shards)
-        return read_model(reader, config, share, has_head)
+        reader = Reader(config, tensor_para_size, precision, device, is_cpu, partition.rank, shards)
+        return read_model(reader, config, partition, has_head)
 
 
 def _check_room(directory: Path, precision: Precision, need_bytes: int, device: torch.device, sharers: int) -> None:

@@ -33,7 +33,7 @@ _SIGN_S, _POLL_S, _GATHER_POLL_S = 1.0, 0.2, 0.05
 _GRACE_S = 5.0  # for an error that says more, and the answers to requests that have failed
 
 
-class Lines:
+class ControlChannel:
     """Of one process.
 
     Args:

@@ -20,17 +20,17 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore; m
 
 from ..errors import EngineError
 from ..model.config import ModelConfig
-from ..model.layouts import Share
+from ..model.layouts import Partition
 from ..settings import Settings
-from .control import Lines
+from .control import ControlChannel
 from .door import LOOPBACK
 from .rank import Ranks
-from .workers import Crew
+from .workers import WorkerProcesses
 
 _FAREWELL_S = 20.0
 _group_numbers = itertools.count()  # of those that this process has begun as rank 0
 _parting = threading.Lock()
-# The others wait for as long as a step takes; that all live is Lines' matter.
+# The others wait for as long as a step takes; that all live is ControlChannel's matter.
 _NO_TIMEOUT = timedelta(days=3650)
 
 
@@ -41,7 +41,7 @@ class Group:
         ranks: of this process.
         device: of this process.
         settings: of the model; rank 0 has them, and the others are given its.
-        crew: the others, where this process has started them.
+        workers: the others, where this process has started them.
 
     Attributes:
         ranks: of this process.
@@ -60,7 +60,11 @@ class Group:
     """
 
     def __init__(
-        self, ranks: Ranks, device: torch.device, settings: Settings | None = None, crew: Crew | None = None
+        self,
+        ranks: Ranks,
+        device: torch.device,
+        settings: Settings | None = None,
+        workers: WorkerProcesses | None = None,
     ) -> None:
         if dist.is_initialized():
             raise EngineError("this process has an engine of several processes already; close that one first")
@@ -71,8 +75,8 @@ class Group:
             store = _open_store()
             store_port = store.port
             greeting = json.dumps([store_port, next(_group_numbers), settings.to_json()])
-        self.lines = Lines(ranks, greeting.encode(), crew.check if crew else lambda: None, store_port)
-        port, number, said = json.loads(self.lines.greeting)
+        self.control = ControlChannel(ranks, greeting.encode(), workers.check if workers else lambda: None, store_port)
+        port, number, said = json.loads(self.control.greeting)
         self.is_first = number == 0
         self.settings = Settings.from_json(said)
         self.tensor_size, self.stages = self.settings.tensor_para_size, self.settings.pipeline_para_size
@@ -81,9 +85,9 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
         try:
             with self.loss_is_an_error("not every rank has come"):
-                self._join(device, store or TCPStore(LOOPBACK, self.lines.gate_port or port, wait_for_workers=False))
+                self._join(device, store or TCPStore(LOOPBACK, self.control.gate_port or port, wait_for_workers=False))
         except BaseException:
-            self.lines.close()
+            self.control.close()
             raise
 
     def _join(self, device: torch.device, store: TCPStore) -> None:
@@ -105,39 +109,39 @@ class Group:
     @property
     def lost(self) -> str:
         """What has happened, once another process is lost."""
-        return self.lines.lost
+        return self.control.lost
 
-    def outlive(self, crew: Crew) -> None:
+    def survive_losses(self, workers: WorkerProcesses) -> None:
         """From now on do not end with the others: where one is lost all are ended, so that nothing waits for them."""
-        self.lines.at_loss.append(crew.kill)
+        self.control.at_loss.append(workers.kill)
         if self._is_on_gpu:  # what it waits for on its streams never comes
-            self.lines.at_loss.append(threading.Thread(target=_abort, daemon=True).start)
-        self.lines.is_fatal = False
+            self.control.at_loss.append(threading.Thread(target=_abort, daemon=True).start)
+        self.control.is_fatal = False
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Part from the others, whatever becomes of them; this process can then join other groups."""
-        self.lines.close()
+        self.control.close()
         farewell = threading.Thread(target=_abort if self.lost and self._is_on_gpu else _part, daemon=True)
         farewell.start()
         farewell.join(_FAREWELL_S)  # NCCL's waits for the others, which may be gone
 
-    def share(self, config: ModelConfig) -> Share:
+    def partition(self, config: ModelConfig) -> Partition:
         """Say which part of the network this process holds; the stages have as many layers as FasterTransformer's."""
         encoder_layers = self._part(config.encoder.num_layer) if config.encoder else None
         is_first = self.stage == 0
-        return Share(self._part(config.num_layer), self.tensor_rank, is_first, is_first, encoder_layers)
+        return Partition(self._part(config.num_layer), self.tensor_rank, is_first, is_first, encoder_layers)
 
     def _part(self, layers: int) -> range:
         depth = -(-layers // self.stages)
         return range(layers)[self.stage * depth : (self.stage + 1) * depth]
 
-    def agree(self, room: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """Wait until every process has loaded its part; give the least that any of them names.
 
         Raises:
             EngineError: one of them was lost.
         """
-        least = torch.tensor([room])
+        least = torch.tensor([number])
         with self.loss_is_an_error("another rank could not load its part"):
             dist.all_reduce(least, op=dist.ReduceOp.MIN)
         return int(least)

@@ -21,7 +21,7 @@ from .group import Group
 _log = logging.getLogger(__name__)
 
 
-class Peers:
+class PeerMemory:
     """The memory of the processes that share a layer.
 
     Args:
@@ -47,25 +47,25 @@ class Peers:
         )
         self._aside = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
 
-    def takes(self, part: Tensor) -> bool:
+    def has_room_for(self, part: Tensor) -> bool:
         """Say whether there is room for so many numbers."""
         return part.numel() <= self._most
 
-    def add(self, x: Tensor, part: Tensor) -> Tensor:
+    def all_reduce_add(self, x: Tensor, part: Tensor) -> Tensor:
         """Add the sum of all processes' parts to x, in place; both contiguous and of one shape."""
         self._add_parts(x, part, self._memories[0], self._sums, self._rank, self._turns, self._lost)
         return x
 
-    def agree(self, tokens: Tensor, ids: Tensor, logits: Tensor, first: int) -> None:
+    def all_reduce_argmax(self, tokens: Tensor, ids: Tensor, logits: Tensor, first: int) -> None:
         """Put each row's likeliest token of all processes in place of this one's; see kernels.peer_choice."""
         memory = self._memories[1]
         self._agree(tokens, ids, logits, first, memory, self._choices, self._rank, self._row_turns, self._lost)
 
-    def has_given_up(self) -> bool:
+    def has_timed_out(self) -> bool:
         """Say whether a kernel has waited in vain, since when none waits."""
         return bool(self._lost.item())
 
-    def give_up(self) -> None:
+    def stop_waiting(self) -> None:
         """Let no kernel wait any more for a process that is lost."""
         with torch.inference_mode(), torch.cuda.stream(self._aside):  # as it was made, in another thread
             self._lost.fill_(1)
@@ -75,7 +75,7 @@ def _choice_words(size: int) -> int:
     return 4 * size * MOST_SLOTS
 
 
-def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
+def open_peer_memory(group: Group, device: torch.device, most: int) -> PeerMemory | None:
     """Map the memory of the other processes of a stage; None: it cannot be done, in any of them.
 
     Args:
@@ -94,7 +94,7 @@ def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
     can = can and all(
         other == group.rank or torch.cuda.can_device_access_peer(device, other) for other in range(first, first + size)
     )
-    if not group.agree(int(can)):
+    if not group.all_reduce_min(int(can)):
         return None
     # A program that uses multicast can put the GPUs of a host out of service; nothing here needs it.
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
@@ -105,11 +105,11 @@ def open_peers(group: Group, device: torch.device, most: int) -> Peers | None:
         handle: Any = symmetric.rendezvous(memory, group.neighbours)
         memory.zero_()
         offset = memory.data_ptr() - handle.buffer_ptrs[group.tensor_rank]
-        peers = Peers(memory, [each + offset for each in handle.buffer_ptrs], group.tensor_rank, handle)
+        peers = PeerMemory(memory, [each + offset for each in handle.buffer_ptrs], group.tensor_rank, handle)
         torch.cuda.synchronize(device)
-        group.lines.at_loss.append(peers.give_up)
+        group.control.at_loss.append(peers.stop_waiting)
         problem = ""
     except Exception as error:  # whatever the driver says
         peers, problem = None, str(error)
         _log.warning("sums are NCCL's: the GPUs' memory cannot be mapped: %s", error)
-    return peers if group.agree(int(not problem)) else None
+    return peers if group.all_reduce_min(int(not problem)) else None

@@ -26,7 +26,7 @@ _FAREWELL_S = 20.0
 _PACKAGES = Path(__file__).resolve().parents[3]
 
 
-def needs_crew(settings: Settings, device: torch.device) -> bool:
+def needs_workers(settings: Settings, device: torch.device) -> bool:
     """Say whether each rank is to have a process: as told, else where each can have a GPU of its own."""
     size = settings.tensor_para_size * settings.pipeline_para_size
     if settings.has_process_per_rank is not None:
@@ -34,7 +34,7 @@ def needs_crew(settings: Settings, device: torch.device) -> bool:
     return device.type == "cuda" and 1 < size <= torch.cuda.device_count()
 
 
-class Crew:
+class WorkerProcesses:
     """The other ranks' processes.
 
     Args:

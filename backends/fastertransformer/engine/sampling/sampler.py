@@ -20,7 +20,6 @@ from ..scheduling.sequence import Sequence
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
 from . import sampling
-from .argmax import LOST
 from .beam import candidates
 
 Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
@@ -36,7 +35,7 @@ class Flight:
 
     Args:
         owners: whose they are.
-        tokens: int64 [N], LOST among them.
+        tokens: int64 [N], sampling.NOT_FINITE among them.
         log_probs: fp32 [2, N], see sampling.token_log_probs, 0 of rows that do not ask; None: nobody does.
     """
 
@@ -126,7 +125,7 @@ class Choice:
         else:
             chosen, log_probs = self._choose(_joined([self._steps.whole(each) for each in parts]))
             self._steps.go_on_with(0, chosen)
-            tokens = torch.where(tokens == LOST, LOST, chosen)
+            tokens = torch.where(tokens == sampling.NOT_FINITE, sampling.NOT_FINITE, chosen)
         return Flight(self._owners, tokens, log_probs)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:

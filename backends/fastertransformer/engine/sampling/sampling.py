@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 MASKED = float("-inf")
+NOT_FINITE = -1  # in place of the token of a row whose logits are infinite or NaN
 _GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Give each row's argmax, [B, V] -> [B]; NOT_FINITE where its numbers are infinite or NaN."""
+    # Any column tells: each sums over all hidden numbers.
+    return torch.where(logits[:, 0].isfinite(), logits.argmax(dim=-1), NOT_FINITE)
 
 
 def resolve_top_k_top_p(top_k: int, top_p: float) -> tuple[int, float]:

@@ -19,8 +19,8 @@ import torch
 
 from ..cache.sizing import MOST_SLOTS
 from ..errors import GroupLostError, RequestError
-from ..sampling.argmax import LOST
 from ..sampling.sampler import Flight
+from ..sampling.sampling import NOT_FINITE
 from ..steps.steps import Steps
 from .batch import Batch
 from .outputs import output_tensors
@@ -184,13 +184,13 @@ class Scheduler:
     def _land(self, flight: Flight) -> list[Sequence]:
         """Hand out tokens that have come to the host; give the sequences that have some."""
         landed = flight.land()
-        self._steps.check()
+        self._steps.raise_if_rank_lost()
         here = set(self._batch)  # others have left
         lost: dict[Job, int] = {}  # a row whose numbers are infinite or NaN
         for (sequence, _), token, gains in landed:
             if sequence not in here:
                 continue
-            if token == LOST:
+            if token == NOT_FINITE:
                 lost[sequence.job] = sequence.row
             elif sequence.width == 1 and sequence.limit:
                 sequence.put(sequence.beams[0], token, *gains)
@@ -198,7 +198,7 @@ class Scheduler:
         for sequence in found:
             sequence.finish()
         if lost:
-            self._steps.doubt()
+            self._steps.raise_if_peer_timed_out()
             # They would spoil whoever has their slots next.
             self._batch.wipe([sequence for sequence in self._batch if sequence.job in lost])
         for job, row in lost.items():

@@ -19,7 +19,7 @@ from ..cache.sizing import MOST_SLOTS, upload
 from ..model.network import Network
 from ..model.packed_rows import NumberedRows, Rows
 
-Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the likeliest tokens, see likeliest.likeliest
+Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, see sampling.argmax
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 # Few enough to be captured in seconds, so near to each other that beyond 64 tokens padding is less than a quarter.
 TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64), *range(1024, 2049, 128))

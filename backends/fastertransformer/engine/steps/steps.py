@@ -23,7 +23,7 @@ from ..model.network import Network
 from ..model.packed_rows import NumberedRows, Rows
 from ..model.prefixes import Prefix
 from ..request.parse import Array
-from ..sampling.argmax import likeliest
+from ..sampling.sampling import argmax
 from .graphs import Chosen, StepGraphs, most_rows
 from .threads import Threads
 
@@ -74,11 +74,11 @@ class Steps:
         """Have the other processes take the step too; a process that is alone has none."""
         return nullcontext()
 
-    def check(self) -> None:
+    def raise_if_rank_lost(self) -> None:
         """Raise GroupLostError where another process was lost: what the device gives then means nothing."""
 
-    def doubt(self) -> None:
-        """Likewise where numbers are not finite because a process was waited for in vain."""
+    def raise_if_peer_timed_out(self) -> None:
+        """Raise GroupLostError where numbers are not finite because another process has stopped answering."""
 
     @_step
     def place(
@@ -205,7 +205,7 @@ class Steps:
         """Run one token of each of the first rows, and go on to their next positions.
 
         Returns:
-            What follows, where this process predicts: good until the next step. The likeliest tokens are what the next
+            What follows, where this process predicts: good until the next step. The argmax tokens are what the next
             step goes on from, unless ids is written to.
         """
         chosen = self._graphs.decode(count) if self._graphs else None
@@ -224,16 +224,16 @@ class Steps:
             positions += 1
             return hidden, ids
         logits = self.network.logits(hidden)
-        return logits, self.network.links.choose(logits, ids, positions)
+        return logits, self.network.comm.argmax(logits, ids, positions)
 
     def choose(self, hidden: Tensor) -> Chosen:
         """Say what follows hidden states, [N, hidden]."""
         logits = self.logits(hidden)
-        return logits, likeliest(logits)
+        return logits, argmax(logits)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V]."""
-        if not self.network.links.is_split:
+        if not self.network.comm.is_split:
             return self.network.logits(hidden)
         self._given = hidden.reshape(-1, hidden.shape[-1])
         return self.predict(len(self._given)).view(*hidden.shape[:-1], -1)
@@ -244,11 +244,11 @@ class Steps:
         given, self._given = self._given, None
         if given is None:
             given = self.network.weights.like.new_empty(count, self.config.hidden_units)
-        links = self.network.links
-        given = links.share(given.contiguous())
+        comm = self.network.comm
+        given = comm.broadcast(given.contiguous())
         if not self.network.weights.head:
             return self.network.weights.like
-        return links.gather_logits(self.network.logits(given))
+        return comm.gather_logits(self.network.logits(given))
 
     def whole(self, chosen: Chosen) -> Tensor:
         """Give the logits of all tokens, fp32 [N, V], of what choose or the last decode gave."""
@@ -260,7 +260,7 @@ class Steps:
         """Put together what the processes have of the logits of the last decode, [N, V]."""
         if not self.network.weights.head or self._decoded is None:
             return self.network.weights.like
-        return self.network.links.gather_logits(self._decoded)
+        return self.network.comm.gather_logits(self._decoded)
 
     def go_on_with(self, first: int, tokens: Tensor) -> None:
         """Have the slots from ``first`` on begin their next step with tokens, [N]."""
@@ -270,7 +270,7 @@ class Steps:
     @_step
     def tell(self, first: int, end: int) -> None:
         """Let every process know rank 0's tokens of slots."""
-        self.network.links.share(self.ids[first:end])
+        self.network.comm.broadcast(self.ids[first:end])
 
     @_step
     def capture(self, rows: int, tokens: int) -> None:

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...sampling.argmax import LOST
+from ...sampling.sampling import NOT_FINITE
 from .all_reduce import PATIENCE
 from .decode_attention import abilities
 
@@ -71,7 +71,7 @@ def agree(
     """Put each row's likeliest token of all ranks in place of this rank's.
 
     Args:
-        tokens: int64 [B], this rank's, counted from its part's first; LOST where numbers are not finite. Overwritten.
+        tokens: int64 [B], this rank's, counted from its part's first; NOT_FINITE in rows that overflow. Overwritten.
         ids: int64 [B]; takes the tokens too, and 0 where one is lost.
         logits: fp32 [B, part], contiguous.
         first: token of this rank's part.
@@ -84,7 +84,7 @@ def agree(
     size = len(addresses)
     is_chained = abilities(logits.device)
     _agree[(len(tokens),)](
-        tokens, ids, logits, memory, addresses, turns, lost, logits.shape[1], first, rank, len(turns), LOST,
+        tokens, ids, logits, memory, addresses, turns, lost, logits.shape[1], first, rank, len(turns), NOT_FINITE,
         size=size, padded=triton.next_power_of_2(size), patience=PATIENCE, is_chained=is_chained,
         num_warps=1, launch_pdl=is_chained,
     )  # fmt: skip

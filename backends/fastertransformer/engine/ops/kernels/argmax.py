@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...sampling.argmax import LOST
+from ...sampling.sampling import NOT_FINITE
 from .decode_attention import abilities, scratch_of
 
 _PARTS = 32  # programs of a row
@@ -63,14 +63,14 @@ def take_likeliest(logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
         positions: int64 [B]; each is raised by 1.
 
     Returns:
-        int64 [B]; see likeliest.likeliest.
+        int64 [B]; see sampling.argmax.
     """
     rows, columns = logits.shape
     partial, finished = scratch_of(logits.device).get(rows, rows * _PARTS * 2)
     tokens = torch.empty_like(ids)
     is_chained = abilities(logits.device)
     _take[(rows, _PARTS)](
-        logits, ids, positions, tokens, partial, finished, columns, LOST,
+        logits, ids, positions, tokens, partial, finished, columns, NOT_FINITE,
         parts=_PARTS, block=1024, is_chained=is_chained, num_warps=4, launch_pdl=is_chained,
     )  # fmt: skip
     return tokens
