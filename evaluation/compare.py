@@ -11,19 +11,19 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from html import escape
 from pathlib import Path
 
+from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from evaluation.report.measurements import HIGHER, Measurement, Report, read_report
 from evaluation.report.number_text import show_figure
-from evaluation.report.page import problems, render_page, style_of
+from evaluation.report.page import Cell, problems, render_page, style_of, table
 from evaluation.speed.cells import render
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status
@@ -177,20 +177,17 @@ def render_markdown(names: Sequence[str], reports: Sequence[Report], rows: dict[
 
 def render_html(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> str:
     """Render the same as one self-contained page."""
-    heads = "".join(f'<th scope="col" class="number">{escape(name).replace("_", "_<wbr>")}</th>' for name in names)
-    body = "".join(_html_row(figure, differences) for figure, differences in rows.items())
-    table = f'<div class="wide"><table><thead><tr><th scope="col">Figure</th>{heads}</tr></thead>{body}</table></div>'
+    cells: list[list[str | Cell]] = [
+        [name, *(_html_cell(name, shown) for shown in differences)] for name, differences in rows.items()
+    ]
     summary = f"{len(rows)} figures of {len(names)} reports; changes are relative to {names[0]}."
-    return render_page("Comparison", summary, [*problems(remarks(names, reports)), f"<section>{table}</section>"])
+    figures = Markup("<section>{}</section>").format(table(("Figure", *names), cells, numeric=names))
+    return render_page("Comparison", summary, [*problems(remarks(names, reports)), figures])
 
 
-def _html_row(figure: str, differences: Iterable[Difference]) -> str:
-    cells = ""
-    for shown in differences:
-        value, change = map(escape, cell(figure, shown))
-        second = f'<small class="{style_of(shown.verdict)}">{change}</small>' if change else ""
-        cells += f'<td class="number">{value}{second}</td>'
-    return f"<tr><td>{escape(figure)}</td>{cells}</tr>"
+def _html_cell(figure: str, difference: Difference) -> Cell:
+    value, change = cell(figure, difference)
+    return Cell(value, note=change, style=style_of(difference.verdict))
 
 
 def _print(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> None:

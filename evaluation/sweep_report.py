@@ -10,7 +10,8 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from html import escape
+
+from markupsafe import Markup
 
 from evaluation.arguments import SweepReportArguments
 from evaluation.report.load_html import pareto_parts
@@ -85,8 +86,8 @@ def render_html(points: Sequence[Point]) -> str:
         if shown:
             parts.append(table(RANKING_COLUMNS, shown, numeric, ranking_title(ranking, budget)))
         else:
-            parts.append(f"<p>{escape(_none_fits(ranking, budget))}</p>")
-    sections = [*problems(_remarks(points)), section("Points and what to run", "".join(parts)), _links(points)]
+            parts.append(Markup("<p>{}</p>").format(_none_fits(ranking, budget)))
+    sections = [*problems(_remarks(points)), section("Points and what to run", *parts), _links(points)]
     return render_page("Sweep", summarise(points), sections)
 
 
@@ -175,7 +176,7 @@ def _remarks(points: Sequence[Point]) -> list[str]:
     return said + ([f"Not measured yet: {'; '.join(waiting)}."] if waiting else [])
 
 
-def _links(points: Sequence[Point]) -> str:
+def _links(points: Sequence[Point]) -> Markup:
     rows = [(point.label, point.title, point.results, point.digest) for point in points]
     return section("Where each point is", table(("Point", "Model", "Results", "Digest"), rows, ()))
 

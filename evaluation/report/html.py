@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
 from pathlib import Path
+
+from markupsafe import Markup
 
 from evaluation.report.data import Benchmark, Evaluation, Findings, StageOutcome
 from evaluation.report.judgement import Judgement
@@ -12,7 +12,7 @@ from evaluation.report.load_findings import Load
 from evaluation.report.load_html import load_parts, pareto_parts
 from evaluation.report.load_text import NUMERIC as LOAD_NUMERIC
 from evaluation.report.load_text import Table
-from evaluation.report.page import figure, frame, problems, render_page, section, style_of, table
+from evaluation.report.page import Cell, figure, part, problems, render_page, section, style_of, table
 from evaluation.report.plots import draw_latency, draw_throughput
 from evaluation.report.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, ranking_title
 from evaluation.report.recommendation import OFFLINE, ONLINE, find_candidates, rank
@@ -34,6 +34,7 @@ from evaluation.report.text import (
     verdict_sentence,
 )
 
+_PARAGRAPH = Markup("<p>{}</p>")
 _TOP = 5
 _NUMERIC = frozenset(
     {
@@ -50,7 +51,7 @@ _NUMERIC = frozenset(
 
 
 def render_html(findings: Findings, results: Path, judgement: Judgement | None = None) -> str:
-    """Render the whole report; every text that comes from outside is escaped.
+    """Render the whole report.
 
     Args:
         findings: what to report.
@@ -66,47 +67,45 @@ def render_html(findings: Findings, results: Path, judgement: Judgement | None =
         *(_load(load, f"load{number}") for number, load in enumerate(findings.loads)),
         *_recommendation(findings, results),
         *_stages(findings, results),
-        section("Provenance", _provenance(describe_provenance(findings))),
+        section("Provenance", part("facts", describe_provenance(findings))),
     ]
     return render_page(findings.title, summarise_findings(findings, judgement), sections)
 
 
-def _problems(findings: Findings, results: Path, judgement: Judgement | None) -> list[str]:
-    stages = "".join(_failed_stage(outcome, results) for outcome in findings.stages if outcome.is_bad)
+def _problems(findings: Findings, results: Path, judgement: Judgement | None) -> list[Markup]:
+    stages = Markup("").join(_failed_stage(outcome, results) for outcome in findings.stages if outcome.is_bad)
     return problems([*findings.remarks, *(judgement.remarks if judgement else ())], stages)
 
 
-def _gate(judgement: Judgement | None) -> list[str]:
+def _gate(judgement: Judgement | None) -> list[Markup]:
     if judgement is None or not judgement.checks:
         return []
     rows = [(check.figure, check.rule, check.verdict, check.reason) for check in judgement.checks]
     return [section(f"Gate: {judgement.verdict}", table(GATE_COLUMNS, rows, _NUMERIC))]
 
 
-def _failed_stage(outcome: StageOutcome, results: Path) -> str:
-    log = f" Log: <code>{escape(relative_path(outcome.log, results))}</code>" if outcome.log else ""
-    error = f"<pre>{escape(outcome.error)}</pre>" if outcome.error else ""
-    return f"<p><strong>Stage {escape(outcome.label)}: {escape(outcome.state)}.</strong>{log}</p>{error}"
+def _failed_stage(outcome: StageOutcome, results: Path) -> Markup:
+    log = relative_path(outcome.log, results) if outcome.log else ""
+    return part("failed_stage", outcome.label, outcome.state, log, outcome.error)
 
 
-def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> str:
+def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> Markup:
     # The definitions stand below the names: as a column they would leave a phone no room for the figures.
-    rows = []
+    rows: list[list[str | Cell]] = []
     said = verdict_sentence(evaluation)
     has_baseline = judgement is not None and judgement.baseline is not None
     for metric in evaluation.metrics:
         name, *figures, definition = accuracy_cells(metric)
-        cells = "".join(f'<td class="number">{escape(text)}</td>' for text in figures)
+        cells: list[str | Cell] = [Cell(name, note=definition), *figures]
         if judgement is not None and has_baseline:
             before, change, verdict = baseline_cells(evaluation.task, metric, judgement)
-            cells += f'<td class="number">{escape(before)}</td>'
-            cells += f'<td class="number {style_of(verdict)}">{escape(change)}</td>'
-        rows.append(f"<tr><td>{escape(name)}<small>{escape(definition)}</small></td>{cells}</tr>")
-    paragraph = f"<p>{escape(said)}</p>" if said else ""
-    return paragraph + frame((*ACCURACY_COLUMNS[:4], *(BASELINE_COLUMNS if has_baseline else ())), rows, _NUMERIC)
+            cells += [before, Cell(change, style=style_of(verdict))]
+        rows.append(cells)
+    columns = (*ACCURACY_COLUMNS[:4], *(BASELINE_COLUMNS if has_baseline else ()))
+    return (_PARAGRAPH.format(said) if said else Markup("")) + table(columns, rows, _NUMERIC)
 
 
-def _benchmark(benchmark: Benchmark, name: str) -> str:
+def _benchmark(benchmark: Benchmark, name: str) -> Markup:
     parts = []
     if benchmark.measured:
         parts.append(
@@ -127,17 +126,17 @@ def _benchmark(benchmark: Benchmark, name: str) -> str:
         parts.append(
             table(BENCHMARK_COLUMNS, (row for row, _ in cells), _NUMERIC, caption, [error for _, error in cells])
         )
-    return section(f"Latency and throughput: {benchmark.name}", "".join(parts))
+    return section(f"Latency and throughput: {benchmark.name}", *parts)
 
 
-def _load(load: Load, name: str) -> str:
-    def show(content: Table) -> str:
+def _load(load: Load, name: str) -> Markup:
+    def show(content: Table) -> Markup:
         return table(content.columns, content.rows, _NUMERIC, content.caption, content.errors)
 
-    return section(f"Under load: {load.name}", "".join(load_parts(load, name, show)))
+    return section(f"Under load: {load.name}", *load_parts(load, name, show))
 
 
-def _recommendation(findings: Findings, results: Path) -> list[str]:
+def _recommendation(findings: Findings, results: Path) -> list[Markup]:
     """Show what to run for throughput alone, and what each point is worth to a user and to the operator."""
     candidates = find_candidates(findings, str(results))
     if len(candidates) < 2 or not findings.loads:
@@ -153,16 +152,12 @@ def _recommendation(findings: Findings, results: Path) -> list[str]:
         if rows:
             parts.append(table(RANKING_COLUMNS[:-1], rows, _NUMERIC, title))
         else:
-            parts.append(f"<p>{escape(title)}: none of {ranking.considered} measured points keeps the budget.</p>")
-    return [section("Recommendation", "".join(parts))]
+            parts.append(_PARAGRAPH.format(f"{title}: none of {ranking.considered} measured points keeps the budget."))
+    return [section("Recommendation", *parts)]
 
 
-def _stages(findings: Findings, results: Path) -> list[str]:
+def _stages(findings: Findings, results: Path) -> list[Markup]:
     if not findings.stages:
         return []
     rows = (stage_cells(outcome, results) for outcome in findings.stages)
     return [section("Stages", table(STAGE_COLUMNS, rows, _NUMERIC))]
-
-
-def _provenance(facts: Sequence[tuple[str, str]]) -> str:
-    return "<dl>" + "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts) + "</dl>"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from markupsafe import Markup
+
 from evaluation.report.load_findings import Load
 from evaluation.report.load_plots import (
     draw_distribution,
@@ -24,7 +26,7 @@ _DISTRIBUTIONS = (
 )
 
 
-def load_parts(load: Load, name: str, table: Callable[[Table], str]) -> list[str]:
+def load_parts(load: Load, name: str, table: Callable[[Table], Markup]) -> list[Markup]:
     """Render plots and tables of a load.
 
     Args:
@@ -47,7 +49,7 @@ def load_parts(load: Load, name: str, table: Callable[[Table], str]) -> list[str
     return parts + [table(content) for content in load_tables(load.rows)]
 
 
-def pareto_parts(candidates: list[Candidate], name: str) -> list[str]:
+def pareto_parts(candidates: list[Candidate], name: str) -> list[Markup]:
     """Render the Pareto front of each workload that has more than one point."""
     parts = []
     for number, workload in enumerate(dict.fromkeys(candidate.workload for candidate in candidates)):
@@ -58,7 +60,7 @@ def pareto_parts(candidates: list[Candidate], name: str) -> list[str]:
     return parts
 
 
-def _distributions(load: Load, name: str, workload: str, points: list[LoadRow]) -> list[str]:
+def _distributions(load: Load, name: str, workload: str, points: list[LoadRow]) -> list[Markup]:
     """TTFT and ITL where answers were streamed, end-to-end latency where they were not."""
     kinds = [kind for kind in _DISTRIBUTIONS if (kind[0] == "e2e") != any(row.is_streaming for row in points)]
     parts = []

@@ -27,6 +27,7 @@ ALLOWED = {
     "evaluation": {
         *("handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
         *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "pynvml", "psutil"),
+        *("jinja2", "markupsafe"),
     },
     "evaluation/parity": {
         *("handover", "evaluation", "export_scripts", "backends"),
