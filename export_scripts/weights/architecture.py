@@ -16,8 +16,8 @@ from export_scripts.weights.values import Fields, epsilon, number, positive, sho
 from handover.errors import CheckpointError
 
 _NO_DEFAULT = object()
-_TANH_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate")
-_EXACT_GELU = ("gelu", "gelu_python")
+TANH_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate")
+EXACT_GELU = ("gelu", "gelu_python")
 # What FasterTransformer's decoders compute: ParallelGptDecoder.cc, GptJDecoder.cc, GptNeoXDecoder.cc.
 _ACTIVATIONS = {"gpt": ("Gelu", "Relu"), "gptj": ("Gelu",), "gptneox": ("Gelu",)}
 _HEAD = "model.lm_head.weight"
@@ -46,7 +46,7 @@ class Settings(Fields):
     def activation(self, key: str, default: str) -> str:
         """Translate the feed-forward's function to FasterTransformer's name; empty: it has none for it."""
         name = self.get(key, default)
-        return "Gelu" if name in (*_TANH_GELU, *_EXACT_GELU) else "Relu" if name == "relu" else ""
+        return "Gelu" if name in (*TANH_GELU, *EXACT_GELU) else "Relu" if name == "relu" else ""
 
     def rotary_fraction(self, key: str, default: float) -> float:
         """Read how much of a head is rotated: by its old key, or from ``rope_parameters``."""
@@ -156,7 +156,7 @@ class Architecture:
     def remarks(self, settings: Settings, dims: ModelDims) -> tuple[str, ...]:
         """Say what is expressed only nearly, one line each."""
         said = []
-        if self.activation and settings.get(*self.activation) in _EXACT_GELU:
+        if self.activation and settings.get(*self.activation) in EXACT_GELU:
             said.append(
                 "trained with the exact GELU; FasterTransformer computes its tanh form, which differs by at most 5e-4"
             )

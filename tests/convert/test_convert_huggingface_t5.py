@@ -96,6 +96,14 @@ def test_shards_compute_transformers_logits(name: str, ranks: int, tmp_path: Pat
     assert error(run(checkpoint, tmp_path / "out", ranks), model) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["gelu_pytorch_tanh", "gelu_fast", "gated-gelu_pytorch_tanh", "gated-gelu_new"])
+def test_each_name_of_the_tanh_gelu_is_known(name: str, tmp_path: Path) -> None:
+    checkpoint, model = saved(tmp_path / "hf", feed_forward_proj=name)
+    out = run(checkpoint, tmp_path / "out")
+    assert error(out, model) < 1e-4
+    assert sections(out)["encoder"]["feed_forward_proj"] == ("gated-gelu" if name.startswith("gated-") else "gelu")
+
+
 def test_tied_embeddings_that_are_not_scaled(tmp_path: Path) -> None:
     """flan-T5's way saved by transformers 5, when the two are no longer one setting."""
     checkpoint, model = saved(tmp_path / "hf", feed_forward_proj="gated-gelu", tie_word_embeddings=False)

@@ -17,7 +17,7 @@ from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 
-MODEL_TYPES = {"gpt": "GPT", "gptj": "GPT-J", "gptneox": "GPT-NeoX"}
+MODEL_TYPES = {"gpt": "GPT", "gptj": "GPT-J", "gptneox": "GPT-NeoX", "encoder": "T5"}
 
 
 def change_json(file: Path, **changes: Any) -> None:
@@ -49,7 +49,7 @@ def engine_of(source: Path, output: Path, ranks: int = 1, **arguments: Any) -> I
 
 
 def family_of(root: Path) -> str:
-    """FasterTransformer's family of shards."""
+    """FasterTransformer's family of shards; of a T5 encoder, the first section of its ``config.ini``."""
     parser = configparser.ConfigParser()
     parser.read(root / "config.ini")
     return parser.sections()[0]

@@ -16,6 +16,7 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE, special_ids
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights import t5
+from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
 from export_scripts.weights.schema import LazyTensor
 from export_scripts.weights.values import epsilon, positive, shown
@@ -26,19 +27,14 @@ NAME = "Hugging Face T5 (a directory with config.json)"
 _MODEL_TYPES = ("t5", "mt5", "umt5")
 _HEAD = "lm_head.weight"
 _EMBEDDING, _COPIES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-_ACTIVATIONS = {
+_PLAIN = {
     "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "silu": "silu",
-    "swish": "silu",
-    "gated-gelu": "gated-gelu",
-    "gated-gelu_new": "gated-gelu",
-    "gated-relu": "gated-relu",
-    "gated-silu": "gated-silu",
-    "gated-swish": "gated-silu",
+    **dict.fromkeys((*EXACT_GELU, *TANH_GELU), "gelu"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
 }
+_ACTIVATIONS = {**_PLAIN, **{f"gated-{name}": f"gated-{function}" for name, function in _PLAIN.items()}}
 """FasterTransformer's ``feed_forward_proj`` by transformers' one."""
+_EXACT = (*EXACT_GELU, "gated-gelu_python")  # gated-gelu is the tanh form in transformers
 # transformers' defaults, and the names that it accepts for the same.
 _DEFAULTS = {
     "vocab_size": 32128,
@@ -154,7 +150,7 @@ def _remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
         found.append(
             f"trained with layer_norm_epsilon {epsilon:g}; FasterTransformer's T5 computes with {t5.LAYERNORM_EPS:g}"
         )
-    if config["feed_forward_proj"] == "gelu":
+    if config["feed_forward_proj"] in _EXACT:
         found.append("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
     return tuple(found)
 
