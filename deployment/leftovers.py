@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -68,15 +69,24 @@ def state_file(endpoint: Path) -> Path:
 
 
 def create_state(endpoint: Path) -> State:
-    """Make the private directory and write the note."""
+    """Write the note, then make the private directory that it names: whatever ends this, no directory is left unnoted.
+
+    Raises:
+        OSError: one of the two cannot be made; then neither is there.
+    """
     me = look_up(os.getpid())
     assert me is not None
     prefix = f"slipway-{uuid.uuid4().hex[:12]}-"
     # Triton puts this path into a shell command: a TMPDIR with other characters is not used.
     parent = tempfile.gettempdir() if _PLAIN_PATH.fullmatch(tempfile.gettempdir()) else "/tmp"
-    directory = tempfile.mkdtemp(prefix=prefix, dir=parent)
+    directory = os.path.join(parent, f"{prefix}{secrets.token_hex(4)}")
     state = State(_place(), me.pid, me.started, prefix, directory, str(endpoint.absolute()))
     write_atomically(state_file(endpoint), json.dumps(asdict(state), indent=1) + "\n")
+    try:
+        os.mkdir(directory, 0o700)
+    except OSError:
+        state_file(endpoint).unlink(missing_ok=True)
+        raise
     return state
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -40,6 +41,28 @@ def _ended_pid() -> tuple[int, int]:
 def _rewrite(endpoint: Path, **changes: object) -> None:
     note = state_file(endpoint)
     note.write_text(json.dumps({**json.loads(note.read_text()), **changes}))
+
+
+def test_nothing_is_left_where_the_note_or_the_directory_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk under the results leaves no directory elsewhere; a full temporary one leaves no note."""
+    for results_exist, temporary_exists in ((False, True), (True, False)):
+        results, temporary = tmp_path / f"results-{results_exist}", tmp_path / f"temporary-{temporary_exists}"
+        for folder, exists in ((results, results_exist), (temporary, temporary_exists)):
+            if exists:
+                folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        with pytest.raises(OSError):
+            create_state(results / "endpoint.json")
+        assert not list(temporary.glob("*")) and not list(results.glob(".*"))
+
+
+def test_the_private_directory_is_its_owners_alone(endpoint: Path) -> None:
+    state = create_state(endpoint)
+    assert Path(state.directory).stat().st_mode & 0o777 == 0o700 and os.listdir(state.directory) == []
+    assert Path(state.directory).name.startswith(state.prefix) and read_state(endpoint) == state
+    leftovers.sweep(state)
 
 
 def test_a_running_deployment_with_the_same_endpoint_is_not_disturbed(endpoint: Path) -> None:
