@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import ctypes
 import io
 import json
 import multiprocessing
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from conftest import Campaign, Tally
 
 MOST_S, MOST_BYTES = 20, 1 << 30
+M_ARENA_MAX = -8  # of mallopt, from malloc.h
 LONGEST = 20_000
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 7, 64, 10**9, 2**31, 2**53, 10**18, 10**400, -(10**400)),
@@ -300,6 +302,8 @@ def campaign_of(name: str, path: Path, folder: Path, count: int, seed: int) -> l
 
 def _in_a_process(name: str, path: Path, folder: Path, count: int, seed: int, answers: Any) -> None:
     signal.signal(signal.SIGALRM, _hang)
+    # What is limited is address space, of which malloc sets 64 MiB aside for each thread: 16 threads would fill it.
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used_bytes + MOST_BYTES,) * 2)
     answers.send(campaign_of(name, path, folder, count, seed))
