@@ -102,7 +102,7 @@ def error_of(group: Group, peers: Any, numbers: int) -> float:
     exact = part.double()
     dist.all_reduce(exact, group=group.neighbours)
     exact += x
-    peers.add(x, part)
+    peers.all_reduce_add(x, part)
     first = x.clone()
     dist.broadcast(first, 0, group=group.neighbours)
     if not torch.equal(first, x):
@@ -129,7 +129,7 @@ def measure(rank: int, arguments: SumsArguments, directory: str) -> None:
 
         nccl_us = time_sum(by_nccl)
         error = error_of(group, peers, numbers) if peers else None
-        peers_us = time_sum(lambda x=x, wide=wide: peers.add(x, wide)) if peers else None  # type: ignore[misc]
+        peers_us = time_sum(lambda x=x, wide=wide: peers.all_reduce_add(x, wide)) if peers else None  # type: ignore[misc]
         symmetric = symmetric_sum(group, numbers)
         symmetric_us = time_sum(symmetric) if symmetric else None
         if table:

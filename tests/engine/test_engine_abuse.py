@@ -12,7 +12,7 @@ import pytest
 from backends.fastertransformer.engine.errors import RequestError
 from backends.fastertransformer.engine.model.config import ModelConfig, Stack
 from backends.fastertransformer.engine.request.parse import parse_request
-from backends.fastertransformer.engine.request.schema import VOCABULARIES, Vocabulary
+from backends.fastertransformer.engine.request.schema import INPUT_SCHEMAS, InputSchema
 
 SIZES: dict[str, int] = {"head_num": 2, "size_per_head": 4, "inter_size": 8, "num_layer": 1}
 CONFIG = ModelConfig(**SIZES, vocab_size=100, max_pos_seq_len=20, start_id=3, end_id=7)
@@ -69,7 +69,7 @@ REFUSED = {("t5", "start_id", what): "its decoder always begins with it" for wha
 
 def request_of(family: str) -> Tensors:
     """What a request must have."""
-    vocabulary = VOCABULARIES[family]
+    vocabulary = INPUT_SCHEMAS[family]
     return {name: EXAMPLES[name] for name in filter(None, ("input_ids", vocabulary.lengths, vocabulary.output))}
 
 
@@ -95,7 +95,7 @@ def spoilt(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         yield what, np.full_like(array, value)
 
 
-def example(name: str, vocabulary: Vocabulary) -> np.ndarray:
+def example(name: str, vocabulary: InputSchema) -> np.ndarray:
     if name in EXAMPLES:
         return EXAMPLES[name]
     rule = vocabulary.scalars[name]
@@ -103,12 +103,12 @@ def example(name: str, vocabulary: Vocabulary) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [(family, name) for family in CONFIGS for name in sorted(VOCABULARIES[family].names)]
+    ("family", "name"), [(family, name) for family in CONFIGS for name in sorted(INPUT_SCHEMAS[family].names)]
 )
 def test_a_spoilt_tensor_is_refused_by_its_name(family: str, name: str) -> None:
     request = request_of(family) | (BEGINNING if name in BEGINNING else {})
     surprises: list[str] = []
-    for what, array in spoilt(example(name, VOCABULARIES[family])):
+    for what, array in spoilt(example(name, INPUT_SCHEMAS[family])):
         is_meant = (name, what) in ACCEPTED and (family, name, what) not in REFUSED
         try:
             parse_request({**request, name: array}, CONFIGS[family])
@@ -146,4 +146,5 @@ def test_the_words_say_what_is_wrong(tensors: Tensors, words: str) -> None:
 
 def test_padding_behind_the_words_may_be_anything() -> None:
     padded = np.array([[[5, -1], [1, -1]]] * 2, np.int32)
-    assert [bool(row) for row in parse_request({**INPUT, "stop_words_list": padded}, CONFIG).stop_words] == [True] * 2
+    rows = parse_request({**INPUT, "stop_words_list": padded}, CONFIG).sampling
+    assert [bool(row.stop_words) for row in rows] == [True] * 2

@@ -16,7 +16,7 @@ from test_engine_t5 import LONG, ask, by_hugging_face, cut, settings_of, sources
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.request.schema import VOCABULARIES
+from backends.fastertransformer.engine.request.schema import INPUT_SCHEMAS
 
 ROWS, BEGUN, COUNTS = sources(9, 4, 14, 1), sources(6, 1, 0, 11), [5, 3, 12, 7]
 KINDS = {
@@ -164,5 +164,5 @@ def test_they_take_positions(tmp_path: Path) -> None:
 
 
 def test_other_families_have_no_such_input() -> None:
-    having = {name for name, vocabulary in VOCABULARIES.items() if "decoder_input_ids" in vocabulary.names}
-    assert having == {"t5"} and "is_return_context_embeddings" not in VOCABULARIES["t5"].names
+    having = {name for name, vocabulary in INPUT_SCHEMAS.items() if "decoder_input_ids" in vocabulary.names}
+    assert having == {"t5"} and "is_return_context_embeddings" not in INPUT_SCHEMAS["t5"].names

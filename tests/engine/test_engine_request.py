@@ -37,11 +37,13 @@ def words(ends: list[int]) -> np.ndarray:
 
 def test_what_is_not_sent_has_fastertransformers_default() -> None:
     request = parse_request(tensors(), CONFIG)
-    expected = {"end_id": 7, "start_id": 3, "runtime_top_k": 0, "runtime_top_p": 0, "temperature": 1, "random_seed": 0}
+    expected = {"end_id": 7, "top_k": 1, "top_p": 1, "is_sampled": False, "temperature": 1, "random_seed": 0}
     expected |= {"repetition_penalty": 1, "presence_penalty": 0, "min_length": 0, "is_return_log_probs": False}
     expected |= {"len_penalty": 0, "beam_search_diversity_rate": 0, "beam_width": 1, "top_p_decay": 1}
     for name, value in expected.items():
-        assert request.scalars[name].tolist() == [value, value], name
+        assert [getattr(row, name) for row in request.sampling] == [value, value], name
+    empty = parse_request(tensors(input_ids=np.zeros((2, 0), np.uint32), input_lengths=column(0, np.uint32)), CONFIG)
+    assert [context.ids.tolist() for context in empty.contexts] == [[3], [3]]  # start_id
 
 
 def test_reshaped_scalars_are_the_same_as_columns() -> None:
@@ -51,12 +53,13 @@ def test_reshaped_scalars_are_the_same_as_columns() -> None:
         if "ids" not in name
     }
     request = parse_request(tensors() | flat, CONFIG)
-    assert request.scalars["temperature"].tolist() == [0.5, 0.5] and [len(row) for row in request.shown] == [4, 2]
+    assert [row.temperature for row in request.sampling] == [0.5, 0.5] and [len(row) for row in request.shown] == [4, 2]
 
 
 def test_a_seed_may_have_the_type_that_fastertransformers_first_stores_declare() -> None:
     for seed, dtype in ((7, np.int32), (7, np.uint64)):
-        assert parse_request(tensors(random_seed=column(seed, dtype)), CONFIG).scalars["random_seed"].tolist() == [7, 7]
+        rows = parse_request(tensors(random_seed=column(seed, dtype)), CONFIG).sampling
+        assert [row.random_seed for row in rows] == [7, 7]
 
 
 def test_the_neutral_values_that_fastertransformers_clients_send_are_accepted() -> None:

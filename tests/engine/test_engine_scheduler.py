@@ -92,17 +92,17 @@ def many_requests(count: int) -> list[Tensors]:
     return requests
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("steps_ahead", [False, True])
 @pytest.mark.parametrize(
     ("max_rows", "is_inflight", "pages"), [(4, True, 0), (64, True, 90), (64, True, 9), (5, False, 0)]
 )
 def test_requests_that_come_at_any_time_get_what_they_get_alone(
-    engine: Engine, settings: Settings, steps: Steps, max_rows: int, is_inflight: bool, pages: int, runs_ahead: bool
+    engine: Engine, settings: Settings, steps: Steps, max_rows: int, is_inflight: bool, pages: int, steps_ahead: bool
 ) -> None:
     requests = many_requests(24)
     alone = [engine.generate([engine.parse(tensors)])[0] for tensors in requests]
     steps = paged_steps(settings, pages) if pages else steps
-    scheduler = Scheduler(steps, max_rows, is_inflight, runs_ahead=runs_ahead)
+    scheduler = Scheduler(steps, max_rows, is_inflight, steps_ahead=steps_ahead)
     generator, clients = np.random.default_rng(9), []
     for tensors in requests:
         clients.append(Client(scheduler, steps, tensors))
@@ -123,12 +123,12 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(
 
 def test_running_ahead_asks_for_a_step_before_the_last_ones_tokens_are_known(steps: Steps) -> None:
     """And for none that nobody needs, where lengths alone say when a request ends."""
-    scheduler = Scheduler(steps, 8, runs_ahead=True)
+    scheduler = Scheduler(steps, 8, steps_ahead=True)
     streams = [Client(scheduler, steps, ask(prompts(4), count, end_id=NEVER), is_streaming=True) for count in (3, 6)]
     asked: list[int] = []
     while not scheduler.is_idle:
         scheduler.step()
-        asked.append(len(scheduler._flights))
+        asked.append(len(scheduler._batch.pending))
         assert len(streams[1].answers) == streams[1].count
     assert asked == [1, 1, 1, 1, 1, 1, 0]
     assert [len(each.answers) for each in streams] == [3, 6] and streams[1].count == 6

@@ -47,7 +47,7 @@ class Talk:
     """A scheduler, and conversations on it."""
 
     def __init__(self, steps: Steps, idle_s: float = 60.0, is_inflight: bool = True) -> None:
-        self.steps, self.scheduler = steps, Scheduler(steps, 8, is_inflight, idle_s, runs_ahead=True)
+        self.steps, self.scheduler = steps, Scheduler(steps, 8, is_inflight, idle_s, steps_ahead=True)
 
     def submit(
         self, key: Any, rows: list[list[int]], count: Any, start: bool = False, end: bool = False, **scalars: Any
@@ -180,7 +180,7 @@ def test_idle_conversations_are_forgotten(steps: Steps) -> None:
     assert talk.scheduler.sessions.idle_bytes == 32 * TOKEN_BYTES  # a page
     now[0] = 30.0
     talk.scheduler.sessions.expire()
-    assert not talk.steps._saved and talk.scheduler.sessions.patience_s is None
+    assert not talk.steps._saved and talk.scheduler.sessions.idle_timeout_s is None
 
 
 def test_the_one_that_was_idle_longest_makes_room(made: tuple[GPT2LMHeadModel, Settings]) -> None:

@@ -60,7 +60,7 @@ class Engine:
         self.description = loaded.description
         is_inflight, idle_s = self._settings.has_inflight_batching, self._settings.session_idle_s
         known = self._conversations
-        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, conversations=known)
+        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, known_sessions=known)
         if loaded.group:
             loaded.group.control.at_loss.append(lambda: self._arrivals.put(None))
 
@@ -185,7 +185,7 @@ class Engine:
         is_waiting = self._scheduler.is_idle
         while is_waiting or not self._arrivals.empty():
             try:
-                job = self._arrivals.get(timeout=self._scheduler.sessions.patience_s)
+                job = self._arrivals.get(timeout=self._scheduler.sessions.idle_timeout_s)
             except queue.Empty:
                 self._scheduler.sessions.expire()
                 continue

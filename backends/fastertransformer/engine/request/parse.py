@@ -1,13 +1,13 @@
 """What a client asked for: named tensors, checked, as one row per sequence.
 
-Which tensors there are: vocabulary.py. Scalars come as [B, 1] from clients, or as [B] where the config.pbtxt reshapes
+Which tensors there are: schema.py. Scalars come as [B, 1] from clients, or as [B] where the config.pbtxt reshapes
 them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import numpy as np
@@ -15,9 +15,10 @@ import numpy as np
 from ..errors import RequestError
 from ..model.config import ModelConfig
 from .prompts import Context, place_prompts
-from .schema import VOCABULARIES, Vocabulary, checked, refuse_rows
+from .sampling_params import SamplingParams, sampling_params
+from .schema import INPUT_SCHEMAS, InputSchema, checked, refuse_rows
 from .schema import Array as Array
-from .words import WordList, parse_word_lists
+from .words import parse_word_lists
 
 
 @dataclass(frozen=True)
@@ -27,37 +28,45 @@ class Request:
     Attributes:
         shown: B: what the answer shows of the input, so without prompts, int64 [n]; of an encoder-decoder what its
             decoder begins with.
-        output_lengths: int64 [B], tokens to generate at most.
-        scalars: by FasterTransformer's name, [B] each; those that were not sent have its default.
-        bad_words, stop_words: B lists: what must not come, and what ends a row when it has come.
+        sampling: B: how each row is generated.
         contexts: B: what each row's generation starts from, prompts included.
         sources: B: what the encoder is given; empty without one.
         source_width: of the tensor that it came in, padding included.
-        beam_width: of every row; 1 is sampling.
         starts_session: whether it begins a conversation, as START says.
         ends_session: whether it is the conversation's last, as END says.
+        session_len, memory_len: of the conversation that it begins: tokens that it may have, and tokens whose keys and
+            values are kept; 0: no limit. The first row's, which are all rows', as in FasterTransformer.
     """
 
     shown: Sequence[Array]
-    output_lengths: Array
-    scalars: Mapping[str, Array]
-    bad_words: Sequence[WordList]
-    stop_words: Sequence[WordList]
+    sampling: Sequence[SamplingParams]
     contexts: Sequence[Context]
     sources: Sequence[Context] = ()
     source_width: int = 0
-    beam_width: int = 1
     starts_session: bool = False
     ends_session: bool = False
+    session_len: int = 0
+    memory_len: int = 0
 
     @property
     def batch_size(self) -> int:
         """Number of rows."""
-        return len(self.output_lengths)
+        return len(self.sampling)
 
-    def wants(self, name: str) -> bool:
-        """Say whether any row has is_return_<name>."""
-        return bool(self.scalars[f"is_return_{name}"].any())
+    @property
+    def beam_width(self) -> int:
+        """Of every row; 1 is sampling."""
+        return self.sampling[0].beam_width
+
+    @property
+    def is_return_attentions(self) -> bool:
+        """Whether any row requests the encoder's attentions."""
+        return any(row.is_return_attentions for row in self.sampling)
+
+    @property
+    def max_tokens(self) -> int:
+        """Of the row that may generate most."""
+        return max(row.max_tokens for row in self.sampling)
 
 
 def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Sequence[Array] | None = None) -> Request:
@@ -73,48 +82,50 @@ def parse_request(tensors: Mapping[str, Array], config: ModelConfig, prompts: Se
         RequestError: a tensor is unknown, missing, of another type or shape, out of range, or input plus output is
             longer than max_pos_seq_len. (FasterTransformer logs an error there and reads past the position table.)
     """
-    vocabulary = VOCABULARIES[config.family]
-    _check_names(tensors, vocabulary)
+    schema = INPUT_SCHEMAS[config.family]
+    _check_names(tensors, schema)
     ids = checked("input_ids", tensors["input_ids"], (np.uint32,), "batch", "n").astype(np.int64)
     batch, width = ids.shape
     if not batch:
         raise RequestError(f"input_ids has shape {list(ids.shape)}, and so no row")
     defaults = {"start_id": config.start_id, "end_id": config.end_id}
-    scalars = {name: rule.read(name, tensors, batch, defaults.get(name)) for name, rule in vocabulary.scalars.items()}
+    scalars = {name: rule.read(name, tensors, batch, defaults.get(name)) for name, rule in schema.scalars.items()}
     _check_combinations(tensors, scalars, config)
-    lengths = scalars[vocabulary.lengths]
+    lengths = scalars[schema.lengths]
     if width:
         is_bad = (lengths < 1) | (lengths > width)
-        refuse_rows(vocabulary.lengths, lengths, is_bad, f"1 to {width}, input_ids' width")
+        refuse_rows(schema.lengths, lengths, is_bad, f"1 to {width}, input_ids' width")
     contexts, shown = place_prompts(tensors, scalars, ids, lengths, config, prompts)
     sources: Sequence[Context] = ()
     if config.encoder:  # the input is the encoder's
-        sources, contexts = contexts, _decoder_contexts(tensors, scalars, config)
+        tasks = scalars["ia3_tasks"].tolist()
+        sources = [replace(context, ia3_task=task) for context, task in zip(contexts, tasks, strict=True)]
+        contexts = _decoder_contexts(tensors, scalars, config)
         shown = [context.ids[1:] for context in contexts]
+    limits = scalars[schema.output] if schema.output else np.zeros(batch, np.int64)
+    bad_words, stop_words = (parse_word_lists(f"{kind}_words_list", tensors, batch) for kind in ("bad", "stop"))
     request = Request(
         shown=shown,
-        output_lengths=scalars[vocabulary.output].astype(np.int64) if vocabulary.output else np.zeros(batch, np.int64),
-        scalars=scalars,
-        bad_words=parse_word_lists("bad_words_list", tensors, batch),
-        stop_words=parse_word_lists("stop_words_list", tensors, batch),
+        sampling=sampling_params(scalars, limits, bad_words, stop_words, config.vocab_size),
         contexts=contexts,
         sources=sources,
         source_width=width if config.encoder else 0,
-        beam_width=max(1, int(scalars["beam_width"].max(initial=1))),
         starts_session=_is_set(tensors, "START"),
         ends_session=_is_set(tensors, "END"),
+        session_len=int(scalars["session_len"][0]),
+        memory_len=int(scalars["memory_len"][0]),
     )
-    _check_lengths(request, config, vocabulary)
+    _check_lengths(request, config, schema)
     return request
 
 
-def _check_names(tensors: Mapping[str, Array], vocabulary: Vocabulary) -> None:
+def _check_names(tensors: Mapping[str, Array], schema: InputSchema) -> None:
     for name, array in tensors.items():
-        if name not in vocabulary.names:
-            close = get_close_matches(name, vocabulary.names, n=1)
-            hint = f", did you mean '{close[0]}'?" if close else f"; known are {', '.join(sorted(vocabulary.names))}"
+        if name not in schema.names:
+            close = get_close_matches(name, schema.names, n=1)
+            hint = f", did you mean '{close[0]}'?" if close else f"; known are {', '.join(sorted(schema.names))}"
             raise RequestError(f"unknown input '{name}' of shape {list(array.shape)}{hint}")
-    required = ("input_ids", *filter(None, (vocabulary.lengths, vocabulary.output)))
+    required = ("input_ids", *filter(None, (schema.lengths, schema.output)))
     missing = [name for name in required if name not in tensors]
     if missing:
         raise RequestError(f"missing input: {', '.join(missing)}")
@@ -159,16 +170,17 @@ def _is_set(tensors: Mapping[str, Array], name: str) -> bool:
     return bool(name in tensors and tensors[name].any())
 
 
-def _check_lengths(request: Request, config: ModelConfig, vocabulary: Vocabulary) -> None:
+def _check_lengths(request: Request, config: ModelConfig, schema: InputSchema) -> None:
     inputs = np.array([len(context.ids) for context in request.sources or request.contexts])
     begun = np.array([len(row) if request.sources else 0 for row in request.shown])
-    outputs = request.output_lengths + begun
+    limits = np.array([row.max_tokens for row in request.sampling])
+    outputs = limits + begun
     total = np.maximum(inputs, outputs) if request.sources else inputs + outputs
     row = int(total.argmax())
     if total[row] > config.max_pos_seq_len:
         how = "or" if request.sources else "+"
         behind = f" + decoder_input_lengths {begun[row]}" if begun[row] else ""
         raise RequestError(
-            f"{vocabulary.lengths} {inputs[row]} {how} {vocabulary.output} {request.output_lengths[row]}{behind}"
+            f"{schema.lengths} {inputs[row]} {how} {schema.output} {limits[row]}{behind}"
             f" = {total[row]} in row {row} exceeds max_pos_seq_len {config.max_pos_seq_len}"
         )

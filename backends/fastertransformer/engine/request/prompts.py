@@ -35,12 +35,14 @@ class Context:
         embeddings: fp32 [T, hidden], NaN where the token has its own; None: all have.
         prefix: the task whose prefix precedes all that; -1: none.
         prefix_length: entries of the cache that the prefix takes.
+        ia3_task: whose IA3 adapters an encoder's input goes through; -1: none.
     """
 
     ids: Array
     embeddings: Array | None = None
     prefix: int = -1
     prefix_length: int = 0
+    ia3_task: int = -1
 
     @property
     def own_tokens(self) -> Array:

@@ -117,7 +117,7 @@ _CONTROLS = ("START", "END")  # of Triton's sequence batcher
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class InputSchema:
     """What a family of models calls its inputs.
 
     Attributes:
@@ -144,7 +144,7 @@ class Vocabulary:
 _ENCODERS = frozenset(("ia3_tasks", "is_return_attentions"))  # the latter of an encoder alone
 _T5_ONLY = _ENCODERS | {"decoder_input_ids", "decoder_input_lengths"}
 _GPT_ONLY = frozenset(("is_return_context_embeddings", "session_len", "memory_len", *_CONTROLS))
-_GPT = Vocabulary("input_lengths", "request_output_len", absent=_T5_ONLY)
-_T5 = Vocabulary("sequence_length", "max_output_len", absent=_GPT_ONLY | {"is_return_attentions"})
-_ENCODER = Vocabulary("sequence_length", "", absent=frozenset((*SCALARS, *_LISTS, *_CONTROLS)) - _ENCODERS)
-VOCABULARIES = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "t5": _T5, "t5-encoder": _ENCODER}
+_GPT = InputSchema("input_lengths", "request_output_len", absent=_T5_ONLY)
+_T5 = InputSchema("sequence_length", "max_output_len", absent=_GPT_ONLY | {"is_return_attentions"})
+_ENCODER = InputSchema("sequence_length", "", absent=frozenset((*SCALARS, *_LISTS, *_CONTROLS)) - _ENCODERS)
+INPUT_SCHEMAS = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "t5": _T5, "t5-encoder": _ENCODER}

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..request.sampling_params import SamplingParams
 from .sampling import MASKED
 
 DEAD = -1e20  # score of the beams that do not exist at the first step: all K start from one sequence
@@ -33,14 +34,14 @@ DEAD = -1e20  # score of the beams that do not exist at the first step: all K st
 
 @dataclass(frozen=True)
 class Candidate:
-    """How a beam might go on.
+    """A continuation of a beam.
 
     Attributes:
         parent: which beam it continues.
-        token: with which; of no meaning behind a beam that had ended.
+        token: the next one; without meaning behind a beam that has ended.
         rank: what candidates are ordered by.
         score: sum of log-probabilities.
-        gain: the token's part of it.
+        gain: the token's part of the score.
     """
 
     parent: int
@@ -52,17 +53,17 @@ class Candidate:
 
 @dataclass
 class Beam:
-    """One way in which a sequence goes on; without a search the only one.
+    """A hypothesis of a beam search; without a search a sequence has one.
 
     Attributes:
         tokens: generated so far.
-        log_probs: of these; empty where nobody wants them.
-        score: sum of log-probabilities, as far as somebody wants it.
-        has_ended: by its end_id or a stop word.
-        rank: at its end.
+        log_probs: of these tokens; empty where the request does not need them.
+        score: sum of log-probabilities, where the request needs it.
+        has_ended: whether an end_id or a stop word has come.
+        rank: what beams are ordered by when they have ended.
     """
 
-    tokens: array[int] = field(default_factory=lambda: array("I"))  # an answer takes it without a look at each
+    tokens: array[int] = field(default_factory=lambda: array("I"))  # an array is copied into an answer as a whole
     log_probs: list[float] = field(default_factory=list)
     score: float = 0.0
     has_ended: bool = False
@@ -72,32 +73,29 @@ class Beam:
 def candidates(
     log_probs: Tensor,
     beams: Sequence[Beam],
-    end_id: int,
+    params: SamplingParams,
     length: int,
-    len_penalty: float,
-    diversity_rate: float,
 ) -> list[Candidate]:
     """Give the 2 K best continuations of K beams, best first.
 
     Args:
         log_probs: [K, V], log softmax of the penalised logits.
-        beams: of which those that have ended have one continuation only, for nothing.
-        end_id: of the sequence; outside the vocabulary no beam ends by it.
-        length: see above.
-        len_penalty: of the request.
-        diversity_rate: of the request.
+        beams: those that have ended have a single continuation, which leaves their score as it is.
+        params: of the sequence; with an end_id outside the vocabulary no beam ends by it.
+        length: by which scores are divided, see above.
     """
     width, vocab = log_probs.shape
     device = log_probs.device
-    # One that a stop word ended has its continuation even without an end_id.
-    is_end = torch.arange(vocab, device=device) == (end_id if end_id < vocab else 0)
+    # A beam that a stop word has ended has its continuation even without an end_id.
+    is_end = torch.arange(vocab, device=device) == (params.end_id if params.end_id < vocab else 0)
     only_end = torch.where(is_end, 0.0, MASKED)
     has_ended = torch.tensor([each.has_ended for each in beams], device=device)
     log_probs = torch.where(has_ended[:, None], only_end, log_probs)
     best, tokens = log_probs.topk(min(2 * width, vocab), dim=-1)  # [K, 2K], descending
     totals = best + torch.tensor([each.score for each in beams], device=device)[:, None]
     place = torch.arange(best.shape[1], device=device) % width
-    ranks = totals / (length**len_penalty if length > 1 else 1.0) + diversity_rate * place
+    penalty = length**params.len_penalty if length > 1 else 1.0
+    ranks = totals / penalty + params.beam_search_diversity_rate * place
     order = ranks.flatten().topk(min(2 * width, ranks.numel())).indices  # [2K]
     numbers = torch.stack([each.flatten()[order] for each in (ranks, totals, best)]).tolist()
     places = torch.stack((order // best.shape[1], tokens.flatten()[order])).tolist()

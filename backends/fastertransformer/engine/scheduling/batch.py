@@ -1,33 +1,38 @@
-"""The sequences that decode, and who sits in which slot.
+"""The sequences that decode, and which of them is in which slot.
 
-Slots are filled from the first on: where a sequence leaves, the last one moves in.
+Slots are filled from the first on: where a sequence frees its slots, the last ones move in.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from torch import Tensor
 
-from ..sampling.sampler import Choice, Flight, Owners
+from ..sampling.sampler import Owners, PendingTokens, Sampler
 from ..steps.steps import Steps
 from .contexts import run_contexts
 from .sequence import Sequence
 
 
 class Batch:
-    """Sequences in the order of their coming.
+    """Sequences in the order in which they joined.
 
     Args:
         steps: the network and its cache.
+
+    Attributes:
+        pending: tokens that were launched and not yet read, the oldest first.
     """
 
     def __init__(self, steps: Steps) -> None:
-        self._steps, self._choice = steps, Choice(steps)
+        self._steps, self._sampler = steps, Sampler(steps)
         self._sequences: list[Sequence] = []
         self._owners: Owners = []
-        self._is_rearranged = False  # since the last step
+        self._has_changed = False  # since the last step
+        self.pending: deque[PendingTokens] = deque()
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
@@ -35,42 +40,42 @@ class Batch:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def join(self, new: list[Sequence], take_key: Callable[[Sequence], int]) -> Tensor | None:
-        """Give sequences their slots, and run their contexts.
+    def prefill(self, new: list[Sequence], pop_saved: Callable[[Sequence], int]) -> Tensor | None:
+        """Allocate slots to sequences, and run their contexts.
 
         Args:
-            new: those.
-            take_key: gives what was saved of one; see Sessions.take.
+            new: sequences that join.
+            pop_saved: gives the key of the cache entries that were saved of a sequence; see Sessions.pop_saved.
 
         Returns:
-            The last hidden state of each of their slots, see run_contexts.
+            The last hidden state of each of their slots; see run_contexts.
         """
         first = len(self._owners)
         self._sequences += new
-        # Their first beams are side by side, for those are one pass of the network.
+        # Their first beams are adjacent, for one pass of the network prefills those.
         self._owners += [(sequence, 0) for sequence in new]
         self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         rows = self._owners[first:]
         self._steps.place(
             first,
-            np.array([sequence.entries for sequence, _ in rows]),
+            np.array([sequence.max_entries for sequence, _ in rows]),
             np.array([sequence.cached for sequence, _ in rows]),
             np.array([sequence.window for sequence, _ in rows]),
             np.array([sequence.source_length for sequence, _ in rows]),
-            np.array([take_key(sequence) for sequence, _ in rows]),
+            np.array([pop_saved(sequence) for sequence, _ in rows]),
             np.array([-1 if beam else sequence.context.prefix for sequence, beam in rows]),
             np.array([sequence.context.ids[-1] for sequence, _ in rows]) if new[0].source else None,
         )
-        self._settle()
+        self._assign_slots()
         hidden = run_contexts(self._steps, rows, first)
-        self._choice.begin(first, [sequence for sequence, _ in rows])  # a GPU is busy with their contexts
+        self._sampler.add_rows(first, [sequence for sequence, _ in rows])  # while a GPU runs the contexts
         return hidden
 
-    def launch(self, hidden: Tensor | None) -> Flight:
-        """Ask for the next token of every slot.
+    def launch(self, hidden: Tensor | None) -> None:
+        """Launch a step that gives every slot its next token.
 
         Args:
-            hidden: last hidden state of those that have just come, [n, hidden]; None: all go on from their last token.
+            hidden: last hidden state of those that were just prefilled, [n, hidden]; None: every slot decodes.
         """
         for sequence in self._sequences:
             sequence.launched += 1
@@ -80,37 +85,38 @@ class Batch:
             parts.append(self._steps.decode(before))
         if hidden is not None:
             parts.append(self._steps.choose(hidden))
-        if self._is_rearranged:
-            self._choice.arrange(list(self._owners))
-            self._is_rearranged = False
-        return self._choice.launch(before, parts)
+        if self._has_changed:
+            self._sampler.set_owners(list(self._owners))
+            self._has_changed = False
+        self.pending.append(self._sampler.sample(before, parts))
 
     def wipe(self, sequences: list[Sequence]) -> None:
-        """Forget what the slots of sequences hold."""
+        """Zero the cache of sequences, so that infinite numbers do not spoil the next ones in their slots."""
         self._steps.wipe(np.array([slot for sequence in sequences for slot in sequence.slots]))
 
-    def leave(self, sequences: list[Sequence]) -> None:
-        """Free slots, and fill the gaps with the last ones."""
+    def free(self, sequences: list[Sequence]) -> None:
+        """Free the slots of sequences, and move the last slots into the gaps."""
         if not sequences:
             return
-        gone = set(sequences)
-        self._sequences = [sequence for sequence in self._sequences if sequence not in gone]
-        stays = np.array([sequence not in gone for sequence, _ in self._owners])
+        freed = set(sequences)
+        self._sequences = [sequence for sequence in self._sequences if sequence not in freed]
+        stays = np.array([sequence not in freed for sequence, _ in self._owners])
         kept = int(stays.sum())
         gaps = np.flatnonzero(~stays[:kept])
         sources = kept + np.flatnonzero(stays[kept:])
         self._steps.leave(len(self._owners), kept, gaps, sources)
         if len(gaps):
-            self._choice.move(gaps, sources)
+            self._sampler.move_rows(gaps, sources)
         for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):
             self._owners[gap] = self._owners[source]
         del self._owners[kept:]
-        self._settle()
+        self._assign_slots()
+        if not self._sequences:
+            self.pending.clear()
 
-    def _settle(self) -> None:
-        """Note who sits where."""
+    def _assign_slots(self) -> None:
         for sequence in self._sequences:
             sequence.slots = [0] * sequence.width
-        for slot, (sequence, place) in enumerate(self._owners):
-            sequence.slots[place] = slot
-        self._is_rearranged = True
+        for slot, (sequence, beam) in enumerate(self._owners):
+            sequence.slots[beam] = slot
+        self._has_changed = True

@@ -1,4 +1,4 @@
-"""Prefill: what a sequence's generation starts from is run through the network, and what is asked about it computed."""
+"""Prefill: run the contexts of new sequences through the network, and compute the outputs that contexts alone give."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..request.parse import Array
 from ..request.prompts import Context
+from ..request.schema import Array
 from ..steps.steps import Steps
 from .sequence import Sequence
 
@@ -18,7 +18,7 @@ _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabili
 
 
 def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int) -> Tensor | None:
-    """Run the contexts of sequences that have just come.
+    """Run the contexts of new sequences.
 
     Args:
         steps: the network and its cache.
@@ -35,13 +35,13 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
         if any(len(sequence.context.ids) > 1 for sequence in new):  # not start_id alone
             states = _extend(steps, new, first)  # the last token is run once more, by the first step
     else:
-        states = [_go_on(steps, new[0])] if new[0].line else _extend(steps, new, first)
+        states = [_continue_session(steps, new[0])] if new[0].session_row else _extend(steps, new, first)
     for sequence, state in zip(new, states, strict=False):
-        _note_context(steps, sequence, state)
+        _add_context_outputs(steps, sequence, state)
     pairs = [(slot, sequence.slots[0]) for slot, (sequence, beam) in enumerate(owners, first) if beam]
-    if pairs:  # all beams begin as the first one does
+    if pairs:  # all beams begin like the first one
         others, sources = np.array(pairs).T
-        steps.copy(others, sources, max(sequence.held for sequence in new))
+        steps.copy(others, sources, max(sequence.cached_entries for sequence in new))
     if steps.config.encoder:
         return None
     last = {sequence: state[-1] for sequence, state in zip(new, states, strict=True)}
@@ -50,20 +50,20 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
 
 def _extend(steps: Steps, new: list[Sequence], first: int) -> list[Tensor]:
     """Run contexts; give the hidden states of each, [T, hidden]."""
-    ids, lengths, embeddings = _in_a_row([sequence.context for sequence in new])
+    ids, lengths, embeddings = _packed([sequence.context for sequence in new])
     hidden = steps.extend(ids, np.array([sequence.start for sequence in new]), lengths, first, embeddings)
     return list(torch.split(hidden, lengths.tolist()))
 
 
-def _go_on(steps: Steps, sequence: Sequence) -> Tensor:
-    """Run a conversation's context in passes no longer than its window; give its hidden states, [T, hidden].
+def _continue_session(steps: Steps, sequence: Sequence) -> Tensor:
+    """Run a session's context in passes no longer than its window; give its hidden states, [T, hidden].
 
-    What the cache has lost of the conversation is run before it.
+    Tokens of the session whose keys and values were lost are run before it.
     """
     start, ids, window, slot = sequence.start, sequence.context.ids, sequence.window, sequence.slots[0]
     if sequence.lacks_past:
-        assert sequence.line
-        start, ids = 0, np.concatenate((np.array(sequence.line.tokens[:start], np.int64), ids))
+        assert sequence.session_row
+        start, ids = 0, np.concatenate((np.array(sequence.session_row.tokens[:start], np.int64), ids))
     states = []
     for place in range(0, len(ids), size := min(window, _PASS_TOKENS)):
         part = ids[place : place + size]
@@ -73,42 +73,43 @@ def _go_on(steps: Steps, sequence: Sequence) -> Tensor:
 
 def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
     """Run the encoder for new sequences."""
-    ids, lengths, embeddings = _in_a_row([sequence.source for sequence in new if sequence.source])
-    tasks = np.array([int(each.job.request.scalars["ia3_tasks"][each.row]) for each in new])
+    ids, lengths, embeddings = _packed([sequence.source for sequence in new if sequence.source])
+    tasks = np.array([sequence.source.ia3_task for sequence in new if sequence.source])
     is_encoder_only = steps.config.family != "t5"
-    wants_attentions = is_encoder_only and any(sequence.job.request.wants("attentions") for sequence in new)
+    wants_attentions = is_encoder_only and any(each.job.request.is_return_attentions for each in new)
     encoded, attentions = steps.encode(ids, lengths, tasks, first, embeddings, int(wants_attentions))
     states = torch.split(encoded, lengths.tolist())
     for row, sequence in enumerate(new if is_encoder_only else ()):
         sequence.is_done, length = True, lengths[row]
-        sequence.noted["output_hidden_state"] = states[row].float().cpu().numpy()
-        if sequence.job.request.wants("attentions"):
+        sequence.context_outputs["output_hidden_state"] = states[row].float().cpu().numpy()
+        if sequence.job.request.is_return_attentions:
             of_row = torch.stack([layer[row, :, :length, :length] for layer in attentions])
-            sequence.noted["output_attentions"] = of_row.cpu().numpy()
+            sequence.context_outputs["output_attentions"] = of_row.cpu().numpy()
 
 
-def _note_context(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
-    """Compute what is asked about a context itself, given its hidden states, [T, hidden]."""
-    if sequence.wants("context_embeddings"):
+def _add_context_outputs(steps: Steps, sequence: Sequence, hidden: Tensor) -> None:
+    """Compute the outputs that a row requests of its context, given its hidden states, [T, hidden]."""
+    params = sequence.sampling
+    if params.is_return_context_embeddings:
         embedding = hidden.float().sum(0).cpu().numpy()
-        sequence.noted["context_embeddings"] = np.repeat(embedding[None], sequence.width, 0)
-    if not (sequence.wants("context_cum_log_probs") or sequence.wants("context_log_probs")):
+        sequence.context_outputs["context_embeddings"] = np.repeat(embedding[None], sequence.width, 0)
+    if not (params.is_return_context_cum_log_probs or params.is_return_context_log_probs):
         return
     scores = _score_context(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
-    if sequence.wants("context_cum_log_probs"):
+    if params.is_return_context_cum_log_probs:
         sequence.beams[0].score = float(scores[0].double().sum())
-    if sequence.wants("context_log_probs"):
+    if params.is_return_context_log_probs:
         own, shown = scores.cpu().numpy()[:, sequence.context.own_tokens], len(sequence.shown)
         own = own[:, max(0, own.shape[1] - shown) :]  # without a start_id
         log_probs, best = np.pad(own, ((0, 0), (shown - own.shape[1], 0)))  # 0 for what was answered before
-        sequence.noted |= {"context_log_probs": log_probs, "context_argmax_ids": best.astype(np.uint32)}
+        sequence.context_outputs |= {"context_log_probs": log_probs, "context_argmax_ids": best.astype(np.uint32)}
 
 
 def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> Tensor:
-    """Compare each token, [T], with what its predecessors, [T, hidden], make of it.
+    """Score each token of a context, [T], by the hidden states of those before it, [T, hidden].
 
     Returns:
-        fp32 [2, T]: the token's log-probability, and the most probable token in its place; 0 for the first.
+        fp32 [2, T]: the token's log-probability, and the argmax in its place; 0 for the first.
     """
     scores = torch.zeros(2, len(ids), device=ids.device)
     block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))
@@ -119,8 +120,8 @@ def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> Tensor:
     return scores
 
 
-def _in_a_row(contexts: list[Context]) -> tuple[Array, Array, Array | None]:
-    """Give ids [T], one context's behind the other's, lengths [B], and embeddings [T, hidden] where any has some."""
+def _packed(contexts: list[Context]) -> tuple[Array, Array, Array | None]:
+    """Concatenate contexts: ids [T], lengths [B], and embeddings [T, hidden] where any has some."""
     ids, lengths = np.concatenate([each.ids for each in contexts]), np.array([len(each.ids) for each in contexts])
     given = [each.embeddings for each in contexts if each.embeddings is not None]
     if not given:

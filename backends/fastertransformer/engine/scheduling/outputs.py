@@ -1,10 +1,10 @@
-"""What has come out of a request so far, laid out as FasterTransformer does."""
+"""The output tensors of a request so far, in FasterTransformer's layout."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..request.parse import Array
+from ..request.schema import Array
 from .sequence import Job
 
 
@@ -32,12 +32,12 @@ def output_tensors(job: Job) -> dict[str, Array]:
         output_hidden_state: fp32 [B, S, hidden], of an encoder without a decoder, which has none of the above. S is
             input_ids' width.
         output_attentions: fp32 [B, layers, heads, S, S], beside it where any row has is_return_attentions: how much of
-            each key (last axis) each query takes; 0 in padding. (FasterTransformer leaves numbers without a meaning in
-            the rows of queries that are padding.)
+            each key (last axis) each query takes; 0 in padding. (FasterTransformer leaves undefined numbers in the
+            rows of queries that are padding.)
     """
     request, rows = job.request, job.sequences
     width, source_width = max(len(each.shown) for each in rows), request.source_width
-    tensors = {} if "output_hidden_state" in rows[0].noted else _tokens(job, width)
+    tensors = {} if "output_hidden_state" in rows[0].context_outputs else _tokens(job, width)
     least = {
         "context_embeddings": (0, 0),
         "context_log_probs": (width,),
@@ -45,23 +45,23 @@ def output_tensors(job: Job) -> dict[str, Array]:
         "output_hidden_state": (source_width, 0),
         "output_attentions": (0, 0, source_width, source_width),
     }
-    for name in dict.fromkeys(name for each in rows for name in each.noted):
-        given = {row: each.noted[name] for row, each in enumerate(rows) if name in each.noted}
+    for name in dict.fromkeys(name for each in rows for name in each.context_outputs):
+        given = {row: each.context_outputs[name] for row, each in enumerate(rows) if name in each.context_outputs}
         tensors[name] = _stacked(given, len(rows), least[name])
     return tensors
 
 
 def _tokens(job: Job, width: int) -> dict[str, Array]:
-    request, longest = job.request, int(job.request.output_lengths.max())
+    request, longest = job.request, job.request.max_tokens
     shape, is_decoder = (request.batch_size, request.beam_width), bool(request.sources)
     ids = np.zeros((*shape, width + longest), np.int32 if is_decoder else np.uint32)
     if not is_decoder:
-        ids[:] = request.scalars["end_id"][:, None, None]
+        ids[:] = np.array([row.end_id for row in request.sampling])[:, None, None]
     inputs, lengths = np.zeros(shape, np.int32), np.zeros(shape, ids.dtype)
     tensors: dict[str, Array] = {"output_ids": ids, "sequence_length": lengths}
     if not is_decoder:
         tensors["response_input_lengths"] = inputs
-    if has_scores := request.wants("log_probs"):
+    if has_scores := any(row.is_return_log_probs for row in request.sampling):
         scores, log_probs = np.zeros(shape, np.float32), np.zeros((*shape, longest), np.float32)
         tensors |= {"cum_log_probs": scores, "output_log_probs": log_probs}
     for row, sequence in enumerate(job.sequences):
@@ -70,13 +70,13 @@ def _tokens(job: Job, width: int) -> dict[str, Array]:
         for place, beam in enumerate(sequence.beams):
             lengths[row, place] = end = start + len(beam.tokens)
             ids[row, place, start:end] = beam.tokens
-            if has_scores and sequence.wants("log_probs"):
+            if has_scores and sequence.sampling.is_return_log_probs:
                 scores[row, place], log_probs[row, place, : len(beam.log_probs)] = beam.score, beam.log_probs
     return tensors
 
 
 def _stacked(given: dict[int, Array], batch: int, least: tuple[int, ...]) -> Array:
-    """Put arrays under each other, filled up with zeros to the longest, at least to ``least``; the other rows are 0."""
+    """Stack arrays, padded with zeros to the largest shape, at least to ``least``; rows without an array are 0."""
     shape = [max(sizes) for sizes in zip(least, *(each.shape for each in given.values()), strict=True)]
     stacked = np.zeros((batch, *shape), next(iter(given.values())).dtype)
     for row, each in given.items():

@@ -1,0 +1,111 @@
+"""How each row of a request is generated: FasterTransformer's sampling and search tensors, typed, one object a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from ..sampling.sampling import resolve_top_k_top_p
+from .schema import NEVER, SCALARS, Array
+from .words import WordList
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The parameters of one row; the names are those of FasterTransformer's tensors where the meaning is the same.
+
+    Attributes:
+        max_tokens: tokens to generate at most; 0: only the context is computed.
+        end_id: token that ends the row; one outside the vocabulary never comes.
+        beam_width: of all rows of the request; 1 is sampling.
+        top_k, top_p: as resolve_top_k_top_p gives them.
+        top_p_decay, top_p_min: in (0, 1].
+        random_seed: the bits of an unsigned seed, as int64.
+        is_sampled: whether the token is drawn at random; else it is the argmax.
+        bad_words: words that must not come.
+        stop_words: words that end the row when they have come.
+    """
+
+    max_tokens: int
+    end_id: int
+    beam_width: int = 1
+    top_k: int = 1
+    top_p: float = 1.0
+    top_p_decay: float = 1.0
+    top_p_min: float = 1e-6
+    top_p_reset_ids: int = NEVER
+    temperature: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    min_length: int = 0
+    random_seed: int = 0
+    is_sampled: bool = False
+    len_penalty: float = 0.0
+    beam_search_diversity_rate: float = 0.0
+    is_return_log_probs: bool = False
+    is_return_context_cum_log_probs: bool = False
+    is_return_context_log_probs: bool = False
+    is_return_context_embeddings: bool = False
+    is_return_attentions: bool = False
+    bad_words: WordList = field(default_factory=WordList)
+    stop_words: WordList = field(default_factory=WordList)
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether tokens that have occurred are penalised."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0
+
+    @property
+    def needs_token_log_probs(self) -> bool:
+        """Whether sampling computes the log-probabilities of its tokens; a beam search has them anyway."""
+        return self.is_return_log_probs and self.beam_width == 1
+
+
+_COMPUTED = {"beam_width", "top_p_decay", "top_p_min"}
+_TAKEN_AS_SENT = {each.name for each in fields(SamplingParams)} & SCALARS.keys() - _COMPUTED
+
+
+def sampling_params(
+    scalars: Mapping[str, Array],
+    max_tokens: Array,
+    bad_words: Sequence[WordList],
+    stop_words: Sequence[WordList],
+    vocab_size: int,
+) -> list[SamplingParams]:
+    """Make the parameters of each row.
+
+    Args:
+        scalars: checked tensors by FasterTransformer's names, [B] each.
+        max_tokens: [B].
+        bad_words: B lists.
+        stop_words: B lists.
+        vocab_size: of the model.
+    """
+    sent = {name: values.tolist() for name, values in scalars.items()}
+    sent["random_seed"] = scalars["random_seed"].astype(np.int64).tolist()
+    beam_width = max(1, *sent["beam_width"])
+    rows = []
+    for row, limit in enumerate(max_tokens.tolist()):
+        top_k, top_p = resolve_top_k_top_p(sent["runtime_top_k"][row], sent["runtime_top_p"][row])
+        # Outside (0, 1] they are replaced, as FasterTransformer's ``set_topp_runtime_args`` does.
+        decay, least = sent["top_p_decay"][row], sent["top_p_min"][row]
+        decay, least = decay if 0 < decay <= 1 else 1.0, least if 0 < least <= 1 else 0.5
+        # The argmax has a probability of at least 1 / V. If top_p never exceeds that, only the argmax can be drawn.
+        largest_top_p = top_p if top_k else max(top_p, least)
+        rows.append(
+            SamplingParams(
+                max_tokens=limit,
+                beam_width=beam_width,
+                top_k=top_k,
+                top_p=top_p,
+                top_p_decay=decay,
+                top_p_min=least,
+                is_sampled=top_k != 1 and largest_top_p > 1 / vocab_size and beam_width == 1,
+                bad_words=bad_words[row],
+                stop_words=stop_words[row],
+                **{name: sent[name][row] for name in _TAKEN_AS_SENT},
+            )
+        )
+    return rows
