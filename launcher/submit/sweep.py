@@ -54,6 +54,7 @@ def launch(cfg: DictConfig) -> str | None:
         return None
     label = ", ".join(f"{_SHORT.get(key, key)} {value}".strip() for key, value in _own_settings())
     directory = _sweep_directory(HydraConfig.get())
+    print(f"#{HydraConfig.get().job.num} {label}", flush=True)
     try:
         config = compose.finish(cfg, _results_suffix())
         if not config.dry_run:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from evaluation import sweep_report
 from evaluation.report.sweep_points import read_points
 from handover.errors import ArtefactError
 from handover.manifest import FileRecord, Manifest
+from launcher.config.schema import PROJECT_DIR
 from launcher.submit.sweep import swept_keys
 
 
@@ -104,3 +107,11 @@ def test_a_directory_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
 def test_only_keys_with_several_values_are_swept() -> None:
     line = ["-m", "stages=[export,deploy]", "export.model.tensor_model_parallel_size=1,2", "a=x", "b=range(1,3)"]
     assert swept_keys(line) == ["export.model.tensor_model_parallel_size", "b"]
+
+
+def test_every_point_is_announced(tmp_path: Path) -> None:
+    line = ["-m", "stages=[convert]", "dry_run=true", "cluster_type=interactive", f"base_results_dir={tmp_path}"]
+    points = ["export.model.tensor_model_parallel_size=1,2", "export.model.weight_data_type=fp32"]
+    command = [sys.executable, str(PROJECT_DIR / "main.py"), *line, *points]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [each for each in ended.stdout.splitlines() if "#" in each] == ["#0 TP 1", "#1 TP 2"]
