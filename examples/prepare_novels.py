@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import ByteLevelBPETokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -106,7 +107,7 @@ def load_tokenizer(folder: Path) -> ByteLevelBPETokenizer:
     return ByteLevelBPETokenizer.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
 
 
-def encode_novels(tokenizer: ByteLevelBPETokenizer, novels: dict[str, list[str]]) -> np.ndarray:
+def encode_novels(tokenizer: ByteLevelBPETokenizer, novels: dict[str, list[str]]) -> npt.NDArray[np.uint16]:
     """Encode every novel in both styles, in a shuffled order, <|endoftext|> after each: uint16 [tokens]."""
     end_id = tokenizer.token_to_id(END_OF_TEXT)
     texts = [style(novel) for style in (print_plainly, print_curly) for novel in novels.values()]
@@ -134,7 +135,7 @@ def main() -> None:
         texts = (style(novel) for style in styles for novel in training.values())
         tokenizer = train_tokenizer(texts, arguments.vocabulary_size, arguments.output)
 
-    facts = {"novels_sha256": hashlib.sha256(arguments.novels.read_bytes()).hexdigest()}
+    facts: dict[str, str | int] = {"novels_sha256": hashlib.sha256(arguments.novels.read_bytes()).hexdigest()}
     for name, part in (("train", training), ("validation", validation)):
         tokens = encode_novels(tokenizer, part)
         tokens.tofile(arguments.output / f"{name}.bin")

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("support")  # its asserts say what differs, as those of the tests do
+
 ALLOWED_SKIPS = ("no GPU",)
 # Folders whose tests start servers or a cluster, and look at what is left on the machine: one after another.
 ALONE = {"bcp", "slurm", "integration", "torture"}

@@ -14,13 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_convert_fairseq as fairseq
-import test_convert_gptj_slim as slim
-import test_convert_megatron as megatron
 import torch
+from support import fairseq_checkpoints as fairseq
+from support import gptj_slim_checkpoints as slim
+from support import megatron_checkpoints as megatron
+from support.equation_sources import huggingface_t5_files, nemo_rotary
 from support.gpt2_checkpoint import random_gpt2
 from support.huggingface_models import HIDDEN, build, save
+from support.megatron_core import core_state
 from support.nemo_archive import NEMO, gpt_config, gpt_state, write_gpt, write_nemo
+from support.prompt_tables import write_tables
+from support.t5_adapters import write_task
 from support.t5_models import (
     HEADS,
     VOCABULARY,
@@ -30,9 +34,6 @@ from support.t5_models import (
     plain_from_huggingface,
     relative_config,
 )
-from test_convert_megatron_core import core_state
-from test_convert_prompts import write_tables
-from test_convert_t5_adapters import write_task
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.source import Source
@@ -41,11 +42,6 @@ from export_scripts.convert import convert
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
 from handover.errors import CheckpointError
-
-
-def nemo_rotary(root: Path) -> Path:
-    state = {key: value for key, value in gpt_state().items() if "position_embeddings" not in key}
-    return write_gpt(root, state, position_embedding_type="rope")
 
 
 def nemo_core(root: Path) -> Path:
@@ -58,11 +54,6 @@ def nemo_t5(root: Path) -> Path:
     root.mkdir()
     write_nemo(root / "t5.nemo", relative_config(Saving(), "geglu"), states, files=VOCABULARY)
     write_task(root / "task.nemo", "task", "middle")
-    return root
-
-
-def huggingface_t5_files(root: Path, **changes: Any) -> Path:
-    huggingface_t5(**changes).save_pretrained(root)
     return root
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import configparser
 import io
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import sentencepiece
-import torch
 import transformers
 from support.decoder_forward import forward
-from support.huggingface_models import HEADS, HIDDEN, INTER, LAYERS, POSITIONS, VOCAB, build, logits, save
+from support.fairseq_checkpoints import write
+from support.huggingface_models import VOCAB, build, logits, save
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
@@ -23,21 +22,6 @@ from export_scripts.convert import convert
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer
 from handover.errors import CheckpointError
 
-ARGUMENTS = {
-    "_name": "transformer_lm_gpt",
-    "decoder_embed_dim": HIDDEN,
-    "decoder_layers": LAYERS,
-    "decoder_attention_heads": HEADS,
-    "decoder_ffn_embed_dim": INTER,
-    "decoder_input_dim": HIDDEN,
-    "decoder_output_dim": HIDDEN,
-    "decoder_normalize_before": True,
-    "decoder_learned_pos": False,
-    "share_decoder_input_output_embed": True,
-    "no_scale_embedding": False,
-    "activation_fn": "relu",
-    "max_target_positions": POSITIONS,
-}
 TEXTS = ["the cat sat on a mat", "  two  dogs ran", "xyz?", ""]
 
 
@@ -57,21 +41,6 @@ def pieces() -> bytes:
 @pytest.fixture(scope="module")
 def model() -> Any:
     return build("xglm", activation_function="relu")
-
-
-def write(folder: Path, model: Any, pieces: bytes = b"", form: str = "cfg", **changes: Any) -> Path:
-    """Write a model as fairseq does: output projection, a version and a marker of the type beside the weights."""
-    state = {key.replace("model.", "decoder.", 1): value for key, value in model.state_dict().items()}
-    state["decoder.output_projection.weight"] = state.pop("lm_head.weight")
-    state |= {"decoder.version": torch.tensor([3.0]), "decoder.embed_positions._float_tensor": torch.zeros(1)}
-    arguments = {**ARGUMENTS, **changes}
-    beside = {"cfg": {"model": arguments}} if form == "cfg" else {"args": argparse.Namespace(**arguments)}
-    folder.mkdir()
-    torch.save({"model": state, "optimizer_history": [], "last_optimizer_state": None, **beside}, folder / "model.pt")
-    (folder / "dict.txt").write_text("")
-    if pieces:
-        (folder / "sentencepiece.bpe.model").write_bytes(pieces)
-    return folder
 
 
 @pytest.mark.parametrize("form", ["cfg", "args"])

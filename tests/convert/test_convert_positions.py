@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import support.decoder_forward as decoder_forward
 import torch
+from support.megatron_core import core_forward, core_state
 from support.nemo_archive import HEAD_SIZE, HEADS, LAYERS, POSITIONS, VOCAB, gpt_config, write_nemo
 from support.network_runs import open_network, prefill_logits
-from test_convert_megatron_core import core_forward, core_state
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.check import inspect_checkpoint
@@ -118,8 +118,8 @@ def wide_state(generator: torch.Generator) -> dict[str, Any]:
 
 
 def test_a_part_of_a_head_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("test_convert_megatron_core.HEAD_SIZE", 8)
-    monkeypatch.setattr("test_convert_megatron_core.HIDDEN", HEADS * 8)
+    monkeypatch.setattr("support.megatron_core.HEAD_SIZE", 8)
+    monkeypatch.setattr("support.megatron_core.HIDDEN", HEADS * 8)
     state = wide_state(torch.Generator().manual_seed(0))
     settings = {"hidden_size": HEADS * 8, "ffn_hidden_size": 64, "rotary_percentage": 0.5}
     source = write(tmp_path / "g.nemo", state, position_embedding_type="rope", **settings)

@@ -15,6 +15,7 @@ import torch
 import yaml
 from support.huggingface_models import build
 from support.nemo_archive import HIDDEN, NEMO, TOKENIZER, gpt_config, gpt_state, write_gpt, write_nemo
+from support.prompt_tables import write_tables
 
 from backends.fastertransformer.engine.model.config import read_config
 from export_scripts.arguments import ConvertArguments
@@ -107,28 +108,6 @@ def test_the_other_shards_are_those_of_the_model_alone(beside: Path, tmp_path: P
     together = run(beside, tmp_path / "together", 2)
     for file in alone.glob("*.bin"):
         assert file.read_bytes() == (together / file.name).read_bytes()
-
-
-def write_tables(
-    path: Path, tasks: dict[str, int], folder: str = "", encoder: str = "mlp", hidden: int = HIDDEN, **changes: Any
-) -> Path:
-    """Write what NeMo saves for tasks trained together, with the encoder's weights in its three forms."""
-    linear = {"0.weight": torch.ones(4, hidden), "0.bias": torch.ones(4)}
-    encoders: dict[str, dict[str, Any]] = {
-        "mlp": {"mlp_head": linear},
-        "lstm": {"mlp_head": linear, "lstm_head": {"weight_ih_l0": torch.ones(4, hidden)}},
-        "embedding": {},
-    }
-    tables = {
-        f"prompt_table.{name}.prompt_embeddings.weight": torch.arange(rows * hidden, dtype=torch.float32).reshape(
-            rows, -1
-        )
-        for name, rows in tasks.items()
-    }
-    state = {"prompt_table": tables, "embeddings": {"weight": torch.ones(3, hidden)}, **encoders[encoder]}
-    templates = [{"taskname": name, "total_virtual_tokens": rows} for name, rows in tasks.items()]
-    config = {"virtual_prompt_style": "p-tuning", "task_templates": templates, **changes}
-    return write_nemo(path, config, {f"{folder}model_weights.ckpt": state}, files={})
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "lstm", "embedding"])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.distributed_checkpoints import nemo2
 from support.nemo_archive import (
     HEAD_SIZE,
     HEADS,
@@ -24,7 +25,6 @@ from support.nemo_archive import (
 )
 from support.nemo_samples import unpacked
 from support.reference_forward import forward
-from test_convert_distributed import nemo2
 from tokenizers import Tokenizer, models
 
 from export_scripts.arguments import ConvertArguments

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.distributed_checkpoints import ZARR
 from support.git_clones import WEIGHTS, git, in_a_clone, pointer
 from support.huggingface_models import save
 from support.nemo_archive import write_gpt
 from support.nemo_samples import restore, unpacked
-from test_convert_distributed import ZARR
 
 from export_scripts import inspect
 from export_scripts.arguments import ConvertArguments

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from support.distributed_checkpoints import ZARR, nemo2
 from support.ft_checkpoint_maker import make_ft_checkpoint, seal
 from support.huggingface_models import save
 from support.nemo_archive import NEMO, TOKENIZER, gpt_config, torch_bytes, write_gpt
 from support.nemo_samples import restore, unpacked
-from test_convert_distributed import ZARR, nemo2
 
 from export_scripts.conversion.check import inspect_checkpoint
 from handover.errors import SlipwayError

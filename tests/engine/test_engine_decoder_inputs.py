@@ -11,8 +11,8 @@ import pytest
 import torch
 from support.asking import CPU, Tensors
 from support.family_shards import write_family
-from test_engine_families import random_t5
-from test_engine_t5 import LONG, ask, by_hugging_face, cut, settings_of, sources
+from support.random_t5 import random_t5
+from support.t5_requests import LONG, ask, by_hugging_face, cut, settings_of, sources
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError

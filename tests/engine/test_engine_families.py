@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.family_shards import write_family
-from support.huggingface_models import VOCAB, build
+from support.huggingface_models import build
 from support.network_runs import (
     CPU,
     answers_logits,
@@ -21,8 +21,9 @@ from support.network_runs import (
     prefill_logits,
     some_ids,
 )
+from support.random_t5 import random_t5
 from torch import Tensor
-from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.model.positions import bucket
@@ -100,19 +101,6 @@ def test_the_engine_gives_hugging_faces_greedy_tokens(name: str, tmp_path: Path)
         how = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": count, "do_sample": False}
         expected = model.generate(prompt, **how, pad_token_id=0)[0].tolist()
         assert outputs["output_ids"][row, 0, : len(expected)].tolist() == expected
-
-
-def random_t5(**changes: Any) -> Any:
-    torch.manual_seed(3)
-    dims = {"vocab_size": VOCAB, "d_model": 24, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    config = T5Config(**dims, relative_attention_num_buckets=8, **changes)  # type: ignore[arg-type]
-    model = T5ForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_table = "shared" in name or "lm_head" in name
-            scale = 1.0 if is_table or "bias" in name else 0.3
-            parameter.copy_(torch.randn(parameter.shape) * scale + ("norm" in name))
-    return model
 
 
 @torch.no_grad()

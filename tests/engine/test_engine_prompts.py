@@ -9,27 +9,13 @@ import numpy as np
 import pytest
 import torch
 from support.asking import CPU, END, ask, generated, prompts, tiny_gpt2
+from support.prompt_tasks import HIDDEN, START, TABLES, add_tasks
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.settings import Settings
 
-START = 97  # prompt_learning_start_id: end_id + 1
-HIDDEN = 32
 COUNT = 9
-TABLES = [
-    np.random.default_rng(task).normal(0, 0.5, (length, HIDDEN)).astype(np.float32) for task, length in ((0, 4), (1, 6))
-]
-
-
-def add_tasks(settings: Settings, dtype: str = "<f4", kind: int = 3) -> Path:
-    with (settings.checkpoint / "config.ini").open("a") as ini:
-        ini.write(f"num_tasks = 2\nprompt_learning_type = {kind}\nprompt_learning_start_id = {START}\n")
-        for task, (name, table) in enumerate(zip(("squad", "intent"), TABLES, strict=True)):
-            ini.write(f"[task_{task}]\ntask_name = {name}\nprompt_length = {len(table)}\n")
-            table.astype(dtype).tofile(settings.checkpoint / f"model.prompt_table.{name}.weight.bin")
-    return settings.checkpoint
 
 
 @pytest.fixture(scope="module")

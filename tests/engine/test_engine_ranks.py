@@ -17,9 +17,9 @@ import pytest
 import torch
 from support.family_shards import write_family
 from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.prefix_prompts import write as write_with_prefixes
+from support.random_t5 import random_t5
 from support.rank_processes import CACHE_BYTES, PROJECT, RankProcesses, Tensors, answer_of, workers_of
-from test_engine_families import random_t5
-from test_engine_prefixes import write as write_with_prefixes
 from torch.distributed import TCPStore
 from transformers import T5EncoderModel
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.asking import CPU, END, VOCABULARY, ask, generated, prompts, tiny_gpt2
-from test_sampling import split_mix
+from support.split_mix import split_mix
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, Tensors
+from support.asking import CPU
 from support.family_shards import write_family
 from support.paged_steps import paged_steps
-from test_engine_families import random_t5
+from support.random_t5 import random_t5
+from support.t5_requests import LONG, ask, by_hugging_face, cut, settings_of, sources
 from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
@@ -20,55 +21,14 @@ from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
-from backends.fastertransformer.engine.settings import Settings
 
 COUNT = 10
-LONG = 20  # enough for all beams to end: at the limit the two definitions differ, see beam.py
-
-
-def settings_of(directory: Path, model_type: str = "T5") -> Settings:
-    return Settings(directory, 1, 1, "fp32", cpu_threads=1, model_type=model_type, kv_cache_bytes=1 << 26)
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Engine]:
     model = random_t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     return model, open_engine(settings_of(write_family(model, tmp_path_factory.mktemp("t5"), 1)), CPU)
-
-
-def sources(*lengths: int, vocab: int = 90) -> list[list[int]]:
-    generator = np.random.default_rng(2)
-    return [generator.integers(2, vocab, length).tolist() for length in lengths]
-
-
-def ask(rows: list[list[int]], output: Any, **scalars: Any) -> Tensors:
-    ids = np.full((len(rows), max(map(len, rows))), 3, np.uint32)
-    for row, line in enumerate(rows):
-        ids[row, : len(line)] = line
-    types: dict[str, Any] = {"len_penalty": np.float32, "ia3_tasks": np.int32, "random_seed": np.uint64}
-    tensors = {"input_ids": ids, "sequence_length": np.array([[len(line)] for line in rows], np.uint32)}
-    if output is not None:
-        tensors["max_output_len"] = np.broadcast_to(np.array(output, np.uint32).reshape(-1, 1), (len(rows), 1)).copy()
-    for name, value in scalars.items():
-        dtype = np.bool_ if name.startswith("is_") else types.get(name, np.uint32)
-        tensors[name] = np.broadcast_to(np.array(value, dtype).reshape(-1, 1), (len(rows), 1)).copy()
-    return tensors
-
-
-def by_hugging_face(model: Any, line: list[int], count: int, **more: Any) -> Any:
-    ids = torch.tensor([line])
-    more = {
-        "decoder_start_token_id": 0,
-        "num_beams": 1,
-        "do_sample": False,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-    } | more
-    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **more)
-
-
-def cut(line: list[int], end_id: int) -> list[int]:
-    return line[: line.index(end_id) + 1] if end_id in line else line
 
 
 def test_greedy_tokens_are_hugging_faces_whatever_else_is_in_the_batch(opened: tuple[Any, Engine]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.split_mix import split_mix
 from transformers import (
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -120,21 +121,6 @@ def test_draw_never_takes_a_masked_token() -> None:
 def test_what_clients_leave_at_zero_means_what_fastertransformer_says() -> None:
     meant = {(0, 0.0): (1, 1.0), (4, 0.0): (4, 1.0), (0, 0.5): (0, 0.5), (4, 0.5): (4, 0.5)}
     assert {sent: resolve_top_k_top_p(*sent) for sent in meant} == meant
-
-
-def split_mix(seed: int, count: int) -> list[float]:
-    """SplitMix64 as its authors wrote it, in Python's own integers, from a state that is mixed once."""
-
-    def mix(bits: int) -> int:
-        bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) % 2**64
-        return bits ^ (bits >> 31)
-
-    state, numbers = mix(seed), []
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) % 2**64
-        numbers.append((mix(state) >> 11) / 2**53)
-    return numbers
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7, 2**63, 2**64 - 1])

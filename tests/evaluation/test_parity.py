@@ -17,77 +17,30 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.fake_triton import FakeTriton, Tensors
 from support.huggingface_models import HEADS, HIDDEN, LAYERS, save
+from support.parity_runs import (
+    LENGTH,
+    PROMPTS,
+    RANKS,
+    SIZE,
+    SOUND,
+    T5_INPUTS,
+    limits,
+    prompts_file,
+    run,
+    serve,
+    shards_of,
+)
 from support.t5_models import ENCODER_IDS, huggingface_t5
 
-from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.settings import Settings
-from evaluation.parity.arguments import LIMITS, PRECISIONS, ParityArguments, served_precision
+from evaluation.parity.arguments import LIMITS, ParityArguments, served_precision
 from evaluation.parity.comparison import FAILS, HOLDS, Served, compare, decide, summarise
 from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
 from evaluation.parity.run import main
-from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
-from export_scripts.convert import convert
-from handover.errors import ConfigError, ServerError
+from handover.errors import ConfigError
 
-GPT_INPUTS = ("input_ids", "is_return_context_log_probs")
-T5_INPUTS = ("input_ids", "sequence_length", "max_output_len")
-PROMPTS = [[11, 3, 95, 0, 42, 17, 8, 77], [1, 2, 30], [64]]
-LENGTH, RANKS, SIZE = 6, 2, HIDDEN // HEADS
 QKV = "model.layers.1.attention.query_key_value.weight.{}.bin"
-SOUND = (0.01, 0.001, 1.0, 0.001)
-
-
-def limits(*numbers: float) -> tuple[tuple[str, tuple[tuple[str, float], ...]], ...]:
-    return tuple((precision, tuple(zip(LIMITS, numbers, strict=True))) for precision in PRECISIONS)
-
-
-def prompts_file(directory: Path) -> Path:
-    path = directory / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"input_ids": prompt}) + "\n" for prompt in PROMPTS))
-    return path
-
-
-def shards_of(checkpoint: Path, output: Path, data_type: str = "fp32", ranks: int = RANKS) -> Path:
-    convert(ConvertArguments(checkpoint, output, ranks, data_type, processes=1))
-    return output
-
-
-def serve(
-    shards: Path,
-    model_type: str = "GPT",
-    inputs: tuple[str, ...] = GPT_INPUTS,
-    data_type: str = "fp32",
-    **changes: Any,
-) -> FakeTriton:
-    """A server of these shards; it answers as the real one does, one request after another."""
-    settings = Settings(shards, RANKS, 1, data_type, 1, model_type, kv_cache_bytes=1 << 22, **changes)
-    engine: Engine = open_engine(settings, torch.device("cpu"))
-    parameters = {
-        "model_checkpoint_path": str(shards),
-        "data_type": settings.data_type,
-        "int8_mode": str(settings.int8_mode),
-    }
-
-    def answer(tensors: Tensors) -> Tensors:
-        return engine.generate([engine.parse(tensors)])[0]
-
-    return FakeTriton(answer, inputs, parameters)
-
-
-def run(fake: FakeTriton, checkpoint: Path, directory: Path, **changes: Any) -> dict[str, Any]:
-    """The comparison's summary; ``main`` raises where parity fails."""
-    output = directory / "parity"
-    given = {"data_path": prompts_file(directory), "output_length": LENGTH, "limits": limits(*SOUND), "batch_size": 2}
-    arguments = ParityArguments(fake.url, output, checkpoint, **{**given, **changes})
-    try:
-        main(arguments.to_argv())
-    except ServerError as error:
-        assert "is not its source" in error.problem
-        return {"error": error.problem, **json.loads((output / "summary.json").read_text())}
-    return dict(json.loads((output / "summary.json").read_text()))
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from support.huggingface_models import HIDDEN, save
+from support.parity_runs import T5_INPUTS, limits, run, serve, shards_of
 from support.t5_models import huggingface_t5
-from test_parity import T5_INPUTS, limits, run, serve, shards_of
 
 from evaluation.figures import FAILS, HOLDS, INCONCLUSIVE
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_engine_prefixes as prefixes
 import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from google.protobuf import json_format, text_format
+from support import prefix_prompts as prefixes
 from support.family_shards import write_family
 from support.gpt2_checkpoint import random_gpt2, write_shards
 from support.huggingface_models import build
+from support.random_t5 import random_t5
 from support.served import Deployment, infer
-from test_engine_families import random_t5
 from transformers import T5EncoderModel
 from tritonclient.grpc import model_config_pb2
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,56 +13,17 @@ import sacrebleu
 import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from support.nemo_archive import write_nemo
-from support.served import PROJECT, Deployment
+from support.served import PROJECT
 from support.t5_models import huggingface_t5
+from support.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
 
 from evaluation.client.client import Client
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.scoring import Scorer
 from evaluation.tasks.squad.data import read_dataset
 
-SQUAD = PROJECT / "tests" / "data" / "squad" / "v2.0.json"
 DEMO = PROJECT / "examples" / "gpt3_demo" / "checkpoints" / "gpt3_demo.nemo"
-OUTPUT_LEN = 6
-TEMPLATE = {
-    "taskname": "squad",
-    "prompt_template": "<|VIRTUAL_PROMPT_0|> {context} {question} {answer}",
-    "total_virtual_tokens": 3,
-    "virtual_token_splits": [3],
-    "truncate_field": "context",
-    "answer_field": "answer",
-}
 TABLE = torch.from_numpy(np.random.default_rng(0).normal(0, 0.5, (3, 256)).astype(np.float16)).float()
-
-
-class Run:
-    """A checkpoint that main.py converts, exports and serves, and evaluations of it."""
-
-    def __init__(self, root: Path, checkpoint: Path, *overrides: str) -> None:
-        self.root, self.checkpoint, self.overrides = root, checkpoint, overrides
-        made = self.main("[convert,export]")
-        assert made.returncode == 0, made.stdout + made.stderr
-        self.results = next(root.glob("tiny/*/model_repo")).parent
-        self.deployment = Deployment(self.results / "model_repo", root / "server")
-        self.endpoint = self.deployment.wait_until_published()
-
-    def main(self, stages: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-        given = [
-            *(f"stages={stages}", "cluster_type=interactive", f"base_results_dir={self.root}"),
-            *("export.run.model_train_name=tiny", f"export.model.checkpoint_path={self.checkpoint}"),
-            *("export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32"),
-        ]
-        command = [sys.executable, str(PROJECT / "main.py"), *given, *self.overrides, *overrides]
-        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False, timeout=120)
-
-    def evaluate(self, task: str, *overrides: str) -> dict[str, Any]:
-        attached = (f"deployment.endpoint={self.deployment.endpoint_file}", f"evaluation={task}", "force=[evaluate]")
-        done = self.main("[evaluate]", *attached, *overrides)
-        assert done.returncode == 0, done.stdout + done.stderr
-        names = task.strip("[]").split(",")
-        texts = {name: (self.results / "evaluation" / name / "metrics.json").read_text() for name in names}
-        assert all(metric["name"] in done.stdout for text in texts.values() for metric in json.loads(text)["metrics"])
-        return {name: json.loads(text) for name, text in texts.items()}
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +38,6 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     run = Run(root, root / "source")
     yield run
     run.deployment.stop()
-
-
-def predictions_of(run: Run) -> dict[str, str]:
-    found: dict[str, str] = json.loads((run.results / "evaluation" / "squad" / "predictions.json").read_text())
-    return found
 
 
 def test_lambada_and_squad_in_one_command(tuned: Run) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.nemo_archive import write_nemo
 from support.t5_models import HEADS, WIDTH, Saving, huggingface_t5, nemo_states, plain_from_huggingface, relative_config
-from test_tasks import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
+from support.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
 from transformers import BertTokenizerFast
 
 from evaluation.tasks.squad.data import read_dataset

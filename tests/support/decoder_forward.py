@@ -10,10 +10,12 @@ from __future__ import annotations
 import configparser
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-Array = np.ndarray
+Array = npt.NDArray[Any]
 
 
 class Shards:
@@ -24,7 +26,7 @@ class Shards:
         parser = configparser.ConfigParser()
         parser.read(root / "config.ini")
         (self.family,) = parser.sections()
-        self.ini = parser[self.family]
+        self.ini: Any = parser[self.family]
         self.heads, self.size = self.ini.getint("head_num"), self.ini.getint("size_per_head")
         self.hidden, self.inter = self.heads * self.size, self.ini.getint("inter_size")
         self.layers, self.vocab = self.ini.getint("num_layer"), self.ini.getint("vocab_size")

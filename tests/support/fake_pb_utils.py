@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 FINAL = 1
 
@@ -16,7 +17,7 @@ class FakeRequest:
 
     def __init__(
         self,
-        tensors: dict[str, np.ndarray],
+        tensors: dict[str, npt.NDArray[Any]],
         outputs: tuple[str, ...] = ("output_ids",),
         session: Any = 0,
         flags: int = 0,
@@ -83,13 +84,13 @@ class FakePbUtils(ModuleType):
             self.text, self.code = message, code
 
     class Tensor:
-        def __init__(self, name: str, array: np.ndarray) -> None:
+        def __init__(self, name: str, array: npt.NDArray[Any]) -> None:
             self.tensor_name, self._array = name, array
 
         def name(self) -> str:
             return self.tensor_name
 
-        def as_numpy(self) -> np.ndarray:
+        def as_numpy(self) -> npt.NDArray[Any]:
             return self._array
 
     @classmethod

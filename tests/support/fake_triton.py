@@ -22,7 +22,7 @@ class RefusalError(Exception):
     """What the fake model raises to make the server answer INVALID_ARGUMENT."""
 
 
-class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Serves one model on a free loopback port while the ``with`` block runs.
 
     Args:

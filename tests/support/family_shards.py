@@ -235,7 +235,8 @@ def _sinusoids(rows: int, width: int) -> Array:
     """Positions from 2 on, sines then cosines, as fairseq makes them."""
     frequencies = np.exp(np.arange(width // 2) * -(np.log(10000) / (width // 2 - 1)))
     angles = (np.arange(rows) + 2)[:, None] * frequencies
-    return np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+    sinusoids: Array = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+    return sinusoids
 
 
 def _xglm_ini(config: Any) -> Ini:

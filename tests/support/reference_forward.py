@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import configparser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 
-def forward(root: Path, input_ids: np.ndarray) -> np.ndarray:
+def forward(root: Path, input_ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Compute logits [batch, length, vocab] in fp32 for ids [batch, length]."""
     parser = configparser.ConfigParser()
     parser.read(root / "config.ini")
-    gpt = parser["gpt"]
+    gpt: Any = parser["gpt"]
     ranks, heads, size = gpt.getint("tensor_para_size"), gpt.getint("head_num"), gpt.getint("size_per_head")
     hidden, inter, vocab = heads * size, gpt.getint("inter_size"), gpt.getint("vocab_size")
     dtype = {"fp32": "<f4", "fp16": "<f2"}[gpt["weight_data_type"]]
     local = hidden // ranks
     batch, length = input_ids.shape
 
-    def load(name: str, *shape: int) -> np.ndarray:
+    def load(name: str, *shape: int) -> npt.NDArray[Any]:
         return np.fromfile(root / f"model.{name}.bin", dtype).astype(np.float32).reshape(shape)
 
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
+    def norm(x: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + gpt.getfloat("layernorm_eps"))
         return scaled * load(f"{name}.weight", hidden) + load(f"{name}.bias", hidden)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tritonclient.grpc as triton_grpc
 from tritonclient.utils import np_to_triton_dtype
 
@@ -98,12 +99,12 @@ def wait_for(condition: Callable[[], object], timeout_s: float) -> None:
         time.sleep(0.05)
 
 
-def infer(client: Any, module: Any, model: str, tensors: dict[str, np.ndarray], **settings: Any) -> Any:
+def infer(client: Any, module: Any, model: str, tensors: dict[str, npt.NDArray[Any]], **settings: Any) -> Any:
     """One request over either protocol; ``module`` is tritonclient.grpc or tritonclient.http."""
     return client.infer(model, inputs_of(module, tensors), **settings)
 
 
-def inputs_of(module: Any, tensors: dict[str, np.ndarray]) -> list[Any]:
+def inputs_of(module: Any, tensors: dict[str, npt.NDArray[Any]]) -> list[Any]:
     """The tensors of a request, as either client library wants them."""
     inputs = []
     for name, array in tensors.items():

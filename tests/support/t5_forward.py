@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import configparser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-Array = np.ndarray
+Array = npt.NDArray[Any]
 
 
 def relative_buckets(queries: int, keys: int, buckets: int, is_bidirectional: bool) -> Array:
@@ -37,6 +39,9 @@ class T5:
     def __init__(self, root: Path, ia3_task: int | None = None) -> None:
         parser = configparser.ConfigParser()
         parser.read(root / "config.ini")
+        encoder: Any
+        decoder: Any
+        structure: Any
         encoder, decoder, structure = parser["encoder"], parser["decoder"], parser["structure"]
         self.root, self.ia3_task = root, ia3_task
         self.ranks = encoder.getint("tensor_para_size")

@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import test_damaged_sources as damaged
 import torch
 import yaml
+from support import damaged_sources as damaged
+from support.equation_sources import huggingface_t5_files, nemo_rotary
 from support.nemo_archive import NEMO, write_gpt
 from support.nemo_samples import unpacked
-from test_convert_equation import huggingface_t5_files, nemo_rotary
 
 from export_scripts import inspect
 from export_scripts.arguments import ConvertArguments

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 from lm_eval import simple_evaluate
-from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
 from support.fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
+from support.harness_tasks import PROJECT, SUBSET, harness_task, requests
 from support.served import Deployment
 from tritonclient import grpc as triton
 
@@ -29,8 +28,6 @@ from evaluation import lambada
 from evaluation.harness import ServedLM
 from handover.errors import ConfigError, ServerError
 
-PROJECT = Path(__file__).resolve().parents[2]
-SUBSET = PROJECT / "examples" / "data" / "lambada_subset.jsonl"
 TEXTS = 200
 LETTERS, POSITIONS = "abcdefgh|", 12
 END = LETTERS.index("|")
@@ -100,10 +97,6 @@ def served(answer: Callable[[Tensors], Tensors]) -> FakeTriton:
 def open_model(fake: FakeTriton, tokenizer: Path, **changes: Any) -> ServedLM:
     given = {"max_length": POSITIONS, "prefix_token_id": END, "end_id": END} | changes
     return ServedLM(fake.url, tokenizer=str(tokenizer), **given)
-
-
-def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
-    return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]  # type: ignore[arg-type]
 
 
 def by_hand(text: str, first: int) -> tuple[float, bool]:
@@ -216,12 +209,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     running.wait_until_published()
     yield running
     running.stop()
-
-
-def harness_task(file: Path) -> dict[str, Any]:
-    """The harness's own ``lambada_openai``, with a file in place of the hub's data."""
-    own = dict(TaskManager().task_index["lambada_openai"].cfg or {})
-    return {**own, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": {"test": str(file)}}}
 
 
 def test_the_harnesss_own_lambada_agrees_to_the_last_example(deployment: Deployment, tmp_path: Path) -> None:
