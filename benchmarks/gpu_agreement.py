@@ -38,7 +38,6 @@ from backends.fastertransformer.engine.model.layouts import Partition, read_mode
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import Reader, load_weights
-from backends.fastertransformer.engine.ops.kernels import can_run_on
 from backends.fastertransformer.engine.request.parse import Array
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
@@ -121,10 +120,10 @@ def open_steps(directory: Path, config: ModelConfig, kind: str, device: torch.de
     data_type, _, how = kind.partition(" ")
     precision = choose_precision(data_type, device, int(how == "int8"))
     network = Network(config, load_weights(directory, config, 1, precision, device))
-    has_cross = config.encoder is not None
-    shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, precision.compute, has_cross)
+    sizes = config.num_layer, config.head_num, config.size_per_head
+    shape = CacheShape(*sizes, precision.compute, config.encoder is not None, network.ops.is_head_major)
     steps = Steps(network, KvCache(shape, device, 1 << 30, 96))
-    for rows, tokens in ((4, 0), (0, 128)) if how != "eager" and can_run_on(device) else ():
+    for rows, tokens in ((4, 0), (0, 128)) if how != "eager" and network.ops.can_capture else ():
         steps.capture(rows, tokens)
     return steps
 

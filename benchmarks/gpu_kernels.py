@@ -21,6 +21,7 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.model.linear import Int8Linear, Linear, Norm
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES
+from backends.fastertransformer.engine.ops.base import choose_ops
 from benchmarks.gpu_models import Table, find_size, measure_rates, median_seconds, need_gpu
 from handover.arguments import ScriptArguments
 from handover.errors import exit_status
@@ -69,6 +70,7 @@ def time_graph(works: Works) -> float:
 def make_works(hidden: int, rows: int, kind: type[Linear], dtype: torch.dtype) -> dict[str, tuple[int, Works, Works]]:
     """Give each product's bytes, and enough of it, ours and torch's."""
     device = torch.device("cuda")
+    ops = choose_ops(device)
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=dtype, device=device) * 0.02
@@ -87,7 +89,7 @@ def make_works(hidden: int, rows: int, kind: type[Linear], dtype: torch.dtype) -
         size_bytes = outputs * inputs * hidden**2 * (1 if kind is Int8Linear else dtype.itemsize)
         weights = [drawn(outputs * hidden, inputs * hidden) for _ in range(max(3, _ROTATED_BYTES // size_bytes))]
         linears = [kind(weight, drawn(outputs * hidden)) for weight in weights]
-        ours: Works = [partial(linear.fused, x, **how) for linear in linears]
+        ours: Works = [partial(ops.linear, linear, x, **how) for linear in linears]
         works[name] = size_bytes, ours, list[Callable[[], object]](partial(F.linear, x, weight) for weight in weights)
     return works
 

@@ -11,7 +11,7 @@ from support.gpt2_checkpoint import random_gpt2, write_shards
 from support.network_runs import decode_logits, in_a_row, mixed_logits, new_cache, open_network, prefill_logits
 
 from backends.fastertransformer.engine.cache.sizing import UNBOUNDED
-from backends.fastertransformer.engine.model.attention import cell_positions
+from backends.fastertransformer.engine.ops.torch_attention import entry_positions
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 
@@ -84,5 +84,5 @@ def test_cells_hold_the_last_position_that_fell_on_them() -> None:
             for position in range(last + 1):
                 if position % window < 9:
                     held[position % window] = position
-            found = cell_positions(torch.tensor([last]), torch.tensor([window]), 9)[0].tolist()
+            found = entry_positions(torch.tensor([last]), torch.tensor([window]), 9)[0].tolist()
             assert [position if position >= 0 else -1 for position in found] == held

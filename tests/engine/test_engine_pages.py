@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from backends.fastertransformer.engine.cache.kv_cache import PAGE, Held, KvCache, put
+from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
 from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.ops.torch_attention import PagedView
+from backends.fastertransformer.engine.ops.torch_ops import TorchOps
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(layers=2, head_num=3, size_per_head=4, dtype=torch.float32)
@@ -33,7 +35,7 @@ def fill(cache: KvCache, slot: int, count: int) -> torch.Tensor:
     content = torch.randn(2, 2, 3, count, 4)
     steps = torch.arange(count)
     for block, (k, v) in zip(cache.memory, content, strict=True):
-        put(block, cache.tables[slot, steps // PAGE], steps % PAGE, k, v)
+        TorchOps(CPU).kv_write(block, cache.tables[slot, steps // PAGE], steps % PAGE, k, v)
     return content
 
 
@@ -118,7 +120,7 @@ def test_rows_are_read_wherever_their_pages_are(needs: tuple[int, ...], is_torn:
     place(cache, 0, *needs)
     content = [fill(cache, slot, count) for slot, count in enumerate(needs)]
     q, mask = torch.randn(3, 3, 1, 4), torch.randn(3, 3, 1, max(needs)) if has_mask else None
-    rows = Held(cache.tables[:3], torch.tensor(needs))
+    rows = PagedView(cache.tables[:3], torch.tensor(needs))
     assert (rows._even is not None) == (len(set(needs)) == 1 and not is_torn)
     for layer, block in enumerate(cache.memory):
         found = rows.attend(q, block, mask, 0.3)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from backends.fastertransformer.engine.cache import kv_cache as pages
-from backends.fastertransformer.engine.model import attention, layers, network
-from backends.fastertransformer.engine.steps import graphs, warmup
+from backends.fastertransformer.engine.model import network
+from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+from backends.fastertransformer.engine.steps import graphs
 
 
 class DoneAgain:
@@ -31,9 +31,8 @@ class DoneAgain:
 
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on kernels are launched; but those of products, which ask the tensors themselves."""
-    for module in (attention, pages, network, layers, warmup):
-        monkeypatch.setattr(module, "can_run_on", lambda _: True)
+    """From now on networks have Triton's operations; products of fp32 numbers are torch's all the same."""
+    monkeypatch.setattr(network, "choose_ops", TritonOps)
     monkeypatch.setattr(graphs, "Graphs", DoneAgain)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)

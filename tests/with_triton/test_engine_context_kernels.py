@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
-from backends.fastertransformer.engine.model import attention
-from backends.fastertransformer.engine.model.attention import Manner, WholeRows
 from backends.fastertransformer.engine.model.linear import Norm
 from backends.fastertransformer.engine.model.packed_rows import NumberedRows
-from backends.fastertransformer.engine.model.positions import Relative, Rotary, Rotation
+from backends.fastertransformer.engine.model.positions import AttentionSpec, Relative, Rotary, Rotation
+from backends.fastertransformer.engine.ops.torch_ops import TorchOps
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -129,13 +128,14 @@ def test_as_many_rows_as_one_likes_attend_and_some_are_empty(
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_an_encoders_rows_attend_as_with_a_mask(has_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoders_rows_attend_as_with_a_mask(has_bias: bool) -> None:
+    from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 187, 3 * 3 * 64, device=DEVICE).view(1, 187, 3, 3, 64).permute(2, 0, 3, 1, 4).unbind()
     bias = Relative(torch.randn(3, 32, device=DEVICE), is_both_ways=True) if has_bias else None
     rows = NumberedRows.of(np.zeros(187, int), np.zeros(2, int), np.array([170, 17]), 0).on(DEVICE)
     outs = []
-    for has_kernels in (False, True):
-        monkeypatch.setattr(attention, "can_run_on", lambda _, answer=has_kernels: answer)
-        outs.append(WholeRows(rows, Manner(0.3, bias), q)(q, k, v))
+    for kind in (TorchOps, TritonOps):
+        outs.append(kind(DEVICE).encoder_attention(rows, AttentionSpec(0.3, bias), q, None)(q, k, v, q))
     assert (outs[0] - outs[1]).abs().max() < 2e-5

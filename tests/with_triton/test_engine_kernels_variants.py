@@ -73,7 +73,8 @@ def open_steps(family: str, directory: Path) -> Steps:
     arguments = AgreementArguments(layers=1, hidden=256, vocab=50)
     config = write_checkpoint(arguments, family, directory / "1-gpu")
     whole = Network(config, load_weights(directory / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU))
-    shape = CacheShape(1, config.head_num, config.size_per_head, torch.float32, has_cross=config.encoder is not None)
+    has_cross = config.encoder is not None
+    shape = CacheShape(1, config.head_num, config.size_per_head, torch.float32, has_cross, is_head_major=True)
     return Steps(whole, KvCache(shape, CPU, 1 << 26, config.max_pos_seq_len))
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from backends.fastertransformer.engine.cache import kv_cache as pages
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.model import attention
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.packed_rows import NumberedRows
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.ops.torch_ops import TorchOps
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -23,24 +23,24 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.mark.parametrize("knows_lengths", [False, True])
 @torch.inference_mode()
-def test_inputs_are_kept_as_torch_keeps_them(
-    knows_lengths: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_are_kept_as_torch_keeps_them(knows_lengths: bool, tmp_path: Path) -> None:
+    from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+
     arguments = AgreementArguments(layers=1, hidden=64, vocab=50)
     config = write_checkpoint(arguments, "t5", tmp_path / "1-gpu")
-    network = Network(config, load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", DEVICE), DEVICE))
+    weights = load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", DEVICE), DEVICE)
     shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, torch.float32, has_cross=True)
     lengths = [45, 7]
     rows = NumberedRows.of(np.random.default_rng(1).integers(0, 50, 52), np.zeros(2, int), np.array(lengths), 0)
     encoded, kept = [], []
-    for has_kernels in (False, True):
-        for module in (attention, pages):
-            monkeypatch.setattr(module, "can_run_on", lambda _, answer=has_kernels: answer)
-        cache = KvCache(shape, DEVICE, 1 << 24, 64)
+    for kind in (TorchOps, TritonOps):
+        ops = kind(DEVICE)
+        network = Network(config, weights, ops=ops)
+        cache = KvCache(replace(shape, is_head_major=ops.is_head_major), DEVICE, 1 << 24, 64)
         cache.place(0, np.array([5, 5]), np.full(2, UNBOUNDED), np.array(lengths), {})
         given = rows.on(DEVICE)
         encoded.append(
-            network.encode(given if knows_lengths or not has_kernels else given._replace(lengths=None), cache)
+            network.encode(given if knows_lengths or kind is TorchOps else given._replace(lengths=None), cache)
         )
         held = cache.memory[0][:, cache.source_tables[:2, :2].flatten().long()].transpose(2, 3).flatten(1, 2)
         kept.append(torch.cat((held[:, :45], held[:, 64:71]), 1))

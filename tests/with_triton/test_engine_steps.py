@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,9 @@ def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: p
     shape = CacheShape(2, config.head_num, config.size_per_head, torch.float32, has_cross=config.encoder is not None)
 
     def steps() -> Steps:
-        return Steps(Network(config, weights), KvCache(shape, CPU, 1 << 24, 128))
+        network = Network(config, weights)
+        own = replace(shape, is_head_major=network.ops.is_head_major)
+        return Steps(network, KvCache(own, CPU, 1 << 24, 128))
 
     expected = take_all(steps())
     fake_gpu(monkeypatch)

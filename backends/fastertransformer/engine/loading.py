@@ -20,6 +20,7 @@ from .model.network import Network
 from .model.precision import choose_device, choose_precision
 from .model.prefixes import read_prefixes
 from .model.weights import load_weights
+from .ops.base import choose_ops
 from .ops.kernels import problem_on
 from .parallel.comm import GroupComm
 from .parallel.group import Group
@@ -136,11 +137,13 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
         made_up = settings.has_made_up_weights
         weights = load_weights(directory, config, tensor_para_size, precision, device, partition, sharers, made_up)
         seconds = time.perf_counter() - start
-        comm = GroupComm(group, config, precision.compute, device) if group else None
-        network = Network(config, weights, comm)
+        ops = choose_ops(device)
+        comm = GroupComm(group, config, precision.compute, device, ops) if group else None
+        network = Network(config, weights, comm, ops)
         layers = len(weights.decoder.layers) if weights.decoder else 0
         heads = config.head_num // (1 if partition.rank is None else tensor_para_size)
-        shape = CacheShape(layers, heads, config.size_per_head, precision.compute, config.encoder is not None)
+        has_cross = config.encoder is not None
+        shape = CacheShape(layers, heads, config.size_per_head, precision.compute, has_cross, ops.is_head_major)
         prefixes = read_prefixes(directory, config, tensor_para_size, precision, device, partition)
         budget = choose_budget(settings, free_bytes(device) // sharers, device)
         if group:  # as many tokens as in every other process; a stage may have no layers

@@ -17,7 +17,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..errors import EngineError
-from ..ops.kernels import can_run_on
 from ..request.parse import Array
 from .block_table import PagePool, PageTable
 from .sizing import MOST_SLOTS, CacheShape, Need, upload
@@ -159,88 +157,14 @@ class KvCache:
             block[:, pages] = padded.transpose(1, 2)
 
 
-class Held:
-    """What rows have in their pages, as torch reads it: where it is, if a row's pages are neighbours.
-
-    Each row is attended to on its own, so nothing is copied, and none looks at more than it has; but rows of one length
-    that lie evenly apart, as those of one request do, all at once.
-
-    Args:
-        tables: int32 [B, width], pages of each row.
-        lengths: [B], entries.
-    """
-
-    def __init__(self, tables: Tensor, lengths: Tensor) -> None:
-        self._lengths: list[int] = lengths.tolist()
-        pages = tables[:, : _pages(max(self._lengths))].long()
-        steps = PAGE * torch.arange(1, pages.shape[1], device=pages.device)
-        is_torn = ((pages.diff() != 1) & (steps < lengths[:, None])).any(1).tolist()
-        firsts = (pages[:, 0] * PAGE).tolist()
-        self._places: list[int | Tensor] = [
-            pages[row, : _pages(length)] if torn else first
-            for row, (first, length, torn) in enumerate(zip(firsts, self._lengths, is_torn, strict=True))
-        ]
-        apart = {after - before for before, after in pairwise(firsts)}
-        is_even = len(apart) < 2 and len(set(self._lengths)) == 1 and not any(is_torn) and min(apart, default=1) > 0
-        self._even = (firsts[0], min(apart, default=0)) if is_even else None
-
-    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
-        if self._even:
-            keys, values = _side_by_side(memory, *self._even, len(q), self._lengths[0])
-            return F.scaled_dot_product_attention(q, keys, values, mask, scale=scale)
-        parts = []
-        for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
-            if isinstance(place, int):
-                keys, values = _side_by_side(memory, place, 0, 1, length)
-            else:
-                keys, values = memory[:, place].transpose(1, 2).flatten(2, 3)[:, None, :, :length]
-            own = None if mask is None else mask[row : row + 1, ..., :length]
-            parts.append(F.scaled_dot_product_attention(query, keys, values, own, scale=scale))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _side_by_side(memory: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
-    """View entries of rows whose pages are neighbours, [2, count, H, length, D]; see _zeros.
-
-    Args:
-        memory: of a layer.
-        first: entry of the first row, as the pages have them one behind the other.
-        apart: entries from one row to the next.
-        count: rows.
-        length: of each.
-    """
-    part, _, head, entry, _ = memory.stride()
-    size = (2, count, memory.shape[2], length, memory.shape[4])
-    return memory.as_strided(size, (part, apart * entry, head, entry, 1), memory.storage_offset() + first * entry)
-
-
-def put(memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write k and v, [H, T, D], into the pages of their tokens, [T], at these offsets."""
-    if can_run_on(k.device):
-        from ..ops.kernels.kv_write import keep
-
-        keep(k, v, memory, pages, offsets)
-        return
-    put_entries(memory, pages * PAGE + offsets, k.transpose(0, 1), v.transpose(0, 1))
-
-
-def put_entries(memory: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write k and v, [T, H, D], into these entries, [T], of all pages one behind the other; not for the kernels."""
-    parts = memory.transpose(2, 3).view(2, -1, *k.shape[1:])  # as _zeros has laid it out
-    for part, new in zip(parts, (k, v), strict=True):
-        part.index_copy_(0, entries, new)
-
-
 def _zeros(shape: CacheShape, pages: int, device: torch.device) -> Tensor:
     """Make a layer's memory.
 
-    Zeros, not empty: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN. The kernels want each head's
-    entries of a page side by side; others read a row whose pages are neighbours as one piece, so there the entries of
-    neighbours follow each other. A host gives what it has when it is written to, not before.
+    Zeros, not empty: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN. A host gives memory when it
+    is written to, not before.
     """
     heads, size = shape.head_num, shape.size_per_head
-    if can_run_on(device):
+    if shape.is_head_major:
         return torch.zeros((2, pages, heads, PAGE, size), dtype=shape.dtype, device=device)
     wanted = (2, pages, PAGE, heads, size)
     if device.type != "cpu":

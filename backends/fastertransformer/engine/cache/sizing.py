@@ -30,6 +30,8 @@ class CacheShape:
         size_per_head: width of one.
         dtype: number format of keys and values.
         has_cross: whether each slot also keeps the keys and values of an encoder's output.
+        is_head_major: whether a page has each head's entries side by side, as the kernels read them; else each token's
+            heads, so that torch can read a row whose pages are contiguous as one piece.
     """
 
     layers: int
@@ -37,6 +39,7 @@ class CacheShape:
     size_per_head: int
     dtype: torch.dtype
     has_cross: bool = False
+    is_head_major: bool = False
 
     @property
     def token_bytes(self) -> int:

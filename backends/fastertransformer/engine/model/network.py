@@ -4,14 +4,13 @@ One class for every family: a stack of layers that config.ini's keys shape (conf
 has two. B: rows of a call; T: tokens of all of them together; H: heads (this process's, where several share the
 layers); D: size of a head; V: vocabulary.
 
-A row is one sequence, or one beam of one. Its keys and values live in one slot of the cache; see pages.py. Rows of
-different length stand one behind the other, so nothing is padded: a row computes the same numbers whatever else is in
-the batch.
+A row is one sequence, or one beam of one. Its keys and values live in one slot of the cache; see kv_cache.py. Rows of
+different length are packed one behind the other, so nothing is padded: a row computes the same numbers whatever else is
+in the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,16 +18,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from ..cache.kv_cache import PAGE, KvCache, put
-from ..ops.kernels import can_run_on
+from ..cache.kv_cache import PAGE, KvCache
+from ..ops.base import Attend, Ops, choose_ops
 from ..parallel.comm import Comm
-from .attention import ContinuedRows, KeptSource, Manner, NewRows, NextTokens, WholeRows
 from .config import ModelConfig, Stack
-from .layers import Call, adapted, run_layer, split
+from .layers import LayerContext, run_layer, scale_by_task, split_heads
 from .layouts import ModelWeights, StackWeights
 from .linear import Norm
 from .packed_rows import Rows
-from .positions import Alibi, Bias, Relative, Rotary
+from .positions import Alibi, AttentionSpec, Relative, Rotary
 
 
 class Network:
@@ -37,19 +35,24 @@ class Network:
     Args:
         config: of the whole.
         weights: tensors.
-        comm: with the processes that hold the other parts.
+        comm: with the processes that hold the other parts; None: there are none.
+        ops: operations; None: those that are chosen for the device.
 
     Attributes:
-        config, weights, comm: those.
+        config, weights, comm, ops: those.
     """
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, comm: Comm | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, comm: Comm | None = None, ops: Ops | None = None
+    ) -> None:
         self.config = config
         self.weights = weights
-        self.comm = comm or Comm()
+        self.ops = ops or choose_ops(weights.like.device)
+        self.comm = comm or Comm(self.ops)
         self._like = weights.like  # a tensor on this process's device, in the format of keys and values
-        self._manner = _manner(config, weights.decoder, is_both_ways=False)
-        self._encoder_manner = _manner(config.encoder or config, weights.encoder, is_both_ways=True)
+        self._spec = _attention_spec(config, weights.decoder, is_both_ways=False)
+        self._encoder_spec = _attention_spec(config.encoder or config, weights.encoder, is_both_ways=True)
+        self.can_capture = self.ops.can_capture and not config.ia3_num_tasks
 
     def extend(
         self,
@@ -61,7 +64,7 @@ class Network:
         """Run several tokens of every row.
 
         Args:
-            rows: those; none has more tokens than its window.
+            rows: packed rows; none has more tokens than its window.
             cache: where keys and values go.
             embeddings: [T, hidden] in place of the token embeddings; a token whose first number is NaN keeps its own.
             longest: at least the entries of the cache that a row has afterwards; 0: all are new rows, which is faster.
@@ -69,9 +72,11 @@ class Network:
         Returns:
             [T, hidden], before the final norm.
         """
-        how = self._manner, self._like
-        attend = ContinuedRows(cache, rows, longest, *how) if longest else NewRows(cache, rows, *how)
-        x = self._enter(rows, embeddings)
+        if longest:
+            attend = self.ops.extend_attention(cache, rows, longest, self._spec, self._like)
+        else:
+            attend = self.ops.prefill_attention(cache, rows, self._spec, self._like)
+        x = self._embed(rows, embeddings)
         return self.comm.send_output(self._decoder(x, attend, rows.slots, cache))[0]
 
     def decode(self, ids: Tensor, positions: Tensor, slots: Tensor | slice, cache: KvCache) -> Tensor:
@@ -86,14 +91,14 @@ class Network:
         Returns:
             [B, hidden], before the final norm.
         """
-        attend = NextTokens(positions, cache.tables[slots], cache.windows[slots], self._manner, self._like)
+        attend = self.ops.decode_attention(positions, cache.tables[slots], cache.windows[slots], self._spec, self._like)
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
         return self.comm.send_output(self._decoder(x, attend, slots, cache))[:, 0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary."""
         assert self.weights.head, "this process does not predict"
-        return self.weights.head.in_fp32(hidden, self._head_norm)
+        return self.ops.linear_fp32(self.weights.head, hidden, self._head_norm)
 
     @cached_property
     def _head_norm(self) -> Norm | None:
@@ -111,88 +116,83 @@ class Network:
         embeddings: Tensor | None = None,
         attentions: list[Tensor] | None = None,
     ) -> Tensor:
-        """Run the encoder over whole inputs, and keep what its decoder needs of them.
+        """Run the encoder over whole inputs, and write the decoder's keys and values of its output to the cache.
 
         Args:
-            rows: those.
+            rows: packed rows.
             cache: where keys and values go.
             embeddings: see extend.
-            attentions: empty; takes what each layer attends to, fp32 [B, H, S, S], S being the longest row. None:
-                nobody asks.
+            attentions: an empty list, which takes the attention weights of each layer, fp32 [B, H, S, S], S being the
+                longest row; None: they are not wanted.
 
         Returns:
             [T, hidden], normed.
         """
         stack, weights = self.config.encoder, self.weights.encoder
         assert stack and weights, "there is no encoder"
-        attend = WholeRows(rows, self._encoder_manner, self._like, attentions)
-        call = Call(attend, cache.sources[1, rows.slots][None] if self.config.ia3_num_tasks else None)
-        x = self._enter(rows, embeddings)
+        attend = self.ops.encoder_attention(rows, self._encoder_spec, self._like, attentions)
+        tasks = cache.sources[1, rows.slots][None] if self.config.ia3_num_tasks else None
+        context = LayerContext(self.ops, self.comm, attend, tasks)
+        x = self._embed(rows, embeddings)
         for layer in weights.layers:
-            x = run_layer(stack, layer, x, call, self.comm)
+            x = run_layer(stack, layer, x, context, self._like)  # an encoder caches nothing
         x = self.comm.broadcast_output(self.comm.send_output(x))
-        x = weights.final_norm(x) if weights.final_norm else x
-        self._remember(x, rows, cache, call.tasks)
+        x = self.ops.norm(x, weights.final_norm) if weights.final_norm else x
+        self._write_source(x, rows, cache, tasks)
         if attentions is not None:
             attentions[:] = self.comm.gather_attentions(attentions, (len(rows.ends) - 1, rows.longest))
         return x[0]
 
-    def _remember(self, encoded: Tensor, rows: Rows, cache: KvCache, tasks: Tensor | None) -> None:
-        """Put the keys and values of what the encoder has made, [1, T, hidden], into the rows' slots."""
+    def _write_source(self, encoded: Tensor, rows: Rows, cache: KvCache, tasks: Tensor | None) -> None:
+        """Write each decoder layer's keys and values of the encoder's output, [1, T, hidden], to the rows' slots."""
         if not self.weights.decoder:
             return
         places = cache.source_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         for layer, memory in zip(self.weights.decoder.layers, cache.memory, strict=True):
             assert layer.cross
-            k, v = split(self.config, layer.cross.key_value(encoded), 2)
-            k, v = adapted(k, layer.cross.ia3, 0, tasks), adapted(v, layer.cross.ia3, 1, tasks)
-            put(memory, *places, k[0], v[0])
+            k, v = split_heads(self.ops.linear(layer.cross.key_value, encoded), 2, self.config.size_per_head)
+            k, v = scale_by_task(k, layer.cross.ia3, 0, tasks), scale_by_task(v, layer.cross.ia3, 1, tasks)
+            self.ops.kv_write(memory, *places, k[0], v[0])
 
-    def can_be_captured(self) -> bool:
-        """Say whether extend of new rows, or encode, can do without lengths."""
-        return can_run_on(self._like.device) and not self.config.ia3_num_tasks
-
-    def _decoder(self, x: Tensor, attend: Callable[..., Tensor], slots: Tensor | slice, cache: KvCache) -> Tensor:
+    def _decoder(self, x: Tensor, attend: Attend, slots: Tensor | slice, cache: KvCache) -> Tensor:
         """Run this process's layers of the decoder on x, [1, T, hidden] or [B, 1, hidden], whose slots these are."""
         config, weights = self.config, self.weights.decoder
         assert weights, "there is no decoder"
-        call = Call(attend)
+        context = LayerContext(self.ops, self.comm, attend)
         if cache.shape.has_cross:
             lengths, tasks = cache.sources[:, slots]
-            source = KeptSource(cache.source_tables[slots], lengths, config.attention_scale)
-            call = Call(attend, tasks.view(x.shape[:2]) if config.ia3_num_tasks else None, source)
+            attend_source = self.ops.cross_attention(cache.source_tables[slots], lengths, config.attention_scale)
+            tasks_here = tasks.view(x.shape[:2]) if config.ia3_num_tasks else None
+            context = LayerContext(self.ops, self.comm, attend, tasks_here, attend_source)
         for layer, memory in zip(weights.layers, cache.memory, strict=True):
-            x = run_layer(config, layer, x, call, self.comm, memory)
+            x = run_layer(config, layer, x, context, memory)
         return x
 
-    def _enter(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
-        """Give what the first layer here works on, [1, T, hidden]."""
-        ids, positions = rows.ids[None], rows.positions[None]
-        return self.comm.recv_input(lambda: self._embed(ids, positions, embeddings), (1, len(rows.ids)))
+    def _embed(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
+        """Give the first layer's input of packed rows, [1, T, hidden]."""
+        return self.comm.recv_input(lambda: self._embed_rows(rows, embeddings)[None], (1, len(rows.ids)))
 
-    def _embed_next(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """[B] each -> [B, 1, hidden]; see _embed."""
+    def _embed_rows(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
         weights = self.weights
-        if can_run_on(ids.device) and weights.token_embedding.dtype == self._like.dtype and not weights.embedding_norm:
-            from ..ops.kernels.embedding import embed
-
-            return embed(ids, positions, weights.token_embedding, weights.position_embedding)[:, None]
-        return self._embed(ids[:, None], positions[:, None], None)
-
-    def _embed(self, ids: Tensor, positions: Tensor, embeddings: Tensor | None) -> Tensor:
-        x = F.embedding(ids, self.weights.token_embedding).to(self._like.dtype)
+        x = F.embedding(rows.ids, weights.token_embedding).to(self._like.dtype)
         if embeddings is not None:
             x = torch.where(embeddings[..., :1].isnan(), x, embeddings.to(x.dtype))
-        if self.weights.position_embedding is not None:
-            table = self.weights.position_embedding
-            x = x + F.embedding(positions.clamp(max=len(table) - 1), table)  # padding may stand behind the last one
-        return self.weights.embedding_norm(x) if self.weights.embedding_norm else x
+        if weights.position_embedding is not None:
+            table = weights.position_embedding
+            x = x + F.embedding(rows.positions.clamp(max=len(table) - 1), table)  # padding may be behind the last one
+        return self.ops.norm(x, weights.embedding_norm) if weights.embedding_norm else x
+
+    def _embed_next(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Give the first layer's input of one token of each row, [B, 1, hidden]."""
+        weights = self.weights
+        x = self.ops.embed(ids, positions, weights.token_embedding, weights.position_embedding, self._like.dtype)
+        return (self.ops.norm(x, weights.embedding_norm) if weights.embedding_norm else x)[:, None]
 
 
-def _manner(stack: Stack, weights: StackWeights | None, is_both_ways: bool) -> Manner:
-    bias: Bias | None = None
+def _attention_spec(stack: Stack, weights: StackWeights | None, is_both_ways: bool) -> AttentionSpec:
+    bias: Alibi | Relative | None = None
     if weights and weights.position_bias is not None:
         table = weights.position_bias
         bias = Alibi(table) if stack.positions == "alibi" else Relative(table, is_both_ways)
     rotary = Rotary(stack.rotary_dim, stack.rotates_pairs) if stack.rotary_dim else None
-    return Manner(stack.attention_scale, bias, rotary)
+    return AttentionSpec(stack.attention_scale, bias, rotary)

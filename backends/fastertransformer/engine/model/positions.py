@@ -1,4 +1,4 @@
-"""What positions do in attention: a bias on the scores (ALiBi, T5), or a rotation of queries and keys."""
+"""How a stack attends: the scale of its scores, a bias by position (ALiBi, T5), and rotary positions."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ _MAX_DISTANCE = 128  # of T5's buckets; FasterTransformer and Hugging Face agree
 
 
 class Alibi:
-    """Penalises distance by each head's slope.
+    """A bias that penalizes distance by each head's slope.
 
     Attributes:
-        by_distance, by_offset: those, fp32 [H], whether or not keys may come after queries.
+        by_distance, by_offset: the slopes, fp32 [H], whether or not keys may come after queries.
     """
 
     def __init__(self, slopes: Tensor) -> None:
         self.by_distance = self.by_offset = slopes
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Say what attention adds to its scores: positions [B, T] and [B, S] -> [B, H, T, S]."""
+        """Give the bias of attention scores: positions [B, T] and [B, S] -> [B, H, T, S]."""
         return self.by_distance[:, None, None] * (keys[:, None] - queries[:, :, None])[:, None]
 
 
 class Relative:
-    """Looks the bias up by bucketed distance, as T5 does.
+    """A bias that is looked up by bucketed distance, as T5 does.
 
     Args:
         table: [H, buckets].
-        is_both_ways: whether keys may come after queries: half of the buckets is theirs.
+        is_both_ways: whether keys may come after queries, which half of the buckets are for.
 
     Attributes:
-        by_distance: of a key before its query, fp32 [H, n]: of each distance, the last of all that are further.
-        by_offset: of any key, fp32 [H, 2 n + 1] likewise, from n tokens before its query to n behind it.
+        by_distance: fp32 [H, n], the bias of each distance of a key before its query; the last is that of all further.
+        by_offset: fp32 [H, 2 n + 1], the bias of each offset of a key, from n tokens before its query to n behind it.
     """
 
     def __init__(self, table: Tensor, is_both_ways: bool) -> None:
@@ -45,7 +45,7 @@ class Relative:
         self.by_distance = self.by_offset[:, : _MAX_DISTANCE + 1].flip(1)
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """See Alibi."""
+        """Give the bias of attention scores: positions [B, T] and [B, S] -> [B, H, T, S]."""
         distance = keys[:, None] - queries[:, :, None]  # [B, T, S]
         return self._table[:, bucket(distance, self._table.shape[1], self._is_both_ways)].movedim(0, 1)
 
@@ -64,15 +64,12 @@ def bucket(distance: Tensor, buckets: int, is_both_ways: bool) -> Tensor:
     return offset + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
 
 
-Bias = Alibi | Relative
-
-
 class Rotary(NamedTuple):
-    """How positions turn queries and keys.
+    """Rotary positions.
 
     Attributes:
-        width: numbers of each head that are turned.
-        is_by_pairs: whether neighbours are turned with each other (GPT-J), else the two halves (GPT-NeoX).
+        width: how many numbers of each head are rotated.
+        is_by_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
         base: of the wave lengths.
     """
 
@@ -82,7 +79,7 @@ class Rotary(NamedTuple):
 
 
 class Rotation:
-    """Rotary positions: turns the first numbers of each head's query and key by angles that grow with the position.
+    """Rotates the first numbers of each head's query and key by angles that grow with the position.
 
     Args:
         positions: [B or 1, T].
@@ -94,15 +91,33 @@ class Rotation:
         self._width, self._is_by_pairs, base = rotary
         powers = torch.arange(0, self._width, 2, device=positions.device, dtype=torch.float32) / self._width
         angles = positions[..., None].float() * (base**-powers)  # [B or 1, T, width / 2]
-        spread = angles.repeat_interleave(2, -1) if self._is_by_pairs else torch.cat((angles, angles), -1)
-        self._cos, self._sin = spread.cos().to(dtype)[:, None], spread.sin().to(dtype)[:, None]  # [B or 1, 1, T, width]
+        angles = angles.repeat_interleave(2, -1) if self._is_by_pairs else torch.cat((angles, angles), -1)
+        self._cos, self._sin = angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]  # [B or 1, 1, T, width]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[B, H, T, D] -> the same, turned."""
-        turned, rest = x[..., : self._width], x[..., self._width :]
+        """Rotate x, [B, H, T, D]."""
+        rotated, rest = x[..., : self._width], x[..., self._width :]
         if self._is_by_pairs:
-            other = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
+            other = torch.stack((-rotated[..., 1::2], rotated[..., ::2]), -1).flatten(-2)
         else:
-            first, second = turned.chunk(2, -1)
+            first, second = rotated.chunk(2, -1)
             other = torch.cat((-second, first), -1)
-        return torch.cat((turned * self._cos + other * self._sin, rest), -1)
+        return torch.cat((rotated * self._cos + other * self._sin, rest), -1)
+
+
+class AttentionSpec(NamedTuple):
+    """How a stack attends.
+
+    Attributes:
+        scale: of q k.
+        bias: of attention scores, by positions; None: none.
+        rotary: rotary positions of queries and keys; None: none.
+    """
+
+    scale: float
+    bias: Alibi | Relative | None = None
+    rotary: Rotary | None = None
+
+    def rotation(self, positions: Tensor, like: Tensor) -> Rotation | None:
+        """Give the rotation, in torch, of queries and keys at positions, [B or 1, T]; None without rotary positions."""
+        return Rotation(positions, self.rotary, like.dtype) if self.rotary else None

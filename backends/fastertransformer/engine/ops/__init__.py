@@ -1,1 +1,1 @@
-"""What the network computes with: Triton's kernels or torch."""
+"""The operations of a network, with Triton's kernels or with torch; base.py says what they are."""

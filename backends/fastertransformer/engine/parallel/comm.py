@@ -19,8 +19,8 @@ from torch import Tensor
 from ..model.config import ModelConfig
 from ..model.layouts import vocabulary_part
 from ..model.linear import Linear
-from ..ops.kernels import can_run_on
-from ..sampling.sampling import NOT_FINITE, argmax
+from ..ops.base import Ops
+from ..sampling.sampling import NOT_FINITE
 from .group import Group
 from .peer_memory import open_peer_memory
 
@@ -32,11 +32,17 @@ _NOT_FINITE_KEY = (1 << 63) - 1
 class Comm:
     """Communication of a process that holds the whole network: there is nobody to talk to.
 
+    Args:
+        ops: operations of this process.
+
     Attributes:
         is_split: whether several processes share each layer, and the vocabulary.
     """
 
     is_split = False
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Overwrite x in every process with rank 0's."""
@@ -48,7 +54,7 @@ class Comm:
 
     def all_reduce_add(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
         """Add a product to x in place: this process's alone, or the sum of all processes' parts of it."""
-        return linear.fused(inner, residual=x)
+        return self._ops.linear(linear, inner, residual=x)
 
     def send_output(self, x: Tensor) -> Tensor:
         """Send this stage's result to the next one; returns the last stage's result where this process predicts."""
@@ -59,24 +65,8 @@ class Comm:
         return logits
 
     def argmax(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
-        """Find each row's argmax, write it where the next step begins, and advance the positions.
-
-        Args:
-            logits: fp32 [N, V], or this process's part of the vocabulary.
-            ids: int64 [N]; is overwritten with the tokens.
-            positions: int64 [N]; each is incremented.
-
-        Returns:
-            int64 [N]; see sampling.argmax.
-        """
-        if can_run_on(logits.device):
-            from ..ops.kernels.argmax import take_likeliest
-
-            return take_likeliest(logits, ids, positions)
-        tokens = argmax(logits)
-        ids.copy_(tokens.clamp(min=0))
-        positions += 1
-        return tokens
+        """Find the argmax over all parts of the vocabulary, and prepare the next step; see Ops.argmax_step."""
+        return self._ops.argmax_step(logits, ids, positions)
 
     def broadcast_output(self, x: Tensor) -> Tensor:
         """Overwrite x in every process with the last stage's result, which send_output has given rank 0."""
@@ -100,9 +90,11 @@ class GroupComm(Comm):
         config: dimensions.
         dtype: of hidden states.
         device: of this process.
+        ops: operations of this process.
     """
 
-    def __init__(self, group: Group, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, group: Group, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: Ops) -> None:
+        super().__init__(ops)
         self._group, self._config, self._dtype, self._device = group, config, dtype, device
         self.is_split = group.tensor_size > 1
         self._peer_memory = open_peer_memory(group, device, _PEER_ROWS * config.hidden_units)
@@ -136,7 +128,7 @@ class GroupComm(Comm):
         """All-reduce over the stage, through peer memory where the product is small enough."""
         if not self.is_split:
             return super().all_reduce_add(x, linear, inner)
-        part = linear.part(inner)
+        part = self._ops.partial_linear(linear, inner)
         if self._peer_memory and self._peer_memory.has_room_for(part):
             return self._peer_memory.all_reduce_add(x, part)
         dist.all_reduce(part, group=self._group.neighbours)
@@ -169,7 +161,7 @@ class GroupComm(Comm):
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
 
     def argmax(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
-        """Find the argmax over all parts of the vocabulary."""
+        """Find the argmax over all parts of the vocabulary, and prepare the next step; see Ops.argmax_step."""
         if not self.is_split:
             return super().argmax(logits, ids, positions)
         if self._peer_memory:

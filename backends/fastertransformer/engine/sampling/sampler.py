@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..cache.sizing import MOST_SLOTS, upload
-from ..ops.kernels import can_run_on
 from ..request.sampling_params import SamplingParams
 from ..request.schema import Array
 from ..scheduling.sequence import Sequence
@@ -190,15 +189,9 @@ class Sampler:
         drawn_from = columns.top_k, columns.top_p, columns.random_seed, columns.generated
         top_k, top_p, seed, count = (each[self._sampled] for each in drawn_from)
         uniform = sampling.draw_uniform(seed, count)
-        if can_run_on(self._device):
-            from ..ops.kernels.sampling import draw_tokens
-
-            return draw_tokens(logits, self._sampled, top_k, top_p, uniform)
-        logits, largest = logits[self._sampled], self._largest_top_k
-        if self._has_top_p_alone:
-            return sampling.draw(sampling.keep_top_p(sampling.keep_top_k(logits, top_k, largest), top_p), uniform)
-        values, ids = sampling.narrow_to_top_k(logits, top_k, largest)
-        return ids.gather(1, sampling.draw(sampling.keep_top_p(values, top_p), uniform)[:, None])[:, 0]
+        is_narrow = not self._has_top_p_alone
+        ops = self._steps.network.ops
+        return ops.draw_tokens(logits, self._sampled, top_k, top_p, uniform, self._largest_top_k, is_narrow)
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
         """Choose a sequence's next beams and write their tokens into [N]."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..cache.sizing import UNBOUNDED
-from ..ops.kernels import can_run_on
 from ..request.parse import Array
 from .graphs import ROWS, TOKENS
 from .steps import Steps
@@ -40,15 +39,14 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     Returns:
         One line for a log; empty: there was nothing to do.
     """
-    if not can_run_on(steps.device) or not steps.network.weights.decoder:
+    ops = steps.network.ops
+    if not ops.can_capture or not steps.network.weights.decoder:
         return ""
     start = time.perf_counter()
     deadline = start + limit_s
     _take_inputs(steps, deadline)
     if steps.network.weights.head:
-        from ..ops.kernels import sampling as draw
-
-        draw.warm_up(steps.config.vocab_size, steps.device)
+        ops.warm_up_sampling(steps.config.vocab_size)
     worth = _choose_tokens(steps, deadline)
     missing = []
     # The largest first: the others fit into its memory.
@@ -104,7 +102,7 @@ def _take_input(steps: Steps, rows: tuple[Array, Array, Array]) -> Tensor:
 
 def _choose_tokens(steps: Steps, deadline: float) -> Sequence[int]:
     """Say for how many tokens inputs are worth being captured, by how long one takes the host and the GPU."""
-    if not steps.network.can_be_captured():
+    if not steps.network.can_capture:
         return []
     if time.perf_counter() >= deadline:
         return TOKENS

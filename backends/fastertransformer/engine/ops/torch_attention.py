@@ -1,0 +1,261 @@
+"""Attention in torch: row by row, or for all rows at once where their pages allow it.
+
+B: rows; T: tokens of the call; S: entries that a row looks at; H: heads; D: size of a head. A row sees the entries of
+its own pages, as far as its window goes; nothing else in the pages, and no padding, is ever seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor
+
+from ..cache.kv_cache import PAGE, KvCache
+from ..model.packed_rows import Rows
+from ..model.positions import AttentionSpec, Rotation
+
+KvWrite = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+class RowAttention:
+    """Packed rows, each of which attends to itself.
+
+    Args:
+        rows: packed rows of known lengths.
+        spec: scale and bias.
+        like: gives device and type of keys.
+        is_causal: whether a token sees those before it only.
+        scores: every call appends its attention weights, fp32 [B, H, S, S]; None: they are not wanted.
+    """
+
+    def __init__(
+        self, rows: Rows, spec: AttentionSpec, like: Tensor, is_causal: bool, scores: list[Tensor] | None = None
+    ) -> None:
+        self._rows, self._spec, self._is_causal, self._scores = rows, spec, is_causal, scores
+        self._mask: Tensor | None = None
+        if spec.bias:
+            steps = torch.arange(rows.longest, device=like.device)
+            is_seen = (steps <= steps[:, None]) | (not is_causal)
+            self._mask = biased(is_seen, spec.bias(steps[None], steps[None]), like)  # [1, H, S, S]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
+        """Attend from q to k and v, [1, H, T, D] each."""
+        if self._is_causal and self._mask is None and has_flash_kernel(q):
+            return flash_rows(q, k, v, self._rows, self._spec.scale)
+        lengths, scale = self._rows.lengths, self._spec.scale
+        assert lengths, "only the Triton kernels read the lengths on the device"
+        out, kept = torch.empty_like(q), []
+        rows = zip(*(torch.split(each, lengths, 2) for each in (q, k, v, out)), strict=True)
+        for length, (query, key, value, target) in zip(lengths, rows, strict=True):
+            mask = None if self._mask is None else self._mask[..., :length, :length]
+            if self._scores is None:
+                is_causal = self._is_causal and mask is None
+                target[:] = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
+            else:
+                scores = (query @ key.transpose(2, 3)).float() * scale
+                weights = (scores if mask is None else scores + mask).softmax(-1)
+                target[:] = weights.to(value.dtype) @ value
+                kept.append(F.pad(weights, (0, self._rows.longest - length) * 2))
+        if self._scores is not None:
+            self._scores.append(torch.cat(kept))
+        return out
+
+
+class PrefillAttention:
+    """New packed rows: their keys and values are rotated and written, then each row attends to itself.
+
+    Args:
+        cache: of which memory is written to.
+        rows: packed rows.
+        rotation: of queries and keys; None: none.
+        kv_write: see Ops.kv_write.
+        attend: within the rows.
+    """
+
+    def __init__(
+        self, cache: KvCache, rows: Rows, rotation: Rotation | None, kv_write: KvWrite, attend: RowAttention
+    ) -> None:
+        self._places = cache.tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        self._rotation, self._kv_write, self._attend = rotation, kv_write, attend
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        """Write k and v, [1, H, T, D] each, to a layer's memory, and attend to them."""
+        q, k = (self._rotation(q), self._rotation(k)) if self._rotation else (q, k)
+        self._kv_write(memory, *self._places, k[0], v[0])
+        return self._attend(q, k, v)
+
+
+class ExtendAttention:
+    """Packed rows that continue what their slots hold; see Ops.extend_attention for the arguments."""
+
+    def __init__(
+        self, cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor, kv_write: KvWrite
+    ) -> None:
+        _, positions, slots, ends, _ = rows
+        begins, counts, every = ends[:-1].long(), ends.diff(), torch.arange(len(slots), device=like.device)
+        first, starts = slots[begins], positions[begins][:, None]
+        windows, steps = cache.windows[first], torch.arange(rows.longest, device=like.device)
+        self._scale, self._rotation = spec.scale, spec.rotation(positions[None], like)
+        self._kv_write = kv_write
+        # All rows are padded to one length: behind a row's last token, that token is repeated at later positions.
+        padded = starts + steps  # [B, n]
+        self._tokens = begins[:, None] + torch.minimum(steps, counts[:, None] - 1)  # [B, n]
+        row = torch.searchsorted(ends[1:], every, right=True, out_int32=True)
+        self._origin = row, every - begins[row]
+        held = entry_positions(starts[:, 0] - 1, windows, longest)  # [B, S]
+        keys, too_old = torch.cat((held, padded), 1), (padded - windows[:, None])[:, :, None]
+        is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= padded[:, :, None])
+        self._mask = biased(is_seen[:, None], spec.bias(padded, keys) if spec.bias else None, like)
+        entries = positions % cache.windows[slots]
+        self._places = cache.tables[slots, entries // PAGE], entries % PAGE
+        self._pages, self._longest = cache.tables[first, : -(-longest // PAGE)], longest
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        """Attend to what memory has and to k and v, [1, H, T, D] each, which are then written to it."""
+        q, k = (self._rotation(q), self._rotation(k)) if self._rotation else (q, k)
+        query, *new = (each[0][:, self._tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
+        held = (part[self._pages].transpose(1, 2).flatten(2, 3)[:, :, : self._longest] for part in memory)
+        keys, values = (torch.cat(parts, 2) for parts in zip(held, new, strict=True))  # [B, H, S + n, D]
+        attended = F.scaled_dot_product_attention(query, keys, values, self._mask, scale=self._scale)
+        self._kv_write(memory, *self._places, k[0], v[0])
+        return attended.transpose(1, 2)[self._origin].transpose(0, 1)[None]
+
+
+class DecodeAttention:
+    """One token of every row; see Ops.decode_attention for the arguments."""
+
+    def __init__(self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor) -> None:
+        self._scale, self._mask = spec.scale, None
+        self._rotation = spec.rotation(positions[:, None], like)
+        entries = positions % windows
+        self._entries = tables.gather(1, (entries // PAGE)[:, None])[:, 0] * PAGE + entries % PAGE
+        lengths = torch.minimum(positions + 1, windows)
+        self._view = PagedView(tables, lengths)
+        if spec.bias:
+            held = entry_positions(positions, windows, int(lengths.max()))
+            self._mask = biased((held >= 0)[:, None, None], spec.bias(positions[:, None], held), like)  # [B, H, 1, S]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        """Write k and v, [B, H, 1, D] each, to a layer's memory, and attend to what is there."""
+        q, k = (self._rotation(q), self._rotation(k)) if self._rotation else (q, k)
+        write_entries(memory, self._entries, k[:, :, 0], v[:, :, 0])
+        return self._view.attend(q, memory, self._mask, self._scale)
+
+
+class CrossAttention:
+    """Attention to the encoder's keys and values; see Ops.cross_attention for the arguments."""
+
+    def __init__(self, tables: Tensor, lengths: Tensor, scale: float) -> None:
+        self._view, self._scale = PagedView(tables, lengths), scale
+
+    def __call__(self, q: Tensor, memory: Tensor) -> Tensor:
+        """Attend from q, [n, H, 1, D] or [1, H, n, D], to what a layer's memory has."""
+        if q.shape[2] > 1:
+            return self(q.transpose(0, 2), memory).transpose(0, 2)
+        return self._view.attend(q, memory, None, self._scale)
+
+
+class PagedView:
+    """The entries of rows in the cache as torch reads them: in place, where a row's pages are contiguous.
+
+    Each row is attended to on its own, so nothing is copied, and none looks at more than it has; but rows of one length
+    at equal distances, as those of one request are, are attended to all at once.
+
+    Args:
+        tables: int32 [B, width], pages of each row.
+        lengths: [B], entries.
+    """
+
+    def __init__(self, tables: Tensor, lengths: Tensor) -> None:
+        self._lengths: list[int] = lengths.tolist()
+        pages = tables[:, : -(-max(self._lengths) // PAGE)].long()
+        steps = PAGE * torch.arange(1, pages.shape[1], device=pages.device)
+        is_torn = ((pages.diff() != 1) & (steps < lengths[:, None])).any(1).tolist()
+        firsts = (pages[:, 0] * PAGE).tolist()
+        self._places: list[int | Tensor] = [
+            pages[row, : -(-length // PAGE)] if torn else first
+            for row, (first, length, torn) in enumerate(zip(firsts, self._lengths, is_torn, strict=True))
+        ]
+        apart = {after - before for before, after in pairwise(firsts)}
+        is_even = len(apart) < 2 and len(set(self._lengths)) == 1 and not any(is_torn) and min(apart, default=1) > 0
+        self._even = (firsts[0], min(apart, default=0)) if is_even else None
+
+    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
+        if self._even:
+            keys, values = _contiguous_entries(memory, *self._even, len(q), self._lengths[0])
+            return F.scaled_dot_product_attention(q, keys, values, mask, scale=scale)
+        parts = []
+        for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
+            if isinstance(place, int):
+                keys, values = _contiguous_entries(memory, place, 0, 1, length)
+            else:
+                keys, values = memory[:, place].transpose(1, 2).flatten(2, 3)[:, None, :, :length]
+            own = None if mask is None else mask[row : row + 1, ..., :length]
+            parts.append(F.scaled_dot_product_attention(query, keys, values, own, scale=scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _contiguous_entries(memory: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
+    """View entries of rows whose pages are contiguous, [2, count, H, length, D].
+
+    Args:
+        memory: of a layer, in token-major pages.
+        first: entry of the first row, counted over all pages.
+        apart: entries from one row to the next.
+        count: rows.
+        length: of each.
+    """
+    part, _, head, entry, _ = memory.stride()
+    size = (2, count, memory.shape[2], length, memory.shape[4])
+    return memory.as_strided(size, (part, apart * entry, head, entry, 1), memory.storage_offset() + first * entry)
+
+
+def write_entries(memory: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
+    """Write k and v, [T, H, D], to entries, [T], counted over all pages of a layer's token-major memory."""
+    parts = memory.transpose(2, 3).view(2, -1, *k.shape[1:])
+    for part, new in zip(parts, (k, v), strict=True):
+        part.index_copy_(0, entries, new)
+
+
+def entry_positions(last: Tensor, windows: Tensor, count: int) -> Tensor:
+    """Give the position that each of a row's first entries holds once the one at ``last`` is written.
+
+    Args:
+        last: [B].
+        windows: [B] of the rows' slots.
+        count: of entries, S.
+
+    Returns:
+        [B, S]; negative: the entry is empty.
+    """
+    index, window = torch.arange(count, device=last.device), windows[:, None]
+    held = last[:, None] - (last[:, None] - index) % window
+    return held.masked_fill(index >= window, -1)
+
+
+def biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
+    """Give the attention mask: the bias where a key is seen, minus infinity elsewhere; boolean where there is none."""
+    if bias is None:
+        return is_seen
+    mask = bias.masked_fill(~is_seen, -math.inf).to(like.dtype)
+    length = mask.shape[-1]
+    # A GPU's attention takes rows that begin at multiples of 16 bytes; others are copied in every layer.
+    return F.pad(mask, (0, -length % 8))[..., :length] if mask.is_cuda and length % 8 else mask
+
+
+def has_flash_kernel(q: Tensor) -> bool:
+    """Say whether torch has a flash attention kernel for packed rows of such heads, [..., D]."""
+    return q.is_cuda and q.dtype != torch.float32 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+
+
+def flash_rows(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) -> Tensor:
+    """Attend causally within packed rows by torch's flash attention kernel, [1, H, T, D] each."""
+    parts = [x[0].transpose(0, 1) for x in (q, k, v)]
+    ends, longest = rows.ends, rows.longest
+    out = torch.ops.aten._flash_attention_forward(*parts, ends, ends, longest, longest, 0.0, True, False, scale=scale)
+    return out[0].transpose(0, 1)[None]  # type: ignore[no-any-return]

@@ -1,0 +1,163 @@
+"""The operations on an NVIDIA GPU: Triton's kernels where a profile has shown a gain, torch and cuBLASLt elsewhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..cache.kv_cache import PAGE, KvCache
+from ..model.linear import Linear, Norm
+from ..model.packed_rows import Rows
+from ..model.positions import AttentionSpec
+from .base import Attend, CrossAttend
+from .kernels import argmax, decode_attention, embedding, gemm, kv_write, prefill_attention, sampling
+from .torch_attention import flash_rows, has_flash_kernel
+from .torch_ops import TorchOps
+
+
+class TritonOps(TorchOps):
+    """See Ops for what each method does."""
+
+    can_capture = True
+    is_head_major = True
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """See Ops."""
+        return gemm.normed(x.reshape(-1, x.shape[-1]).contiguous(), norm).view(x.shape)
+
+    def linear(
+        self,
+        linear: Linear,
+        x: Tensor,
+        norm: Norm | None = None,
+        activation: str = "",
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """See Ops."""
+        if tiling := _choose_tiling(linear, x):
+            return self._by_kernel(linear, x, tiling, norm, activation, residual)
+        return super().linear(linear, x, norm, activation, residual)
+
+    def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
+        """See Ops."""
+        if tiling := _choose_tiling(linear, x):
+            return self._by_kernel(linear, x, tiling, dtype=torch.float32)
+        return super().partial_linear(linear, x)
+
+    def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None) -> Tensor:
+        """See Ops."""
+        if tiling := _choose_tiling(linear, x):
+            return self._by_kernel(linear, x, tiling, norm, dtype=torch.float32)
+        return super().linear_fp32(linear, x, norm)
+
+    def _by_kernel(
+        self,
+        linear: Linear,
+        x: Tensor,
+        tiling: gemm.Tiling,
+        norm: Norm | None = None,
+        activation: str = "",
+        residual: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        outputs = len(linear.weight)
+        y = residual
+        if y is None:
+            y = torch.empty(*x.shape[:-1], outputs, dtype=dtype or x.dtype, device=x.device)
+        flat, out = x.reshape(-1, x.shape[-1]).contiguous(), y.view(-1, outputs)
+        folded = None
+        if norm and len(flat) == 1:  # computed once: the warm-up is the first to need it
+            if norm.weight not in linear.folded:
+                linear.folded[norm.weight] = gemm.fold(linear.weight, linear.bias, linear.scales, norm)
+            folded = linear.folded[norm.weight]
+        added = None if residual is None else out
+        gemm.multiply(flat, linear.weight, linear.bias, linear.scales, norm, activation, added, out, folded, tiling)
+        return y
+
+    def _matrix(self, linear: Linear) -> Tensor:
+        return linear.weight if linear.scales is None else gemm.widen(linear.weight, linear.scales)
+
+    def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """See Ops; on a GPU both tables have the type of the result."""
+        return embedding.embed(ids, positions, tokens, table)
+
+    def argmax_step(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
+        """See Ops."""
+        return argmax.take_likeliest(logits, ids, positions)
+
+    def draw_tokens(
+        self, logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, largest: int, is_narrow: bool
+    ) -> Tensor:
+        """See Ops."""
+        return sampling.draw_tokens(logits, rows, top_k, top_p, uniform)
+
+    def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        """See Ops."""
+        kv_write.keep(k, v, memory, pages, offsets)
+
+    def encoder_attention(self, rows: Rows, spec: AttentionSpec, like: Tensor, scores: list[Tensor] | None) -> Attend:
+        """See Ops."""
+        if scores is not None:
+            return super().encoder_attention(rows, spec, like, scores)
+        packed, bias = _pack(rows), spec.bias.by_offset if spec.bias else None
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
+            return prefill_attention.attend_rows(q[0], k[0], v[0], packed, spec.scale, bias)[None]
+
+        return attend
+
+    def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> Attend:
+        """See Ops."""
+        packed, bias = _pack(rows), spec.bias.by_offset if spec.bias else None
+        pages, offsets = cache.tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+            if spec.rotary:
+                places = memory, pages, offsets, rows.positions
+                q, k = (each[None] for each in kv_write.turn_and_keep(q[0], k[0], v[0], *places, spec.rotary))
+            else:
+                kv_write.keep(k[0], v[0], memory, pages, offsets)
+            # torch's flash attention is faster for short rows of wide heads.
+            if bias is None and q.shape[-1] > 128 and rows.longest <= 512 and has_flash_kernel(q):
+                return flash_rows(q, k, v, rows, spec.scale)
+            return prefill_attention.attend_rows(q[0], k[0], v[0], packed, spec.scale, bias, is_causal=True)[None]
+
+        return attend
+
+    def decode_attention(
+        self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
+    ) -> Attend:
+        """See Ops."""
+        bias = spec.bias.by_distance if spec.bias else None
+        places = tables, positions, windows, spec.scale, bias, spec.rotary
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+            return decode_attention.attend(q, k, v, memory, *places)
+
+        return attend
+
+    def cross_attention(self, tables: Tensor, lengths: Tensor, scale: float) -> CrossAttend:
+        """See Ops."""
+        places = tables, lengths, lengths, scale  # with a window of its length, all of a row is seen
+
+        def attend(q: Tensor, memory: Tensor) -> Tensor:
+            if q.shape[2] > 1:
+                return attend(q.transpose(0, 2), memory).transpose(0, 2)
+            return decode_attention.attend(q, None, None, memory, *places)
+
+        return attend
+
+    def warm_up_sampling(self, vocab_size: int) -> None:
+        """See Ops."""
+        sampling.warm_up(vocab_size, self._device)
+
+
+def _choose_tiling(linear: Linear, x: Tensor) -> gemm.Tiling | None:
+    """Choose the tiles of a product; None: cuBLASLt is faster, or the numbers are fp32."""
+    if x.dtype == torch.float32:
+        return None
+    return gemm.choose(x.numel() // x.shape[-1], *linear.weight.shape, linear.weight.dtype)
+
+
+def _pack(rows: Rows) -> prefill_attention.PackedRows:
+    return prefill_attention.PackedRows(rows.ends, len(rows.ids), rows.longest)
