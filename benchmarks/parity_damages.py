@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evaluation.parity.formats import TYPES
 
@@ -61,15 +62,22 @@ def _scale(factor: float, name: str) -> Callable[[Path, Family], None]:
     """Multiply a file's numbers."""
 
     def damage(shards: Path, family: Family) -> None:
-        path = shards / f"{getattr(family, name, name)}.bin"
-        ini = (shards / "config.ini").read_text()
-        dtype = next(dtype for kind, dtype in TYPES.items() if f"weight_data_type = {kind}" in ini)
-        numbers = torch.from_file(str(path), size=path.stat().st_size // dtype.itemsize, dtype=dtype).float()
-        first = len(numbers) * 96 // 512 if name == "model.wpe" else 0  # positions from 96 on
-        numbers[first:] *= factor
-        path.write_bytes(numbers.to(dtype).view(torch.uint8).numpy().tobytes())
+        def change(numbers: Tensor) -> Tensor:
+            first = len(numbers) * 96 // 512 if name == "model.wpe" else 0  # positions from 96 on
+            numbers[first:] *= factor
+            return numbers
+
+        change_numbers(shards, f"{getattr(family, name, name)}.bin", change)
 
     return damage
+
+
+def change_numbers(shards: Path, file: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Replace the numbers of a file, [n] in fp32, by what becomes of them, as many."""
+    path, ini = shards / file, (shards / "config.ini").read_text()
+    dtype = next(dtype for kind, dtype in TYPES.items() if f"weight_data_type = {kind}" in ini)
+    numbers = torch.frombuffer(bytearray(path.read_bytes()), dtype=dtype).float()
+    path.write_bytes(change(numbers).to(dtype).contiguous().view(torch.uint8).numpy().tobytes())
 
 
 DAMAGES: dict[str, Callable[[Path, Family], None]] = {

@@ -40,12 +40,19 @@ class ParityArguments(ScriptArguments):
         default=None, metadata={"help": 'more prompts: JSON lines with "text", "prompt" or "input_ids"'}
     )
     samples: int | None = field(
-        default=None, metadata={RANGE: COUNT, "help": "take the first so many prompts; all by default"}
+        default=None, metadata={RANGE: COUNT, "help": "prompts to take, from the first on; all by default"}
     )
     output_length: int = field(default=32, metadata={RANGE: TOKENS, "help": "tokens to generate for each prompt"})
     reference: str = field(default=AUTO, metadata={"help": "auto, huggingface or engine: what computes the source"})
     passages: int = field(
         default=48, metadata={RANGE: PASSAGES, "help": "made-up passages to average over, 16 or more; 0: none"}
+    )
+    max_passages: int = field(
+        default=512,
+        metadata={
+            RANGE: PASSAGES,
+            "help": "most passages, where fewer cannot show an error of scale_error",
+        },
     )
     longest_passage: int = field(
         default=2048,

@@ -41,6 +41,13 @@ class Passages:
         """Some of them."""
         return Passages(self.tokens[begin:end], None if self.source is None else self.source[begin:end])
 
+    def with_more(self, more: Passages) -> Passages:
+        """These, and others of the same length behind them."""
+        source = None
+        if self.source is not None and more.source is not None:
+            source = np.concatenate([self.source, more.source])
+        return Passages(np.concatenate([self.tokens, more.tokens]), source)
+
 
 @dataclass(frozen=True)
 class Room:
@@ -65,13 +72,29 @@ def make_passages(room: Room, count: int, longest: int) -> tuple[Passages, Passa
         count: of the first.
         longest: most tokens of the others.
     """
-    rng, length = np.random.default_rng(_SEED), min(longest, room.positions or _UNBOUNDED)
+    rng, length = np.random.default_rng(_SEED), _length(room, longest)
+    return _draw(rng, room, count, min(WIDTH, length)), _draw(rng, room, _LONG, length)
 
-    def make(rows: int, width: int) -> Passages:
-        tokens = rng.integers(0, room.vocab_size, (rows, width))
-        return Passages(tokens, rng.integers(0, room.vocab_size, (rows, width)) if room.has_encoder else None)
 
-    return make(count, min(WIDTH, length)), make(_LONG, length)
+def make_more_passages(room: Room, first: int, count: int, longest: int) -> Passages:
+    """Make more passages to average over, other ones than those there are.
+
+    Args:
+        room: of the model.
+        first: how many there are already.
+        count: how many to make.
+        longest: as for ``make_passages``, so that they have the same length.
+    """
+    return _draw(np.random.default_rng([_SEED, first]), room, count, min(WIDTH, _length(room, longest)))
+
+
+def _length(room: Room, longest: int) -> int:
+    return min(longest, room.positions or _UNBOUNDED)
+
+
+def _draw(rng: np.random.Generator, room: Room, rows: int, width: int) -> Passages:
+    tokens = rng.integers(0, room.vocab_size, (rows, width))
+    return Passages(tokens, rng.integers(0, room.vocab_size, (rows, width)) if room.has_encoder else None)
 
 
 def unvisited(room: Room, visited: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from evaluation.client.served_model import ServedModel
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import GENERATED, Outcome, Position, summarise
-from evaluation.parity.twin import Findings
+from evaluation.parity.findings import Findings
 from evaluation.report.provenance import timestamp
 from evaluation.speed.cells import plain
 from handover.digests import file_digest

@@ -25,11 +25,11 @@ from evaluation.client.tokenizer import load_tokenizer
 from evaluation.figures import FAILS, INCONCLUSIVE
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
 from evaluation.parity.comparison import Outcome, Position, Served, compare, decide
+from evaluation.parity.findings import Findings
 from evaluation.parity.prompts import Ids, encode_prompts, read_prompts
 from evaluation.parity.references import Reference, open_reference
 from evaluation.parity.results import write_results
 from evaluation.parity.survey import served_formats, survey
-from evaluation.parity.twin import Findings
 from evaluation.tasks.scoring import Scorer
 from handover.errors import ConfigError, ServerError
 from handover.progress import Progress

@@ -88,6 +88,8 @@ class Scales:
         for name in self._products:
             products, squares = (np.concatenate(sums[name]) for sums in (self._products, self._squares))
             square, rows = float((squares**2).sum()) or _TINY, len(products)
+            if rows < sum(map(len, self._residuals)):
+                continue  # positions, which have a row of their own only where a passage was computed alone
             error = float(products.std(ddof=1)) * rows**0.5
             scales.append(
                 Scale(
@@ -147,7 +149,7 @@ def scaled_by(model: nn.Module, tensor: str, error: float) -> Iterator[None]:
 
 
 def suspects(scales: Sequence[Scale], least_z: float, least_error: float) -> list[Scale]:
-    """Those whose scale is another than the source's, beyond doubt and by more than nothing; the likeliest first.
+    """Find those whose scale is certainly and noticeably not the source's; the one that explains most comes first.
 
     Args:
         scales: all.

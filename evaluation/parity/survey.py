@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,16 +11,32 @@ from evaluation.client.client import Client, ModelInterface
 from evaluation.client.served_model import ServedModel
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import Served
+from evaluation.parity.distances import compare_plainly
+from evaluation.parity.findings import Findings
 from evaluation.parity.formats import Formats
-from evaluation.parity.passages import Passages, Room, Scores, ask_scores, make_passages, unvisited
+from evaluation.parity.passages import Passages, Room, Scores, ask_scores, make_more_passages, make_passages, unvisited
 from evaluation.parity.references import HuggingFaceReference, Reference
-from evaluation.parity.twin import Findings, compare_plainly
 from evaluation.tasks.scoring import Scorer
 from handover.errors import ConfigError
 
 _SLIPWAY = "slipway"
 _COARSE = ("bf16", "int8")
 _LOOSER = 2.0  # made-up tokens differ more than those of a text
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Passages and what the server made of them.
+
+    Attributes:
+        room: of the model, without the positions that a score takes beside its tokens.
+        passages: to average over, and those that visit every position.
+        scores: of both.
+    """
+
+    room: Room
+    passages: tuple[Passages, Passages]
+    scores: tuple[Scores, Scores]
 
 
 def survey(
@@ -46,11 +62,11 @@ def survey(
     """
     room, visited = _room(served, interface, reference), [len(each.prompt) + len(each.tokens) for each in answers]
     asked = _ask(arguments, served.endpoint.grpc_url, interface, room) if arguments.passages else None
-    if isinstance(asked, tuple):
-        visited += [each.tokens.shape[1] for each in asked[0]]
+    if isinstance(asked, _Asked):
+        visited += [each.tokens.shape[1] for each in asked.passages]
     line = unvisited(room, visited)
     notes = (f"{line}: evaluation.parity.longest_passage is {arguments.longest_passage}",) if line else ()
-    if not isinstance(asked, tuple):
+    if not isinstance(asked, _Asked):
         doubts = (asked,) if asked and precision in _COARSE else ()
         return Findings(doubts=doubts, notes=(*notes, asked or "evaluation.parity.passages is 0: none was scored"))
     found = _compare(arguments, served, interface, reference, asked, precision)
@@ -70,18 +86,17 @@ def _room(served: ServedModel, interface: ModelInterface, reference: Reference) 
     return Room(min(each for each in limits if each), served.max_positions, interface.is_encoder_decoder)
 
 
-def _ask(
-    arguments: ParityArguments, url: str, interface: ModelInterface, room: Room
-) -> tuple[tuple[Passages, Passages], tuple[Scores, Scores]] | str:
+def _ask(arguments: ParityArguments, url: str, interface: ModelInterface, room: Room) -> _Asked | str:
     """Passages and what the server makes of them, or why it makes nothing of them."""
     rows = min(arguments.batch_size, interface.max_batch_size)
     with Client(url, arguments.timeout_s) as client:
         scorer = Scorer(client, arguments.model, rows)
         try:
             spare = 0 if room.has_encoder else scorer.spare_positions(0)
-            free = None if room.positions is None else room.positions - spare
-            passages = make_passages(replace(room, positions=free), arguments.passages, arguments.longest_passage)
-            return passages, (ask_scores(scorer, passages[0], rows), ask_scores(scorer, passages[1], rows))
+            free = replace(room, positions=None if room.positions is None else room.positions - spare)
+            passages = make_passages(free, arguments.passages, arguments.longest_passage)
+            scores = ask_scores(scorer, passages[0], rows), ask_scores(scorer, passages[1], rows)
+            return _Asked(free, passages, scores)
         except ConfigError as error:
             return f"passages could not be scored: {error.problem}"
 
@@ -91,18 +106,29 @@ def _compare(
     served: ServedModel,
     interface: ModelInterface,
     reference: Reference,
-    asked: tuple[tuple[Passages, Passages], tuple[Scores, Scores]],
+    asked: _Asked,
     precision: str,
 ) -> Findings:
     formats = served_formats(served, interface)
     if isinstance(reference, HuggingFaceReference) and formats.are_known:
         twin = reference.twin(formats, served.endpoint.engine == _SLIPWAY)
-        return twin.compare(*asked, arguments.scale_error)
+
+        def more(first: int, wanted: int) -> tuple[Passages, Scores]:
+            rows = min(arguments.batch_size, interface.max_batch_size)
+            passages = make_more_passages(asked.room, first, wanted, arguments.longest_passage)
+            with Client(served.endpoint.grpc_url, arguments.timeout_s) as client:
+                return passages, ask_scores(Scorer(client, arguments.model, rows), passages, rows)
+
+        return twin.compare(asked.passages, asked.scores, arguments.scale_error, arguments.max_passages, more)
     lacking = "the reference is the engine" if formats.are_known else f"the number formats are not known: {formats}"
     doubt = f"norms' scales were not compared, {lacking}, and {precision} is too coarse without that"
     most = _LOOSER * arguments.limits_by_precision[precision]["max_log_prob_difference"]
     return compare_plainly(
-        lambda passages: _plain_scores(reference, passages), *asked, most, (doubt,) if precision in _COARSE else ()
+        lambda passages: _plain_scores(reference, passages),
+        asked.passages,
+        asked.scores,
+        most,
+        (doubt,) if precision in _COARSE else (),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -13,38 +13,41 @@ import torch
 from torch import Tensor
 
 from evaluation.figures import Metric
+from evaluation.parity.distances import distances, rms
+from evaluation.parity.findings import Findings, joined
 from evaluation.parity.formats import Formats, quantise_head, quantise_layers, round_weights, rounded_arithmetic
 from evaluation.parity.passages import Passages, Scores
 from evaluation.parity.scales import Scale, Scales, scaled_by, suspects
 
 _T = TypeVar("_T")
 Both = tuple[_T, _T]
+More = Callable[[int, int], tuple[Passages, Scores]]
+"""Makes passages behind the first n, as many as wanted, and has the server score them: (n, wanted)."""
 LEAST_Z = 7.0  # of a sound model the largest of a hundred tensors has 3 to 4, see docs/measuring.md
 _ROWS = 8  # passages that are computed at once
+_SPARE = 1.2  # more passages than the noise needs: how large it is, is itself measured, to a tenth with 48 passages
+_NOT_FINITE = "log probabilities of passages are not finite numbers"
 _CANDIDATES, _STEP = 6, 0.01
-_RMS_FACTOR, _MOST_FACTOR = 2.0, 4.0  # of what rounded arithmetic makes
-_RMS_FLOOR, _MOST_FLOOR = 0.002, 0.02  # nats; sums are not exact in fp32 either
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What passages showed.
+class _Sample:
+    """Passages that are averaged over, with the source's log probabilities and the served model's less these."""
 
-    Attributes:
-        broken: why the model is not its source; empty where it may be.
-        doubts: what could not be told.
-        shown: figures in words.
-        notes: what was not looked at.
-        metrics: figures.
-        scales: of every tensor; empty where none was found.
-    """
+    passages: Passages
+    ours: Scores
+    residuals: Scores
 
-    broken: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
-    shown: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    metrics: tuple[Metric, ...] = ()
-    scales: tuple[Scale, ...] = ()
+    @property
+    def count(self) -> int:
+        return len(self.residuals)
+
+    def with_more(self, more: _Sample) -> _Sample:
+        return _Sample(
+            self.passages.with_more(more.passages),
+            np.concatenate([self.ours, more.ours]),
+            np.concatenate([self.residuals, more.residuals]),
+        )
 
 
 class Twin:
@@ -61,26 +64,62 @@ class Twin:
         self._model, self._is_t5, self._formats, self._is_ours = model.requires_grad_(False), is_t5, formats, is_ours
         round_weights(model, formats)
 
-    def compare(self, passages: Both[Passages], served: Both[Scores], resolution: float) -> Findings:
+    def compare(
+        self, passages: Both[Passages], served: Both[Scores], resolution: float, most: int, more: More
+    ) -> Findings:
         """Compare scores of passages to average over, and of those that visit every position.
+
+        Where the first are too few to show the error that has to be seen, more are scored.
 
         Args:
             passages: both kinds.
             served: what the server made of them.
             resolution: error of a norm's scale that has to be seen.
+            most: passages to average over, at most, where those that are given are fewer.
+            more: gives these.
+
+        Raises:
+            ServerError: a request for more failed.
         """
         if not all(np.isfinite(scores).all() for scores in served):
-            return Findings(("log probabilities of passages are not finite numbers",))
+            return Findings((_NOT_FINITE,))
         extra_rms = self._quantise(passages[0], served[0])
         ours = [self._scores(each) for each in passages]
         with rounded_arithmetic(self._model, self._formats.data_type):
             rounding = [self._scores(each) - own for each, own in zip(passages, ours, strict=True)]
         residuals = [theirs - own for theirs, own in zip(served, ours, strict=True)]
-        distance = _distances(residuals, rounding, extra_rms)
-        sums = Scales(self._model)
-        for part, rows in _parts(passages[0]):
-            sums.add(lambda part=part: self._log_probs(part), residuals[0][rows])  # type: ignore[misc]
-        return _joined(distance, self._judge(sums.found(), passages[0], ours[0], residuals[0], resolution))
+        sample = _Sample(passages[0], ours[0], residuals[0])
+        is_near = not distances(residuals, rounding, extra_rms).broken
+        scales, sample, notes = self._average(sample, resolution, most if is_near else 0, more)
+        if not np.isfinite(sample.residuals).all():
+            return Findings((_NOT_FINITE,), notes=notes)
+        distance = distances([sample.residuals, residuals[1]], rounding, extra_rms)
+        return replace(joined(distance, self._judge(scales, sample, resolution)), notes=notes)
+
+    def _average(
+        self, sample: _Sample, resolution: float, most: int, more: More
+    ) -> tuple[list[Scale], _Sample, tuple[str, ...]]:
+        """Find scales, from more passages as long as the noise needs them and nothing is wrong."""
+        sums, first, notes = Scales(self._model), sample.count, tuple[str, ...]()
+        self._add(sums, sample)
+        while True:
+            scales = sums.found()
+            wanted = min(_needed(scales, sample.count, resolution), most)
+            if wanted <= sample.count or suspects(scales, LEAST_Z, resolution / 4):
+                return scales, sample, notes
+            passages, served = more(sample.count, wanted - sample.count)
+            ours = self._scores(passages)
+            extra = _Sample(passages, ours, served - ours)
+            seen = _seen(scales)
+            sample = sample.with_more(extra)
+            notes = notes or (f"{first} passages would have shown a norm's scale to {seen:.2g} only",)
+            if not np.isfinite(served).all():
+                return scales, sample, notes
+            self._add(sums, extra)
+
+    def _add(self, sums: Scales, sample: _Sample) -> None:
+        for part, rows in _parts(sample.passages):
+            sums.add(lambda part=part: self._log_probs(part), sample.residuals[rows])  # type: ignore[misc]
 
     def _quantise(self, passages: Passages, served: Scores) -> float:
         """Round matrices as int8_mode 1 does, the head as well if that comes closer (a GPU's is, a CPU's is not).
@@ -93,43 +132,45 @@ class Twin:
         plain = self._scores(passages)
         quantise_layers(self._model)
         ours = self._scores(passages)
-        extra = 0.0 if self._is_ours else 2**0.5 * _rms(ours - plain)
+        extra = 0.0 if self._is_ours else 2**0.5 * rms(ours - plain)
         head = self._model.get_output_embeddings()
         kept = head.weight
         quantise_head(self._model)
-        if _rms(served - self._scores(passages)) > _rms(served - ours):
+        if rms(served - self._scores(passages)) > rms(served - ours):
             head.weight = kept
         return extra
 
-    def _judge(
-        self, scales: list[Scale], passages: Passages, ours: Scores, residuals: Scores, resolution: float
-    ) -> Findings:
-        norms = [scale for scale in scales if scale.is_norm and math.isfinite(scale.standard_error)]
-        seen = max((LEAST_Z * norm.standard_error for norm in norms), default=math.inf)
+    def _judge(self, scales: list[Scale], sample: _Sample, resolution: float) -> Findings:
+        seen, count = _seen(scales), sample.count
+        has_norms = math.isfinite(seen)
         metric = Metric(
             "norm_scale_resolution",
-            seen if norms else None,
+            seen if has_norms else None,
             "fraction",
             None,
-            len(residuals),
+            count,
             0,
             "error of a norm's scale that passages would show, of the norm that shows it least",
         )
         found = Findings(metrics=(metric,), scales=tuple(scales))
         if suspected := suspects(scales, LEAST_Z, resolution / 4)[:_CANDIDATES]:
-            return replace(found, broken=(self._name(suspected, passages, ours, residuals),))
+            return replace(found, broken=(self._name(suspected, sample),))
         if seen > resolution:
-            most = math.ceil(len(residuals) * (seen / resolution) ** 2)
-            wanted = f"give evaluation.parity.passages={most}" if norms else "no norm was found"
+            wanted = "no norm was found"
+            if has_norms:
+                needed = _needed(scales, count, resolution)
+                wanted = f"{count} passages were scored, give evaluation.parity.max_passages={needed}"
             return replace(found, doubts=(f"a norm's scale could be off by {seen:.2g} unseen: {wanted}",))
-        return replace(found, shown=(f"every norm's scale is its source's, to {seen:.2g}",))
+        shown = f"every norm's scale is its source's, to {seen:.2g} ({count} passages)"
+        return replace(found, shown=(shown,))
 
-    def _name(self, suspected: list[Scale], passages: Passages, ours: Scores, residuals: Scores) -> str:
+    def _name(self, suspected: list[Scale], sample: _Sample) -> str:
         """Find the one tensor whose scale explains most, by computing what each candidate would do."""
         best, most, error = suspected[0], -1.0, 0.0
+        ours, residuals = sample.ours, sample.residuals
         for scale in suspected:
             with scaled_by(self._model, scale.tensor, _STEP):
-                direction = (self._scores(passages) - ours) / _STEP
+                direction = (self._scores(sample.passages) - ours) / _STEP
             square = float((direction**2).sum()) or math.inf
             share = float((direction * residuals).sum()) ** 2 / square / float((residuals**2).sum())
             if share > most:
@@ -156,73 +197,16 @@ class Twin:
         return log_probs
 
 
-def compare_plainly(
-    log_probs: Callable[[Passages], Scores],
-    passages: Both[Passages],
-    served: Both[Scores],
-    most: float,
-    doubts: tuple[str, ...],
-) -> Findings:
-    """Hold passages against a source that is in other number formats, by a limit for any one token.
-
-    Args:
-        log_probs: computes the source's.
-        passages: see Twin.compare.
-        served: likewise.
-        most: the limit in nats.
-        doubts: what that leaves open.
-    """
-    residuals = np.concatenate([(s - log_probs(p)).ravel() for p, s in zip(passages, served, strict=True)])
-    largest = float(np.abs(residuals).max()) if np.isfinite(residuals).all() else math.inf
-    line = f"passage_log_prob_difference up to {largest:.4g}, limit {most:g}"
-    metric = _metric("passage_log_prob_difference", _rms(residuals), residuals.size, "their source")
-    return Findings((line,) if largest > most else (), doubts, (line,), metrics=(metric,))
+def _seen(scales: Sequence[Scale]) -> float:
+    """Error of a norm's scale that would be seen, of the norm that shows it least; infinite where there is no norm."""
+    errors = [scale.standard_error for scale in scales if scale.is_norm and math.isfinite(scale.standard_error)]
+    return LEAST_Z * max(errors, default=math.inf)
 
 
-def _distances(residuals: list[Scores], rounding: list[Scores], extra_rms: float) -> Findings:
-    """Hold differences against what rounded arithmetic makes."""
-    broken: list[str] = []
-    shown: list[str] = []
-    found, expected = (np.concatenate([each.ravel() for each in parts]) for parts in (residuals, rounding))
-    noise = math.hypot(_rms(expected), extra_rms)
-    ratio = noise / max(_rms(expected), 1e-12) if extra_rms else 1.0
-    rms_limit = max(_RMS_FACTOR * noise, _RMS_FLOOR)
-    most_limit = max(_MOST_FACTOR * ratio * float(np.abs(expected).max()), _MOST_FLOOR)
-    most = float(np.abs(found).max())
-    for name, value, limit, where in (
-        ("passage_log_prob_difference", _rms(found), rms_limit, ""),
-        ("the largest of these", most, most_limit, f" ({_place(residuals)})"),
-    ):
-        (broken if value > limit else shown).append(f"{name} {value:.4g}{where}, limit {limit:.4g}")
-    metrics = (
-        _metric("passage_log_prob_difference", _rms(found), found.size, "the source in the same number formats"),
-        _metric("passage_rounding", noise, found.size, "that source with rounded arithmetic: what is to be expected"),
-    )
-    return Findings(tuple(broken), shown=tuple(shown), metrics=metrics)
-
-
-def _place(residuals: list[Scores]) -> str:
-    """Say where the largest difference is."""
-    kind = max(range(len(residuals)), key=lambda each: np.abs(residuals[each]).max())
-    row, place = np.unravel_index(np.abs(residuals[kind]).argmax(), residuals[kind].shape)
-    return f"{('passage', 'long passage')[kind]} {row}, scored token {place}"
-
-
-def _metric(name: str, value: float, n: int, against: str) -> Metric:
-    definition = f"root mean square difference of log probabilities of passages' tokens, against {against}"
-    return Metric(name, value if math.isfinite(value) else None, "nats", None, n, 0, definition)
-
-
-def _joined(first: Findings, second: Findings) -> Findings:
-    """Put both together."""
-    return Findings(
-        first.broken + second.broken,
-        first.doubts + second.doubts,
-        first.shown + second.shown,
-        first.notes + second.notes,
-        first.metrics + second.metrics,
-        first.scales + second.scales,
-    )
+def _needed(scales: Sequence[Scale], count: int, resolution: float) -> int:
+    """Passages that would show an error of a norm's scale, or those there are; noise goes with one over their root."""
+    seen = _seen(scales)
+    return count if seen <= resolution or math.isinf(seen) else math.ceil(_SPARE * count * (seen / resolution) ** 2)
 
 
 def _parts(passages: Passages) -> Iterator[tuple[Passages, slice]]:
@@ -231,7 +215,3 @@ def _parts(passages: Passages) -> Iterator[tuple[Passages, slice]]:
     rows = max(1, min(_ROWS, 2 * 512 // width))
     for begin, end in pairwise([*range(0, count, rows), count]):
         yield passages.rows(begin, end), slice(begin, end)
-
-
-def _rms(numbers: Scores) -> float:
-    return float(np.sqrt(np.mean(numbers**2)))

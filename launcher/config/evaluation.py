@@ -87,6 +87,7 @@ class ParityConfig(TaskConfig):
     output_length: int = number(32, TOKENS)  # tokens to generate for each
     reference: str = "auto"  # huggingface, engine, or auto: the first that can compute the checkpoint
     passages: int = number(48, PASSAGES)  # made up, of 64 tokens, to average over; 0: only prompts are compared
+    max_passages: int = number(512, PASSAGES)  # as many are scored as the measured noise needs, up to this
     longest_passage: int = number(2048, PASSAGE_TOKENS)  # of two more, which visit every position as far as they go
     scale_error: float = number(0.02, SCALE_ERROR)  # of a norm, to be seen; else the verdict is INCONCLUSIVE
     limits: dict[str, ParityLimits] = field(default_factory=dict)  # by the coarsest format: fp32, fp16, bf16, int8

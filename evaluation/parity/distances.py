@@ -1,0 +1,77 @@
+"""How far the served model's log probabilities of passages are from the source's, and how far they may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from evaluation.figures import Metric
+from evaluation.parity.findings import Findings
+from evaluation.parity.passages import Passages, Scores
+
+_RMS_FACTOR, _MOST_FACTOR = 2.0, 4.0  # of what rounded arithmetic makes
+_RMS_FLOOR, _MOST_FLOOR = 0.002, 0.02  # nats; sums are not exact in fp32 either
+
+
+def compare_plainly(
+    log_probs: Callable[[Passages], Scores],
+    passages: tuple[Passages, Passages],
+    served: tuple[Scores, Scores],
+    most: float,
+    doubts: tuple[str, ...],
+) -> Findings:
+    """Hold passages against a source that is in other number formats, by a limit for any one token.
+
+    Args:
+        log_probs: computes the source's.
+        passages: see Twin.compare.
+        served: what the server made of them.
+        most: the limit in nats.
+        doubts: what that leaves open.
+    """
+    residuals = np.concatenate([(s - log_probs(p)).ravel() for p, s in zip(passages, served, strict=True)])
+    largest = float(np.abs(residuals).max()) if np.isfinite(residuals).all() else math.inf
+    line = f"passage_log_prob_difference up to {largest:.4g}, limit {most:g}"
+    metric = _metric("passage_log_prob_difference", rms(residuals), residuals.size, "their source")
+    return Findings((line,) if largest > most else (), doubts, (line,), metrics=(metric,))
+
+
+def distances(residuals: list[Scores], rounding: list[Scores], extra_rms: float) -> Findings:
+    """Hold differences against what rounded arithmetic makes."""
+    broken: list[str] = []
+    shown: list[str] = []
+    found, expected = (np.concatenate([each.ravel() for each in parts]) for parts in (residuals, rounding))
+    noise = math.hypot(rms(expected), extra_rms)
+    ratio = noise / max(rms(expected), 1e-12) if extra_rms else 1.0
+    rms_limit = max(_RMS_FACTOR * noise, _RMS_FLOOR)
+    most_limit = max(_MOST_FACTOR * ratio * float(np.abs(expected).max()), _MOST_FLOOR)
+    most = float(np.abs(found).max())
+    for name, value, limit, where in (
+        ("passage_log_prob_difference", rms(found), rms_limit, ""),
+        ("the largest of these", most, most_limit, f" ({_place(residuals)})"),
+    ):
+        (broken if value > limit else shown).append(f"{name} {value:.4g}{where}, limit {limit:.4g}")
+    metrics = (
+        _metric("passage_log_prob_difference", rms(found), found.size, "the source in the same number formats"),
+        _metric("passage_rounding", noise, found.size, "that source with rounded arithmetic: what is to be expected"),
+    )
+    return Findings(tuple(broken), shown=tuple(shown), metrics=metrics)
+
+
+def _place(residuals: list[Scores]) -> str:
+    """Say where the largest difference is."""
+    kind = max(range(len(residuals)), key=lambda each: np.abs(residuals[each]).max())
+    row, place = np.unravel_index(np.abs(residuals[kind]).argmax(), residuals[kind].shape)
+    return f"{('passage', 'long passage')[kind]} {row}, scored token {place}"
+
+
+def _metric(name: str, value: float, n: int, against: str) -> Metric:
+    definition = f"root mean square difference of log probabilities of passages' tokens, against {against}"
+    return Metric(name, value if math.isfinite(value) else None, "nats", None, n, 0, definition)
+
+
+def rms(numbers: Scores) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(numbers**2)))
