@@ -2,7 +2,8 @@
 
 The supervisor notes in a small file beside the endpoint file what it is about to create. A helper process,
 ``python3 -m deployment.leftovers ENDPOINT``, is given the same note, waits for the supervisor's end and sweeps if that
-end was not orderly; should the helper be killed too, the next start sweeps. Standard library only.
+end was not orderly; should the helper be killed too, the next start sweeps: of the same deployment, or, as the private
+directory holds the note too, of any on the node. Standard library only.
 
 Everything that is swept is provably ours: the processes and shared-memory regions carry the unique prefix of the note,
 and the note's supervisor is dead. Files beside the endpoint file are removed by whoever holds its lock, and only those
@@ -37,6 +38,7 @@ from handover.errors import ServerError
 _PREFIX = re.compile(r"slipway-[0-9a-f]{12}-")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 _SHARED_MEMORY = Path("/dev/shm")
+_INNER_NOTE = ".state"
 _PROGRAMS = ("tritonserver", "triton_python_backend_stub")
 _PROJECT = Path(__file__).resolve().parent.parent
 _FAREWELL_S = 5
@@ -77,23 +79,33 @@ def create_state(endpoint: Path) -> State:
     me = look_up(os.getpid())
     assert me is not None
     prefix = f"slipway-{uuid.uuid4().hex[:12]}-"
-    # Triton puts this path into a shell command: a TMPDIR with other characters is not used.
-    parent = tempfile.gettempdir() if _PLAIN_PATH.fullmatch(tempfile.gettempdir()) else "/tmp"
-    directory = os.path.join(parent, f"{prefix}{secrets.token_hex(4)}")
+    directory = os.path.join(_temporary_place(), f"{prefix}{secrets.token_hex(4)}")
     state = State(_place(), me.pid, me.started, prefix, directory, str(endpoint.absolute()))
-    write_atomically(state_file(endpoint), json.dumps(asdict(state), indent=1) + "\n")
+    note = json.dumps(asdict(state), indent=1) + "\n"
+    write_atomically(state_file(endpoint), note)
     try:
         os.mkdir(directory, 0o700)
+        (Path(directory) / _INNER_NOTE).write_text(note)
     except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
         state_file(endpoint).unlink(missing_ok=True)
         raise
     return state
 
 
+def _temporary_place() -> str:
+    """Where private directories are made; Triton puts such a path into a shell command, so it is a plain one."""
+    return tempfile.gettempdir() if _PLAIN_PATH.fullmatch(tempfile.gettempdir()) else "/tmp"
+
+
 def read_state(endpoint: Path) -> State | None:
     """Read the note of an earlier deployment; None if there is none, or it is not readable as one."""
+    return _read_note(state_file(endpoint))
+
+
+def _read_note(note: Path) -> State | None:
     try:
-        return State(**json.loads(state_file(endpoint).read_text()))
+        return State(**json.loads(note.read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -109,8 +121,7 @@ def sweep_earlier(endpoint: Path) -> bool:
     """
     state = read_state(endpoint)
     is_ours = state is not None and state.place == _place()
-    supervisor = look_up(state.pid) if state and is_ours else None
-    if state and supervisor and supervisor.started == state.started and supervisor.is_running:
+    if state and is_ours and _is_supervised(state):
         if state.endpoint == str(endpoint.absolute()):
             raise ServerError(
                 f"a deployment with the endpoint file {endpoint} is running already, pid {state.pid}",
@@ -125,6 +136,31 @@ def sweep_earlier(endpoint: Path) -> bool:
     sweep(state)
     remove_files(endpoint, state.prefix)
     return True
+
+
+def sweep_node() -> int:
+    """Sweep what killed deployments of this user have left on this node, whatever results they served.
+
+    Returns:
+        How many there were.
+    """
+    count = 0
+    for note in Path(_temporary_place()).glob(f"slipway-*/{_INNER_NOTE}"):
+        state = _read_note(note)
+        is_own = state is not None and Path(state.directory) == note.parent and note.parent.stat().st_uid == os.getuid()
+        if not state or not is_own or state.place != _place() or _is_supervised(state):
+            continue
+        sweep(state)
+        with contextlib.suppress(ServerError, OSError), lock(Path(state.endpoint)):
+            remove_files(Path(state.endpoint), state.prefix)
+        count += 1
+    return count
+
+
+def _is_supervised(state: State) -> bool:
+    """Whether the supervisor of a deployment on this machine runs."""
+    supervisor = look_up(state.pid)
+    return supervisor is not None and supervisor.started == state.started and supervisor.is_running
 
 
 def sweep(state: State) -> list[Process]:

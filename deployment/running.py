@@ -142,11 +142,12 @@ class Deployment:
         was_published = withdraw(self._arguments.endpoint, state.prefix)  # first: nobody shall find a server that goes
         if self._stop.reason:
             say(f"stopping   {self._stop.reason}")
+        exit_timeout_s = self._arguments.exit_timeout_s
         if not self._is_serving:  # there is no request to wait for, and a server that loads does not listen to SIGTERM
-            server.stop(0)
+            server.stop(min(0, exit_timeout_s))
         elif not self._stop.reason:
             server.stop(None)
-        elif word := server.word_of_crash(server.stop(self._arguments.exit_timeout_s if was_published else 0)):
+        elif word := server.word_of_crash(server.stop(exit_timeout_s if was_published else min(0, exit_timeout_s))):
             say(f"stopped    {word}")
 
     def _wait_until_it_generates(self, server: Server, ports: Ports) -> bool:

@@ -17,7 +17,8 @@ from deployment.address import with_address
 from deployment.arguments import ServeArguments
 from deployment.files import prove_files
 from deployment.gpus import visible_devices
-from deployment.leftovers import sweep_earlier
+from deployment.kill_wait import within_kill_wait
+from deployment.leftovers import sweep_earlier, sweep_node
 from deployment.lock import lock
 from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank, rendezvous_file
 from deployment.running import Deployment, find_ports, say
@@ -32,7 +33,7 @@ from handover.errors import exit_status
 def main(argv: Sequence[str]) -> None:
     """Serve until stopped; a server that dies is an error."""
     rank = find_rank(os.environ)
-    given = with_address(ServeArguments.from_argv(argv, __doc__), os.environ)
+    given = within_kill_wait(with_address(ServeArguments.from_argv(argv, __doc__), os.environ), os.environ)
     arguments = arguments_of(rank.rank, given)
     os.environ.update(visible_devices(given.cuda_devices, given.engine, os.environ))
     stop = StopRequest()
@@ -86,6 +87,8 @@ def prepare(arguments: ServeArguments) -> tuple[list[ServedModel], list[str]]:
     """
     if sweep_earlier(arguments.endpoint):
         say("swept      what a killed deployment had left")
+    if count := sweep_node():
+        say(f"swept      what {count} killed deployments of other results had left on this node")
     locate(arguments.engine)
     find_ports(arguments)  # before the long part: a port in use is said at once
     models = find_served_models(arguments.model_repository, follows_moves=arguments.engine == SLIPWAY)

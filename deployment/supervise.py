@@ -34,7 +34,8 @@ _LOG_LINE = re.compile(r"[IWE]\d{4} ")
 """Begins what Triton itself prints."""
 _STUB_NAME = "triton_python_backend_stub"
 _TAIL_LINES, _TAIL_CHARACTERS = 15, 240
-_GRACE_S = 3.0
+GRACE_S = 3.0
+"""What a server gets for its end beyond the time for requests in flight."""
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _ZOMBIE_S = 3.0
 """A stub that ended while its server goes on is dead; the server itself waits for one within this time."""
@@ -137,8 +138,8 @@ class Server:
         """End the server: SIGTERM, SIGKILL if that takes longer than the exit time-out and 3 s more.
 
         Args:
-            exit_timeout_s: for requests in flight; None: SIGKILL at once, for a server whose stub is dead keeps its
-                clients waiting for nothing.
+            exit_timeout_s: for requests in flight; below 0: the 3 s are so much shorter; None: SIGKILL at once, for a
+                server whose stub is dead keeps its clients waiting for nothing.
 
         Returns:
             The server's exit status. Its stubs and shared-memory regions are gone then.
@@ -146,11 +147,11 @@ class Server:
         if exit_timeout_s is not None and self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(exit_timeout_s + _GRACE_S)
+                self._process.wait(max(0.0, exit_timeout_s + GRACE_S))
         self._process.kill()
         kill_all(processes_of(self._prefix))
         try:
-            status = self._process.wait(_GRACE_S)
+            status = self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:  # a process that even SIGKILL does not end waits for a device or a disk
             raise ServerError(f"tritonserver, pid {self.pid}, cannot be killed") from None
         reap_orphans()

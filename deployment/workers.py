@@ -38,7 +38,7 @@ def take_part(arguments: ServeArguments, rank: Rank, endpoint: Path, is_asked_to
         while (status := process.poll()) is None:
             if is_asked_to_stop(_POLL_S):
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(arguments.exit_timeout_s + _GRACE_S)
+                    process.wait(max(0.0, arguments.exit_timeout_s + _GRACE_S))
                 return
     finally:
         process.kill()

@@ -60,7 +60,7 @@ def test_nothing_is_left_where_the_note_or_the_directory_cannot_be_made(
 
 def test_the_private_directory_is_its_owners_alone(endpoint: Path) -> None:
     state = create_state(endpoint)
-    assert Path(state.directory).stat().st_mode & 0o777 == 0o700 and os.listdir(state.directory) == []
+    assert Path(state.directory).stat().st_mode & 0o777 == 0o700 and os.listdir(state.directory) == [".state"]
     assert Path(state.directory).name.startswith(state.prefix) and read_state(endpoint) == state
     leftovers.sweep(state)
 
@@ -90,6 +90,30 @@ def test_what_a_killed_deployment_left_is_swept(endpoint: Path) -> None:
     left = [path for path in (region, Path(state.directory), endpoint, state_file(endpoint)) if path.exists()]
     assert left == []
     assert not sweep_earlier(endpoint)
+
+
+def test_what_was_killed_on_this_node_is_swept_by_whoever_starts_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's SIGKILL takes supervisor and helper at once; the next deployment there may be another run's."""
+    (temporary := tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    killed, copied, elsewhere, running = [create_state(tmp_path / f"{name}.json") for name in "abcd"]
+    pid, started = _ended_pid()
+    region = Path("/dev/shm") / f"{killed.prefix}region"
+    region.write_bytes(b"x")
+    for state in (killed, copied, elsewhere):
+        notes = (state_file(Path(state.endpoint)), Path(state.directory) / ".state")
+        place = "another boot" if state is elsewhere else state.place
+        changes = {"pid": pid, "started": started, "place": place}
+        for note in notes:
+            note.write_text(json.dumps({**json.loads(note.read_text()), **changes}))
+    Path(copied.directory).rename(copy := temporary / "slipway-copy")
+    assert leftovers.sweep_node() == 1
+    assert not region.exists() and not state_file(tmp_path / "a.json").exists()
+    assert sorted(temporary.iterdir()) == sorted([copy, Path(elsewhere.directory), Path(running.directory)])
+    assert read_state(tmp_path / "d.json") == running
+    assert leftovers.sweep_node() == 0
 
 
 def test_a_reused_pid_is_not_taken_for_the_supervisor(endpoint: Path) -> None:
