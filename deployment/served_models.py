@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2
 
 from export_scripts.repository.pbtxt import parse
+from ft_format.config_ini import FILE_NAME, ConfigIni
+from ft_format.values import INDEX
 from handover.errors import ArtefactError
 
 ENGINE_BACKEND = "fastertransformer"
@@ -111,7 +112,7 @@ def _read_model(directory: Path, message: model_config_pb2.ModelConfig, follows_
     if not parameters.get("tensor_para_size", "").isdigit():
         raise ArtefactError(f"{directory}/config.pbtxt has no parameter tensor_para_size that is a number")
     candidates = _candidates(directory, parameters, message.default_model_filename, follows_moves)
-    checkpoint = next((path for path in candidates if (path / "config.ini").is_file()), candidates[-1])
+    checkpoint = next((path for path in candidates if (path / FILE_NAME).is_file()), candidates[-1])
     family, config, tasks = read_config(checkpoint)
     return ServedModel(
         directory.name, directory, checkpoint, parameters, int(message.max_batch_size), config, tasks, family
@@ -146,25 +147,14 @@ def read_config(checkpoint: Path) -> tuple[str, dict[str, str], dict[str, int]]:
     Raises:
         ArtefactError: the file is missing, no INI file, or does not describe a model of FasterTransformer.
     """
-    path = checkpoint / "config.ini"
-    parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None, strict=False)
-    try:
-        parser.read_string(path.read_text(encoding="utf-8"), str(path))
-        section = next(name for name in _SECTIONS if parser.has_section(name))
-        config = dict(parser[section])
-        sections = [parser[f"task_{index}"] for index in range(int(config.get("num_tasks", 0)))]
-        tasks = {section["task_name"]: section.getint("prompt_length", 0) for section in sections}
-    except FileNotFoundError:
+    ini = ConfigIni.read(checkpoint, ArtefactError)
+    name = next((name for name in _SECTIONS if name in ini), None)
+    if name is None:
         raise ArtefactError(
-            f"{path} is missing",
-            "model_checkpoint_path in config.pbtxt must name the directory of the shards, "
-            "absolute or relative to the model's directory",
-        ) from None
-    except StopIteration:
-        raise ArtefactError(
-            f"{path} describes no model of FasterTransformer: it has none of the sections {', '.join(_SECTIONS)}",
+            f"{checkpoint / FILE_NAME} describes no model of FasterTransformer: it has none of the sections"
+            f" {', '.join(_SECTIONS)}",
             "export again",
-        ) from None
-    except (OSError, configparser.Error, KeyError, ValueError) as error:
-        raise ArtefactError(f"{path} cannot be read: {error}", "export again") from error
-    return _SECTIONS[section], config, tasks
+        )
+    sections = [ini[f"task_{index}"] for index in range(ini[name].get("num_tasks", INDEX, 0))]
+    tasks = {section.get("task_name", str): section.get("prompt_length", INDEX, 0) for section in sections}
+    return _SECTIONS[name], dict(ini[name].texts), tasks

@@ -17,7 +17,8 @@ from deployment.ports import Ports
 from handover.errors import ServerError, nearest
 
 SLIPWAY, FASTERTRANSFORMER = "slipway", "fastertransformer"
-_ENGINE_SOURCE = Path(__file__).resolve().parent.parent / "backends" / "fastertransformer"
+_PROJECT = Path(__file__).resolve().parent.parent
+_ENGINE_SOURCE, _FORMAT_SOURCE = _PROJECT / "backends" / "fastertransformer", _PROJECT / "ft_format"
 _CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 _STUB = "triton_python_backend_stub"
 _LOADER_FAILED = 127
@@ -112,7 +113,7 @@ def _missing_libraries(stub: Path, environment: Mapping[str, str]) -> str:
 
 
 def assemble_backends(installation: Installation, directory: Path, engine_source: Path = _ENGINE_SOURCE) -> Path | None:
-    """Lay out a backend directory with the Python backend and our engine.
+    """Lay out a backend directory with the Python backend, our engine and the package ``ft_format`` that it imports.
 
     Args:
         installation: where the parts come from.
@@ -136,7 +137,8 @@ def assemble_backends(installation: Installation, directory: Path, engine_source
         installation.python_backend / "triton_python_backend_utils.py"
     )
     (python / _STUB).symlink_to(installation.stub)
-    shutil.copytree(engine_source, root / FASTERTRANSFORMER, ignore=shutil.ignore_patterns("__pycache__"))
+    for source, name in ((engine_source, FASTERTRANSFORMER), (_FORMAT_SOURCE, _FORMAT_SOURCE.name)):
+        shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     return root
 
 

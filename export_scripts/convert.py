@@ -30,12 +30,12 @@ from export_scripts.conversion.shards import Workspace, check_space, write_bytes
 from export_scripts.conversion.special_ids import with_settled_ids
 from export_scripts.conversion.workers import Advance, run_all
 from export_scripts.weights.family import ConfigValues, render_config
+from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from handover.durable import temporary_beside
 from handover.errors import CheckpointError, exit_status
 from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
 from handover.progress import Progress
 
-_CONFIG_FILE = "config.ini"
 # Room for the files that are not shards, the manifest and the file system's own bookkeeping.
 _SPARE_BYTES = 16 << 20
 # Written into the journal: work of an older layout is not continued.
@@ -93,7 +93,7 @@ def convert(arguments: ConvertArguments) -> Manifest:
 def _names(conversion: Conversion) -> set[str]:
     """Name every file that a conversion writes."""
     shards = {name for each in conversion.assignments for name in conversion.settings.file_names(each)}
-    return {_CONFIG_FILE, *conversion.source.tokenizer.members, *conversion.source.extra_files, *shards}
+    return {CONFIG_INI, *conversion.source.tokenizer.members, *conversion.source.extra_files, *shards}
 
 
 def _plan(arguments: ConvertArguments) -> Conversion:
@@ -208,7 +208,7 @@ def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -
         end_id=source.ids.end_id,
         extra=source.extra_config,
     )
-    contents[_CONFIG_FILE] = render_config(source.family, values).encode()
+    contents[CONFIG_INI] = render_config(source.family, values).encode()
     return [write_bytes(output / name, content, journal) for name, content in contents.items()]
 
 

@@ -28,12 +28,11 @@ from export_scripts.conversion.shards import ShardSettings, Workspace, check_val
 from export_scripts.conversion.special_ids import with_settled_ids
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer
+from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from handover.errors import exit_status
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import Manifest
 from handover.progress import human_bytes
-
-_CONFIG_FILE = "config.ini"
 
 
 def describe(source: Source) -> Iterator[str]:
@@ -100,14 +99,14 @@ def verify(source: Source) -> Iterator[str]:
         yield f"  made from   {made_from.get('checkpoint', 'unknown')} ({made_from.get('source_format', 'unknown')})"
         yield f"  manifest    {manifest.digest}"
         size = human_bytes(manifest.size_bytes)
-        yield f"  verified    {len(manifest.files)} files, {size}: sizes, digests, {_CONFIG_FILE}"
+        yield f"  verified    {len(manifest.files)} files, {size}: sizes, digests, {CONFIG_INI}"
         return
     targets = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     for assignment in targets:
         sources = [source.tensors[key] for key in assignment.keys]
         settings = ShardSettings(1, sources[0].data_type if sources else "fp32", source.dims)
         check_values(assignment, sources, settings, Workspace(set()))
-    yield f"  verified    {len(source.tensors)} tensors: shapes of {_CONFIG_FILE}, every value finite; no manifest"
+    yield f"  verified    {len(source.tensors)} tensors: shapes of {CONFIG_INI}, every value finite; no manifest"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -117,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--sha256", action="store_true", help="read all of it, and print what checkpoint_sha256 pins")
     arguments = parser.parse_args(list(argv))
     archive = find_archive(arguments.checkpoint)
-    if _CONFIG_FILE in archive and (manifest := read_manifest(archive)):  # all that differs, before its reader stops
+    if CONFIG_INI in archive and (manifest := read_manifest(archive)):  # all that differs, before its reader stops
         check_manifest(archive, manifest, are_weights_read=True)
     source = with_settled_ids(open_source(archive))
     for line in describe(source):
@@ -133,7 +132,7 @@ def main(argv: Sequence[str]) -> None:
         sys.stdout.write(f"  published   {len(published)} files are what the digests beside them say\n")
     if arguments.sha256:
         sys.stdout.write(f"  sha256      {sha256_of(source.archive, len(os.sched_getaffinity(0)))}\n")
-    if _CONFIG_FILE in source.archive and source.archive.path.is_dir():
+    if CONFIG_INI in source.archive and source.archive.path.is_dir():
         for line in verify(source):
             sys.stdout.write(f"{line}\n")
 

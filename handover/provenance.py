@@ -11,7 +11,7 @@ VERSION = "0.2.0"
 CODE = "code"
 """Key of ``made_by``: digest of the sources, which tells edits apart that a commit does not know."""
 _ROOT = Path(__file__).resolve().parent.parent
-_PACKAGES = ("handover", "launcher", "export_scripts", "deployment", "evaluation", "parity", "backends")
+_PACKAGES = ("ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation", "backends")
 
 
 def read_commit() -> str:

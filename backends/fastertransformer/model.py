@@ -2,8 +2,8 @@
 
 It serves every model whose config.pbtxt says ``backend: "fastertransformer"`` and honours that file's parameters; see
 ``engine/settings.py`` for them and for how a relative model_checkpoint_path is resolved. A backend directory needs this
-file, ``replies.py`` and ``engine/`` beside it, all below a directory named ``fastertransformer``; this file may be a
-symbolic link.
+file, ``replies.py`` and ``engine/`` beside it, all below a directory named ``fastertransformer``, and beside that
+directory the package ``ft_format``. This file may be a symbolic link, into a checkout too.
 
 ``execute`` hands requests to the engine and returns at once; answers are sent when they are there (``replies``), whole
 or, by a decoupled model, token by token.
@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+_BACKENDS = Path(__file__).resolve().parent.parent
+# ft_format lies beside this package where the backend is installed, and one directory above in a checkout.
+sys.path[:0] = [str(_BACKENDS), *([] if (_BACKENDS / "ft_format").is_dir() else [str(_BACKENDS.parent)])]
 # OpenMP's threads spin at each barrier, for milliseconds by default. On cores that others want too a request takes
 # seconds so (20 s instead of 2.5). 2000 turns, 35 to 120 us, outlast most of what lies between a step's products, and
 # are about what a wake-up takes. Read when torch is loaded.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +10,13 @@ import numpy.typing as npt
 
 from evaluation.client.tensors import LearntPrompt
 from evaluation.tasks.prompt_template import Template, make_template
+from ft_format.config_ini import FILE_NAME, ConfigIni
+from ft_format.values import INDEX, one_of
 from handover.errors import ArtefactError, ConfigError, nearest
 from handover.templates import TEMPLATES_FILE, read_templates
 
 _TEMPLATE_KEYS = ("prompt_template", "answer_field", "truncate_field", "virtual_token_splits")
+_NUMPY_TYPES = {"fp32": "<f4", "fp16": "<f2", "bf16": "<u2"}  # of weights on disk; numpy has no bf16
 
 
 def read_task(
@@ -42,24 +44,21 @@ def read_task(
     number = names.index(name)
     content = {key: templates[number][key] for key in _TEMPLATE_KEYS if templates[number].get(key) is not None}
     template = make_template(content, known, f"{directory / TEMPLATES_FILE}, task {name}")
-    config = configparser.ConfigParser(interpolation=None)
-    config.read(directory / "config.ini", encoding="utf-8")
-    section = next((config[each] for each in config.sections() if "prompt_learning_start_id" in config[each]), None)
+    ini = ConfigIni.read(directory, ArtefactError)
+    section = ini.with_key("prompt_learning_start_id")
     if section is None:
-        raise ArtefactError(f"{directory / 'config.ini'} has no prompt_learning_start_id", "convert again")
-    table = _read_table(directory, name, config, section.get("weight_data_type", "fp32")) if brings_table else None
-    return template, LearntPrompt(number, int(section["prompt_learning_start_id"]), table)
+        raise ArtefactError(f"{directory / FILE_NAME} has no prompt_learning_start_id", "convert again")
+    data_type = section.get("weight_data_type", one_of({each: each for each in _NUMPY_TYPES}), "fp32")
+    table = _read_table(directory, name, ini, data_type) if brings_table else None
+    return template, LearntPrompt(number, section.get("prompt_learning_start_id", INDEX), table)
 
 
-def _read_table(
-    directory: Path, name: str, config: configparser.ConfigParser, data_type: str
-) -> npt.NDArray[np.float16]:
+def _read_table(directory: Path, name: str, ini: ConfigIni, data_type: str) -> npt.NDArray[np.float16]:
     """Read a task's table as a request brings it: float16 [rows, hidden]."""
     path = directory / f"model.prompt_table.{name}.weight.bin"
-    sections = (config[each] for each in config.sections())
-    rows = next(int(each["prompt_length"]) for each in sections if each.get("task_name") == name)
+    rows = next(each.get("prompt_length", INDEX) for each in ini.values() if each.get("task_name", str, "") == name)
     try:
-        raw = np.fromfile(path, {"fp32": "<f4", "fp16": "<f2"}.get(data_type, "<u2"))
+        raw = np.fromfile(path, _NUMPY_TYPES[data_type])
         if data_type == "bf16":  # the upper half of a float32
             raw = (raw.astype(np.uint32) << 16).view(np.float32)
         table: npt.NDArray[np.float16] = raw.reshape(rows, -1).astype(np.float16)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import configparser
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from evaluation.client.client import Client
+from ft_format.config_ini import FILE_NAME as CONFIG_INI
+from ft_format.config_ini import ConfigIni
+from ft_format.values import COUNT, INDEX, Values
 from handover.endpoint import FILE_NAME, WEIGHTS_DIGEST, Endpoint
 from handover.errors import ArtefactError, ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
@@ -66,27 +68,41 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
 
     Raises:
         ServerError: another server than the endpoint's answers; see check_server.
+        ArtefactError: config.ini cannot be read, or a value in it is not legal.
     """
     check_server(endpoint, parameters or {})
     directory = _model_directory(endpoint, parameters or {})
-    config = configparser.ConfigParser(interpolation=None)
-    if directory is not None:
-        config.read(directory / "config.ini")
-    section = next((config[name] for name in config.sections() if "vocab_size" in config[name]), None)
-    vocab_size = None if section is None else section.getint("vocab_size")
-    max_positions = None if section is None else section.getint("max_pos_seq_len")
-    if config.get("structure", "position_embedding_type", fallback="") == "absolute" and section is not None:
-        max_positions = section.getint("relative_attention_num_buckets_or_max_pos_seq_len")  # of a T5
-    weight_data_type = "" if section is None else section.get("weight_data_type", "")
-    found = [config[name] for name in config.sections()]
-    ids = [
-        next((int(each[key]) for key in keys for each in found if key in each), None)
-        for keys in (("start_id", "decoder_start_token_id"), ("end_id", "eos_token_id"))
-    ]
-    tuned = section is not None and section.getint("num_tasks", 0) > 0
-    first = section.getint("prompt_learning_start_id") if tuned and section is not None else None
-    known = (directory, vocab_size, max_positions, weight_data_type, ids[0], ids[1], first)
-    return ServedModel(endpoint, _exported_name(endpoint), *known)
+    name = _exported_name(endpoint)
+    if directory is None:
+        return ServedModel(endpoint, name)
+    ini = ConfigIni.read(directory, ArtefactError)
+    section = ini.with_key("vocab_size")
+    if section is None:
+        return ServedModel(endpoint, name, directory)
+    return ServedModel(
+        endpoint,
+        name,
+        directory,
+        vocab_size=section.get("vocab_size", COUNT),
+        max_positions=_max_positions(ini, section),
+        weight_data_type=section.get("weight_data_type", str, ""),
+        start_id=_first(ini, "start_id", "decoder_start_token_id"),
+        end_id=_first(ini, "end_id", "eos_token_id"),
+        first_prompt_id=section.find("prompt_learning_start_id", INDEX) if section.get("num_tasks", INDEX, 0) else None,
+    )
+
+
+def _max_positions(ini: ConfigIni, section: Values) -> int | None:
+    """Return the rows of the position table; None where positions have no limit or nothing is said of it."""
+    if "structure" in ini and ini["structure"].get("position_embedding_type", str, "") == "absolute":
+        return section.find("relative_attention_num_buckets_or_max_pos_seq_len", COUNT)
+    return section.find("max_pos_seq_len", INDEX)
+
+
+def _first(ini: ConfigIni, *keys: str) -> int | None:
+    """Return the token id under the first of the keys that a section has; None: no section has one."""
+    found = ((key, section) for key in keys if (section := ini.with_key(key)))
+    return next((section.get(key, INDEX) for key, section in found), None)
 
 
 def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
@@ -200,4 +216,4 @@ def _model_directory(endpoint: Endpoint, parameters: Mapping[str, str]) -> Path 
         candidates += [version / f"{size}-gpu"] if size else sorted(version.glob("*-gpu"))
     if parameters.get("model_checkpoint_path"):
         candidates.append(Path(parameters["model_checkpoint_path"]))
-    return next((path for path in candidates if (path / "config.ini").is_file()), None)
+    return next((path for path in candidates if (path / CONFIG_INI).is_file()), None)

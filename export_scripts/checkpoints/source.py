@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
-from export_scripts.weights.family import Family, Sections
+from export_scripts.weights.family import Family
 from export_scripts.weights.schema import Dims, LazyTensor, SourceMap, TargetTensor
+from ft_format.config_ini import Sections
 
 
 @dataclass(frozen=True)

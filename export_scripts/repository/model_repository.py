@@ -11,11 +11,9 @@ in ``config.pbtxt`` serves with both. Without the parameter it falls back to
 
 from __future__ import annotations
 
-import configparser
 import errno
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +23,9 @@ from export_scripts.repository.interfaces.interactive import make_interactive
 from export_scripts.repository.interfaces.serving import Serving, alias, can_be_aliased
 from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PREPROCESSING, check_model_name
 from export_scripts.repository.pbtxt import ModelSpec, to_text
+from ft_format.config_ini import FILE_NAME as CONFIG_INI
+from ft_format.config_ini import ConfigIni
+from ft_format.values import COUNT, INDEX, Values
 from handover.digests import file_digest
 from handover.durable import sync
 from handover.endpoint import WEIGHTS_DIGEST
@@ -39,7 +40,7 @@ KIND = "model_repository"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
 _SOURCES = Path(__file__).parent / "tokenizer_models"
 _SECTIONS = {"gpt": "gpt", "gptj": "gptj", "gptneox": "gptneox", "t5": "decoder"}
-_T5_IDS = {"start_id": "decoder_start_token_id", "end_id": "eos_token_id"}
+_IDS, _ID_KEYS = ("start_id", "end_id"), {"t5": ("decoder_start_token_id", "eos_token_id")}
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
 
 
@@ -208,14 +209,14 @@ def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
             f"{root} has no tokenizer: neither tokenizer.json nor vocab.json and merges.txt nor tokenizer.model",
             "put the tokenizer's files into the training checkpoint and convert again",
         )
-    family, config = _read_config(root)
+    family, section = _read_config(root)
     if arguments.interactive_sessions and family != "gpt":
         raise ArtefactError(
             f"{root} holds a model of the family {family}: only GPT has interactive sessions",
             "leave export.triton_deployment.interactive_sessions at 0",
         )
-    made_for = config.get("tensor_para_size")
-    if made_for is not None and int(made_for) != arguments.tensor_para_size:
+    made_for = section.find("tensor_para_size", COUNT)
+    if made_for not in (None, arguments.tensor_para_size):
         raise ArtefactError(
             f"{root} was made for tensor_para_size {made_for}, not {arguments.tensor_para_size}",
             "convert again for the tensor_para_size to serve with",
@@ -223,7 +224,7 @@ def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
 
 
 def _serving(arguments: ExportArguments) -> Serving:
-    family, config = _read_config(arguments.ft_checkpoint)
+    family, section = _read_config(arguments.ft_checkpoint)
     return Serving(
         family=family,
         tensor_para_size=arguments.tensor_para_size,
@@ -235,42 +236,35 @@ def _serving(arguments: ExportArguments) -> Serving:
         max_batch_size=arguments.max_batch_size,
         max_queue_delay_us=arguments.max_queue_delay_us,
         decoupled=arguments.decoupled,
-        start_id=int(config["start_id"]),
-        end_id=int(config["end_id"]),
-        max_text_bytes=_max_text_bytes(config),
+        start_id=section.get(_ID_KEYS.get(family, _IDS)[0], INDEX),
+        end_id=section.get(_ID_KEYS.get(family, _IDS)[1], INDEX),
+        max_text_bytes=_max_text_bytes(section),
         tokenizer_instances=arguments.tokenizer_instances,
         text_deltas=arguments.text_deltas,
         request_timeout_s=arguments.request_timeout_s,
     )
 
 
-def _max_text_bytes(config: Mapping[str, str]) -> int:
+def _max_text_bytes(section: Values) -> int:
     """Say how long a text may be: no longer one has as few tokens as the model has positions.
 
     A token of byte-level BPE, the longest there are, stands for 128 bytes at most.
     """
-    try:
-        positions = int(config["max_pos_seq_len"])
-    except (KeyError, ValueError):  # T5, ALiBi: as many as the memory has room for
-        positions = 0
+    positions = section.get("max_pos_seq_len", INDEX, 0)  # T5, ALiBi: as many as the memory has room for
     return 128 * positions or 1 << 20
 
 
-def _read_config(ft_checkpoint: Path) -> tuple[str, dict[str, str]]:
-    """Read the family, which the sections tell, and the section that knows start_id and end_id."""
-    path = ft_checkpoint / "config.ini"
-    parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None)
-    try:
-        parser.read_string(path.read_text(encoding="utf-8"), str(path))
-        family = next(name for name, section in _SECTIONS.items() if parser.has_section(section))
-        section = dict(parser[_SECTIONS[family]])
-        for key, name in _T5_IDS.items() if family == "t5" else ():
-            section[key] = section[name]
-        int(section["start_id"]), int(section["end_id"])
-    except (OSError, configparser.Error, KeyError, ValueError, StopIteration) as error:
-        reason = str(error) or f"it has none of the sections {', '.join(_SECTIONS.values())}"
-        raise ArtefactError(f"{path} does not describe a model: {reason}", "convert again") from error
-    return family, section
+def _read_config(ft_checkpoint: Path) -> tuple[str, Values]:
+    """Read the family, which the sections tell, and the section that has the ids of start and end."""
+    ini = ConfigIni.read(ft_checkpoint, ArtefactError)
+    for family, section in _SECTIONS.items():
+        if section in ini:
+            return family, ini[section]
+    raise ArtefactError(
+        f"{ft_checkpoint / CONFIG_INI} does not describe a model: it has none of the sections"
+        f" {', '.join(_SECTIONS.values())}",
+        "convert again",
+    )
 
 
 def _note(spec: ModelSpec) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import configparser
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from export_scripts.weights.schema import TargetTensor
-
-Sections = Mapping[str, Mapping[str, object]]
-"""Content of a ``config.ini``: section, key, value."""
+from ft_format.config_ini import Sections, render
 
 
 @dataclass(frozen=True)
@@ -53,13 +49,4 @@ class Family:
 
 def render_config(family: Family, values: ConfigValues) -> str:
     """Render ``config.ini``."""
-    parser = configparser.ConfigParser(interpolation=None)
-    for sections in (family.config(values), values.extra):
-        for section, entries in sections.items():
-            if not parser.has_section(section):
-                parser.add_section(section)
-            for key, value in entries.items():
-                parser.set(section, key, str(value))
-    stream = io.StringIO()
-    parser.write(stream)
-    return stream.getvalue()
+    return render(family.config(values), values.extra)

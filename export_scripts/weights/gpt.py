@@ -6,8 +6,9 @@ ParallelGptTritonModel.cc.
 
 from __future__ import annotations
 
-from export_scripts.weights.family import ConfigValues, Family, Sections
+from export_scripts.weights.family import ConfigValues, Family
 from export_scripts.weights.schema import ModelDims, TargetTensor, in_every_layer
+from ft_format.config_ini import Sections
 
 _HEADS = ("head_num", "size_per_head")
 

@@ -6,8 +6,9 @@ Layout: FasterTransformer, GptJWeight.cc and GptJDecoderLayerWeight.cc (``loadMo
 from __future__ import annotations
 
 from export_scripts.weights import gpt
-from export_scripts.weights.family import ConfigValues, Family, Sections
+from export_scripts.weights.family import ConfigValues, Family
 from export_scripts.weights.schema import ModelDims, TargetTensor, in_every_layer
+from ft_format.config_ini import Sections
 
 OUTER = {
     "model.wte": TargetTensor(("vocab_size", "hidden_units")),

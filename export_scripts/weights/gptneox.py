@@ -8,8 +8,9 @@ GptNeoXDecoder.cc adds it on every rank before it sums the ranks.
 from __future__ import annotations
 
 from export_scripts.weights import gpt, gptj
-from export_scripts.weights.family import ConfigValues, Family, Sections
+from export_scripts.weights.family import ConfigValues, Family
 from export_scripts.weights.schema import ModelDims, TargetTensor, in_every_layer
+from ft_format.config_ini import Sections
 
 _PARALLEL_LAYER = {
     **{

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from export_scripts.weights.family import ConfigValues, Family, Sections
+from export_scripts.weights.family import ConfigValues, Family
 from export_scripts.weights.schema import Dims, TargetTensor
+from ft_format.config_ini import Sections
 
 MAX_DISTANCE = 128
 """Distance from which relative positions share a bucket: a constant in FasterTransformer."""

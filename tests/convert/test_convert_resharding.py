@@ -172,12 +172,16 @@ def test_every_file_that_does_not_fit_is_named(given: Path) -> None:
     ("key", "value", "words"),
     [
         ("weight_data_type", "fp16", "model.wte.bin  has 262144 bytes, not 131072: fp16, 2 ranks"),
-        ("weight_data_type", "int8", "weight_data_type 'int8' is unknown"),
+        ("weight_data_type", "int8", "[gpt] weight_data_type = int8 is none of fp32, fp16, bf16"),
         ("num_layer", "3", "model.layers.3.input_layernorm.weight.bin  belongs to no tensor"),
         ("tensor_para_size", "4", "config.ini says tensor_para_size 4; there are files of 2"),
-        ("head_num", "many", "head_num of [gpt] is 'many', not a number"),
-        ("has_post_decoder_layernorm", "perhaps", "has_post_decoder_layernorm of [gpt]"),
-        ("num_tasks", "2", "num_tasks is 2, and task_0 has no task_name"),
+        ("head_num", "many", "[gpt] head_num = many is not a whole number of at least 1"),
+        (
+            "has_post_decoder_layernorm",
+            "perhaps",
+            "[gpt] has_post_decoder_layernorm = perhaps is none of 1, true, yes, on",
+        ),
+        ("num_tasks", "2", "has no section [task_0]; it has ['gpt']"),
     ],
 )
 def test_config_ini_that_does_not_fit_is_refused(key: str, value: str, words: str, given: Path) -> None:

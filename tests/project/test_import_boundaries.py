@@ -11,29 +11,37 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 STDLIB = set(sys.stdlib_module_names)
-OURS = {"handover", "launcher", "export_scripts", "deployment", "evaluation"}
+OURS = {"ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"}
 
 ALLOWED = {
-    "handover": {"handover", "isal"},
+    "ft_format": {"ft_format"},
+    "handover": {"ft_format", "handover", "isal"},
     "launcher": {
-        *("handover", "launcher", "export_scripts", "deployment", "evaluation"),
+        *("ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation"),
         *("hydra", "omegaconf", "submitit"),
     },
     "export_scripts": {
-        *("handover", "export_scripts", "numpy", "torch", "yaml", "tokenizers", "sentencepiece"),
+        *("ft_format", "handover", "export_scripts", "numpy", "torch", "yaml", "tokenizers", "sentencepiece"),
         *("tritonclient", "google", "triton_python_backend_utils"),
     },
-    "deployment": {"handover", "deployment", "export_scripts", "numpy", "tritonclient", "google"},
+    "deployment": {"ft_format", "handover", "deployment", "export_scripts", "numpy", "tritonclient", "google"},
     "evaluation": {
-        *("handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
+        *("ft_format", "handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
         *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "pynvml", "psutil"),
         *("jinja2", "markupsafe"),
     },
     "evaluation/parity": {
-        *("handover", "evaluation", "export_scripts", "backends"),
+        *("ft_format", "handover", "evaluation", "export_scripts", "backends"),
         *("numpy", "torch", "transformers", "yaml"),
     },
-    "backends/fastertransformer": {"numpy", "torch", "triton", "fastertransformer", "triton_python_backend_utils"},
+    "backends/fastertransformer": {
+        "ft_format",
+        "numpy",
+        "torch",
+        "triton",
+        "fastertransformer",
+        "triton_python_backend_utils",
+    },
 }
 LAUNCHER_STDLIB_ONLY = [
     "plan/plan",

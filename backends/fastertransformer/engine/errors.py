@@ -4,7 +4,15 @@ from __future__ import annotations
 
 
 class EngineError(Exception):
-    """The engine cannot do what it was asked to do; the message says what, where and what is legal."""
+    """The engine cannot do what it was asked to do.
+
+    Args:
+        problem: what is wrong, where, and what is legal.
+        hint: what to do next.
+    """
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(f"{problem}; {hint}" if hint else problem)
 
 
 class ConfigIniError(EngineError):

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ft_format.config_ini import FILE_NAME
+from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds
+
 from .errors import EngineError
-from .keys import COUNT, INDEX, Keys, fraction, one_of, seconds
-from .model.config import FILE_NAME, MODEL_TYPES
+from .model.config import MODEL_TYPES
 
 _THREADS_VARIABLE, _TORCH_KERNELS_VARIABLE = "SLIPWAY_CPU_THREADS", "SLIPWAY_TORCH_KERNELS"
 _FLAG = one_of({"0": False, "1": True})
@@ -93,7 +95,7 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     Raises:
         EngineError: a parameter is missing, malformed or not supported, or the checkpoint is not there.
     """
-    pbtxt = Keys("config.pbtxt:", parameters, EngineError)
+    pbtxt = Values("config.pbtxt:", parameters, EngineError)
     if "data_type" not in parameters:
         raise EngineError("config.pbtxt has no parameter data_type: fp32, fp16 or bf16")
     if (int8_mode := pbtxt.get("int8_mode", INDEX, 0)) > 1:
@@ -101,7 +103,7 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
     pbtxt.get("enable_custom_all_reduce", _FLAG, False)
     tensor_para_size = pbtxt.get("tensor_para_size", COUNT, 1)
     path = pbtxt.get("model_checkpoint_path", str, "")
-    environment = Keys("the environment's", os.environ, EngineError)
+    environment = Values("the environment's", os.environ, EngineError)
     threads = environment.get(_THREADS_VARIABLE, INDEX, 0)
     allows_torch_kernels = environment.get(_TORCH_KERNELS_VARIABLE, _FLAG, False)
     settings = Settings(

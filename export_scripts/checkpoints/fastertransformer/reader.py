@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from export_scripts.checkpoints.fastertransformer.config import CONFIG_FILE, FtConfig
+from export_scripts.checkpoints.fastertransformer.config import FtConfig
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
@@ -23,6 +23,7 @@ from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes
 from export_scripts.conversion.mapped import map_record
 from export_scripts.weights import t5
 from export_scripts.weights.schema import Dims, Layout, Rule, Rules, SourceMap, TargetTensor, split_layer
+from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from handover.digests import file_digest
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
@@ -38,12 +39,12 @@ _TIED_T5_HEAD = "lm_head.weight"
 
 def is_candidate(path: Path) -> bool:
     """Whether a directory looks like an FT checkpoint, by names alone."""
-    return (path / CONFIG_FILE).is_file() and next(path.glob("*.bin"), None) is not None
+    return (path / CONFIG_INI).is_file() and next(path.glob("*.bin"), None) is not None
 
 
 def recognises(archive: Archive) -> bool:
     """Whether there are shards with a ``config.ini``."""
-    return CONFIG_FILE in archive and any(_FILE.fullmatch(name) and "/" not in name for name in archive.sizes)
+    return CONFIG_INI in archive and any(_FILE.fullmatch(name) and "/" not in name for name in archive.sizes)
 
 
 def open_source(archive: Archive) -> Source:
@@ -220,7 +221,7 @@ def _check_files(
     """Refuse a directory in which a file is missing, left over or of a wrong size."""
     unit = item_bytes(config.data_type)
     said = config.sections[config.main].get("tensor_para_size", str(ranks))
-    problems = [] if said == str(ranks) else [f"{CONFIG_FILE} says tensor_para_size {said}; there are files of {ranks}"]
+    problems = [] if said == str(ranks) else [f"{CONFIG_INI} says tensor_para_size {said}; there are files of {ranks}"]
     problems += [
         f"{file}  belongs to no tensor of this model" for name in found.keys() - schema for file in found[name]
     ]
@@ -236,7 +237,7 @@ def _check_files(
         problems += [f"{file}  is not a rank's" for file in found.get(name, ())[ranks if is_split else 1 :]]
     if problems:
         raise CheckpointError(
-            f"{archive.path}: {len(problems)} files are not what {CONFIG_FILE} says\n  " + "\n  ".join(problems),
+            f"{archive.path}: {len(problems)} files are not what {CONFIG_INI} says\n  " + "\n  ".join(problems),
             "FasterTransformer would only warn and compute with random weights",
         )
 

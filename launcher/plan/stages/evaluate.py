@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import dataclasses
 import typing
 from collections.abc import Collection
@@ -12,7 +11,8 @@ from typing import Any
 from evaluation.arguments import LambadaArguments, SquadArguments, TaskArguments, TextPairArguments
 from evaluation.parity.arguments import ParityArguments
 from evaluation.tasks.check import check_task
-from handover.errors import ConfigError
+from ft_format.config_ini import FILE_NAME, ConfigIni
+from handover.errors import ArtefactError, ConfigError
 from launcher.config.evaluation import (
     DataTaskConfig,
     LambadaConfig,
@@ -125,11 +125,11 @@ def _check_exported_model(config: Config, paths: RunPaths) -> None:
     """Look at the model that was exported before; what is not there, other checks report."""
     from export_scripts.repository.names import ENGINE
 
-    parser = configparser.ConfigParser(interpolation=None)
     size = config.export.model.tensor_model_parallel_size
-    parser.read(paths.model_repository / ENGINE / "1" / f"{size}-gpu" / "config.ini", encoding="utf-8")
-    if parser.sections():
-        check_model(config, str(paths.model_repository), parser.has_section("encoder"))
+    shards = paths.model_repository / ENGINE / "1" / f"{size}-gpu"
+    if (shards / FILE_NAME).is_file():
+        is_t5 = "encoder" in ConfigIni.read(shards, ArtefactError)
+        check_model(config, str(paths.model_repository), is_t5)
 
 
 def _check_launcher_keys(config: Config) -> None:

@@ -7,17 +7,17 @@ compiles in (GPT-J's and GPT-NeoX's layernorm_eps, T5's layer_norm_epsilon) may 
 
 from __future__ import annotations
 
-import configparser
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigIniError
-from ..keys import COUNT, INDEX, Keys, fraction, one_of, whole
+from ft_format.config_ini import ConfigIni
+from ft_format.values import COUNT, FLAG, INDEX, Values, fraction, one_of, whole
 
-FILE_NAME = "config.ini"
+from ..errors import ConfigIniError
+
 DATA_TYPES = ("fp32", "fp16", "bf16")
 MODEL_TYPES = {"GPT": "gpt", "GPT-J": "gptj", "GPT-NeoX": "gptneox", "T5": "t5", "T5-Encoder": "t5-encoder"}
 NO_POSITION_LIMIT = 16384  # FasterTransformer's FT_SEQ_LEN_MAX
@@ -153,31 +153,13 @@ def read_config(directory: Path, model_type: str = "GPT") -> ModelConfig:
     family = {name.lower(): family for name, family in MODEL_TYPES.items()}.get(model_type.lower())
     if family is None:
         raise ConfigIniError(f"model_type = {model_type} is none of {', '.join(MODEL_TYPES)}")
-    ini = _Ini(directory / FILE_NAME)
+    ini = ConfigIni.read(directory, ConfigIniError)
     config = _READERS[family](ini, family)
     for section in ini.values():
         section.warn_of_near_misses()
     return config
 
 
-class _Ini(dict[str, Keys]):
-    """A config.ini's sections."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        parser = configparser.ConfigParser(inline_comment_prefixes=(";", "#"), interpolation=None, strict=False)
-        try:
-            with path.open(encoding="utf-8") as file:
-                parser.read_file(file)
-        except (OSError, UnicodeDecodeError, configparser.Error) as error:
-            raise ConfigIniError(f"cannot read {path}: {error}") from error
-        super().__init__({name: Keys(f"{path}: [{name}]", parser[name], ConfigIniError) for name in parser.sections()})
-
-    def __missing__(self, name: str) -> Keys:
-        raise ConfigIniError(f"{self._path} has no section [{name}]; it has {list(self)}")
-
-
-_FLAG = one_of(dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False))
 _ACTIVATION = one_of(_ACTIVATIONS)
 _DATA_TYPE = one_of({name: name for name in DATA_TYPES})
 _PROMPT_TYPE = one_of({str(kind.value): kind for kind in PromptType})
@@ -185,7 +167,7 @@ _EPSILON = fraction()
 _NORM = one_of({"pre_layernorm": True, "post_layernorm": False})
 
 
-def _common(ini: _Ini, section: Keys, first_prompt_id: int) -> dict[str, Any]:
+def _common(ini: ConfigIni, section: Values, first_prompt_id: int) -> dict[str, Any]:
     """Read what all families call alike."""
     tasks = [ini[f"task_{index}"] for index in range(section.get("num_tasks", INDEX, 0))]
     return {
@@ -198,18 +180,18 @@ def _common(ini: _Ini, section: Keys, first_prompt_id: int) -> dict[str, Any]:
     }
 
 
-def _gpt_like(ini: _Ini, section: Keys) -> dict[str, Any]:
+def _gpt_like(ini: ConfigIni, section: Values) -> dict[str, Any]:
     sizes = {key: section.get(key, COUNT) for key in ("head_num", "size_per_head", "inter_size", "num_layer")}
     ids = {key: section.get(key, INDEX) for key in ("start_id", "end_id")}
     return {**sizes, **ids, **_common(ini, section, ids["end_id"] + 1)}
 
 
-def _read_gpt(ini: _Ini, family: str) -> ModelConfig:
+def _read_gpt(ini: ConfigIni, family: str) -> ModelConfig:
     """GPT, and by their keys OPT, BLOOM and XGLM."""
     gpt = ini["gpt"]
-    gpt.refuse("has_adapters", gpt.get("has_adapters", _FLAG, False))
-    has_alibi = gpt.get("use_attention_linear_bias", _FLAG, False)
-    has_table = gpt.get("has_positional_encoding", _FLAG, True)
+    gpt.refuse("has_adapters", gpt.get("has_adapters", FLAG, False))
+    has_alibi = gpt.get("use_attention_linear_bias", FLAG, False)
+    has_table = gpt.get("has_positional_encoding", FLAG, True)
     gpt.refuse("use_attention_linear_bias", has_alibi and has_table)
     activation, is_gated = gpt.get("activation_type", _ACTIVATION, _ACTIVATIONS["gelu"])
     gpt.refuse("activation_type", is_gated)
@@ -221,12 +203,12 @@ def _read_gpt(ini: _Ini, family: str) -> ModelConfig:
         is_pre_norm=gpt.get("layernorm_type", _NORM, True),
         activation=activation,
         positions="alibi" if has_alibi else "learned" if has_table else "none",
-        has_embedding_norm=gpt.get("has_pre_decoder_layernorm", _FLAG, False),
-        has_final_norm=gpt.get("has_post_decoder_layernorm", _FLAG, True),
+        has_embedding_norm=gpt.get("has_pre_decoder_layernorm", FLAG, False),
+        has_final_norm=gpt.get("has_post_decoder_layernorm", FLAG, True),
     )
 
 
-def _read_rotary(ini: _Ini, family: str) -> ModelConfig:
+def _read_rotary(ini: ConfigIni, family: str) -> ModelConfig:
     """GPT-J and GPT-NeoX."""
     section, is_gptj = ini[family], family == "gptj"
     keys, rotary_dim = _gpt_like(ini, section), section.get("rotary_embedding", whole(2))
@@ -236,17 +218,17 @@ def _read_rotary(ini: _Ini, family: str) -> ModelConfig:
         family=family,
         max_pos_seq_len=section.get("max_pos_seq_len", COUNT, NO_POSITION_LIMIT),
         layernorm_eps=section.get("layernorm_eps", _EPSILON, 1e-6 if is_gptj else 1e-5),
-        is_parallel=is_gptj or section.get("use_gptj_residual", _FLAG, True),
+        is_parallel=is_gptj or section.get("use_gptj_residual", FLAG, True),
         positions="rotary",
         rotary_dim=rotary_dim,
         rotates_pairs=is_gptj,
     )
 
 
-def _t5_stack(ini: _Ini, section: Keys) -> dict[str, Any]:
+def _t5_stack(ini: ConfigIni, section: Values) -> dict[str, Any]:
     structure = ini["structure"]
     section.refuse("adapter_inter_size", section.get("adapter_inter_size", INDEX, 0) > 0)
-    has_biases = structure.get("t5_with_bias", _FLAG, False)
+    has_biases = structure.get("t5_with_bias", FLAG, False)
     is_relative = structure.get("position_embedding_type", str, "relative") == "relative"
     rows = section.get("relative_attention_num_buckets_or_max_pos_seq_len", COUNT)
     sizes = {"head_num": "num_heads", "size_per_head": "d_kv", "inter_size": "d_ff"}
@@ -257,19 +239,19 @@ def _t5_stack(ini: _Ini, section: Keys) -> dict[str, Any]:
         "is_rms": not has_biases,
         "has_biases": has_biases,
         "activation": ini["encoder"].get("feed_forward_proj", _ACTIVATION)[0],
-        "is_gated": structure.get("use_gated_activation", _FLAG, False),
+        "is_gated": structure.get("use_gated_activation", FLAG, False),
         "positions": "relative" if is_relative else "learned",
         "buckets": rows if is_relative else 0,
     }
 
 
-def _read_t5(ini: _Ini, family: str) -> ModelConfig:
+def _read_t5(ini: ConfigIni, family: str) -> ModelConfig:
     """T5, T5 v1.1, mT5, UL2 and Megatron's T5, or the encoder of one."""
     encoder = ini["encoder"]
     main, default_id = (ini["decoder"], None) if family == "t5" else (encoder, 0)
     stack = _t5_stack(ini, main)
     rows = main.get("relative_attention_num_buckets_or_max_pos_seq_len", COUNT)
-    is_tied = main.get("tie_word_embeddings", _FLAG, True)
+    is_tied = main.get("tie_word_embeddings", FLAG, True)
     return ModelConfig(
         **stack,
         **_common(ini, encoder, encoder.get("vocab_size", COUNT) + 1),
@@ -283,7 +265,7 @@ def _read_t5(ini: _Ini, family: str) -> ModelConfig:
     )
 
 
-_READERS: dict[str, Callable[[_Ini, str], ModelConfig]] = {
+_READERS: dict[str, Callable[[ConfigIni, str], ModelConfig]] = {
     "gpt": _read_gpt,
     "gptj": _read_rotary,
     "gptneox": _read_rotary,

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+import ft_format
+
 from ..errors import EngineError
 from ..settings import Settings
 from .rank import VARIABLE, Ranks
@@ -23,7 +25,7 @@ from .rank import VARIABLE, Ranks
 WORKER = ("-m", "fastertransformer.worker")
 _TOGETHER_S = 300.0  # until all have begun: the import of torch from a cold disk is slow
 _FAREWELL_S = 20.0
-_PACKAGES = Path(__file__).resolve().parents[3]
+_PACKAGES = (str(Path(__file__).resolve().parents[3]), str(Path(ft_format.__file__).resolve().parents[1]))
 
 
 def needs_workers(settings: Settings, device: torch.device) -> bool:
@@ -51,7 +53,7 @@ class WorkerProcesses:
         places = [Ranks(rank, size, rank, size, rendezvous, rendezvous, _TOGETHER_S) for rank in range(size)]
         self.ranks = places[0]
         argv = [sys.executable, *WORKER]
-        path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (*_PACKAGES, os.environ.get("PYTHONPATH"))))
         self._processes = [
             subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(place))})
             for place in places[1:]

@@ -1,0 +1,5 @@
+"""FasterTransformer's directory: its ``config.ini``, its tensors, where it lies.
+
+Everything that writes, proves, serves or measures such a directory reads it through this package, the engine inside
+Triton's stub included. It therefore needs the standard library only and imports no other package of the project.
+"""
