@@ -102,7 +102,7 @@ class PeerServer:
 
 @contextmanager
 def peer_manager(size: Size, data_type: str, clients: int) -> Iterator[Any]:
-    """Start transformers' continuous batching around random weights, with room for so many clients."""
+    """Start transformers' continuous batching around random weights, with room for that many clients."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
@@ -114,7 +114,7 @@ def peer_manager(size: Size, data_type: str, clients: int) -> Iterator[Any]:
 
 
 def answer_all(server: Server, count: int, clients: int) -> tuple[float, list[float]]:
-    """Keep so many requests under way until all are answered -> seconds, and gaps between a request's tokens in ms."""
+    """Keep that many requests in flight until all are answered -> seconds, and gaps between tokens in ms."""
     numbers = iter(range(count))
     seen: dict[int, float] = {}
     gaps: list[float] = []

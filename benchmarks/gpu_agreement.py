@@ -6,14 +6,15 @@ Shards of every family are made up and written as FasterTransformer has them; th
 the CPU gives Hugging Face's logits. Rows of different length are prefilled, extended and decoded, by the steps that the
 engine takes on the device: from CUDA graphs but for "eager". A line for each family and format: relative error of the
 logits, ||gpu - cpu|| / ||cpu||, the largest difference of the chosen tokens' log-probabilities, and how many of the
-likeliest tokens agree. Rounding explains about 1e-6 (fp32), 2e-3 (fp16) and 1e-2 (bf16, int8); exit status 1 where it
-is ten times that. Last, "engine": how many tokens an engine in fp32 generates as one on the CPU does, greedy, by beam
-search and by chance, from requests that come together; exit status 1 below 99%.
+most probable tokens agree. Rounding explains about 1e-6 (fp32), 2e-3 (fp16) and 1e-2 (bf16, int8); exit status 1
+where it is ten times that. Last, "engine": the tokens that an engine in fp32 generates as the CPU does, greedy, by beam
+search and by sampling, from requests that come together; exit status 1 below 99%.
 
     python3 -m benchmarks.gpu_agreement --checkpoint=DIRECTORY --tensor-para-size=2
 
 A checkpoint as FasterTransformer has it, instead: the engine on the CPU in fp32 continues prompts, made of its
-likeliest words, greedily; engines on the device, in each format, score the same tokens and continue the same prompts.
+most probable words, greedily; engines on the device, in each format, score the same tokens and continue the same
+prompts.
 Exit status 1 where a token's log-probability differs by more than rounding explains, or where the device chooses a
 token that the CPU finds less likely than its own by more than twice that.
 """
@@ -192,7 +193,7 @@ def compare(arguments: AgreementArguments) -> bool:
 
 
 def continued(engine: Engine, ids: Array, count: int, k: int = 1) -> Array:
-    """Continue each of some prompts, [rows, n], by so many of the k likeliest tokens -> uint32 [rows, n + count]."""
+    """Continue each of some prompts, [rows, n], by count of the k most probable tokens -> uint32 [rows, n + count]."""
     tensors = tensors_of([Ask(row, count) for row in ids.tolist()], engine.config.vocab_size)
     tensors |= {"runtime_top_k": np.full((len(ids), 1), k, np.uint32)}
     tensors |= {"random_seed": np.arange(len(ids), dtype=np.uint64)[:, None]}

@@ -3,7 +3,7 @@
     python3 -m benchmarks.gpu_load --csv=load.csv
 
 First 256 requests with 20 to 400 tokens in and 20 to 200 out (random.Random(1234): 54,263 in, 28,703 out), submitted
-together; the median of several runs, and once more with tokens chosen by chance. Then so many clients, each of which
+together; the median of several runs, and once more with sampled tokens. Then a number of clients, each of which
 sends its next request when it has its answer; lengths are log-normal, many short and a few long ones, as in logs of
 chats. The engine with in-flight batching, with FasterTransformer's static batching, and transformers' continuous
 batching. ITL is the time between two tokens of a request that streams.

@@ -33,20 +33,20 @@ class Size:
     model_type: str = "GPT"
 
     def weight_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
-        """Of the matrices that every token needs: the layers', and the table that is its head."""
+        """Return the size of the matrices that every token needs: the layers', and the table that is the head."""
         return (self._layers_numel + self.vocab * self.hidden) * (1 if is_int8 else item_bytes)
 
     def once_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
-        """Of the matrices that a request needs once."""
+        """Return the size of the matrices that a request needs once."""
         return 0
 
     def operations(self, batch: int, input_length: int, output_length: int) -> int:
-        """Of the matrix products of a generation; the head is needed for output tokens only."""
+        """Count the operations of the matrix products of a generation; the head is needed for output tokens only."""
         tokens = batch * (input_length + output_length - 1)
         return 2 * (self._layers_numel * tokens + self.vocab * self.hidden * batch * output_length)
 
     def prefill_operations(self, batch: int, length: int) -> int:
-        """Of the products up to the first token, and of attention to what each token may see."""
+        """Count the operations up to the first token: of the products, and of attention to what each token may see."""
         return self.operations(batch, length, 1) + batch * self.layers * 2 * length**2 * self.hidden
 
     def config_ini(self) -> str:
@@ -94,7 +94,7 @@ class T5Size(Size):
     is_gated: bool = False
 
     def once_bytes(self, item_bytes: int, is_int8: bool = False) -> int:
-        """Of the encoder's matrices, and those that make keys and values of what it has made."""
+        """Return the size of the encoder's matrices and of those that make keys and values of its output."""
         return self._layers_numel * (1 if is_int8 else item_bytes)
 
     def operations(self, batch: int, input_length: int, output_length: int) -> int:
@@ -144,7 +144,7 @@ class T5Size(Size):
 
     @property
     def _layers_numel(self) -> int:
-        """Of the decoder, without what makes keys and values of the encoder's output; the rest is as much."""
+        """Parameters of the decoder without the keys and values of the encoder's output; the rest has as many."""
         mlp = (3 if self.is_gated else 2) * self.hidden * self.inter
         return self.layers * (6 * self.hidden * self._attention_width + mlp)
 

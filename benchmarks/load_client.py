@@ -165,7 +165,7 @@ def _pairs(ours: Sequence[Turn], theirs: Sequence[Turn]) -> Iterator[str]:
 
 
 def our_turn(url: str, requests: Sequence[Encoded], concurrency: int, count: int) -> Turn:
-    """Let our client measure so many answers after as many as are in flight."""
+    """Let our client measure that many answers after as many as are in flight."""
     plan = Plan(concurrency, count, 1, 600.0, lambda windows: False)
     (window,) = ask(url, requests, concurrency, plan).windows
     latencies = [(record.done_ns - record.sent_ns) / _MS for record in window.records]
@@ -190,7 +190,7 @@ class PerfAnalyzer:
         self.environment = {**os.environ, **_libraries(directory)}
 
     def turn(self, concurrency: int, count: int) -> Turn:
-        """Let it measure so many answers."""
+        """Let it measure that many answers."""
         report = self.directory / "report.csv"
         argv = [
             *(str(Path(sys.executable).parent / "perf_analyzer"), "-m", MODEL, "-u", self.url, "-i", "grpc", "--async"),

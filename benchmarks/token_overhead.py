@@ -29,7 +29,7 @@ from handover.errors import ServerError
 
 NEW_STREAM = ", a new stream"
 _BLOCK = 5  # measurements of a side before its neighbour's turn, the first of which is not counted
-_TEXT = "The ship lay at the slipway, and nobody had thought of asking how she would ever come down into the water. "
+_TEXT = "The ship lay at the slipway, and no sailor had thought of asking how she would ever come down into the water. "
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Row:
     side: str
 
 
-Side = Callable[[int], Awaitable[list[Arrivals]]]  # asks so many requests at once, and waits for all
+Side = Callable[[int], Awaitable[list[Arrivals]]]  # sends that many requests at once, and waits for all
 
 
 def make_prompt(repository: Path, input_length: int, output_length: int) -> Prompt:

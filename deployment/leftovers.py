@@ -130,7 +130,7 @@ def sweep_earlier(endpoint: Path) -> bool:
         is_ours = False  # these results were copied while that deployment served: it is the original's
         state_file(endpoint).unlink()
         header_file(endpoint).unlink(missing_ok=True)
-    endpoint.unlink(missing_ok=True)  # nobody shall take it for the one that is about to start
+    endpoint.unlink(missing_ok=True)  # no client shall take it for the one that is about to start
     if not state or not is_ours:
         return False
     sweep(state)

@@ -22,8 +22,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def lock(endpoint: Path, patience_s: float = _PATIENCE_S) -> Iterator[bool]:
     """Hold the lock of an endpoint file, from before the proof of the weights until nothing of the deployment is left.
 
-    The kernel lets it go when this process ends, however that ends, and nobody inherits it. It belongs to a file beside
-    the endpoint file, so a copy of a results directory has a lock of its own, and a directory that is moved keeps its.
+    The kernel releases it when this process ends, however it ends, and no child inherits it. It belongs to a file
+    beside the endpoint file, so a copy of a results directory has a lock of its own, and a moved one keeps its.
 
     Args:
         endpoint: whose directory exists.

@@ -40,7 +40,7 @@ class Rank:
     Attributes:
         rank, world_size: of all.
         local_rank: of those on this node.
-        local_size: how many are on this node; 1 where nobody says, as if each were on a node of its own.
+        local_size: how many are on this node; 1 where no variable says, as if each were on a node of its own.
         said_by: the variables that say so.
         is_mpis: MPI knows it too, without which FasterTransformer's backend finds no other process.
     """
@@ -97,7 +97,7 @@ _MPI = (
 
 
 def find_rank(environment: Mapping[str, str]) -> Rank:
-    """Find out which process this is; alone where nobody says.
+    """Find out which process this is; alone where no variable says.
 
     The innermost launcher counts: mpirun starts its processes below the tasks of srun, and torchrun below either. Of
     Slurm's variables those of a step count, since a batch script has some of them too and is no rank of anything.

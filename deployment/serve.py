@@ -61,7 +61,7 @@ def serve(arguments: ServeArguments, given: ServeArguments, rank: Rank, stop: St
     """
     rendezvous = rendezvous_file(given.endpoint)
     if rank.rank == 0:
-        rendezvous.unlink(missing_ok=True)  # a killed run's: nobody shall look for that
+        rendezvous.unlink(missing_ok=True)  # a killed run's: no rank shall read it
     models, edited = prepare(arguments)
     if rank.world_size > 1:  # the others end with this one, and whoever has started them must start them again
         arguments = replace(arguments, restart=0)

@@ -42,7 +42,7 @@ _ZOMBIE_S = 3.0
 _STOPPED_S = 20.0
 """A server or stub that was stopped (SIGSTOP) for so long is given up; as with ranks, see the engine's Ranks."""
 _LONGEST_LOOK_S = 1.0
-"""Of the time between two looks so much counts: the supervisor may have been stopped too, as by scontrol suspend."""
+"""Longest time between two looks that counts: the supervisor may have been stopped too, as by scontrol suspend."""
 
 
 ModelVersion = tuple[str, str]
@@ -159,7 +159,7 @@ class Server:
         return status
 
     def word_of_crash(self, status: int) -> str:
-        """Say how the server ended where that was by a signal that nobody sent; empty otherwise."""
+        """Say how the server ended where that was by a signal that the supervisor did not send; empty otherwise."""
         return f"tritonserver {describe(status)}" if status < 0 and -status not in _OUR_SIGNALS else ""
 
     def explain(self, problem: str) -> ServerError:

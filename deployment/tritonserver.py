@@ -168,7 +168,7 @@ def link_repository(repository: Path, directory: Path, is_watched: bool = False)
 
 
 def _link_files(source: Path, target: Path) -> None:
-    """Make a tree of directories anew, with links to the files in them."""
+    """Make the same tree of directories, with links to the files in them."""
     target.mkdir()
     for entry in source.iterdir():
         if not entry.is_dir():

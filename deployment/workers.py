@@ -28,7 +28,7 @@ def take_part(arguments: ServeArguments, rank: Rank, endpoint: Path, is_asked_to
         arguments: of this rank.
         rank: of this process.
         endpoint: rank 0's endpoint file.
-        is_asked_to_stop: waits for that long at most; rank 0 is then asked too, and its farewell is awaited.
+        is_asked_to_stop: waits for that long at most; rank 0 is then asked too, and its shutdown message is awaited.
 
     Raises:
         ServerError: the worker ended otherwise.

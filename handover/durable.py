@@ -1,7 +1,7 @@
 """Files that are whole or not there, after a kill and after a power loss. Standard library only.
 
 What is being written has a temporary name, ``.<name>.<8 hex digits>.slipway-tmp``, and gets its own by a rename, once
-its content is on the disk. Nobody else makes such names: whatever has one may be removed.
+its content is on the disk. No other program makes such names: whatever has one may be removed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _LONGEST_LINE, _MOST_LINES = 2_000, 200
 
 
 def _presentable(text: str) -> str:
-    """Cut what an error quotes, whose length nobody has limited, and show what would steer a terminal as its code."""
+    """Cut what an error quotes, whose length is not limited, and show what would steer a terminal as its code."""
     lines = text.split("\n")
     if len(lines) > _MOST_LINES:
         lines = [*lines[:_MOST_LINES], f"  ... and {len(lines) - _MOST_LINES} more"]

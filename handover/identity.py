@@ -90,7 +90,7 @@ def _pieces(stream: IO[bytes], size_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _ranges(size_bytes: int, share_bytes: int) -> Iterator[tuple[int, int]]:
-    """Choose which ranges of so many bytes to read: half of the share at the end, a quarter at the start."""
+    """Choose which ranges of that many bytes to read: half of the share at the end, a quarter at the start."""
     if size_bytes <= share_bytes:
         yield 0, size_bytes
         return

@@ -14,9 +14,9 @@ READER_LEFT = 128 + 13
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """End the program quietly, with status ``READER_LEFT``, where nobody reads its output any more.
+    """End the program quietly, with status ``READER_LEFT``, where its output is no longer read.
 
-    Whatever was printed is on its way when this ends, so that the interpreter's farewell has nothing to complain of.
+    Whatever was printed is on its way when this ends, so that the interpreter does not complain when it exits.
     """
     try:
         try:
@@ -24,12 +24,12 @@ def reader_may_leave() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        if not print_to_nobody():
+        if not discard_output():
             raise  # another pipe, or a socket
         raise SystemExit(READER_LEFT) from None
 
 
-def print_to_nobody() -> bool:
+def discard_output() -> bool:
     """Drop what is still to be printed if the reader of our output has left; says whether it has."""
     try:
         number = sys.stdout.fileno()
@@ -39,7 +39,7 @@ def print_to_nobody() -> bool:
     watched.register(number, 0)
     if not any(event & select.POLLERR for _, event in watched.poll(0)):
         return False
-    nobody = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nobody, number)
-    os.close(nobody)
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, number)
+    os.close(sink)
     return True

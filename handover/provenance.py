@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 VERSION = "0.2.0"
-"""Of the project; the wheel takes it from here."""
+"""Version of the project; the wheel takes it from here."""
 CODE = "code"
 """Key of ``made_by``: digest of the sources, which tells edits apart that a commit does not know."""
 _ROOT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ def reason_of(error: str) -> str:
     """The line of an error's text that says most; empty if there is none.
 
     That is the first error that the failed process named, else the last line that it printed. What Slurm said about
-    it counts only where nobody else said anything, and what to do next never does.
+    it counts only where no other process said anything, and what to do next never does.
 
     Args:
         error: of a stage: what failed, then what the process printed, indented; or an error of one piece.

@@ -1,6 +1,6 @@
 """Files that a setting names are read only if they are regular files of a bounded size. Standard library only.
 
-A device never ends, and a pipe that nobody writes to never begins: both would hang whoever reads them.
+A device never ends, and a pipe without a writer never begins: both would hang their reader.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from handover.errors import SlipwayError, worded
-from handover.output import print_to_nobody, reader_may_leave
+from handover.output import discard_output, reader_may_leave
 from handover.progress import human_time
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def stage_line(position: int, total: int, result: StageResult, note: str = "") -
     try:
         print(line, flush=True)
     except BrokenPipeError:  # whoever read our progress has left; the run goes on
-        if not print_to_nobody():
+        if not discard_output():
             raise
     if result.error:
         # Indented lines quote what the command printed; that has been on the terminal already.

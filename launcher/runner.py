@@ -287,7 +287,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        for command in options.place.farewells([plan.resources for plan in plans]):
+        for command in options.place.clean_up_commands([plan.resources for plan in plans]):
             run_quietly(command, _FAREWELL_S)
     return failure_status(results)
 

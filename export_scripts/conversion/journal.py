@@ -127,7 +127,7 @@ def _proved(root: Path, records: Collection[FileRecord]) -> dict[str, FileRecord
 
 
 def _remove(root: Path, names: Collection[str]) -> None:
-    """Remove what is to be made anew, the manifest first; until that is on the disk the old journal stays."""
+    """Remove what is to be made again, the manifest first; until that is on the disk the old journal stays."""
     (root / MANIFEST).unlink(missing_ok=True)
     for name in sorted(names):
         (root / name).unlink()

@@ -1,6 +1,6 @@
 """Read mapped arrays by plain reads: where an array lies in its file, and its bytes in a buffer that is used again.
 
-A memory-mapped array is a fine description of bytes nobody has read: file, offset, shape and strides, through any
+A memory-mapped array is a fine description of bytes that are not read yet: file, offset, shape and strides, through any
 number of views. Touching it is another matter: it costs a page fault every few pages, and a file that shrinks
 meanwhile, or a disk that fails, ends the process with SIGBUS. ``pread`` gives an error instead.
 """

@@ -82,7 +82,7 @@ def plan_random(path: Path, tensor_para_size: int, weight_data_type: str) -> Con
 
 
 def are_random(archive: Archive) -> bool:
-    """Whether a checkpoint's own manifest says that its weights are random: an FT checkpoint's that is cut anew."""
+    """Whether a checkpoint's own manifest says that its weights are random, as that of an FT checkpoint does."""
     if MANIFEST not in archive:
         return False
     try:

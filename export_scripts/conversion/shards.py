@@ -248,7 +248,7 @@ def _blocks(
 
 
 def _even(total: int, most: int) -> int:
-    """Divide rows into equal runs of at most so many."""
+    """Divide rows into equal runs of at most that many."""
     return -(-total // -(-total // most))
 
 

@@ -52,7 +52,7 @@ def run_all(processes: int, count: int, work: Callable[[int, Advance], Result], 
         return
     context = multiprocessing.get_context("fork")
     _Inherited.work, _Inherited.written = work, context.Value("q")
-    gc.freeze()  # nobody looks through what is inherited for garbage, which would copy its pages too
+    gc.freeze()  # the collector skips inherited objects: visiting them would copy their pages
     done: SimpleQueue[Future[Result]] = SimpleQueue()
     with ProcessPoolExecutor(min(processes, count), context, _begin, (os.getpid(),)) as pool:
         seen = 0

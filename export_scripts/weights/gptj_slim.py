@@ -55,7 +55,7 @@ def _rows(values: Array, dims: ModelDims) -> Array:
 
 
 def source_map(shards: int) -> SourceMap:
-    """Make the table of a checkpoint of so many shards."""
+    """Make the table of a checkpoint of that many shards."""
 
     def summed(name: str) -> tuple[str, ...]:
         return tuple(f"{name}.shard_{shard}" for shard in range(shards))

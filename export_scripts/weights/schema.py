@@ -22,7 +22,7 @@ from handover.errors import CheckpointError
 Symbol = str | int | tuple[str, ...]
 Shape = tuple[int, ...]
 MOST_LAYERS = 10_000
-"""Of a model: each is a dozen tensors to list."""
+"""Limit on the layers of a model: each is a dozen tensors to list."""
 _LARGEST = 2**31 - 1  # FasterTransformer counts in C's int
 _LAYERS = ("num_layer", "encoder_layer_num", "decoder_layer_num")
 

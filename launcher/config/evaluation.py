@@ -29,7 +29,7 @@ class TaskConfig:
     """What every evaluation has."""
 
     data_path: str | None = None
-    samples: int | None = number(None, COUNT)  # the first so many; None: all
+    samples: int | None = number(None, COUNT)  # number of samples from the start; None: all
     model: str = "fastertransformer"  # or ensemble: text in, text out
     batch_size: int = number(16, BATCH)
 

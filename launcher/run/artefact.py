@@ -112,7 +112,7 @@ class Work:
         """Name under which an earlier artefact is kept; None if there is none, or if it need not be kept."""
         output = self.plan.output
         if not output.exists() or (self.plan.always and _is_untouched(output)):
-            return None  # what every run derives anew: no copies pile up
+            return None  # what every run derives again: no copies pile up
         kept = output.with_name(f"{output.name}{REPLACED}{time.strftime('%Y%m%d-%H%M%S')}")
         while kept.exists():
             kept = kept.with_name(kept.name + "x")

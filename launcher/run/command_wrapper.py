@@ -90,7 +90,7 @@ class Place:
         flags += [part for name, value in sorted(env.items()) for part in ("--env", f"{name}={value}")]
         return (*flags, "--cmd", f"cd {shlex.quote(self.directory)} && {shlex.join(argv)}")
 
-    def farewells(self, resources: Sequence[Resources]) -> list[tuple[str, ...]]:
+    def clean_up_commands(self, resources: Sequence[Resources]) -> list[tuple[str, ...]]:
         """Commands at the end of a job: named containers would stay on its nodes."""
         if self.starter != "srun" or self.runtime != "pyxis":
             return []

@@ -75,7 +75,7 @@ class Child:
     def _copy(self, pipe: IO[bytes], shown: IO[str] | None) -> None:
         """Pass bytes on as they come; the log gets whole lines, without what a progress bar overwrote.
 
-        The pipe is read to its end whatever becomes of what was read: a child that nobody reads from stops.
+        The pipe is read to its end whatever becomes of what was read: a child whose pipe is full stops.
         """
         line = b""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end within a character

@@ -121,7 +121,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _read(directory: Path) -> tuple[str, int] | None:
-    """Fingerprint and number of finished commands; None if the mark is damaged: nobody knows what was done."""
+    """Fingerprint and number of finished commands; None if the mark is damaged: what was done is unknown then."""
     try:
         content = json.loads((directory / WORK_FILE).read_text())
         return str(content["fingerprint"]), int(content["commands_done"])

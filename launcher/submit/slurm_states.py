@@ -13,7 +13,7 @@ _ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPEN
 _TIMEOUT_S = 30
 _UNKNOWN = "unknown"
 _ENDED = "ended"
-"""Of a job that is in no queue any more and of which no accounting tells more."""
+"""State of a job that has left the queue and that no accounting describes."""
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def test_scaling_of_logits_is_what_that_transformers_did(
     assert sections(run(checkpoint, tmp_path / "out"))["decoder"]["tie_word_embeddings"] == is_scaled
 
 
-def test_pytorch_files_with_copies_and_a_bias_nobody_uses(tmp_path: Path) -> None:
+def test_pytorch_files_with_copies_and_an_unused_bias(tmp_path: Path) -> None:
     """The first T5 files: every copy of the embedding is there, and positions of the cross attention."""
     checkpoint, model = saved(tmp_path / "hf")
     (checkpoint / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""Properties of every family's layout, at sizes nobody chose: cutting and joining gives the same tensors again."""
+"""Properties of every family's layout, at random sizes: cutting and joining gives the same tensors again."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_each_task_computes_hugging_faces_logits(version: str, saving: Saving, t
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_byte_is_that_of_fastertransformers_converter(ranks: int, tmp_path: Path) -> None:
-    """Of one task: for a second its converter needs heads * size = width and one rank."""
+    """Adapters of one task: for a second its converter needs heads * size = width and one rank."""
     base(tmp_path / "both/t5.nemo")
     write_task(tmp_path / "both/squad.nemo", "squad", "first")
     out = run(tmp_path / "both", tmp_path / "out", ranks)

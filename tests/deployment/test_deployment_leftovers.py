@@ -201,7 +201,7 @@ def test_the_helper_sweeps_when_its_supervisor_is_killed(endpoint: Path) -> None
     assert not helpers[0].is_running
 
 
-def test_a_copy_of_results_that_are_served_is_nobodys(endpoint: Path, tmp_path: Path) -> None:
+def test_a_copy_of_results_that_are_served_belongs_to_no_deployment(endpoint: Path, tmp_path: Path) -> None:
     """The original's supervisor lives; the copy of its note says nothing about the copy."""
     state = create_state(endpoint)
     copy = tmp_path / "copy" / endpoint.name

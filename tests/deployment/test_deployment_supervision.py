@@ -113,7 +113,7 @@ def test_a_server_that_is_stopped_for_long_is_noticed(tmp_path: Path, monkeypatc
 
 
 def test_a_server_that_goes_on_soon_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stops do not add up, and time in which nobody looked, as when all of a job is suspended, does not count."""
+    """Stops do not add up; time in which the supervisor was stopped too, as in a suspended job, does not count."""
     monkeypatch.setattr(supervise, "_STOPPED_S", 1.5)
     server = start("import time; time.sleep(60)", tmp_path)
     try:

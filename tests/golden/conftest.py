@@ -1,4 +1,4 @@
-"""Hydra's state, begun anew for each test."""
+"""Hydra's state, fresh for each test."""
 
 from __future__ import annotations
 

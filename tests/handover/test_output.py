@@ -15,7 +15,7 @@ NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 
 
 def run_without_reader(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a program whose output nobody reads any more from its first byte on."""
+    """Run a program whose output is no longer read, from its first byte on."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:

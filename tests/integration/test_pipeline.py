@@ -72,7 +72,7 @@ def abandoned_shared_memory() -> set[str]:
 
 
 def assert_nothing_is_left(root: Path, pids: Collection[int] = (), seconds: float = 30) -> None:
-    """No process of the run, no shared memory that nobody uses, and no word of one that crashed."""
+    """No process of the run, no unused shared memory, and no word of one that crashed."""
     deadline = time.monotonic() + seconds
 
     def left() -> list[str]:

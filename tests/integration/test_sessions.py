@@ -90,7 +90,7 @@ def test_conversations_side_by_side_give_what_one_long_request_gives(endpoint: E
             assert said == expected
 
 
-def test_a_conversation_that_nobody_began_is_refused(endpoint: Endpoint) -> None:
+def test_a_conversation_that_was_not_begun_is_refused(endpoint: Endpoint) -> None:
     with (
         triton_grpc.InferenceServerClient(endpoint.grpc_url) as client,
         pytest.raises(Exception, match="must specify the START flag"),

@@ -86,7 +86,7 @@ def text_request(count: int = COUNT) -> dict[str, np.ndarray]:
 
 
 def stream(url: str, model: str, tensors: dict[str, np.ndarray], stop_after: int = 0) -> list[tuple[Any, bool]]:
-    """All answers that have content, with their final flags; with stop_after, cancel behind so many.
+    """All answers that have content, with their final flags; with stop_after, cancel after that many.
 
     What ends the engine's answers has none; the ensemble passes that on, or marks its last one.
     """

@@ -109,7 +109,7 @@ def test_an_unchanged_stage_is_skipped_until_forced_or_its_input_changes(tmp_pat
     source.write_text("another")
     assert states(run(plan)) == ["done"]
     kept = [path for path in tmp_path.iterdir() if ".replaced-" in path.name]
-    assert len(kept) == 2, "an artefact that is made anew never deletes the one before"
+    assert len(kept) == 2, "an artefact that is made again never deletes the one before"
 
 
 def test_code_that_changed_since_is_remarked_and_nothing_is_redone(

@@ -33,20 +33,14 @@ WORDS = {
 }
 """Pattern of a word (in any case, unless it says otherwise) and what is said in its place."""
 
-PENDING = (
-    "backends/",
-    "benchmarks/",
-    "deployment/",
-    "evaluation/",
-    "export_scripts/",
-    "handover/",
-    "launcher/",
-    "tests/",
-)
+PENDING = ("backends/", "evaluation/", "tests/engine/", "tests/with_triton/")
 """Folders that still have some of them. Clean a folder and take it off."""
 
 READ = ("*.py", "*.md", "*.yaml", "*.yml", "*.toml", "*.html", "Makefile", ".ci/*", "docker/*")
-LEFT_OUT = ("tests/project/test_words.py", "CONTRIBUTING.md", "CHANGELOG.md", "results", "tests/data", "examples/data")
+LEFT_OUT = (
+    *("tests/project/test_words.py", "CONTRIBUTING.md", "CHANGELOG.md", "results", "tests/data", "examples/data"),
+    "tests/support/nemo_tokenizer_cases.py",  # sentences whose recorded token ids are NeMo's
+)
 
 
 def project_files() -> list[str]:

@@ -120,7 +120,7 @@ def _write(file: Path, content: str) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports that nobody listens on now, below those that the kernel gives to connections."""
+    """Different TCP ports without a listener now, below those that the kernel gives to connections."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         for port in random.sample(range(20_000, 30_000), 20 * count):

@@ -73,8 +73,8 @@ def test_jobs_that_die_before_their_runner_say_why(slurm: SlurmCluster, tmp_path
 
 
 def test_a_measurement_that_fails_does_not_keep_the_next_from_running(slurm: SlurmCluster, tmp_path: Path) -> None:
-    nobody = ("deployment.endpoint=127.0.0.1:9", "benchmark.vocab_size=1000", "export.run.model_train_name=nobody")
-    launched = launch(slurm, tmp_path / "results", "stages=[evaluate,benchmark]", *nobody, *SMALL)
+    absent = ("deployment.endpoint=127.0.0.1:9", "benchmark.vocab_size=1000", "export.run.model_train_name=absent")
+    launched = launch(slurm, tmp_path / "results", "stages=[evaluate,benchmark]", *absent, *SMALL)
     assert [job.dependency for job in launched.jobs] == ["singleton", f"afterany:{launched.ids[0]},singleton"]
     assert list(slurm.wait_for_end(*launched.ids).values()) == ["FAILED", "FAILED"], "neither is CANCELLED"
     states = {name: stage["state"] for name, stage in launched.stages.items()}

@@ -70,12 +70,12 @@ def lead(shards: str, device: str, count: str) -> None:
     sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
     from backends.fastertransformer.engine.engine import open_engine
     from backends.fastertransformer.engine.model.network import Network
-    from backends.fastertransformer.engine.parallel import workers as crew
+    from backends.fastertransformer.engine.parallel import workers
     from backends.fastertransformer.engine.settings import Settings
     from support.rank_processes import workers_of
 
     if device == "cpu":
-        crew.WORKER = (__file__, "worker")
+        workers.WORKER = (__file__, "worker")
         break_network(Network, (FAILS_EVERYWHERE,))
     settings = Settings(Path(shards), 2, 1, "fp32", 1, has_process_per_rank=True, kv_cache_bytes=1 << 26)
     engine, asked = open_engine(settings, max_rows=1), dict[str, Asked]()

@@ -165,7 +165,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def digest(path: Path, algorithm: str) -> str:
-    """Compute a digest anew: SHA-256, or SHA-256 over the CRC-32 of each MiB."""
+    """Compute a digest again: SHA-256, or SHA-256 over the CRC-32 of each MiB."""
     content = path.read_bytes()
     if algorithm == "sha256":
         return f"sha256:{hashlib.sha256(content).hexdigest()}"

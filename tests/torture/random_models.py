@@ -59,7 +59,7 @@ def build(make: Callable[[], Any], **probe: torch.Tensor) -> Any:
 
 
 def try_models(wanted: int, tally: Tally, memory: Path, draw_one: Callable[[int, random.Random], Candidate]) -> None:
-    """Convert and ask so many models, and fail where one was neither refused nor served as transformers computes."""
+    """Convert and ask that many models, and fail where one was neither refused nor served as transformers computes."""
     served = 0
     for trial in range(wanted):
         draw = random.Random(trial)

@@ -1,4 +1,4 @@
-"""Command lines that nobody meant: each ends in order, or with one message of ours; a dry run touches nothing."""
+"""Command lines of random settings: each ends in order, or with one message of ours; a dry run touches nothing."""
 
 from __future__ import annotations
 

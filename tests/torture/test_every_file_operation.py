@@ -91,7 +91,7 @@ def test_a_run_killed_in_the_middle_of_a_write_is_finished_by_the_next(
 
 
 def kill_and_run_again(runs: Runs, tally: Tally, force: bool, number: int, is_torn: bool = False) -> None:
-    """Kill a run after so many operations, and look at what it left and at what the next run makes of it.
+    """Kill a run after that many operations, and look at what it left and at what the next run makes of it.
 
     The next run of a forced one is forced too, or not: there was a finished result before.
     """

@@ -267,7 +267,7 @@ def _hang(*_: object) -> None:
 
 
 def campaign_of(name: str, path: Path, folder: Path, count: int, seed: int) -> list[tuple[str, str | None]]:
-    """Mutate one source so many times."""
+    """Mutate one source that many times."""
     base, rng = BASES[name], random.Random(f"{name} {seed}")
     good, _ = run(path, folder / "good")
     places = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())

@@ -1,4 +1,4 @@
-"""What nobody would give the programs by hand: each ends with a message, in bounded time, and removes nothing.
+"""Arguments that make no sense: each ends with a message, in bounded time, and removes nothing.
 
 The programs run for real, so no odd value is a path outside the test's own directory: a pipe stands for devices.
 """

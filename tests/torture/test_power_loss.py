@@ -62,7 +62,7 @@ def test_after_a_power_loss_the_next_run_ends_well(
 
 
 def lose_power(disk: Disk, number: int, recorded: Recorded, pipeline: Pipeline, tally: Tally, ways: int) -> None:
-    """Lose the power after so many operations: first with all names on the disk, but not what was written."""
+    """Lose the power after that many operations: first with all names on the disk, but not what was written."""
     rng = Random(number)
     place = " ".join(recorded.operations[number - 1].sort)
     for names, contents in [("all", CONTENTS[number % 2]), (NAMES[1 + number % 2], rng.choice(CONTENTS))][:ways]:

@@ -1,6 +1,6 @@
 """NeMo's own tokenizers against ours: special ids, the size of the vocabulary, and the ids of texts.
 
-NEMO_RECORD=1 pytest tests/with_nemo        writes tests/data/nemo_tokenizers.json anew
+NEMO_RECORD=1 pytest tests/with_nemo        writes tests/data/nemo_tokenizers.json again
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _MOST_AXES = 16
 
 
 class BoundedReader(io.BufferedReader):
-    """A file of which so many bytes are read and no more; to seek is free.
+    """A file of which only a limited number of bytes is read; seeking is free.
 
     Args:
         raw: the file beneath.

@@ -52,7 +52,7 @@ def special_ids(archive: Archive, config: Mapping[str, Any], start_key: str = "b
     Args:
         archive: the files.
         config: ``config.json``, with the architecture's defaults.
-        start_key: the key of what a text, or a decoder's answer, begins with; where nobody names it a decoder-only
+        start_key: the key of what a text, or a decoder's answer, begins with; where no file names it a decoder-only
             model begins with its end token.
     """
     named = {**config, **{key: v for key, v in read_json(archive, _GENERATION_FILE).items() if v is not None}}

@@ -121,7 +121,7 @@ WORD_LISTS = (
     TensorSpec("bad_words_list", "INT32", (2, -1), optional=True),
 )
 TEXT_START = TensorSpec("text_start", "INT32", (-1,))
-"""Of an answer: the tokens before those that the answer before did not have; the drop-in engine's alone."""
+"""Number of tokens before those that the answer before did not have; only the drop-in engine gives it."""
 FACTUAL_NUCLEUS = (
     per_request("top_p_decay", "FP32"),
     per_request("top_p_min", "FP32"),

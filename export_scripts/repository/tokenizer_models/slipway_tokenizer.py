@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
 class BytePairTokenizer:
     """GPT-2's byte-level BPE from ``vocab.json`` and ``merges.txt``.
 
-    As in FasterTransformer's repository a special token's name inside a prompt is plain text: nobody
+    As in FasterTransformer's repository a special token's name inside a prompt is plain text: no client
     can smuggle an end-of-text token into a prompt.
     """
 
@@ -254,7 +254,7 @@ def encode_prompts(
         text_ids: what stands around each prompt.
 
     Returns:
-        ids [batch, longest], padded on the right with start_id: nobody reads the padding, but FasterTransformer looks
+        ids [batch, longest], padded on the right with start_id: no model reads the padding, but FasterTransformer looks
         its embedding up, and end_id may lie beyond the vocabulary; lengths [batch, 1].
     """
     ending = [*text_ids.after, *([end_id] if ends_inputs else [])]
@@ -282,7 +282,7 @@ def decode_rows(
     Args:
         tokenizer: of the model.
         tokens: [batch, beam, length], each row its prompt, directly followed by what was generated.
-        input_lengths: [batch, beam], tokens of each prompt; None: the rows hold no prompt, or nobody knows.
+        input_lengths: [batch, beam], tokens of each prompt; None: the rows hold no prompt, or its length is unknown.
         sequence_lengths: [batch, beam], tokens of prompt and completion; None: decode the whole row.
         end_id: end-of-text token.
         text_ids: what stands around each prompt, which is no part of a text, and what else ends one.
@@ -307,7 +307,7 @@ def decode_rows(
 
 
 def _own_tokens(row: list[int], prompt: int, text_ids: TextIds) -> list[int]:
-    """Leave out what stands around a prompt; ``prompt``: its length, 0 where nobody knows."""
+    """Leave out what stands around a prompt; ``prompt``: its length, 0 where it is unknown."""
     before, after = list(text_ids.before), list(text_ids.after)
     if after and prompt and row[prompt - len(after) : prompt] == after:
         row = row[: prompt - len(after)] + row[prompt:]
