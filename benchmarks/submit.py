@@ -27,8 +27,8 @@ CHECKPOINT = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 TARGET_S = 2.5
 _JOBS = 3
 
-sys.path.insert(0, str(PROJECT / "tests" / "slurm"))
-from cluster import SlurmCluster  # noqa: E402
+sys.path.insert(0, str(PROJECT / "tests"))
+from support.slurm.cluster import SlurmCluster  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from composed import FIVE, compare, compose, plans_of
+from support.composed import FIVE, compare, compose, plans_of
 
 from handover.errors import ConfigError
 from launcher.config.schema import PROJECT_DIR, Config, Stage

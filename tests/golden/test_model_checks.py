@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from composed import FIVE, compose
+from support.composed import FIVE, compose
 
 from handover.errors import ConfigError, SlipwayError
 from launcher.pipeline import ordered_stages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from composed import FIVE, compare, compose, plans_of
+from support.composed import FIVE, compare, compose, plans_of
 
 from launcher.pipeline import group
 from launcher.plan.paths import RunPaths

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import SlurmCluster
-from launches import DEMONSTRATION, FIVE_STAGES, HOSTILE, SMALL, Launched, launch, override, serve
+from support.slurm.cluster import SlurmCluster
+from support.slurm.launches import DEMONSTRATION, FIVE_STAGES, HOSTILE, SMALL, Launched, launch, override, serve
 
 
 @pytest.fixture(scope="session")

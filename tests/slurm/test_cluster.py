@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import NODES, SlurmCluster, wait_until
-from slurm_files import GPUS_PER_NODE
+from support.slurm.cluster import NODES, SlurmCluster, wait_until
+from support.slurm.slurm_files import GPUS_PER_NODE
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from cluster import SlurmCluster
+from support.slurm.cluster import SlurmCluster
 cluster = SlurmCluster(Path(sys.argv[1]))
 cluster.start()
 print(*cluster.daemons.values(), flush=True)

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster import NODES, SlurmCluster
-from launches import NEMO, PROJECT, assert_clean, launch, override
+from support.slurm.cluster import NODES, SlurmCluster
+from support.slurm.launches import NEMO, PROJECT, assert_clean, launch, override
 
 from launcher.plan.plan import Command, Resources, StagePlan, partial
 from launcher.run.command_wrapper import Place

@@ -8,8 +8,8 @@ import socket
 import sys
 
 import pytest
-from cluster import NODES, SlurmCluster
-from launches import (
+from support.slurm.cluster import NODES, SlurmCluster
+from support.slurm.launches import (
     PROJECT,
     SMALL,
     Launched,

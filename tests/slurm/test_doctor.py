@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster import SlurmCluster
+from support.slurm.cluster import SlurmCluster
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCTOR = [sys.executable, "-m", "launcher", "doctor"]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import NODES, SlurmCluster, wait_until
-from launches import (
+from support.slurm.cluster import NODES, SlurmCluster, wait_until
+from support.slurm.launches import (
     FIVE_STAGES,
     NEMO,
     PROJECT,

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from cluster import NODES, SlurmCluster
-from launches import PROJECT, Launched
+from support.slurm.cluster import NODES, SlurmCluster
+from support.slurm.launches import PROJECT, Launched
 
 from deployment.arguments import ServeArguments
 from launcher.plan.plan import Resources, python_module

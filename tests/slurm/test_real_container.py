@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import SlurmCluster
-from debian_image import ImageStore, library_path, unpack_packages
-from launches import NEMO, launch, override
+from support.slurm.cluster import SlurmCluster
+from support.slurm.debian_image import ImageStore, library_path, unpack_packages
+from support.slurm.launches import NEMO, launch, override
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import NODES, SlurmCluster
-from launches import (
+from support.slurm.cluster import NODES, SlurmCluster
+from support.slurm.launches import (
     FIVE_STAGES,
     HOSTILE,
     NEMO,

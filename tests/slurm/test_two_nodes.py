@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from cluster import NODES, SlurmCluster, wait_until
-from launches import NEMO, Launched, assert_clean, is_running, launch, override
+from support.slurm.cluster import NODES, SlurmCluster, wait_until
+from support.slurm.launches import NEMO, Launched, assert_clean, is_running, launch, override
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import Settings

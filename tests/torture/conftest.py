@@ -4,50 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from watched import Pipeline, pipeline_over
+from support.torture.campaign import Campaign, Tally
+from support.torture.watched import Pipeline, pipeline_over
 
 _CAMPAIGN = "campaign"
-
-
-@dataclass
-class Tally:
-    """What a campaign tried and how often the product held; printed at the end of the run.
-
-    Attributes:
-        name: of the campaign, as ``docs/reliability.md`` has it.
-        tried: trials so far.
-        failures: one line for each trial in which the product did not hold.
-    """
-
-    name: str
-    tried: int = 0
-    failures: list[str] = field(default_factory=list)
-
-    def record(self, failure: str | None = None) -> None:
-        """Count one trial; ``failure`` says what went wrong in it, None that the product held."""
-        self.tried += 1
-        if failure:
-            self.failures.append(failure)
-
-    def check(self) -> None:
-        """Fail the test if any trial failed, or if nothing was tried."""
-        assert self.tried, f"{self.name}: nothing was tried"
-        assert not self.failures, f"{len(self.failures)} of {self.tried} failed:\n" + "\n".join(self.failures[:20])
-
-
-@dataclass(frozen=True)
-class Campaign:
-    """How large this run's campaigns are."""
-
-    is_full: bool
-
-    def trials(self, small: int, full: int) -> int:
-        """Number of trials: ``small`` in the test suite, ``full`` in ``make torture``."""
-        return full if self.is_full else small
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line_server import PROJECT, CommandLines, Ended
-from conftest import Campaign, Tally
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.torture.campaign import Campaign, Tally
+from support.torture.command_line_server import PROJECT, CommandLines, Ended
 
 from launcher.config.schema import Config
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from five_stages import FIVE, TWO, Run, whole
+from support.torture.five_stages import FIVE, TWO, Run, whole
 
 from launcher.plan.plan import StagePlan
 from launcher.run.artefact import is_current
 
 if TYPE_CHECKING:
-    from conftest import Campaign, Tally
+    from support.torture.campaign import Campaign, Tally
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "emptied": lambda content: b"",

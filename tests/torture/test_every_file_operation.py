@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Campaign, Tally
-from watched import Operation, Pipeline, differences, failure_of, tree
+from support.torture.campaign import Campaign, Tally
+from support.torture.watched import Operation, Pipeline, differences, failure_of, tree
 
 pytestmark = pytest.mark.timeout(3600)
 

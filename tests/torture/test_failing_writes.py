@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from five_stages import FIVE, TWO, Run, rerun_problem, whole
+from support.torture.five_stages import FIVE, TWO, Run, rerun_problem, whole
 
 if TYPE_CHECKING:
-    from conftest import Campaign, Tally
+    from support.torture.campaign import Campaign, Tally
 
 SOURCE = Path(__file__).with_name("failing_writes.c")
 WITHOUT_SERVER = ("main.py", "export_scripts.convert", "export_scripts.export")

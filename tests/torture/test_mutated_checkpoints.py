@@ -39,7 +39,7 @@ from handover.errors import SlipwayError
 from handover.manifest import Manifest
 
 if TYPE_CHECKING:
-    from conftest import Campaign, Tally
+    from support.torture.campaign import Campaign, Tally
 
 MOST_S, MOST_BYTES = 20, 1 << 30
 M_ARENA_MAX = -8  # of mallopt, from malloc.h

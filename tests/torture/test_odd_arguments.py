@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Campaign, Tally
+from support.torture.campaign import Campaign, Tally
 
 from handover.arguments import ScriptArguments
 from handover.errors import SlipwayError

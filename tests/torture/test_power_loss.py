@@ -14,9 +14,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from conftest import Campaign, Tally
-from power_loss import CONTENTS, NAMES, Disk
-from watched import Operation, Pipeline, failure_of, tree, unfinished
+from support.torture.campaign import Campaign, Tally
+from support.torture.power_loss import CONTENTS, NAMES, Disk
+from support.torture.watched import Operation, Pipeline, failure_of, tree, unfinished
 
 pytestmark = pytest.mark.timeout(7200)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from five_stages import FIVE, TWO, Run, ended, family, rerun_problem, whole
+from support.torture.five_stages import FIVE, TWO, Run, ended, family, rerun_problem, whole
 
 if TYPE_CHECKING:
-    from conftest import Campaign, Tally
+    from support.torture.campaign import Campaign, Tally
 
 HOW = ("main", "group", "one", "everything", "SIGTERM", "SIGINT")
 TRIALS = 200

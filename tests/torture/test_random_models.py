@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from random_models import EPSILONS, Candidate, build, try_models
 from support.stranger import log_probs, log_probs_of
+from support.torture.random_models import EPSILONS, Candidate, build, try_models
 
 if TYPE_CHECKING:
-    from conftest import Campaign, Tally
+    from support.torture.campaign import Campaign, Tally
 
 VOCABULARY_LEAST, POSITIONS = 91, 16
 

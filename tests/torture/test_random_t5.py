@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from random_models import EPSILONS, Candidate, build, try_models
 from support.asking import Tensors
+from support.torture.random_models import EPSILONS, Candidate, build, try_models
 
 from backends.fastertransformer.engine.engine import Engine
 
 if TYPE_CHECKING:
-    from conftest import Campaign, Tally
+    from support.torture.campaign import Campaign, Tally
 
 VOCABULARY_LEAST, START, BEGUN = 91, 5, 6
 KINDS = ("T5", "MT5", "T5", "MT5", "T5", "UMT5")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from five_stages import FIVE, TWO, Run, ended, rerun_problem, whole
+from support.torture.five_stages import FIVE, TWO, Run, ended, rerun_problem, whole
 
 if TYPE_CHECKING:
-    from conftest import Campaign, Tally
+    from support.torture.campaign import Campaign, Tally
 
 PLAIN, FORCED = "force=[]", "force=[convert,export]"
 TOGETHER = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from faked_gpu import fake_gpu
+from support.faked_gpu import fake_gpu
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import SlurmCluster, wait_until
+from support.slurm.cluster import SlurmCluster, wait_until
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 DEMONSTRATION = PROJECT / "examples" / "gpt3_demo" / "checkpoints" / "gpt3_demo.nemo"
 SMALL = ("benchmark.lengths=[[8,8]]", "benchmark.batch_sizes=[1,2]", "evaluation.lambada.samples=20")

@@ -18,7 +18,7 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 FIVE = "stages=[convert,export,deploy,evaluate,benchmark]"
 TWO = "stages=[convert,export]"

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from support.huggingface_models import filling, write_tokenizer
-from support.stranger import change_json, engine_of
 
 from backends.fastertransformer.engine.engine import Engine
 from handover.errors import CheckpointError
+from support.huggingface_models import filling, write_tokenizer
+from support.stranger import change_json, engine_of
 
 if TYPE_CHECKING:
-    from conftest import Tally
+    from support.torture.campaign import Tally
 
 TOLERANCE = 2e-3  # the exact GELU against its tanh form, through layers
 EPSILONS = (1e-5, 1e-6, 1e-12, 0.0, 0.3, 1.0, 2.0, -1e-5)

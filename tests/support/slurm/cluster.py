@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from slurm_files import write_files
+from support.slurm.slurm_files import write_files
 
 NODES = ("node1", "node2")
 PROGRAMS = ("gcc", "slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "sbatch", "srun", "unshare")
 
-_INSTALL = Path(__file__).with_name("install")
+_INSTALL = Path(__file__).resolve().parents[2] / "install"
 _SQL = Path("/usr/share/mysql")
 _PR_SET_PDEATHSIG = 1
 _START_TIMEOUT_S = 60

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from watched import Operation
+from support.torture.watched import Operation
 
 NAMES = ("all", "none", "some")
 CONTENTS = ("lost", "zeros", "half", "any")

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PROJECT))
+PROJECT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
 
 import hydra  # noqa: E402
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CommandLines:
 
 def serve() -> None:
     """Answer until the input ends."""
-    sys.path.insert(0, str(PROJECT))
+    sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     import hydra  # noqa: F401
     import yaml  # noqa: F401

@@ -1,0 +1,1 @@
+"""A real Slurm cluster for tests, and runs on it."""
