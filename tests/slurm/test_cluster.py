@@ -53,7 +53,7 @@ def test_accounting_follows_a_job_to_its_end(slurm: SlurmCluster) -> None:
 
 def test_no_daemon_outlives_a_killed_parent(short_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(short_path)]
-    with subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 6
