@@ -40,7 +40,7 @@ from benchmarks.timed_model import timed_server
 from benchmarks.triton_overhead import OverheadArguments, deployment
 from evaluation.client.client import Client
 from evaluation.client.served_model import inspect_endpoint
-from evaluation.speed import metrics
+from evaluation.speed import formulas
 from evaluation.speed.drive import ClosedLoop, Plan, Recorder, drive
 from evaluation.speed.wire import Encoded, Wire, encode
 from evaluation.speed.workload import Workload, seeded
@@ -48,7 +48,7 @@ from handover.arguments import ScriptArguments
 from handover.errors import ServerError, exit_status
 
 MODEL = "fastertransformer"
-_MS = metrics.NANOSECONDS_PER_MS
+_MS = formulas.NANOSECONDS_PER_MS
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def our_turn(url: str, requests: Sequence[Encoded], concurrency: int, count: int
     plan = Plan(concurrency, count, 1, 600.0, lambda windows: False)
     (window,) = ask(url, requests, concurrency, plan).windows
     latencies = [(record.done_ns - record.sent_ns) / _MS for record in window.records]
-    mean, middle = metrics.mean(latencies), metrics.percentile(latencies, 50)
+    mean, middle = formulas.mean(latencies), formulas.percentile(latencies, 50)
     assert mean is not None and middle is not None
     return Turn(mean, middle, len(latencies) * 1e9 / window.duration_ns)
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from evaluation.report.measurements import HIGHER, Measurement, Report, read_report
 from evaluation.report.number_text import show_figure
-from evaluation.report.page import Cell, problems, render_page, style_of, table
+from evaluation.report.page import render_page
 from evaluation.speed.cells import render
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status
@@ -177,17 +176,15 @@ def render_markdown(names: Sequence[str], reports: Sequence[Report], rows: dict[
 
 def render_html(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> str:
     """Render the same as one self-contained page."""
-    cells: list[list[str | Cell]] = [
-        [name, *(_html_cell(name, shown) for shown in differences)] for name, differences in rows.items()
-    ]
-    summary = f"{len(rows)} figures of {len(names)} reports; changes are relative to {names[0]}."
-    figures = Markup("<section>{}</section>").format(table(("Figure", *names), cells, numeric=names))
-    return render_page("Comparison", summary, [*problems(remarks(names, reports)), figures])
-
-
-def _html_cell(figure: str, difference: Difference) -> Cell:
-    value, change = cell(figure, difference)
-    return Cell(value, note=change, style=style_of(difference.verdict))
+    shown = [(figure, [(*cell(figure, each), each.verdict) for each in cells]) for figure, cells in rows.items()]
+    return render_page(
+        "compare.html",
+        title="Comparison",
+        summary=f"{len(rows)} figures of {len(names)} reports; changes are relative to {names[0]}.",
+        remarks=remarks(names, reports),
+        names=list(names),
+        rows=shown,
+    )
 
 
 def _print(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> None:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from evaluation.arguments import GateArguments
-from evaluation.figures import FAILS, HOLDS
 from evaluation.report.measurements import Measurement, Report, read_report
 from evaluation.report.thresholds import CEILINGS, FLOORS, read_thresholds
+from evaluation.tasks.metric import FAILS, HOLDS
 from handover.durable import write_atomically
 from handover.errors import exit_status
 

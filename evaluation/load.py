@@ -1,9 +1,174 @@
-"""``python3 -m evaluation.load``."""
+"""Put a deployment under load, point by point: ``python3 -m evaluation.load --endpoint=... --output=...``.
+
+A point is a pair of lengths (or a prompt file) under one load: a concurrency (closed loop) or a request rate (open
+loop). Each row of ``load.csv`` says what was measured on which model; ``summary.json`` and a directory a point hold the
+same in vLLM's and genai-perf's shapes. Points that a killed run of the same settings finished are kept.
+"""
 
 from __future__ import annotations
 
-from evaluation.speed.load_sweep import main
-from handover.errors import exit_status
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+
+from tritonclient import grpc as triton
+
+from evaluation.client.client import Client
+from evaluation.client.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
+from evaluation.client.tokenizer import load_tokenizer
+from evaluation.speed.costs import server_log
+from evaluation.speed.exports import write_point, write_summary
+from evaluation.speed.load_arguments import LoadArguments, check_arguments
+from evaluation.speed.sweep import Deployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
+from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, Row
+from evaluation.speed.under_load import Target, measure_point, probe
+from evaluation.speed.workload import Prompt, Words, read_prompt_file
+from handover.endpoint import Endpoint
+from handover.errors import ConfigError, exit_status
+from handover.regular_file import read_bytes
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure every point, write the files, and fail if no point could be measured."""
+    arguments = LoadArguments.from_argv(argv, description=__doc__)
+    check_arguments(arguments)
+    expected = expected_digest(arguments.model_digest, arguments.model_repository)
+    endpoint = find_endpoint(arguments.endpoint)
+    check_identity(endpoint, expected)
+    arguments, target, points = _prepare(arguments, endpoint)
+
+    def measure(row: Row, advance: Callable[[], None]) -> Row:
+        measured = measure_point(arguments, target, row, advance)
+        write_point(arguments.output / row.directory, measured, dict(arguments.slos))
+        return measured.row
+
+    sweep = Sweep(
+        name="load",
+        deployment=Deployment(arguments.endpoint, endpoint, arguments.model, expected),
+        output=arguments.output,
+        table=LOAD_TABLE,
+        points=points,
+        seed=arguments.seed,
+        steps=arguments.repeats,
+        unit="repeats",
+        measure=measure,
+        describe=_line,
+        prepare=lambda: probe(arguments, target, points[0]),
+    )
+    rows = sweep.run()
+    write_summary(arguments.output, rows)
+    sweep.finish(rows)
+
+
+def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[LoadArguments, Target, list[Row]]:
+    """Ask the server what it serves, and plan the points: rows without figures."""
+    with Client(endpoint.grpc_url, arguments.timeout_s, retries=0) as client:
+        interface = client.describe(arguments.model)
+    if not interface.takes_ids and not interface.takes_text:
+        raise ConfigError(
+            f"model '{arguments.model}' takes neither token ids nor text",
+            "take model=fastertransformer or model=ensemble",
+        )
+    is_decoupled, queue_delay_us, max_batch_size = _transaction_policy(endpoint, arguments.model)
+    if arguments.streaming not in (None, is_decoupled):
+        have = "streams its answers (decoupled)" if is_decoupled else "does not stream (it is not decoupled)"
+        raise ConfigError(f"model '{arguments.model}' {have}", f"take streaming={str(is_decoupled).lower()}")
+    arguments = dataclasses.replace(arguments, streaming=is_decoupled)
+    served = inspect_endpoint(endpoint, interface.parameters)
+    prompts = _read_prompts(arguments, served)
+    if interface.takes_text and not all(prompt.text for prompt in prompts):
+        raise ConfigError(
+            f"model '{arguments.model}' takes text, but {arguments.prompt_file} holds token ids",
+            "give texts, or take model=fastertransformer",
+        )
+    vocab_size = 0 if prompts else find_vocab_size(arguments.vocab_size, served)
+    row = Row(
+        mode=CLOSED,
+        triton_model=arguments.model,
+        max_batch_size=max_batch_size,
+        max_queue_delay_us=queue_delay_us,
+        is_streaming=is_decoupled,
+    )
+    row = describe_deployment(served, row, _decisive(arguments))
+    target = Target(
+        endpoint,
+        server_log(arguments.endpoint),
+        vocab_size,
+        tuple(prompts),
+        _words(arguments, served, vocab_size) if interface.takes_text else None,
+        row.gpus,
+        interface.is_encoder_decoder,
+    )
+    return arguments, target, plan_points(arguments, row, served.max_positions)
+
+
+def plan_points(arguments: LoadArguments, template: Row, max_positions: int | None) -> list[Row]:
+    """List the points, lengths by lengths, light loads first."""
+    if arguments.prompt_file is not None:
+        workloads = [f"file:{arguments.prompt_file.name}"]
+    else:
+        usual = ["{}/{}".format(*usual_lengths(max_positions)[0])]
+        workloads = list(dict.fromkeys(arguments.lengths or usual))
+    closed = [
+        dataclasses.replace(template, mode=CLOSED, concurrency=level) for level in sorted(set(arguments.concurrencies))
+    ]
+    opened = [
+        dataclasses.replace(template, mode=OPEN, request_rate_per_s=float(rate), arrival=arguments.arrival)
+        for rate in sorted(set(arguments.request_rates))
+    ]
+    return [dataclasses.replace(row, workload=name) for name, row in product(workloads, [*closed, *opened])]
+
+
+def _transaction_policy(endpoint: Endpoint, model: str) -> tuple[bool, int | None, int]:
+    """Whether the model is decoupled, what its batcher waits in microseconds, and its largest batch."""
+    with triton.InferenceServerClient(endpoint.grpc_url) as client:
+        config = client.get_model_config(model).config
+    delay_us = config.dynamic_batching.max_queue_delay_microseconds if config.HasField("dynamic_batching") else None
+    return bool(config.model_transaction_policy.decoupled), delay_us, max(1, config.max_batch_size)
+
+
+def _read_prompts(arguments: LoadArguments, served: ServedModel) -> list[Prompt]:
+    if arguments.prompt_file is None:
+        return []
+    if not arguments.prompt_file.is_file():
+        raise ConfigError(f"there is no prompt file {arguments.prompt_file}")
+    encode = load_tokenizer(served.directory).encode if served.directory is not None else None
+    prompts, left_out = read_prompt_file(arguments.prompt_file, encode, served.max_positions)
+    if left_out:
+        sys.stdout.write(f"{left_out} lines of {arguments.prompt_file.name} are left out: no answer, or too long\n")
+    return prompts
+
+
+def _words(arguments: LoadArguments, served: ServedModel, vocab_size: int) -> Words:
+    """Find what random texts can be made of."""
+    if served.directory is None:
+        raise ConfigError(
+            f"model '{arguments.model}' takes text, but its tokenizer is not on this machine",
+            "take model=fastertransformer",
+        )
+    return Words(load_tokenizer(served.directory), vocab_size)
+
+
+def _decisive(arguments: LoadArguments) -> tuple[tuple[str, ...], str]:
+    """Settings that must agree for a point to be kept; more points may be asked for after an interruption."""
+    ours = dataclasses.replace(arguments, endpoint="", output=Path(), lengths=(), concurrencies=(), request_rates=())
+    file = hashlib.sha256(read_bytes(arguments.prompt_file)).hexdigest() if arguments.prompt_file else ""
+    return ours.to_argv(), file
+
+
+def _line(row: Row) -> str:
+    figures = row.figures
+    rate, latency = figures.get("output_tokens_per_s"), figures.get("e2e_p50_ms")
+    name = f"{row.workload:<12} {row.label:<18}"
+    if row.state != OK or rate is None or latency is None:
+        return f"{name} failed: {row.error}"
+    failed = f"  {row.failed_requests} failed" if row.failed_requests else ""
+    shaky = "" if row.is_stable else "  not stable"
+    return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{failed}{shaky}"
+
 
 if __name__ == "__main__":
     raise SystemExit(exit_status(main, "load"))

@@ -25,18 +25,21 @@ import yaml
 
 from evaluation.report.data import collect_findings
 from evaluation.report.number_text import show_figure
-from evaluation.report.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, deployment_text, ranking_title
-from evaluation.report.recommendation import (
+from evaluation.report.ranking import (
     FIGURES,
-    OFFLINE,
-    ONLINE,
+    RANKING_COLUMNS,
+    TOP,
+    Budget,
     Candidate,
     Ranking,
+    candidate_cells,
+    deployment_text,
     find_candidates,
     pareto_front,
-    rank,
+    rank_all,
+    ranking_title,
 )
-from evaluation.speed.load_figures import PERCENTILES
+from evaluation.speed.figures import PERCENTILES
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status, nearest
 from handover.regular_file import SETTINGS_BYTES, read_text
@@ -51,16 +54,14 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("results", nargs="+", type=Path, help="results directories")
     parser.add_argument("--slos", type=Path, help="YAML file of the latency budget; none: offline only")
-    parser.add_argument("--top", type=int, default=5, help="how many to show")
+    parser.add_argument("--top", type=int, default=TOP, help="how many to show")
     parser.add_argument("--output", type=Path, required=True, help="directory for the files")
     given = parser.parse_args(list(argv))
     candidates = [candidate for path in given.results for candidate in candidates_below(path)]
     if not candidates:
         raise ConfigError(f"there is no measured point below {', '.join(map(str, given.results))}")
     budget = read_budget(given.slos) if given.slos is not None else None
-    rankings = rank(candidates, OFFLINE, {}, 95, given.top)
-    if budget is not None:
-        rankings += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, given.top)
+    rankings = rank_all(candidates, budget, given.top)
     given.output.mkdir(parents=True, exist_ok=True)
     text = render_markdown(rankings, candidates, budget)
     write_atomically(given.output / "recommendation.md", text)

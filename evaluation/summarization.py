@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from evaluation.arguments import TextPairArguments
-from evaluation.figures import share
+from evaluation.tasks.metric import share
 from evaluation.tasks.rouge import rouge_l, rouge_lsum, rouge_n
 from evaluation.tasks.text_task import Scored, TextSample, Written, run_text_task
 from handover.errors import exit_status

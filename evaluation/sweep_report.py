@@ -11,23 +11,29 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 
-from markupsafe import Markup
-
 from evaluation.arguments import SweepReportArguments
-from evaluation.report.load_html import pareto_parts
+from evaluation.report.html import pareto_plots
 from evaluation.report.markdown_text import escape_markdown, markdown_table
 from evaluation.report.number_text import show_figure
-from evaluation.report.page import figure, problems, render_page, section, table
+from evaluation.report.page import Plot, render_page
 from evaluation.report.plots import draw_latency_by_size
-from evaluation.report.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, ranking_title
-from evaluation.report.recommendation import OFFLINE, ONLINE, Candidate, Ranking, rank
+from evaluation.report.ranking import (
+    RANKING_COLUMNS,
+    Budget,
+    Candidate,
+    Ranking,
+    candidate_cells,
+    no_candidate,
+    rank_all,
+    ranking_title,
+)
 from evaluation.report.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
+from evaluation.report.tables import TextTable
 from evaluation.speed.cells import render
 from handover.durable import write_atomically
 from handover.errors import exit_status
 
 HTML_NAME, MARKDOWN_NAME, CSV_NAME = "report.html", "report.md", "points.csv"
-_TOP = 5
 
 
 def main(argv: Sequence[str]) -> None:
@@ -71,24 +77,27 @@ def summarise(points: Sequence[Point]) -> str:
 def render_html(points: Sequence[Point]) -> str:
     """Render the page."""
     columns = sweep_columns(points)
-    numeric = frozenset((*columns[1:], *RANKING_COLUMNS[1:-1]))
-    rows = sweep_rows(points, columns)
-    errors = ["" if point.candidates or point.accuracies else point.error for point in points]
-    parts = [table(columns, rows, numeric, "The points", errors)]
-    for number, (workload, sizes) in enumerate(_sizes(points).items()):
-        svg = draw_latency_by_size(sizes, f"size{number}")
-        parts.append(figure(svg, f"Latency by model size: {workload}. Mean of a request; a line for each parallelism."))
+    errors = tuple("" if point.candidates or point.accuracies else point.error for point in points)
+    plots = [
+        Plot(
+            draw_latency_by_size(sizes, f"size{number}"),
+            f"Latency by model size: {workload}. Mean of a request; a line for each parallelism.",
+        )
+        for number, (workload, sizes) in enumerate(_sizes(points).items())
+    ]
     named = [replace(c, load=f"{point.label}, {c.load}") for point in points for c in point.candidates]
-    parts += pareto_parts(named, "pareto")
-    for ranking, budget in _rankings(points):
-        cells = [candidate_cells(ranking, candidate) for candidate in ranking.best]
-        shown = [(*row[:-1], _label_of(points, candidate)) for row, candidate in zip(cells, ranking.best, strict=True)]
-        if shown:
-            parts.append(table(RANKING_COLUMNS, shown, numeric, ranking_title(ranking, budget)))
-        else:
-            parts.append(Markup("<p>{}</p>").format(_none_fits(ranking, budget)))
-    sections = [*problems(_remarks(points)), section("Points and what to run", *parts), _links(points)]
-    return render_page("Sweep", summarise(points), sections)
+    places = tuple((point.label, point.title, point.results, point.digest) for point in points)
+    return render_page(
+        "sweep.html",
+        title="Sweep",
+        summary=summarise(points),
+        remarks=_remarks(points),
+        points=TextTable("The points", columns, tuple(sweep_rows(points, columns)), errors),
+        plots=[*plots, *pareto_plots(named, "pareto")],
+        rankings=_rankings(points),
+        places=TextTable("", ("Point", "Model", "Results", "Digest"), places),
+        numeric={*columns[1:], *RANKING_COLUMNS[1:-1]},
+    )
 
 
 def render_markdown(points: Sequence[Point]) -> str:
@@ -97,13 +106,12 @@ def render_markdown(points: Sequence[Point]) -> str:
     parts = ["# Sweep", escape_markdown(summarise(points))]
     parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in _remarks(points))] if _remarks(points) else []
     parts.append(markdown_table(columns, sweep_rows(points, columns), numeric=columns[1:]))
-    for ranking, budget in _rankings(points):
-        rows = [(*candidate_cells(ranking, candidate)[:-1], _label_of(points, candidate)) for candidate in ranking.best]
-        if not rows:
-            parts.append(escape_markdown(_none_fits(ranking, budget)))
+    for table in _rankings(points):
+        if not table.rows:
+            parts.append(escape_markdown(table.caption))
             continue
-        parts += [f"## {escape_markdown(ranking_title(ranking, budget))}"]
-        parts += [markdown_table(RANKING_COLUMNS, rows, numeric=RANKING_COLUMNS[1:-1])]
+        parts += [f"## {escape_markdown(table.caption)}"]
+        parts += [markdown_table(table.columns, table.rows, numeric=RANKING_COLUMNS[1:-1])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,18 +144,15 @@ def _label_of(points: Sequence[Point], candidate: Candidate) -> str:
     return next(point.label for point in points if any(candidate is own for own in point.candidates))
 
 
-def _rankings(points: Sequence[Point]) -> list[tuple[Ranking, Budget]]:
+def _rankings(points: Sequence[Point]) -> list[TextTable]:
     """Rank all loads of all points, also within the budget that the points' loads were given."""
     budget = Budget({name: limit for point in points for name, limit in point.slos_ms.items()})
-    candidates = _candidates(points)
-    found = rank(candidates, OFFLINE, {}, budget.percentile, _TOP)
-    if budget.limits_ms:
-        found += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, _TOP)
-    return [(ranking, budget) for ranking in found]
+    return [_ranking(points, ranking, budget) for ranking in rank_all(_candidates(points), budget)]
 
 
-def _none_fits(ranking: Ranking, budget: Budget) -> str:
-    return f"{ranking_title(ranking, budget)}: none of {ranking.considered} measured points keeps the budget."
+def _ranking(points: Sequence[Point], ranking: Ranking, budget: Budget) -> TextTable:
+    rows = tuple((*candidate_cells(ranking, c)[:-1], _label_of(points, c)) for c in ranking.best)
+    return TextTable(ranking_title(ranking, budget) if rows else no_candidate(ranking, budget), RANKING_COLUMNS, rows)
 
 
 def _sizes(points: Sequence[Point]) -> dict[str, dict[str, list[tuple[float, float]]]]:
@@ -174,11 +179,6 @@ def _remarks(points: Sequence[Point]) -> list[str]:
     said += [f"{point.label}: {remark}" for point in points for remark in point.remarks]
     waiting = [point.label for point in points if not point.error and not point.candidates and not point.remarks]
     return said + ([f"Not measured yet: {'; '.join(waiting)}."] if waiting else [])
-
-
-def _links(points: Sequence[Point]) -> Markup:
-    rows = [(point.label, point.title, point.results, point.digest) for point in points]
-    return section("Where each point is", table(("Point", "Model", "Results", "Digest"), rows, ()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 
 from evaluation.arguments import TextPairArguments
-from evaluation.figures import Metric
+from evaluation.tasks.metric import Metric
 from evaluation.tasks.text_task import Scored, Written, run_text_task
 from handover.errors import exit_status
 

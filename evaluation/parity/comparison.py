@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evaluation.figures import FAILS, HOLDS, Metric
-from evaluation.speed import metrics
+from evaluation.speed import formulas
+from evaluation.tasks.metric import FAILS, HOLDS, Metric
 
 PROMPT, GENERATED = "prompt", "generated"
 
@@ -128,7 +128,7 @@ def summarise(positions: Sequence[Position]) -> list[Metric]:
     return [
         Metric(
             "greedy_agreement",
-            metrics.accuracy(hits),
+            formulas.accuracy(hits),
             "fraction",
             None,
             len(hits),
@@ -137,7 +137,7 @@ def summarise(positions: Sequence[Position]) -> list[Metric]:
         ),
         Metric(
             "identical_continuations",
-            metrics.accuracy(identical),
+            formulas.accuracy(identical),
             "fraction",
             None,
             len(prompts),
@@ -155,9 +155,9 @@ def summarise(positions: Sequence[Position]) -> list[Metric]:
         ),
         Metric(
             "mean_log_prob_difference",
-            metrics.mean(finite),
+            formulas.mean(finite),
             "nats",
-            metrics.standard_error(finite),
+            formulas.standard_error(finite),
             len(finite),
             failed,
             "mean absolute difference of these log probabilities",

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evaluation.figures import Metric
 from evaluation.parity.findings import Findings
 from evaluation.parity.passages import Passages, Scores
+from evaluation.tasks.metric import Metric
 
 _RMS_FACTOR, _MOST_FACTOR = 2.0, 4.0  # of what rounded arithmetic makes
 _RMS_FLOOR, _MOST_FLOOR = 0.002, 0.02  # nats; sums are not exact in fp32 either

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evaluation.figures import Metric
 from evaluation.parity.scales import Scale
+from evaluation.tasks.metric import Metric
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from evaluation.client.served_model import (
 )
 from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.figures import FAILS, INCONCLUSIVE
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
 from evaluation.parity.comparison import Outcome, Position, Served, compare, decide
 from evaluation.parity.findings import Findings
@@ -30,6 +29,7 @@ from evaluation.parity.prompts import Ids, encode_prompts, read_prompts
 from evaluation.parity.references import Reference, open_reference
 from evaluation.parity.results import write_results
 from evaluation.parity.survey import served_formats, survey
+from evaluation.tasks.metric import FAILS, INCONCLUSIVE
 from evaluation.tasks.scoring import Scorer
 from handover.errors import ConfigError, ServerError
 from handover.progress import Progress

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation.figures import Metric
 from evaluation.parity.distances import distances, rms
 from evaluation.parity.findings import Findings, joined
 from evaluation.parity.formats import Formats, quantise_head, quantise_layers, round_weights, rounded_arithmetic
 from evaluation.parity.passages import Passages, Scores
 from evaluation.parity.scales import Scale, Scales, scaled_by, suspects
+from evaluation.tasks.metric import Metric
 
 _T = TypeVar("_T")
 Both = tuple[_T, _T]

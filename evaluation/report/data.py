@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaluation.figures import FAILS, Metric
-from evaluation.report.load_findings import Load, read_loads
+from evaluation.report.benchmarks import Benchmark, read_benchmarks
 from evaluation.report.published import PARTIAL, newest_results
-from evaluation.speed.benchmark_table import FAILED, FILE_NAME, OK, Row, read_rows
-from evaluation.speed.load_table import FILE_NAME as LOAD_FILE_NAME
+from evaluation.tasks.metric import FAILS, Metric
 from handover.errors import ArtefactError
 from handover.manifest import ORIGIN, RANDOM_WEIGHTS, Manifest
 from handover.regular_file import read_text
@@ -97,39 +95,14 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """One ``benchmark.csv``.
-
-    Attributes:
-        name: of the benchmark.
-        rows: one a point, in the file's order.
-        finished: False for what a failed or killed stage left.
-    """
-
-    name: str
-    rows: tuple[Row, ...]
-    finished: bool
-
-    @property
-    def measured(self) -> tuple[Row, ...]:
-        """Rows with figures."""
-        return tuple(row for row in self.rows if row.state == OK and row.latency_mean_ms is not None)
-
-    @property
-    def failed(self) -> tuple[Row, ...]:
-        """Rows without figures."""
-        return tuple(row for row in self.rows if row.state == FAILED)
-
-
-@dataclass(frozen=True)
 class Findings:
     """All that the report is written from.
 
     Attributes:
         title: name of the model.
         stages: in their order; empty if the runner left no record.
-        evaluations, benchmarks: what was measured.
-        loads: what was measured under load.
+        evaluations: what was scored.
+        benchmarks: what was measured, static sweeps before loads.
         repository: manifest of the model repository; None if there is none.
         remarks: what is missing, unfinished or does not fit together, a sentence each.
         origin: what the FT checkpoint in the repository was made from; empty if that is not known.
@@ -139,7 +112,6 @@ class Findings:
     stages: tuple[StageOutcome, ...]
     evaluations: tuple[Evaluation, ...]
     benchmarks: tuple[Benchmark, ...]
-    loads: tuple[Load, ...]
     repository: Manifest | None
     remarks: tuple[str, ...]
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -156,16 +128,15 @@ def collect_findings(results: Path, title: str, stages: Path) -> Findings:
     remarks: list[str] = []
     outcomes = _read_stages(stages, remarks)
     evaluations = tuple(_read_evaluations(results / "evaluation", remarks))
-    benchmarks = tuple(_read_benchmarks(results / "benchmark", remarks))
-    loads = tuple(read_loads(newest_results(results / "benchmark", LOAD_FILE_NAME, remarks), remarks))
+    benchmarks = tuple(read_benchmarks(results / "benchmark", remarks))
     repository = _read_repository(results / "model_repo", remarks)
     if not evaluations:
         remarks.append("There are no accuracy figures: no evaluation left a result.")
-    if not benchmarks and not loads:
+    if not benchmarks:
         remarks.append("There are no latency figures: no benchmark left a result.")
-    remarks += _identity_remarks(evaluations, [*benchmarks, *loads], repository)
+    remarks += _identity_remarks(evaluations, benchmarks, repository)
     origin = _read_origin(results / "model_repo", repository)
-    return Findings(title, outcomes, evaluations, benchmarks, loads, repository, tuple(remarks), origin)
+    return Findings(title, outcomes, evaluations, benchmarks, repository, tuple(remarks), origin)
 
 
 def _read_stages(path: Path, remarks: list[str]) -> tuple[StageOutcome, ...]:
@@ -233,23 +204,6 @@ def _evaluation(content: Mapping[str, Any], finished: bool) -> Evaluation:
     )
 
 
-def _read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
-    for path, finished in newest_results(root, FILE_NAME, remarks):
-        name = path.parent.name.removesuffix(PARTIAL)
-        try:
-            benchmark = Benchmark(name, tuple(read_rows(path)), finished)
-        except (ValueError, KeyError, TypeError) as error:
-            remarks.append(f"The table of benchmark {name} is damaged and left out ({error}).")
-            continue
-        if not finished:
-            remarks.append(f"The benchmark {name} did not finish: points may be missing.")
-        if any(row.is_random_weights for row in benchmark.rows):
-            remarks.append(f"The benchmark {name} was measured on random weights.")
-        if benchmark.failed:
-            remarks.append(f"{len(benchmark.failed)} of {len(benchmark.rows)} points of benchmark {name} failed.")
-        yield benchmark
-
-
 def _read_repository(root: Path, remarks: list[str]) -> Manifest | None:
     try:
         return Manifest.read(root)
@@ -269,7 +223,7 @@ def _read_origin(root: Path, repository: Manifest | None) -> Mapping[str, Any]:
 
 
 def _identity_remarks(
-    evaluations: Sequence[Evaluation], benchmarks: Sequence[Benchmark | Load], repository: Manifest | None
+    evaluations: Sequence[Evaluation], benchmarks: Sequence[Benchmark], repository: Manifest | None
 ) -> list[str]:
     """Say so if the figures do not all belong to one model, the one in the repository."""
     digests = {f"evaluation {e.task}": e.model.get("model_digest", "") for e in evaluations}

@@ -2,162 +2,173 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from markupsafe import Markup
-
-from evaluation.report.data import Benchmark, Evaluation, Findings, StageOutcome
+from evaluation.report.benchmarks import Benchmark
+from evaluation.report.data import Evaluation, Findings
 from evaluation.report.judgement import Judgement
-from evaluation.report.load_findings import Load
-from evaluation.report.load_html import load_parts, pareto_parts
-from evaluation.report.load_text import NUMERIC as LOAD_NUMERIC
-from evaluation.report.load_text import Table
-from evaluation.report.page import Cell, figure, part, problems, render_page, section, style_of, table
-from evaluation.report.plots import draw_latency, draw_throughput
-from evaluation.report.ranking_text import RANKING_COLUMNS, Budget, candidate_cells, ranking_title
-from evaluation.report.recommendation import OFFLINE, ONLINE, find_candidates, rank
+from evaluation.report.page import Plot, render_page
+from evaluation.report.plots import (
+    draw_distribution,
+    draw_latency,
+    draw_pareto,
+    draw_throughput,
+    draw_throughput_over_latency,
+    read_samples,
+)
+from evaluation.report.ranking import (
+    RANKING_COLUMNS,
+    Budget,
+    Candidate,
+    candidate_cells,
+    find_candidates,
+    no_candidate,
+    rank_all,
+    ranking_title,
+)
+from evaluation.report.tables import NUMERIC, TextTable, benchmark_heading, benchmark_tables, group_by_workload
 from evaluation.report.text import (
     ACCURACY_COLUMNS,
     BASELINE_COLUMNS,
-    BENCHMARK_COLUMNS,
     GATE_COLUMNS,
     STAGE_COLUMNS,
     accuracy_cells,
     baseline_cells,
-    benchmark_cells,
     describe_provenance,
-    group_by_lengths,
-    lengths_label,
     relative_path,
     stage_cells,
     summarise_findings,
     verdict_sentence,
 )
+from evaluation.speed.table import CLOSED, OPEN
 
-_PARAGRAPH = Markup("<p>{}</p>")
-_TOP = 5
-_NUMERIC = frozenset(
-    {
-        *LOAD_NUMERIC,
-        *RANKING_COLUMNS[1:-1],
-        *BENCHMARK_COLUMNS,
-        *BASELINE_COLUMNS,
-        "Value",
-        "Std. error",
-        "Samples",
-        "Time",
-    }
+_NUMERIC = NUMERIC | {*RANKING_COLUMNS[1:-1], *BASELINE_COLUMNS, "Value", "Std. error", "Samples", "Time"}
+_LOADS = ((CLOSED, "requests in flight"), (OPEN, "requests per second"))
+_DISTRIBUTIONS = (
+    ("ttft", "Time to first token"),
+    ("itl", "Inter-token latency"),
+    ("e2e", "End-to-end latency"),
 )
 
 
 def render_html(findings: Findings, results: Path, judgement: Judgement | None = None) -> str:
-    """Render the whole report.
+    """Render the whole report; every text that comes from outside is escaped.
 
     Args:
         findings: what to report.
         results: directory that log paths are shown relative to.
         judgement: what the figures are held against.
     """
-    evaluations = findings.evaluations
-    sections = [
-        *_problems(findings, results, judgement),
-        *_gate(judgement),
-        *(section(f"Accuracy: {each.task}", _accuracy(each, judgement)) for each in evaluations),
-        *(_benchmark(benchmark, f"plot{number}") for number, benchmark in enumerate(findings.benchmarks)),
-        *(_load(load, f"load{number}") for number, load in enumerate(findings.loads)),
-        *_recommendation(findings, results),
-        *_stages(findings, results),
-        section("Provenance", part("facts", describe_provenance(findings))),
-    ]
-    return render_page(findings.title, summarise_findings(findings, judgement), sections)
+    checks = judgement.checks if judgement is not None else ()
+    gate = tuple((check.figure, check.rule, check.verdict, check.reason) for check in checks)
+    stages = tuple(stage_cells(outcome, results) for outcome in findings.stages)
+    bad = [outcome for outcome in findings.stages if outcome.is_bad]
+    return render_page(
+        "report.html",
+        title=findings.title,
+        summary=summarise_findings(findings, judgement),
+        remarks=[*findings.remarks, *(judgement.remarks if judgement else ())],
+        bad_stages=[replace(outcome, log=relative_path(outcome.log, results)) for outcome in bad],
+        gate=TextTable("", GATE_COLUMNS, gate),
+        gate_verdict=judgement.verdict if judgement is not None else "",
+        evaluations=[_accuracy(evaluation, judgement) for evaluation in findings.evaluations],
+        benchmarks=[_benchmark(each, f"benchmark{number}") for number, each in enumerate(findings.benchmarks)],
+        **_recommendation(findings, results),
+        stages=TextTable("", STAGE_COLUMNS, stages),
+        facts=describe_provenance(findings),
+        numeric=_NUMERIC,
+    )
 
 
-def _problems(findings: Findings, results: Path, judgement: Judgement | None) -> list[Markup]:
-    stages = Markup("").join(_failed_stage(outcome, results) for outcome in findings.stages if outcome.is_bad)
-    return problems([*findings.remarks, *(judgement.remarks if judgement else ())], stages)
+def pareto_plots(candidates: Sequence[Candidate], name: str) -> list[Plot]:
+    """Draw the Pareto front of each workload that has more than one point.
+
+    Args:
+        candidates: measured points.
+        name: prefix of ids, unique in the page.
+    """
+    plots = []
+    for number, workload in enumerate(dict.fromkeys(candidate.workload for candidate in candidates)):
+        same = [candidate for candidate in candidates if candidate.workload == workload]
+        if len(same) > 1:
+            caption = f"{workload} tokens: what a GPU gives over what a user gets. No point beats those on the line."
+            plots.append(Plot(draw_pareto(same, f"{name}-{number}"), caption))
+    return plots
 
 
-def _gate(judgement: Judgement | None) -> list[Markup]:
-    if judgement is None or not judgement.checks:
-        return []
-    rows = [(check.figure, check.rule, check.verdict, check.reason) for check in judgement.checks]
-    return [section(f"Gate: {judgement.verdict}", table(GATE_COLUMNS, rows, _NUMERIC))]
-
-
-def _failed_stage(outcome: StageOutcome, results: Path) -> Markup:
-    log = relative_path(outcome.log, results) if outcome.log else ""
-    return part("failed_stage", outcome.label, outcome.state, log, outcome.error)
-
-
-def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> Markup:
-    # The definitions stand below the names: as a column they would leave a phone no room for the figures.
-    rows: list[list[str | Cell]] = []
-    said = verdict_sentence(evaluation)
+def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> Mapping[str, Any]:
     has_baseline = judgement is not None and judgement.baseline is not None
+    rows = []
     for metric in evaluation.metrics:
         name, *figures, definition = accuracy_cells(metric)
-        cells: list[str | Cell] = [Cell(name, note=definition), *figures]
+        change, verdict = None, ""
         if judgement is not None and has_baseline:
             before, change, verdict = baseline_cells(evaluation.task, metric, judgement)
-            cells += [before, Cell(change, style=style_of(verdict))]
-        rows.append(cells)
-    columns = (*ACCURACY_COLUMNS[:4], *(BASELINE_COLUMNS if has_baseline else ()))
-    return (_PARAGRAPH.format(said) if said else Markup("")) + table(columns, rows, _NUMERIC)
+            figures.append(before)
+        rows.append({"name": name, "definition": definition, "figures": figures, "change": change, "verdict": verdict})
+    return {
+        "task": evaluation.task,
+        "sentence": verdict_sentence(evaluation),
+        "columns": (*ACCURACY_COLUMNS[:4], *(BASELINE_COLUMNS if has_baseline else ())),
+        "rows": rows,
+    }
 
 
-def _benchmark(benchmark: Benchmark, name: str) -> Markup:
-    parts = []
-    if benchmark.measured:
-        parts.append(
-            figure(
-                draw_latency(benchmark.measured, f"{name}-latency"),
-                "Latency over batch size. Points are means, whiskers reach from p50 to p99.",
-            )
-        )
-        parts.append(
-            figure(
-                draw_throughput(benchmark.measured, f"{name}-throughput"),
-                "Throughput over latency. The numbers at the points are batch sizes; up and left is better.",
-            )
-        )
-    for lengths, rows in group_by_lengths(benchmark.rows).items():
-        caption = f"{lengths_label(lengths)} (tokens of each sequence)"
-        cells = [(benchmark_cells(row), row.error) for row in rows]
-        parts.append(
-            table(BENCHMARK_COLUMNS, (row for row, _ in cells), _NUMERIC, caption, [error for _, error in cells])
-        )
-    return section(f"Latency and throughput: {benchmark.name}", *parts)
+def _benchmark(benchmark: Benchmark, name: str) -> Mapping[str, Any]:
+    plots = _load_plots(benchmark, name) if benchmark.is_load else _static_plots(benchmark, name)
+    tables = benchmark_tables(benchmark, benchmark.rows)
+    return {"heading": benchmark_heading(benchmark), "plots": plots, "tables": tables}
 
 
-def _load(load: Load, name: str) -> Markup:
-    def show(content: Table) -> Markup:
-        return table(content.columns, content.rows, _NUMERIC, content.caption, content.errors)
+def _static_plots(benchmark: Benchmark, name: str) -> list[Plot]:
+    rows = benchmark.measured
+    if not rows:
+        return []
+    return [
+        Plot(
+            draw_latency(rows, f"{name}-latency"),
+            "Latency over batch size. Points are means, whiskers reach from p50 to p99.",
+        ),
+        Plot(
+            draw_throughput_over_latency(rows, f"{name}-throughput"),
+            "Throughput over latency. The numbers at the points are batch sizes; up and left is better.",
+        ),
+    ]
 
-    return section(f"Under load: {load.name}", *load_parts(load, name, show))
+
+def _load_plots(load: Benchmark, name: str) -> list[Plot]:
+    plots = []
+    for mode, what in _LOADS:
+        rows = [row for row in load.measured if row.mode == mode]
+        if len({row.level for row in rows}) > 1:
+            caption = f"Throughput over {what}. Bars are 95% intervals over the repeats, at most 100%."
+            plots.append(Plot(draw_throughput(rows, f"{name}-{mode}-throughput"), caption))
+            caption = f"Latency over {what}. Points are medians, bars reach to p99."
+            plots.append(Plot(draw_latency(rows, f"{name}-{mode}-latency"), caption))
+    for number, (workload, points) in enumerate(group_by_workload(load.measured).items()):
+        # TTFT and ITL where answers were streamed, end-to-end latency where they were not.
+        is_streaming = any(row.is_streaming for row in points)
+        for kind, title in (pair for pair in _DISTRIBUTIONS if (pair[0] == "e2e") != is_streaming):
+            samples = read_samples(load.directory, points, kind)
+            if samples:
+                svg = draw_distribution(samples, f"{name}-{number}-{kind}", title)
+                plots.append(Plot(svg, f"{title} at {workload} tokens, every request. Further left is better."))
+    return plots
 
 
-def _recommendation(findings: Findings, results: Path) -> list[Markup]:
+def _recommendation(findings: Findings, results: Path) -> Mapping[str, Any]:
     """Show what to run for throughput alone, and what each point is worth to a user and to the operator."""
     candidates = find_candidates(findings, str(results))
-    if len(candidates) < 2 or not findings.loads:
-        return []
-    parts = pareto_parts(candidates, "pareto")
-    budget = Budget({name: limit for load in findings.loads for name, limit in load.slos.items()})
-    rankings = rank(candidates, OFFLINE, {}, budget.percentile, _TOP)
-    if budget.limits_ms:
-        rankings += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, _TOP)
-    for ranking in rankings:
-        rows = [candidate_cells(ranking, candidate)[:-1] for candidate in ranking.best]  # all of one deployment
-        title = ranking_title(ranking, budget)
-        if rows:
-            parts.append(table(RANKING_COLUMNS[:-1], rows, _NUMERIC, title))
-        else:
-            parts.append(_PARAGRAPH.format(f"{title}: none of {ranking.considered} measured points keeps the budget."))
-    return [section("Recommendation", *parts)]
-
-
-def _stages(findings: Findings, results: Path) -> list[Markup]:
-    if not findings.stages:
-        return []
-    rows = (stage_cells(outcome, results) for outcome in findings.stages)
-    return [section("Stages", table(STAGE_COLUMNS, rows, _NUMERIC))]
+    loads = [benchmark for benchmark in findings.benchmarks if benchmark.is_load]
+    if len(candidates) < 2 or not loads:
+        return {"fronts": [], "rankings": []}
+    budget = Budget({name: limit for load in loads for name, limit in load.slos.items()})
+    rankings = []
+    for ranking in rank_all(candidates, budget):
+        rows = tuple(candidate_cells(ranking, candidate)[:-1] for candidate in ranking.best)  # all of one deployment
+        title = ranking_title(ranking, budget) if rows else no_candidate(ranking, budget)
+        rankings.append(TextTable(title, RANKING_COLUMNS[:-1], rows))
+    return {"fronts": pareto_plots(candidates, "pareto"), "rankings": rankings}

@@ -7,21 +7,16 @@ from pathlib import Path
 
 from evaluation.report.data import Evaluation, Findings
 from evaluation.report.judgement import Judgement
-from evaluation.report.load_text import NUMERIC, failed_load_points, load_tables
 from evaluation.report.markdown_text import escape_markdown, markdown_table
+from evaluation.report.tables import NUMERIC, benchmark_heading, benchmark_tables, failed_points
 from evaluation.report.text import (
     ACCURACY_COLUMNS,
     BASELINE_COLUMNS,
-    BENCHMARK_COLUMNS,
     GATE_COLUMNS,
     STAGE_COLUMNS,
     accuracy_cells,
     baseline_cells,
-    benchmark_cells,
     describe_provenance,
-    failed_points,
-    group_by_lengths,
-    lengths_label,
     relative_path,
     stage_cells,
     summarise_findings,
@@ -46,21 +41,13 @@ def render_markdown(findings: Findings, results: Path, judgement: Judgement | No
         parts += [escape_markdown(said)] if (said := verdict_sentence(evaluation)) else []
         parts.append(_accuracy(evaluation, judgement))
     for benchmark in findings.benchmarks:
-        parts.append(f"## Latency and throughput: {escape_markdown(benchmark.name)}")
-        for lengths, rows in group_by_lengths(benchmark.measured).items():
-            parts.append(f"### {lengths_label(lengths)} (tokens of each sequence)")
-            parts.append(markdown_table(BENCHMARK_COLUMNS, map(benchmark_cells, rows), BENCHMARK_COLUMNS))
-        if benchmark.failed:
-            parts.append("Failed points:")
-            parts.append("\n".join(f"- {escape_markdown(line)}" for line in failed_points(benchmark.failed)))
-    for load in findings.loads:
-        parts.append(f"## Under load: {escape_markdown(load.name)}")
-        for table in load_tables(load.measured):
+        parts.append(f"## {escape_markdown(benchmark_heading(benchmark))}")
+        for table in benchmark_tables(benchmark, benchmark.measured):
             parts.append(f"### {escape_markdown(table.caption)}")
             parts.append(markdown_table(table.columns, table.rows, NUMERIC))
-        if load.failed:
+        if benchmark.failed:
             parts.append("Failed points:")
-            parts.append("\n".join(f"- {escape_markdown(line)}" for line in failed_load_points(load.failed)))
+            parts.append("\n".join(f"- {escape_markdown(line)}" for line in failed_points(benchmark)))
     if findings.stages:
         parts.append("## Stages")
         parts.append(markdown_table(STAGE_COLUMNS, (stage_cells(outcome, results) for outcome in findings.stages)))

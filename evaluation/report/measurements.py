@@ -10,12 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evaluation.figures import FRACTION
-from evaluation.report.data import Benchmark, Findings, collect_findings
-from evaluation.speed.benchmark_table import FIGURES as STATIC_FIGURES
-from evaluation.speed.benchmark_table import Row
-from evaluation.speed.load_table import FIGURES as LOAD_FIGURES
-from evaluation.speed.load_table import OK, LoadRow
+from evaluation.report.data import Findings, collect_findings
+from evaluation.tasks.metric import FRACTION
 from handover.errors import ArtefactError
 
 LOWER, HIGHER = "lower", "higher"
@@ -84,8 +80,7 @@ def read_report(results: Path) -> Report:
             f"{results} holds no figures", "give the results directory of a run: the one with evaluation/ or benchmark/"
         )
     digests = {evaluation.model.get("model_digest", "") for evaluation in findings.evaluations}
-    rows: list[Row | LoadRow] = [row for benchmark in findings.benchmarks for row in benchmark.rows]
-    rows += [row for load in findings.loads for row in load.rows]
+    rows = [row for benchmark in findings.benchmarks for row in benchmark.rows]
     digests |= {row.model_digest for row in rows}
     digests |= {findings.repository.digest} if findings.repository is not None else set()
     machines = {", ".join(part for part in (row.cpu, f"{row.cores} cores", row.gpu) if part) for row in rows}
@@ -121,28 +116,17 @@ def _all(findings: Findings) -> Iterable[Measurement]:
                 yield Measurement(name, metric.value, noise, direction(name), source, evaluation.doubt, is_fraction)
     for benchmark in findings.benchmarks:
         for row in benchmark.measured:
-            values = {name: getattr(row, name) for name in STATIC_FIGURES}
-            yield from _figures(_place(benchmark, row), values)
-    for load in findings.loads:
-        for point in load.rows:
-            if point.state == OK:
-                doubt = f"{point.failed_requests} requests failed" if point.failed_requests else ""
-                values = {name: point.figures.get(name) for name in LOAD_FIGURES}
-                yield from _figures(f"{load.name}.{point.directory}", values, doubt)
-
-
-def _place(benchmark: Benchmark, row: Row) -> str:
-    return f"{benchmark.name}.{row.input_length}-{row.output_length}_batch{row.batch_size}"
+            doubt = f"{row.failed_requests} requests failed" if row.failed_requests else ""
+            values = {column: row.figures.get(name) for column, name in benchmark.table.figures.items()}
+            yield from _figures(f"{benchmark.name}.{row.directory}", values, doubt)
 
 
 def _failures(findings: Findings) -> Iterable[tuple[str, str]]:
     for benchmark in findings.benchmarks:
-        yield from ((_place(benchmark, row), row.error) for row in benchmark.failed)
-    for load in findings.loads:
-        yield from ((f"{load.name}.{point.directory}", point.error) for point in load.failed)
+        yield from ((f"{benchmark.name}.{row.directory}", row.error) for row in benchmark.failed)
 
 
-def _figures(place: str, values: Mapping[str, float | None], doubt: str = "") -> Iterable[Measurement]:
+def _figures(place: str, values: Mapping[str, float | None], doubt: str) -> Iterable[Measurement]:
     for name, value in values.items():
         if value is not None and not name.startswith("ci95_"):
             yield Measurement(f"{place}.{name}", value, values.get(f"ci95_{name}"), direction(name), doubt=doubt)

@@ -1,15 +1,18 @@
-"""The report's plots of a static sweep."""
+"""The report's plots: latency and throughput of benchmarks, distributions, the Pareto front, and models by size."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from evaluation.report.plot_style import (
+    FAINT,
     SERIES,
     Point,
     draw_svg,
@@ -19,60 +22,153 @@ from evaluation.report.plot_style import (
     scale,
     title_height,
 )
-from evaluation.report.text import group_by_lengths, lengths_label
-from evaluation.speed.benchmark_table import Row
+from evaluation.report.ranking import Candidate, pareto_front
+from evaluation.report.tables import group_by_workload, lengths_label
+from evaluation.speed.exports import PROFILE
+from evaluation.speed.formulas import NANOSECONDS_PER_MS, percentile
+from evaluation.speed.table import CLOSED, OPEN, STATIC, Row
 
-Groups = Mapping[tuple[int, int], Sequence[Row]]
+_LEVELS = {STATIC: "Batch size, sequences", CLOSED: "Requests in flight", OPEN: "Requests per second"}
+_MOST_LINES = len(SERIES)
+_LONG_NAME = 12  # characters
+_MOST_STEPS = 400
+"""Points of a distribution's line: more would only make the page heavy."""
+_TAIL_PERCENT = 99.5
+"""Where a distribution's axis ends: a single outlier must not flatten the rest."""
 
 
-def draw_latency(rows: Sequence[Row], name: str) -> str:
-    """Draw latency over batch size, a line a pair of lengths: the mean, with whiskers from p50 to p99.
-
-    Args:
-        rows: with figures.
-        name: prefix of the SVG's ids, unique in the page.
-    """
-
-    def draw(axes: Axes, groups: Groups) -> None:
-        for colour, group in zip(cycle(SERIES), groups.values(), strict=False):
-            sizes, means = [row.batch_size for row in group], [row.latency_mean_ms or 0.0 for row in group]
-            axes.vlines(
-                sizes,
-                [row.latency_p50_ms or 0.0 for row in group],
-                [row.latency_p99_ms or 0.0 for row in group],
-                color=colour,
-                alpha=0.45,
-                linewidth=3,
-            )
-            axes.plot(sizes, means, color=colour, marker="o", markersize=5, linewidth=2)
-        levels_axis(axes, [row.batch_size for row in rows], "Batch size, sequences")
-        scale(axes, "y", [row.latency_mean_ms or 0.0 for row in rows])
-        title_height(axes, "Latency of a request, ms")
-
-    return _render(rows, name, draw, lambda row: (row.batch_size, row.latency_mean_ms or 0.0))
+_Span = Callable[[Row], tuple[float, float] | None]
 
 
 def draw_throughput(rows: Sequence[Row], name: str) -> str:
-    """Draw throughput over mean latency, a line a pair of lengths; the numbers at the points are batch sizes.
+    """Draw tokens/s of a load over its level, with 95% intervals, a line a pair of lengths.
+
+    Args:
+        rows: with figures, of one mode.
+        name: prefix of the SVG's ids, unique in the page.
+    """
+    return _over_level(rows, name, "Throughput, generated tokens/s", "output_tokens_per_s", _interval, from_zero=True)
+
+
+def draw_latency(rows: Sequence[Row], name: str) -> str:
+    """Draw end-to-end latency over batch size (the mean) or load (the median); bars reach from p50 to p99.
+
+    Args:
+        rows: with figures, of one mode.
+        name: prefix of the SVG's ids, unique in the page.
+    """
+    figure = "e2e_mean_ms" if rows[0].mode == STATIC else "e2e_p50_ms"
+    return _over_level(rows, name, "Latency of a request, ms", figure, _to_p99, from_zero=False)
+
+
+def draw_throughput_over_latency(rows: Sequence[Row], name: str) -> str:
+    """Draw throughput of a static sweep over mean latency, a line a pair of lengths; the numbers are batch sizes.
 
     Args:
         rows: with figures.
         name: prefix of the SVG's ids, unique in the page.
     """
 
-    def draw(axes: Axes, groups: Groups) -> None:
-        for colour, group in zip(cycle(SERIES), groups.values(), strict=False):
-            latencies = [row.latency_mean_ms or 0.0 for row in group]
-            throughputs = [row.throughput_tokens_per_s or 0.0 for row in group]
-            axes.plot(latencies, throughputs, color=colour, marker="o", markersize=5, linewidth=2)
-        scale(axes, "x", [row.latency_mean_ms or 0.0 for row in rows])
-        axes.set_ylim(0, 1.12 * max(row.throughput_tokens_per_s or 0.0 for row in rows))
-        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    def point(row: Row) -> Point:
+        return row.figures.get("e2e_mean_ms") or 0.0, row.figures.get("output_tokens_per_s") or 0.0
+
+    def draw(figure: Figure, axes: Axes) -> None:
+        groups = group_by_workload(rows).values()
+        for colour, group in zip(cycle(SERIES), groups, strict=False):
+            axes.plot(*zip(*map(point, group), strict=True), color=colour, marker="o", markersize=5, linewidth=2)
+        scale(axes, "x", [point(row)[0] for row in rows])
+        _from_zero(axes, [point(row)[1] for row in rows])
         axes.set_xlabel("Latency of a request, ms (mean)")
         title_height(axes, "Throughput, generated tokens/s")
+        label_points(figure, axes, [(str(row.batch_size), point(row)) for group in groups for row in reversed(group)])
+        label_lines(figure, axes, [(_label(group[-1]), point(group[-1])) for group in groups], centred=False)
 
-    return _render(rows, name, draw, _throughput_point, counts_points=True)
+    return draw_svg(name, draw)
+
+
+def draw_distribution(samples: Sequence[tuple[str, Sequence[float]]], name: str, title: str) -> str:
+    """Draw the share of values up to each value, a line a load.
+
+    Args:
+        samples: name of the load and its values in ms, at most as many as there are colours.
+        name: prefix of the SVG's ids, unique in the page.
+        title: of the values.
+    """
+
+    def draw(figure: Figure, axes: Axes) -> None:
+        for colour, (_, values) in zip(cycle(SERIES), samples, strict=False):
+            ordered = sorted(values)
+            picked = ordered[:: max(1, len(ordered) // _MOST_STEPS)]
+            shares = [100 * (number + 1) / len(picked) for number in range(len(picked))]
+            axes.step([picked[0], *picked], [0.0, *shares], where="post", color=colour, linewidth=2)
+        scale(axes, "x", [value for _, values in samples for value in _without_tail(values)])
+        axes.set_ylim(0, 102)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
+        axes.set_xlabel(f"{title}, ms")
+        title_height(axes, "Share of values up to there")
+        axes.legend(
+            handles=axes.get_lines(),
+            labels=[text for text, _ in samples],
+            loc="lower right",
+            frameon=False,
+            fontsize=10,
+        )
+
+    return draw_svg(name, draw)
+
+
+def draw_pareto(candidates: Sequence[Candidate], name: str) -> str:
+    """Draw tokens/s/GPU over tokens/s/user; the line joins what nothing beats in both, the others are faint."""
+
+    def draw(figure: Figure, axes: Axes) -> None:
+        front = pareto_front(candidates)
+        beaten = [candidate for candidate in candidates if candidate not in front]
+        axes.plot(*_axes_of(beaten), color=FAINT, marker="o", markersize=4, linestyle="none")
+        axes.plot(*_axes_of(front), color=SERIES[0], marker="o", markersize=6, linewidth=2)
+        axes.set_ylim(0, 1.12 * max(candidate.tokens_per_s_per_gpu for candidate in candidates))
+        axes.set_xlim(0, 1.2 * max(candidate.tokens_per_s_per_user for candidate in candidates))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.set_xlabel("Generated tokens/s for one user")
+        title_height(axes, "Generated tokens/s for one GPU (or the CPU)")
+        labels = [(c.load, (c.tokens_per_s_per_user, c.tokens_per_s_per_gpu)) for c in front]
+        label_points(figure, axes, labels, is_falling=True)
+
+    return draw_svg(name, draw)
+
+
+def read_samples(directory: Path, rows: Sequence[Row], kind: str) -> list[tuple[str, list[float]]]:
+    """Read one kind of duration of every point of a pair of lengths from its ``profile_export.json``, in ms.
+
+    Args:
+        directory: of the benchmark.
+        rows: its points.
+        kind: ttft, itl or e2e.
+    """
+    samples = []
+    for row in rows:
+        try:
+            content = json.loads((directory / row.directory / PROFILE).read_text())
+            requests = content["experiments"][0]["requests"]
+            values = [value / NANOSECONDS_PER_MS for request in requests for value in _durations(request, kind)]
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            continue
+        if values:
+            samples.append((row.label, values))
+    # Where there are more lines than colours, evenly spaced ones are shown, the lightest and heaviest load included.
+    if len(samples) > _MOST_LINES:
+        last = len(samples) - 1
+        samples = [samples[round(number * last / (_MOST_LINES - 1))] for number in range(_MOST_LINES)]
+    return samples
+
+
+def _durations(request: dict[str, object], kind: str) -> list[int]:
+    sent, times = request["timestamp"], request["response_timestamps"]
+    assert isinstance(sent, int) and isinstance(times, list)
+    if kind == "itl":
+        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return [(times[0] if kind == "ttft" else times[-1]) - sent]
 
 
 def draw_latency_by_size(lines: Mapping[str, Sequence[Point]], name: str) -> str:
@@ -99,33 +195,71 @@ def draw_latency_by_size(lines: Mapping[str, Sequence[Point]], name: str) -> str
     return draw_svg(name, draw)
 
 
+def _interval(row: Row) -> tuple[float, float] | None:
+    value, noise = row.figures.get("output_tokens_per_s"), row.figures.get("ci95_output_tokens_per_s")
+    return None if value is None or noise is None else (max(0.0, value - noise), min(value + noise, 2 * value))
+
+
+def _to_p99(row: Row) -> tuple[float, float] | None:
+    low, high = row.figures.get("e2e_p50_ms"), row.figures.get("e2e_p99_ms")
+    return None if low is None or high is None else (low, high)
+
+
+def _over_level(rows: Sequence[Row], name: str, title: str, column: str, span: _Span, from_zero: bool) -> str:
+    """Draw one figure over batch size or load, with a bar at each point."""
+
+    def draw(figure: Figure, axes: Axes) -> None:
+        ends, tops = [], []
+        for colour, points in zip(cycle(SERIES), group_by_workload(rows).values(), strict=False):
+            found = [(row.level, row.figures.get(column)) for row in sorted(points, key=lambda r: r.level)]
+            values = [(level, value) for level, value in found if value is not None]
+            if not values:
+                continue
+            axes.plot(*zip(*values, strict=True), color=colour, marker="o", markersize=5, linewidth=2)
+            for row in points:
+                bar = span(row)
+                if bar is not None:
+                    axes.vlines([row.level], [bar[0]], [bar[1]], color=colour, alpha=0.45, linewidth=3)
+                    tops += [bar[1]] if row.mode != STATIC else []
+            tops += [value for _, value in values]
+            ends.append((_label(points[-1]), values[-1]))
+        levels_axis(axes, [row.level for row in rows], _LEVELS[rows[0].mode])
+        if from_zero:
+            _from_zero(axes, tops)
+        else:
+            scale(axes, "y", tops)
+        title_height(axes, title)
+        label_lines(figure, axes, ends, centred=True)
+
+    return draw_svg(name, draw)
+
+
+def _from_zero(axes: Axes, values: Sequence[float]) -> None:
+    """Scale the vertical axis linearly from 0."""
+    axes.set_ylim(0, 1.12 * max(values, default=1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _label(row: Row) -> str:
+    """Name of a line, two lines long where it would leave the page: that of distributions of lengths."""
+    if row.mode == STATIC:
+        return lengths_label(row)
+    return f"{row.workload} tokens" if len(row.workload) < _LONG_NAME else row.workload.replace("/", "/\n")
+
+
+def _without_tail(values: Sequence[float]) -> list[float]:
+    end = percentile(values, _TAIL_PERCENT)
+    return [value for value in values if end is None or value <= end]
+
+
+def _axes_of(candidates: Sequence[Candidate]) -> tuple[list[float], list[float]]:
+    return [c.tokens_per_s_per_user for c in candidates], [c.tokens_per_s_per_gpu for c in candidates]
+
+
 def _count(value: float) -> str:
     """Show a number of parameters: 13.9M, 1.3B."""
     for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if value >= limit:
             return f"{value / limit:.3g}{letter}"
     return f"{value:.0f}"
-
-
-def _render(
-    rows: Sequence[Row],
-    name: str,
-    draw: Callable[[Axes, Groups], None],
-    point: Callable[[Row], Point],
-    counts_points: bool = False,
-) -> str:
-    groups = group_by_lengths(rows)
-
-    def whole(figure: Figure, axes: Axes) -> None:
-        draw(axes, groups)
-        if counts_points:
-            sizes = [(str(row.batch_size), point(row)) for group in groups.values() for row in reversed(group)]
-            label_points(figure, axes, sizes)
-        ends = [(lengths_label(lengths), point(group[-1])) for lengths, group in groups.items()]
-        label_lines(figure, axes, ends, centred=not counts_points)
-
-    return draw_svg(name, whole)
-
-
-def _throughput_point(row: Row) -> Point:
-    return row.latency_mean_ms or 0.0, row.throughput_tokens_per_s or 0.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from evaluation.arguments import POINTS_NAME
 from evaluation.report.data import Findings, collect_findings
 from evaluation.report.number_text import show_figure
-from evaluation.report.recommendation import Candidate, find_candidates
+from evaluation.report.ranking import Candidate, find_candidates
 from evaluation.report.text import accuracy_cells
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
@@ -129,7 +129,7 @@ def _point(label: str, title: str, results: str, error: str) -> Point:
         next((_parallelism(candidate) for candidate in candidates), ""),
         "" if findings.repository is None else findings.repository.digest,
         _memory_peak(findings),
-        {name: limit for load in findings.loads for name, limit in load.slos.items()},
+        {name: limit for benchmark in findings.benchmarks for name, limit in benchmark.slos.items()},
     )
 
 
@@ -142,8 +142,8 @@ def _parallelism(candidate: Candidate) -> str:
 
 
 def _memory_peak(findings: Findings) -> float | None:
-    peaks = [row.server_memory_peak_bytes for benchmark in findings.benchmarks for row in benchmark.measured]
-    peaks += [row.figures.get("server_memory_peak_bytes") for load in findings.loads for row in load.measured]
+    measured = (row for benchmark in findings.benchmarks for row in benchmark.measured)
+    peaks = [row.figures.get("server_memory_peak_bytes") for row in measured]
     return max((peak for peak in peaks if peak is not None), default=None)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evaluation.figures import HOLDS, INCONCLUSIVE, Metric
 from evaluation.report.data import Evaluation, Findings, StageOutcome
 from evaluation.report.judgement import Judgement
-from evaluation.report.load_text import load_sentence
 from evaluation.report.number_text import show_figure
-from evaluation.speed.benchmark_table import Row
-from evaluation.speed.load_table import LoadRow
+from evaluation.report.tables import speed_sentences
+from evaluation.speed.table import Row
+from evaluation.tasks.metric import HOLDS, INCONCLUSIVE, Metric
 from handover.endpoint import WEIGHTS_DIGEST
 from handover.manifest import ORIGIN
 from handover.progress import human_bytes, human_time
@@ -20,16 +18,6 @@ from handover.progress import human_bytes, human_time
 ACCURACY_COLUMNS = ("Figure", "Value", "Std. error", "Samples", "Definition")
 BASELINE_COLUMNS = ("Baseline", "Change")
 GATE_COLUMNS = ("Figure", "Rule", "Verdict", "Reason")
-BENCHMARK_COLUMNS = (
-    "Batch size",
-    "Mean, ms",
-    "p50, ms",
-    "p90, ms",
-    "p95, ms",
-    "p99, ms",
-    "Sequences/s",
-    "Tokens/s",
-)
 _MOST_SCORES = 4  # of an evaluation in the summary; its table has all
 STAGE_COLUMNS = ("Stage", "State", "Time", "Log")
 _LABELS = {"model": "Triton's model", "ft_checkpoint": "FT checkpoint", "ft_checkpoint_digest": "FT checkpoint digest"}
@@ -48,8 +36,7 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
         scores = [f"{cells[0]} {cells[1]}" for cells in map(accuracy_cells, evaluation.metrics) if cells[1]]
         if scores:
             sentences.append(f"On {evaluation.task}: {', '.join(scores[:_MOST_SCORES])}.")
-    sentences += _speed(findings)
-    sentences += [sentence for load in findings.loads if (sentence := load_sentence(load.rows))]
+    sentences += speed_sentences(findings.benchmarks)
     bad = [outcome for outcome in findings.stages if outcome.is_bad]
     sentences += [f"Stage {outcome.label}: {outcome.state}." for outcome in bad]
     return " ".join(sentences)
@@ -82,37 +69,10 @@ def baseline_cells(task: str, metric: Metric, judgement: Judgement) -> tuple[str
     return judgement.shown_before(figure, is_fraction), *judgement.change(figure, is_fraction)
 
 
-def benchmark_cells(row: Row) -> tuple[str, ...]:
-    """One row under BENCHMARK_COLUMNS; what is missing is empty."""
-    figures = (
-        row.latency_mean_ms,
-        row.latency_p50_ms,
-        row.latency_p90_ms,
-        row.latency_p95_ms,
-        row.latency_p99_ms,
-        row.throughput_sequences_per_s,
-        row.throughput_tokens_per_s,
-    )
-    return (str(row.batch_size), *(show_figure(value) for value in figures))
-
-
 def stage_cells(outcome: StageOutcome, results: Path) -> tuple[str, ...]:
     """One row under STAGE_COLUMNS."""
     time = "" if outcome.elapsed_s is None else human_time(outcome.elapsed_s)
     return outcome.label, outcome.state, time, relative_path(outcome.log, results)
-
-
-def group_by_lengths(rows: Iterable[Row]) -> dict[tuple[int, int], list[Row]]:
-    """Group rows by (input length, output length), in their order, each by batch size."""
-    groups: dict[tuple[int, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.input_length, row.output_length), []).append(row)
-    return {lengths: sorted(group, key=lambda row: row.batch_size) for lengths, group in groups.items()}
-
-
-def lengths_label(lengths: tuple[int, int]) -> str:
-    """Name a pair of lengths: ``60 in, 20 out``."""
-    return f"{lengths[0]} in, {lengths[1]} out"
 
 
 def describe_provenance(findings: Findings) -> list[tuple[str, str]]:
@@ -129,14 +89,12 @@ def describe_provenance(findings: Findings) -> list[tuple[str, str]]:
     for benchmark in findings.benchmarks:
         for row in benchmark.rows[-1:]:
             facts.append((f"Measured ({benchmark.name})", _measured(row.timestamp, row.commit)))
-            facts.append((f"Warm-up and repeats ({benchmark.name})", f"{row.warmup} and {row.repeats} a point"))
-            facts += _costs(row)
+            if benchmark.is_load:
+                facts.append((f"Digest of the model served ({benchmark.name})", row.model_digest))
+            else:
+                repeats = f"{row.warmup_requests} and {row.repeats} a point"
+                facts += [(f"Warm-up and repeats ({benchmark.name})", repeats), *_costs(row)]
             facts += [("Versions", row.versions), ("Machine", _machine(row))]
-    for load in findings.loads:
-        for point in load.rows[-1:]:
-            facts.append((f"Measured ({load.name})", _measured(point.timestamp, point.commit)))
-            facts.append((f"Digest of the model served ({load.name})", point.model_digest))
-            facts += [("Versions", point.versions), ("Machine", _machine(point))]
     return list(dict.fromkeys((label, value) for label, value in facts if value))
 
 
@@ -167,22 +125,11 @@ def relative_path(path: str, results: Path) -> str:
     return path
 
 
-def failed_points(rows: Sequence[Row]) -> list[str]:
-    """One line for the failed points of one pair of lengths that have the same reason."""
-    sizes: dict[tuple[tuple[int, int], str], list[str]] = {}
-    for row in rows:
-        sizes.setdefault(((row.input_length, row.output_length), row.error), []).append(str(row.batch_size))
-    return [
-        f"batch {', '.join(batch_sizes)}, {lengths_label(lengths)}: {error}"
-        for (lengths, error), batch_sizes in sizes.items()
-    ]
-
-
 def _identity(findings: Findings) -> str:
     settings: dict[str, str] = {}
     for evaluation in findings.evaluations:
         settings.update({key: str(value) for key, value in evaluation.model.items() if value})
-    for row in (row for measured in (findings.benchmarks, findings.loads) for one in measured for row in one.rows[:1]):
+    for row in (row for benchmark in findings.benchmarks for row in benchmark.rows[:1]):
         columns = ("engine", "tensor_para_size", "pipeline_para_size", "weight_data_type", "data_type")
         settings.update({name: str(getattr(row, name)) for name in columns if getattr(row, name)})
     parts = [
@@ -200,22 +147,6 @@ def _identity(findings: Findings) -> str:
     return f"{findings.title} {engine}" + (f" with {', '.join(parts)}." if parts else ".")
 
 
-def _speed(findings: Findings) -> list[str]:
-    rows = [row for benchmark in findings.benchmarks for row in benchmark.measured]
-    if not rows:
-        return []
-    first = min(rows, key=lambda row: (row.batch_size, row.input_length, row.output_length))
-    fastest = max(rows, key=lambda row: row.throughput_tokens_per_s or 0.0)
-
-    def point(row: Row) -> str:
-        return f"batch {row.batch_size}, {lengths_label((row.input_length, row.output_length))}"
-
-    return [
-        f"A request takes {show_figure(first.latency_mean_ms)} ms ({point(first)}); "
-        f"the highest throughput is {show_figure(fastest.throughput_tokens_per_s)} tokens/s ({point(fastest)})."
-    ]
-
-
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value * 100:.2f}%"
 
@@ -228,7 +159,7 @@ def _measured(timestamp: str, commit: str) -> str:
     return ", ".join(part for part in (timestamp, f"commit {commit}" if commit else "") if part)
 
 
-def _machine(row: Row | LoadRow) -> str:
+def _machine(row: Row) -> str:
     memory = f"{_size(row.memory_bytes)} of memory" if row.memory_bytes else ""
     cores = f"{row.cores} cores" if row.cores else ""
     return ", ".join(part for part in (row.cpu, cores, memory, row.gpu) if part)
@@ -236,10 +167,11 @@ def _machine(row: Row | LoadRow) -> str:
 
 def _costs(row: Row) -> list[tuple[str, str]]:
     """What the deployment cost by the end of a sweep; peaks only grow, so its last row has them."""
-    memory, gpu_memory = row.server_memory_peak_bytes, row.gpu_memory_peak_bytes
-    load_s = f", {show_figure(row.server_load_s)} s of it to load the model" if row.server_load_s is not None else ""
+    memory, gpu_memory = row.figures.get("server_memory_peak_bytes"), row.figures.get("gpu_memory_peak_bytes")
+    start_s, load_s = row.figures.get("server_start_s"), row.figures.get("server_load_s")
+    loading = f", {show_figure(load_s)} s of it to load the model" if load_s is not None else ""
     return [
-        ("Server start", "" if row.server_start_s is None else f"{show_figure(row.server_start_s)} s{load_s}"),
+        ("Server start", "" if start_s is None else f"{show_figure(start_s)} s{loading}"),
         ("Server memory, peak", "" if memory is None else human_bytes(memory)),
         ("GPU memory, peak", "" if gpu_memory is None else human_bytes(gpu_memory)),
     ]

@@ -19,19 +19,10 @@ from evaluation.arguments import ReportArguments
 from evaluation.report.data import Findings, collect_findings
 from evaluation.report.html import render_html
 from evaluation.report.judgement import judge
-from evaluation.report.load_text import brief_tables, failed_load_points
 from evaluation.report.markdown import render_markdown
 from evaluation.report.published import PARTIAL
-from evaluation.report.text import (
-    ACCURACY_COLUMNS,
-    BENCHMARK_COLUMNS,
-    accuracy_cells,
-    benchmark_cells,
-    failed_points,
-    group_by_lengths,
-    lengths_label,
-    relative_path,
-)
+from evaluation.report.tables import LOAD, brief_tables, failed_points
+from evaluation.report.text import ACCURACY_COLUMNS, accuracy_cells, relative_path
 from handover.durable import write_atomically
 from handover.manifest import Manifest, record_files
 from handover.provenance import read_commit
@@ -63,26 +54,16 @@ def print_tables(console: Console, findings: Findings, results: Path) -> None:
         rows = [accuracy_cells(metric)[:4] for metric in evaluation.metrics]
         console.print(_table(f"{evaluation.task}: {findings.title}", ACCURACY_COLUMNS[:4], rows))
     for benchmark in findings.benchmarks:
-        for lengths, points in group_by_lengths(benchmark.measured).items():
-            title = f"{benchmark.name}: {lengths_label(lengths)} (tokens)"
-            console.print(_table(title, BENCHMARK_COLUMNS, [benchmark_cells(row) for row in points]))
-        for line in failed_points(benchmark.failed):
+        for content in brief_tables(benchmark):
+            console.print(_table(f"{benchmark.name}: {content.caption}", content.columns, content.rows))
+        for line in failed_points(benchmark):
             console.print(Text(f"failed: {line}", style="red"))
-    _print_loads(console, findings)
     for remark in findings.remarks:
         console.print(Text(remark, style="yellow"))
     for outcome in findings.stages:
         if outcome.is_bad:
             log = f", log {relative_path(outcome.log, results)}" if outcome.log else ""
             console.print(Text(f"stage {outcome.label}: {outcome.state}{log}", style="red"))
-
-
-def _print_loads(console: Console, findings: Findings) -> None:
-    for load in findings.loads:
-        for content in brief_tables(load.measured):
-            console.print(_table(f"{load.name}: {content.caption}", content.columns, content.rows))
-        for line in failed_load_points(load.failed):
-            console.print(Text(f"failed: {line}", style="red"))
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -93,7 +74,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
             column,
             justify="left" if column == ACCURACY_COLUMNS[0] else "right",
             overflow="fold",
-            no_wrap=column == "Load",
+            no_wrap=column == LOAD,
         )
     for row in rows:
         table.add_row(*map(Text, row))

@@ -1,13 +1,12 @@
-"""Cells of the tables that the benchmarks write: what a missing value, a number and a truth look like in a CSV."""
+"""Cells of CSV tables: how missing values, numbers, truth values and texts are written and read."""
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
 from typing import Any
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What a text begins with that a spreadsheet would compute."""
+"""First characters of a text that a spreadsheet would compute."""
 _QUOTE = "'"
 
 
@@ -21,10 +20,10 @@ def render(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Put a quote before a text that a spreadsheet would take for a formula; ``parse`` takes it away again.
+    """Put a quote before a text that a spreadsheet would take for a formula; ``parse`` removes it again.
 
-    Samples and names are strangers' words: ``=HYPERLINK(...)`` in one shall not be run by who opens a table. A text
-    that is a number stays as it is, and so does everything that is no text.
+    Samples and names come from strangers: a spreadsheet that opens the table must not run ``=HYPERLINK(...)``. A text
+    that is a number stays as it is, and so does everything that is not a text.
     """
     if not isinstance(value, str) or not value.lstrip(_QUOTE).startswith(_FORMULA):
         return value
@@ -40,21 +39,11 @@ def unquoted(cell: str) -> str:
     return cell[1:] if cell.startswith(_QUOTE) and cell.lstrip(_QUOTE).startswith(_FORMULA) else cell
 
 
-NEWER_COLUMNS = ("int8_mode", "versions")
-"""Columns that tables of Slipway 0.1 do not have; such tables are still read, as an earlier run's baseline for one."""
-
-
-def has_columns(found: Sequence[str] | None, expected: Sequence[str]) -> bool:
-    """Whether a table has the columns that it should have, or had them before NEWER_COLUMNS came."""
-    older = [name for name in expected if name not in NEWER_COLUMNS]
-    return found is not None and list(found) in (list(expected), older)
-
-
 def parse(cell: str, hint: Any) -> Any:
     """Read a cell as the type of its column.
 
     Raises:
-        ValueError: it is none of that type.
+        ValueError: the cell is not of that type.
     """
     if hint is str:
         return unquoted(cell)

@@ -5,6 +5,7 @@ Only what this host shows is read: a server on another machine, or another user'
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
+import pynvml
 
-from evaluation.speed import metrics
-from evaluation.speed.nvml import GpuReading, Nvml
+from evaluation.speed import formulas
 from handover.endpoint import Endpoint
 
 COST_FIGURES = {
@@ -44,6 +46,54 @@ class _Usage:
 
     cpu_s: float | None
     peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """One GPU at one time.
+
+    Attributes:
+        utilisation_percent: share of the last sample period (some ms to 1 s) in which a kernel ran.
+        used_bytes: memory in use, by any process, without the driver's own.
+    """
+
+    utilisation_percent: float
+    used_bytes: int
+
+
+class Nvml:
+    """NVIDIA's management library, initialised, with a handle for each GPU that gives one."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):
+                self._handles.append(pynvml.nvmlDeviceGetHandleByIndex(index))
+
+    @classmethod
+    def open(cls) -> Nvml | None:
+        """Initialise the library; None where there is no driver or no GPU."""
+        try:
+            pynvml.nvmlInit()
+            return cls()
+        except pynvml.NVMLError:
+            return None
+
+    def read(self) -> list[GpuReading]:
+        """Read every GPU that answers."""
+        readings = []
+        for handle in self._handles:
+            with contextlib.suppress(pynvml.NVMLError):
+                share = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+                # The second version's ``used`` leaves out what the driver keeps for itself.
+                used_bytes = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used
+                readings.append(GpuReading(float(share), int(used_bytes)))
+        return readings
+
+    def close(self) -> None:
+        """Shut the library down."""
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 class CostMeter:
@@ -77,7 +127,7 @@ class CostMeter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        elapsed_s = (time.perf_counter_ns() - self._started_ns) / metrics.NANOSECONDS_PER_S
+        elapsed_s = (time.perf_counter_ns() - self._started_ns) / formulas.NANOSECONDS_PER_S
         client_s, after = time.process_time() - self._client_s, usage_of(self._root)
         if self._thread is not None and self._nvml is not None:
             self._stop.set()
@@ -102,7 +152,7 @@ def gpu_figures(samples: Sequence[Sequence[GpuReading]]) -> dict[str, float | No
     shares = [reading.utilisation_percent for sample in samples for reading in sample]
     memory = [sum(reading.used_bytes for reading in sample) for sample in samples if sample]
     return {
-        "gpu_utilisation_mean_percent": metrics.mean(shares),
+        "gpu_utilisation_mean_percent": formulas.mean(shares),
         "gpu_memory_peak_bytes": max(memory, default=None),
     }
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
-from evaluation.speed import metrics
-from evaluation.speed.load_figures import DISTRIBUTIONS, PERCENTILES
-from evaluation.speed.load_point import Measured
-from evaluation.speed.load_table import CLOSED, OK, SUMMARY, LoadRow
+from evaluation.speed import formulas
+from evaluation.speed.figures import DISTRIBUTIONS, PERCENTILES
 from evaluation.speed.record import RequestRecord
+from evaluation.speed.table import CLOSED, OK, SUMMARY, Row
+from evaluation.speed.under_load import Measured
 from handover.durable import write_atomically
 
 PROFILE = "profile_export.json"
@@ -32,7 +32,7 @@ _GENAI_NAMES = {
     "request_latency": "e2e",
 }
 _GENAI_PERCENTILES = (99, 95, 90, 75, 50, 25)
-_NS_PER_S = metrics.NANOSECONDS_PER_S
+_NS_PER_S = formulas.NANOSECONDS_PER_S
 
 
 def write_point(directory: Path, measured: Measured, slos: Mapping[str, float]) -> None:
@@ -47,7 +47,7 @@ def write_point(directory: Path, measured: Measured, slos: Mapping[str, float]) 
     write_atomically(directory / f"{GENAI_PERF}.csv", genai_perf_csv(statistics_of))
 
 
-def write_summary(output: Path, rows: Sequence[LoadRow]) -> None:
+def write_summary(output: Path, rows: Sequence[Row]) -> None:
     """Collect the points' summaries, without single requests, into one file; failed points are null."""
     points = []
     for row in rows:
@@ -91,10 +91,10 @@ def vllm_result(measured: Measured, slos: Mapping[str, float]) -> dict[str, Any]
         name = _VLLM_NAMES.get(distribution.name)
         if name is not None:
             values = distribution.values_ms(measured.records)
-            content[f"mean_{name}_ms"] = metrics.mean(values)
-            content[f"median_{name}_ms"] = metrics.percentile(values, 50)
-            content[f"std_{name}_ms"] = statistics.pstdev(values) if values else None
-            content |= {f"p{percent}_{name}_ms": metrics.percentile(values, percent) for percent in PERCENTILES}
+            content[f"mean_{name}_ms"] = formulas.mean(values)
+            content[f"median_{name}_ms"] = formulas.percentile(values, 50)
+            content[f"std_{name}_ms"] = pstdev(values) if values else None
+            content |= {f"p{percent}_{name}_ms": formulas.percentile(values, percent) for percent in PERCENTILES}
     return content | {
         "input_lens": [record.input_tokens for record in measured.records],
         "output_lens": [record.output_tokens for record in measured.records],
@@ -173,11 +173,11 @@ def _add(content: dict[str, Any], name: str, unit: str, values: Sequence[float])
         return
     content[name] = {
         "unit": unit,
-        "avg": metrics.mean(values),
-        **{f"p{percent}": metrics.percentile(values, percent) for percent in _GENAI_PERCENTILES},
+        "avg": formulas.mean(values),
+        **{f"p{percent}": formulas.percentile(values, percent) for percent in _GENAI_PERCENTILES},
         "min": min(values),
         "max": max(values),
-        "std": statistics.pstdev(values),
+        "std": pstdev(values),
     }
 
 

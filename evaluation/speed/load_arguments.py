@@ -1,12 +1,28 @@
-"""Arguments of the load generator; standard library only, the login side imports them."""
+"""Arguments of the load generator and their check; standard library only, since the login side imports them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from evaluation.speed.figures import DISTRIBUTIONS
+from evaluation.speed.workload import Workload
 from handover.arguments import ScriptArguments
-from handover.ranges import DAY_MS, DAY_S, IDS, IN_FLIGHT, RANGE, RATE, RELATIVE, REPEATS, SEED, UNCOUNTED, WEEK_S
+from handover.errors import ConfigError, nearest
+from handover.ranges import (
+    DAY_MS,
+    DAY_S,
+    IDS,
+    IN_FLIGHT,
+    RANGE,
+    RATE,
+    RELATIVE,
+    REPEATS,
+    SEED,
+    UNCOUNTED,
+    WEEK_S,
+    check_ranges,
+)
 
 ARRIVALS = ("poisson", "constant")
 
@@ -33,7 +49,7 @@ class LoadArguments(ScriptArguments):
         metadata={"help": "JSON lines with ids, texts or ShareGPT conversations; takes the place of lengths"},
     )
     concurrencies: tuple[int, ...] = field(
-        default=(), metadata={RANGE: IN_FLIGHT, "help": "JSON list: closed loop, so many requests always in flight"}
+        default=(), metadata={RANGE: IN_FLIGHT, "help": "JSON list: closed loop, requests always in flight"}
     )
     request_rates: tuple[float, ...] = field(
         default=(), metadata={RANGE: RATE, "help": "JSON list: open loop, requests per second whatever the server does"}
@@ -77,3 +93,24 @@ class LoadArguments(ScriptArguments):
         default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
     )
     timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
+
+
+def check_arguments(arguments: LoadArguments) -> None:
+    """Refuse what cannot be measured.
+
+    Raises:
+        ConfigError: nothing to measure, a number out of range, or an unknown name.
+    """
+    if not arguments.concurrencies and not arguments.request_rates:
+        raise ConfigError(
+            "a load needs concurrencies or request rates", "give concurrencies=[1,4] or request_rates=[2]"
+        )
+    check_ranges(arguments)
+    if arguments.arrival not in ARRIVALS:
+        raise ConfigError(f"arrival={arguments.arrival}", nearest(arguments.arrival, ARRIVALS))
+    for text in arguments.lengths:
+        Workload.parse(text)
+    known = [distribution.name for distribution in DISTRIBUTIONS]
+    for name, limit_ms in arguments.slos:
+        if name not in known:
+            raise ConfigError(f"SLO {name}={limit_ms} ms is none", nearest(name, known))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -37,11 +38,11 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive answers under unbroken load: one repeat, or several joined.
+    """Consecutive answers: one repeat of a measurement, or several joined.
 
     Attributes:
         records: in the order in which they ended.
-        started_ns: when the last answer before them arrived.
+        started_ns: when the last answer before them arrived, or when the first of them was sent.
         ended_ns: when the last of them arrived.
     """
 
@@ -60,7 +61,8 @@ class Window:
         return self.ended_ns - self.started_ns
 
 
-def join(windows: tuple[Window, ...]) -> Window:
-    """Join consecutive windows into one."""
+def join(windows: Sequence[Window]) -> Window:
+    """Join windows into one that lasts as long as they do together; pauses between them do not count."""
     records = tuple(record for window in windows for record in window.records)
-    return Window(records, windows[0].started_ns, windows[-1].ended_ns)
+    started_ns = windows[0].started_ns if windows else 0
+    return Window(records, started_ns, started_ns + sum(window.duration_ns for window in windows))

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evaluation.client.served_model import ServedModel, check_still_served
-from evaluation.figures import Metric
 from evaluation.report.provenance import timestamp
 from evaluation.speed.cells import plain
+from evaluation.tasks.metric import Metric
 from handover.durable import write_atomically
 from handover.errors import ServerError
 from handover.manifest import Manifest, record_files

@@ -10,8 +10,8 @@ from typing import Any
 from evaluation.arguments import TextPairArguments
 from evaluation.client.asking import find_target, find_tokenizer
 from evaluation.client.tensors import Sampling
-from evaluation.figures import Metric
-from evaluation.speed.metrics import NANOSECONDS_PER_S
+from evaluation.speed.formulas import NANOSECONDS_PER_S
+from evaluation.tasks.metric import Metric
 from evaluation.tasks.outcome import Outcome
 from evaluation.tasks.prompting import Answer, Completer, Prompter
 from evaluation.tasks.text_pairs import Pair, check_pairs

@@ -18,7 +18,7 @@ from backends.fastertransformer.engine.settings import Settings
 from evaluation import benchmark
 from evaluation.arguments import BenchmarkArguments
 from evaluation.report.data import collect_findings
-from evaluation.speed.benchmark_table import read_rows
+from evaluation.speed.table import STATIC_TABLE
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository
@@ -96,7 +96,7 @@ def test_the_mark_goes_with_the_weights_to_the_report(tmp_path: Path) -> None:
         )
         output = tmp_path / "run" / "benchmark" / "static"
         benchmark.main(BenchmarkArguments(str(endpoint), output, batch_sizes=(1,), lengths=((3, 2),)).to_argv())
-    assert [row.is_random_weights for row in read_rows(output / "benchmark.csv")] == [True]
+    assert [row.is_random_weights for row in STATIC_TABLE.read(output / "benchmark.csv")] == [True]
     remarks = collect_findings(tmp_path / "run", "shape", tmp_path / "stages.json").remarks
     assert "The benchmark static was measured on random weights." in remarks
 

@@ -13,9 +13,8 @@ from support.results_maker import load_row, static_row
 from evaluation.compare import render_csv
 from evaluation.parity.results import _write_table
 from evaluation.report.sweep_points import Point
-from evaluation.speed import benchmark_table
-from evaluation.speed import load_table as table
 from evaluation.speed.cells import plain, unquoted
+from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
 from evaluation.sweep_report import render_csv as render_sweep
 from evaluation.tasks import outcome
 
@@ -55,8 +54,8 @@ def rows(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("hostile", FORMULAS)
 def test_no_table_of_ours_holds_a_formula(hostile: str, tmp_path: Path) -> None:
     files = [tmp_path / f"{number}.csv" for number in range(4)]
-    benchmark_table.write_rows(files[0], [static_row(1, [10.0], model=hostile, error=hostile)])
-    table.write_rows(files[1], [load_row(model=hostile, workload=hostile)])
+    STATIC_TABLE.write(files[0], [static_row(1, [10.0], model=hostile, error=hostile)])
+    LOAD_TABLE.write(files[1], [load_row(model=hostile, workload=hostile)])
     outcome._write_rows(files[2], [Sample(0, hostile, -1.5, hostile)])
     _write_table(files[3], [{"prompt": hostile, "logit_difference": -0.25}])
     texts = [file.read_bytes().decode() for file in files]
@@ -66,5 +65,5 @@ def test_no_table_of_ours_holds_a_formula(hostile: str, tmp_path: Path) -> None:
         assert any(hostile.replace("\r", "\n") in cell.replace("\r", "\n") for cell in cells)
         assert not [cell for cell in cells if starts(cell) and cell not in ("-1.5", "-0.25")]
     assert "-1.5" in texts[2] and "-0.25" in texts[3], "numbers stay numbers"
-    assert benchmark_table.read_rows(files[0])[0].model == hostile.replace("\r", "\n")
-    assert table.read_rows(files[1])[0].workload == hostile.replace("\r", "\n")
+    assert STATIC_TABLE.read(files[0])[0].model == hostile.replace("\r", "\n")
+    assert LOAD_TABLE.read(files[1])[0].workload == hostile.replace("\r", "\n")

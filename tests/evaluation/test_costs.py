@@ -13,8 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from evaluation.speed.costs import COST_FIGURES, CostMeter, family, gpu_figures, load_time_s
-from evaluation.speed.nvml import GpuReading, Nvml
+from evaluation.speed.costs import COST_FIGURES, CostMeter, GpuReading, Nvml, family, gpu_figures, load_time_s
 from handover.endpoint import Endpoint
 
 LOG = """W1120 23:59:58.900000 1 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"

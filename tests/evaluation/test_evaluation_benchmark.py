@@ -15,7 +15,8 @@ from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 from evaluation import benchmark
 from evaluation.arguments import BenchmarkArguments
 from evaluation.client.tensors import NEVER_END_ID
-from evaluation.speed.benchmark_table import ANCESTORS_COLUMNS, Row, read_rows, write_rows
+from evaluation.speed import sweep
+from evaluation.speed.table import STATIC_TABLE, Row
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest
@@ -33,7 +34,7 @@ PUBLISHED = ((60, 20), (225, 20), (200, 200))
 def test_usual_lengths_are_the_published_ones_that_fit_the_model(
     positions: int | None, expected: tuple[tuple[int, int], ...]
 ) -> None:
-    assert benchmark.usual_lengths(positions) == expected
+    assert sweep.usual_lengths(positions) == expected
 
 
 def slow_count_up(tensors: Tensors) -> Tensors:
@@ -62,23 +63,31 @@ def endpoint_of(fake: FakeTriton, path: Path, digest: str = "sha256:abc") -> Pat
 
 def run(given: BenchmarkArguments) -> list[Row]:
     benchmark.main(given.to_argv())
-    return read_rows(given.output / "benchmark.csv")
+    return STATIC_TABLE.read(given.output / "benchmark.csv")
+
+
+def point(row: Row) -> tuple[int, int, int]:
+    return row.batch_size, row.input_length, row.output_length
+
+
+def latencies(row: Row) -> list[float]:
+    return [row.figures[f"e2e_{statistic}_ms"] or 0.0 for statistic in ("mean", "p50", "p90", "p95", "p99")]
 
 
 def test_every_point_has_a_row_with_figures_that_fit_the_servers_delay(tmp_path: Path) -> None:
     with FakeTriton(slow_count_up) as fake:
         rows = run(arguments(tmp_path / "out", endpoint_of(fake, tmp_path / "endpoint.json")))
-    assert [row.point for row in rows] == [(1, 3, 2), (4, 3, 2), (1, 5, 4), (4, 5, 4)]
+    assert list(map(point, rows)) == [(1, 3, 2), (4, 3, 2), (1, 5, 4), (4, 5, 4)]
     for row in rows:
         assert row.state == "ok"
-        assert row.errors == 0
-        assert row.latency_mean_ms is not None
-        assert row.latency_mean_ms >= DELAY_S * 1000
-        assert row.latency_p50_ms <= row.latency_p90_ms <= row.latency_p95_ms <= row.latency_p99_ms  # type: ignore
+        assert row.failed_requests == 0
+        mean_ms, *percentiles_ms = latencies(row)
+        assert mean_ms >= DELAY_S * 1000
+        assert percentiles_ms == sorted(percentiles_ms)
         # One request at a time: sequences/s is the batch size over the mean latency.
-        expected = row.batch_size * 1000 / row.latency_mean_ms
-        assert row.throughput_sequences_per_s == pytest.approx(expected, rel=1e-4)
-        assert row.throughput_tokens_per_s == pytest.approx(expected * row.output_length, rel=1e-4)
+        expected = row.batch_size * 1000 / mean_ms
+        assert row.figures["sequences_per_s"] == pytest.approx(expected, rel=1e-4)
+        assert row.figures["output_tokens_per_s"] == pytest.approx(expected * row.output_length, rel=1e-4)
     assert {(row.engine, row.tensor_para_size, row.weight_data_type, row.model_digest) for row in rows} == {
         ("slipway", "2", "fp16", "sha256:abc")
     }
@@ -133,7 +142,7 @@ def test_too_few_generated_tokens_fail_the_point(tmp_path: Path) -> None:
 
     with FakeTriton(stop_early) as fake, pytest.raises(ServerError, match="none of 1 points"):
         run(arguments(tmp_path, fake.url, batch_sizes=(1,), lengths=((3, 2),)))
-    (row,) = read_rows(tmp_path / "benchmark.csv")
+    (row,) = STATIC_TABLE.read(tmp_path / "benchmark.csv")
     assert row.error == "[1] tokens were generated instead of 2"
 
 
@@ -150,7 +159,7 @@ def test_a_dead_server_ends_the_sweep_and_keeps_what_was_measured(tmp_path: Path
     given = arguments(tmp_path, endpoint_of(fake, tmp_path / "e.json"), lengths=((3, 2),), batch_sizes=(1, 4, 8))
     with fake, pytest.raises(ServerError, match="no server answers"):
         run(given)
-    assert [row.point for row in read_rows(tmp_path / "benchmark.csv")] == [(1, 3, 2)]
+    assert list(map(point, STATIC_TABLE.read(tmp_path / "benchmark.csv"))) == [(1, 3, 2)]
     assert not (tmp_path / "manifest.json").exists()
 
     with FakeTriton(count_up) as again:
@@ -171,7 +180,7 @@ def test_a_deployment_that_is_replaced_during_the_sweep_ends_it_without_its_poin
         fake.answer = replace_at_batch_4
         with pytest.raises(ServerError, match="serves model sha256:other, not sha256:abc"):
             run(arguments(tmp_path / "out", endpoint, lengths=((3, 2),), batch_sizes=(1, 4, 8)))
-    assert [row.point for row in read_rows(tmp_path / "out" / "benchmark.csv")] == [(1, 3, 2)]
+    assert list(map(point, STATIC_TABLE.read(tmp_path / "out" / "benchmark.csv"))) == [(1, 3, 2)]
 
 
 @pytest.mark.parametrize("answers", [0, 3])
@@ -224,7 +233,9 @@ def test_failed_points_of_an_earlier_run_are_measured_again(tmp_path: Path) -> N
         path = endpoint_of(fake, tmp_path / "e.json")
         given = dataclasses.replace(given, endpoint=str(path))
         rows = run(given)
-        write_rows(tmp_path / "benchmark.csv", [rows[0], dataclasses.replace(rows[1], state="failed", errors=1)])
+        STATIC_TABLE.write(
+            tmp_path / "benchmark.csv", [rows[0], dataclasses.replace(rows[1], state="failed", failed_requests=1)]
+        )
         fake.requests.clear()
         assert [row.state for row in run(given)] == ["ok", "ok"]
         assert {len(tensors["input_ids"]) for tensors in fake.requests} == {4}
@@ -252,7 +263,7 @@ def test_a_model_that_takes_text_or_has_no_known_vocabulary_is_refused(tmp_path:
 def test_the_table_round_trips_and_the_manifest_proves_it(tmp_path: Path) -> None:
     with FakeTriton(count_up) as fake:
         rows = run(arguments(tmp_path / "out", endpoint_of(fake, tmp_path / "e.json")))
-    write_rows(tmp_path / "copy.csv", rows)
+    STATIC_TABLE.write(tmp_path / "copy.csv", rows)
     assert (tmp_path / "copy.csv").read_text() == (tmp_path / "out" / "benchmark.csv").read_text()
     manifest = Manifest.read(tmp_path / "out")
     assert manifest.kind == "benchmark"
@@ -261,24 +272,24 @@ def test_the_table_round_trips_and_the_manifest_proves_it(tmp_path: Path) -> Non
 
 def test_percentiles_of_a_row_by_hand() -> None:
     # 10, 20, 30, 40 and 50 ms: h = 4 * percent / 100
-    row = Row("m", "t", "e", "1", "1", "fp32", "fp32", 2, 3, 4, 0, 5, "failed")
-    row = row.with_latencies([50_000_000, 10_000_000, 30_000_000, 20_000_000, 40_000_000])
-    figures = (row.latency_mean_ms, row.latency_p50_ms, row.latency_p90_ms, row.latency_p95_ms, row.latency_p99_ms)
-    assert figures == pytest.approx((30.0, 30.0, 46.0, 48.0, 49.6))
+    row = Row("m", "t", "e", "1", "1", "fp32", "fp32", "3/4", batch_size=2)
+    row = benchmark.with_latencies(row, [50_000_000, 10_000_000, 30_000_000, 20_000_000, 40_000_000])
+    assert latencies(row) == pytest.approx((30.0, 30.0, 46.0, 48.0, 49.6))
     # deviations 20, 10, 0, 10, 20: sample deviation sqrt(250), / sqrt(5); t(0.975, 4) = 2.776
-    assert row.ci95_latency_mean_ms == pytest.approx(2.776 * 50**0.5)
+    assert row.figures["ci95_e2e_mean_ms"] == pytest.approx(2.776 * 50**0.5)
     # 5 requests of 2 sequences in 150 ms
-    assert row.throughput_sequences_per_s == pytest.approx(10 / 0.15)
-    assert row.throughput_tokens_per_s == pytest.approx(40 / 0.15)
+    assert row.figures["sequences_per_s"] == pytest.approx(10 / 0.15)
+    assert row.figures["output_tokens_per_s"] == pytest.approx(40 / 0.15)
 
 
 def test_the_columns_that_users_of_the_ancestors_know_stand_beside_ours(tmp_path: Path) -> None:
-    row = Row("m", "t", "e", "2", "4", "fp32", "fp32", 16, 60, 20, 0, 1, "failed").with_latencies([500_000_000])
-    write_rows(tmp_path / "benchmark.csv", [row])
+    row = Row("m", "t", "e", "2", "4", "fp32", "fp32", "60/20", batch_size=16)
+    row = benchmark.with_latencies(row, [500_000_000])
+    STATIC_TABLE.write(tmp_path / "benchmark.csv", [row])
     with (tmp_path / "benchmark.csv").open(newline="") as stream:
         (cells,) = csv.DictReader(stream)
     # 16 sequences in 0.5 s on 8 GPUs
-    assert {name: float(cells[name]) for name in ANCESTORS_COLUMNS} == {
+    assert {name: float(cells[name]) for name in STATIC_TABLE.aliases} == {
         "Batch Size": 16,
         "Tensor Parallel": 2,
         "Pipeline Parallel": 4,
@@ -294,7 +305,7 @@ def test_what_the_deployment_cost_stands_in_its_rows(tmp_path: Path) -> None:
         path = tmp_path / "endpoint.json"
         Endpoint("127.0.0.1", grpc_port=fake.port, pid=os.getpid(), start_s=2.5).write(path)
         (row,) = run(arguments(tmp_path / "out", path, batch_sizes=(1,), lengths=((3, 2),)))
-    assert row.server_start_s == 2.5
+    assert row.figures["server_start_s"] == 2.5
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    assert row.server_memory_peak_bytes >= 0.5 * peak  # type: ignore[operator]
-    assert row.server_load_s is None, "there is no log"
+    assert row.figures["server_memory_peak_bytes"] >= 0.5 * peak  # type: ignore[operator]
+    assert row.figures["server_load_s"] is None, "there is no log"

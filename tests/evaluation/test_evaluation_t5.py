@@ -10,14 +10,13 @@ from support.fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
 from tokenizers import ByteLevelBPETokenizer
 
 from evaluation import benchmark, generate, lambada
+from evaluation import load as sweep
 from evaluation.arguments import BenchmarkArguments, LambadaArguments
 from evaluation.client.client import Client
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.client.tensors import NEVER_END_ID
-from evaluation.speed import load_sweep as sweep
-from evaluation.speed.benchmark_table import read_rows
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.load_table import read_rows as read_load
+from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 
@@ -49,8 +48,8 @@ def test_the_static_sweep_sends_t5s_tensors(tmp_path: Path) -> None:
     )
     with FakeTriton(count_up_t5, inputs=T5_INPUTS) as fake:
         benchmark.main([*given.to_argv(), "--endpoint", fake.url])
-    rows = read_rows(tmp_path / "out" / "benchmark.csv")
-    assert [(row.batch_size, row.state, row.errors) for row in rows] == [(1, "ok", 0), (2, "ok", 0)]
+    rows = STATIC_TABLE.read(tmp_path / "out" / "benchmark.csv")
+    assert [(row.batch_size, row.state, row.failed_requests) for row in rows] == [(1, "ok", 0), (2, "ok", 0)]
     (last,) = fake.requests[-1:]
     assert last["sequence_length"].tolist() == [[3], [3]] and last["max_output_len"].tolist() == [[2], [2]]
     assert last["end_id"].tolist() == [[NEVER_END_ID]] * 2
@@ -63,7 +62,7 @@ def test_the_load_sends_t5s_tensors(tmp_path: Path) -> None:
     )  # fmt: skip
     with FakeTriton(count_up_t5, inputs=T5_INPUTS) as fake:
         sweep.main([*given.to_argv(), "--endpoint", fake.url])
-    rows = read_load(tmp_path / "out" / "load.csv")
+    rows = LOAD_TABLE.read(tmp_path / "out" / "load.csv")
     assert [(row.concurrency, row.state, row.failed_requests) for row in rows] == [(1, "ok", 0), (2, "ok", 0)]
     assert {int(tensors["max_output_len"].item()) for tensors in fake.requests} == {3}
 

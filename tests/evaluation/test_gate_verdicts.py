@@ -108,7 +108,7 @@ def test_parity_that_was_asked_for_and_is_missing_is_inconclusive(tmp_path: Path
 
 
 def test_a_point_that_failed_or_is_gone_is_inconclusive_though_its_neighbours_are_fine(tmp_path: Path) -> None:
-    failed = dataclasses.replace(static_row(8, LATENCIES), state="failed", latency_mean_ms=None, error="out of memory")
+    failed = dataclasses.replace(static_row(8, LATENCIES), state="failed", figures={}, error="out of memory")
     current = write_results(tmp_path / "new", static=[static_row(1, LATENCIES), failed], accuracy=SOUND)
     verdict, reasons = decide(current, None, {"static.60-20_batch*.latency_mean_ms": {"at_most": 150}})
     assert verdict == "INCONCLUSIVE"

@@ -55,6 +55,6 @@ def test_a_load_that_can_be_measured_passes(tmp_path: Path) -> None:
 
 def test_the_check_needs_no_heavy_library() -> None:
     heavy = ["numpy", "pandas", "matplotlib", "tritonclient", "grpc"]
-    code = f"import evaluation.speed.load_check, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    code = f"import evaluation.speed.load_arguments, sys; print([name for name in {heavy!r} if name in sys.modules])"
     listed = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_DIR, capture_output=True, text=True, check=True)
     assert listed.stdout.strip() == "[]"

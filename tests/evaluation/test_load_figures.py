@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.speed.costs import COST_FIGURES
-from evaluation.speed.load_figures import (
+from evaluation.speed.figures import (
     DISTRIBUTIONS,
     FIGURE_COLUMNS,
     SCALARS,

@@ -17,10 +17,10 @@ import pytest
 from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 from tritonclient.grpc import service_pb2 as pb
 
-from evaluation.speed import load_sweep as sweep
+from evaluation import load as sweep
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.load_table import LoadRow, read_rows, write_rows
 from evaluation.speed.server_metrics import parse_counters, server_figures
+from evaluation.speed.table import LOAD_TABLE, Row
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import FileRecord, Manifest
@@ -75,9 +75,9 @@ def endpoint_of(fake: FakeTriton, path: Path, digest: str = "sha256:abc", **chan
     return path
 
 
-def run(given: LoadArguments) -> list[LoadRow]:
+def run(given: LoadArguments) -> list[Row]:
     sweep.main(given.to_argv())
-    return read_rows(given.output / "load.csv")
+    return LOAD_TABLE.read(given.output / "load.csv")
 
 
 def test_every_point_has_a_row_with_figures_that_fit_the_servers_delay(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_finished_points_are_kept_and_failed_or_other_ones_measured(tmp_path: Pa
         assert more[:2] == first, "rows are kept to the last digit"
         asked = len(fake.requests)
         fake.requests.clear()
-        write_rows(tmp_path / "out" / "load.csv", [first[0], dataclasses.replace(first[1], state="failed")])
+        LOAD_TABLE.write(tmp_path / "out" / "load.csv", [first[0], dataclasses.replace(first[1], state="failed")])
         run(given)
         assert 0 < len(fake.requests) < 2 * asked
         fake.requests.clear()
@@ -232,7 +232,7 @@ def test_a_dead_server_ends_the_sweep_and_keeps_what_was_measured(tmp_path: Path
     with FakeTriton(die_later) as fake, pytest.raises(ServerError, match="no server answers"):
         given = arguments(tmp_path, endpoint_of(fake, tmp_path / "e.json"), lengths=("3/2", "4/2"), timeout_s=5.0)
         run(dataclasses.replace(given, concurrencies=(1,)))
-    assert [row.state for row in read_rows(tmp_path / "load.csv")] == ["ok", "failed"]
+    assert [row.state for row in LOAD_TABLE.read(tmp_path / "load.csv")] == ["ok", "failed"]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 from support.learnt_gpt2 import LearntModel
 
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.speed.text_prompts import Words
-from evaluation.speed.workload import Workload, seeded
+from evaluation.speed.workload import Words, Workload, seeded
 from handover.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from support.parity_runs import T5_INPUTS, limits, run, serve, shards_of
 from support.t5_models import huggingface_t5
 
 from benchmarks.parity_planted import PLANTED, open_shards
-from evaluation.figures import FAILS, HOLDS, INCONCLUSIVE
+from evaluation.tasks.metric import FAILS, HOLDS, INCONCLUSIVE
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FORMATS = [

@@ -11,7 +11,7 @@ import pytest
 from support.results_maker import load_row, static_row, write_results
 
 from evaluation import recommend
-from evaluation.report.recommendation import Candidate, keeps_budget, pareto_front, rank
+from evaluation.report.ranking import Candidate, keeps_budget, pareto_front, rank
 from handover.errors import ConfigError
 from launcher.config.schema import PROJECT_DIR, register, to_typed
 

@@ -6,21 +6,20 @@ import csv
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fake_triton import FakeTriton, count_up
 
-from evaluation import benchmark, compare, sweep_report
+from evaluation import benchmark, compare, load, sweep_report
 from evaluation.arguments import BenchmarkArguments
-from evaluation.figures import Metric
 from evaluation.parity.comparison import Position
 from evaluation.report.measurements import read_report
-from evaluation.speed import benchmark_table, load_sweep, load_table
 from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Table
 from evaluation.tasks.lambada.score import Score as LambadaScore
+from evaluation.tasks.metric import Metric
 from evaluation.tasks.squad.score import Score as SquadScore
 from evaluation.tasks.text_task import TextSample
 
@@ -41,10 +40,10 @@ def test_the_benchmarks_tables_have_the_recorded_columns(tmp_path: Path) -> None
             output=tmp_path / "static", batch_sizes=(1,), lengths=((3, 2),), repeats=1, **common
         )
         benchmark.main(static.to_argv())
-        load = LoadArguments(
+        under_load = LoadArguments(
             output=tmp_path / "load", concurrencies=(1,), lengths=("3/2",), requests=1, repeats=1, **common
         )
-        load_sweep.main(load.to_argv())
+        load.main(under_load.to_argv())
     assert header(tmp_path / "static" / "benchmark.csv") == RECORDED["benchmark.csv"]
     assert header(tmp_path / "load" / "load.csv") == RECORDED["load.csv"]
     (point,) = (tmp_path / "load").glob("*/profile_export_genai_perf.csv")
@@ -52,19 +51,12 @@ def test_the_benchmarks_tables_have_the_recorded_columns(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(
-    ("name", "read", "write"),
-    [
-        ("benchmark.csv", benchmark_table.read_rows, benchmark_table.write_rows),
-        ("load.csv", load_table.read_rows, load_table.write_rows),
-    ],
-)
-def test_a_recorded_table_is_read_and_written_again_as_it_was(
-    run: str, name: str, read: Callable[[Path], Any], write: Callable[[Path, Any], None], tmp_path: Path
-) -> None:
-    rows = read(REFERENCE / run / name)
-    write(tmp_path / name, rows)
-    before, after = (list(csv.reader(path.open(newline=""))) for path in (REFERENCE / run / name, tmp_path / name))
+@pytest.mark.parametrize("table", [STATIC_TABLE, LOAD_TABLE], ids=lambda table: table.file_name)
+def test_a_recorded_table_is_read_and_written_again_as_it_was(run: str, table: Table, tmp_path: Path) -> None:
+    recorded_file, written_file = REFERENCE / run / table.file_name, tmp_path / table.file_name
+    rows = table.read(recorded_file)
+    table.write(written_file, rows)
+    before, after = (list(csv.reader(path.open(newline=""))) for path in (recorded_file, written_file))
     assert len(rows) + 1 == len(before) == len(after)
     for recorded, written in zip(before, after, strict=True):
         assert [number(cell) for cell in written] == [number(cell) for cell in recorded]

@@ -13,8 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from evaluation.benchmark import with_latencies
 from evaluation.report import write as report
-from evaluation.speed.benchmark_table import Row, read_rows, write_rows
+from evaluation.speed.table import STATIC_TABLE, Row
 from evaluation.tasks.lambada.score import Score, summarise
 from handover.manifest import FileRecord, Manifest, record_files
 
@@ -24,12 +25,13 @@ HOSTILE = 'x"><script>alert(1)</script> | `a` [b](c) *d* & €'
 
 def make_row(batch_size: int, **changes: object) -> Row:
     row = Row(
-        "demo", "fastertransformer", "slipway", "2", "1", "fp16", "fp32", batch_size, 60, 20, 1, 3, "failed",
+        "demo", "fastertransformer", "slipway", "2", "1", "fp16", "fp32", "60/20",
+        batch_size=batch_size, warmup_requests=1, repeats=3,
         model_digest="sha256:m", commit="c0ffee", cpu="CPU", cores=2, memory_bytes=8_000_000_000,
         timestamp="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
     if "error" not in changes:
-        row = row.with_latencies([batch_size * 10_000_000] * 3)
+        row = with_latencies(row, [batch_size * 10_000_000] * 3)
     return dataclasses.replace(row, **changes)  # type: ignore[arg-type]
 
 
@@ -62,7 +64,7 @@ class Run:
 
     def benchmark(self, *rows: Row, directory: str = "static") -> None:
         (self.results / "benchmark" / directory).mkdir(parents=True)
-        write_rows(self.results / "benchmark" / directory / "benchmark.csv", rows)
+        STATIC_TABLE.write(self.results / "benchmark" / directory / "benchmark.csv", rows)
 
     def record(self, **states: str) -> None:
         entries = [
@@ -207,7 +209,7 @@ def test_nothing_at_all_still_gives_a_report(run: Run) -> None:
 
 
 def test_failed_points_are_listed_with_their_reason(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run.benchmark(make_row(1), make_row(256, error="out of memory", errors=1))
+    run.benchmark(make_row(1), make_row(256, error="out of memory", failed_requests=1))
     markdown, html = run.report()
     for where in (markdown, Page(html).text, capsys.readouterr().out):
         assert "out of memory" in where
@@ -216,7 +218,7 @@ def test_failed_points_are_listed_with_their_reason(run: Run, capsys: pytest.Cap
 
 
 def test_a_benchmark_without_any_figure_has_no_plot(run: Run) -> None:
-    run.benchmark(make_row(1, error="refused", errors=1))
+    run.benchmark(make_row(1, error="refused", failed_requests=1))
     _, html = run.report()
     assert "svg" not in Page(html).tags
 
@@ -243,7 +245,7 @@ def test_a_benchmark_that_is_under_way_does_not_hide_a_published_one(run: Run) -
     run.benchmark(make_row(1), make_row(8))
     table = run.results / "benchmark" / "static" / "benchmark.csv"
     (table.parent.parent / "static.partial").mkdir()
-    write_rows(table.parent.parent / "static.partial" / "benchmark.csv", [make_row(1)])
+    STATIC_TABLE.write(table.parent.parent / "static.partial" / "benchmark.csv", [make_row(1)])
     markdown, _ = run.report()
     assert "did not finish" not in markdown and "| 8 |" in markdown
 
@@ -268,7 +270,7 @@ def test_a_table_of_slipway_0_1_is_still_read(run: Run) -> None:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    assert [(row.batch_size, row.versions) for row in read_rows(path)] == [(1, ""), (2, "")]
+    assert [(row.batch_size, row.versions) for row in STATIC_TABLE.read(path)] == [(1, ""), (2, "")]
     assert "is damaged" not in run.report()[0]
 
 
@@ -323,7 +325,7 @@ def test_damaged_results_are_left_out_and_said(run: Run, name: str) -> None:
 
 
 def test_hostile_text_stays_text(run: Run) -> None:
-    run.benchmark(make_row(1, model=HOSTILE), make_row(2, error=HOSTILE, errors=1))
+    run.benchmark(make_row(1, model=HOSTILE), make_row(2, error=HOSTILE, failed_requests=1))
     run.record(evaluate="failed")
     entries = json.loads(run.stages.read_text())
     entries[0].update(error=HOSTILE, log=HOSTILE)

@@ -12,8 +12,8 @@ import pytest
 from support.results_maker import load_row, static_row, write_results
 
 from evaluation.report import write as report
-from evaluation.report.load_plots import read_samples
-from evaluation.speed.load_table import LoadRow
+from evaluation.report.plots import read_samples
+from evaluation.speed.table import Row
 
 FIGURES = {
     "requests_per_s": 10.0,
@@ -33,7 +33,7 @@ FIGURES = {
 STREAMED = {"ttft_mean_ms": 31.0, "ttft_p50_ms": 30.0, "ttft_p99_ms": 60.0, "itl_mean_ms": 9.0, "is_streaming": True}
 
 
-def points(**changes: object) -> list[LoadRow]:
+def points(**changes: object) -> list[Row]:
     return [load_row(size, **{**FIGURES, "output_tokens_per_s": 100.0 * size, **changes}) for size in (1, 2, 4)]
 
 
@@ -43,7 +43,7 @@ def write_report(results: Path) -> tuple[str, str]:
     return tuple((results / "report.partial" / name).read_text() for name in ("report.md", "report.html"))  # type: ignore
 
 
-def profile(results: Path, row: LoadRow) -> None:
+def profile(results: Path, row: Row) -> None:
     """Two requests of three tokens: TTFT 5 and 7 ms, gaps of 1, 2, 3 and 4 ms."""
     requests = [
         {"timestamp": 1_000_000, "response_timestamps": [6_000_000, 7_000_000, 9_000_000]},

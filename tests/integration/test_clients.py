@@ -21,14 +21,13 @@ from support.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_
 from support.served import Deployment, wait_for
 
 from evaluation import benchmark, generate, lambada
+from evaluation import load as load_sweep
 from evaluation.arguments import LambadaArguments
 from evaluation.client.asking import find_target, find_tokenizer
 from evaluation.client.client import Client
 from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
 from evaluation.report import write as report
-from evaluation.speed import load_sweep as load_sweep
-from evaluation.speed.benchmark_table import read_rows
-from evaluation.speed.load_table import read_rows as read_load_rows
+from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
 from evaluation.tasks.lambada.score import Verdict
 from evaluation.tasks.lambada.task import prepare_sample
 from evaluation.tasks.scoring import SCORES_INPUT
@@ -173,14 +172,17 @@ def test_a_sweep_measures_what_fits_and_says_what_does_not(deployment: Deploymen
             "--repeats=2",
         ]
     )
-    rows = {row.point: row for row in read_rows(output / "benchmark.csv")}
+    rows = {
+        (row.batch_size, row.input_length, row.output_length): row
+        for row in STATIC_TABLE.read(output / "benchmark.csv")
+    }
     digest = Manifest.read(deployment.repository).digest
     for point in ((1, 8, 4), (4, 8, 4)):
         assert rows[point].state == "ok"
         assert (rows[point].model, rows[point].tensor_para_size, rows[point].model_digest) == ("learnt", "2", digest)
     assert "must be <= 16" in rows[32, 8, 4].error
     assert "max_pos_seq_len" in rows[1, POSITIONS, 4].error
-    assert all(rows[1, POSITIONS, 4].latency_mean_ms is None for point in rows)
+    assert rows[1, POSITIONS, 4].figures["e2e_mean_ms"] is None
 
 
 def test_a_load_is_measured_from_both_sides(deployment: Deployment) -> None:
@@ -196,7 +198,7 @@ def test_a_load_is_measured_from_both_sides(deployment: Deployment) -> None:
             "--repeats=3",
         ]
     )
-    one, four = read_load_rows(output / "load.csv")
+    one, four = LOAD_TABLE.read(output / "load.csv")
     digest = Manifest.read(deployment.repository).digest
     for row in (one, four):
         figures = row.figures
@@ -216,7 +218,7 @@ def test_a_load_through_the_ensemble_sends_texts_of_the_wanted_length(
 ) -> None:
     given = [f"--endpoint={deployment.endpoint_file}", "--model=ensemble", "--concurrencies=[2]", "--requests=4"]
     load_sweep.main([*given, f"--output={tmp_path / 'out'}", '--lengths=["8/4"]', "--repeats=1", "--warmup=1"])
-    (row,) = read_load_rows(tmp_path / "out" / "load.csv")
+    (row,) = LOAD_TABLE.read(tmp_path / "out" / "load.csv")
     content = json.loads((tmp_path / "out" / row.directory / "summary.json").read_text())
     assert (row.state, row.failed_requests) == ("ok", 0)
     assert set(content["input_lens"]) <= {7, 8} and set(content["output_lens"]) == {4}
@@ -234,7 +236,7 @@ def test_conversations_are_asked_through_the_served_models_tokenizer(
     (tmp_path / "talks.jsonl").write_text(json.dumps(talk) + "\n")
     given = [f"--endpoint={deployment.endpoint_file}", f"--output={tmp_path / 'out'}", "--request-rates=[20]"]
     load_sweep.main([*given, f"--prompt-file={tmp_path / 'talks.jsonl'}", "--requests=4", "--repeats=1", "--warmup=1"])
-    (row,) = read_load_rows(tmp_path / "out" / "load.csv")
+    (row,) = LOAD_TABLE.read(tmp_path / "out" / "load.csv")
     content = json.loads((tmp_path / "out" / row.directory / "summary.json").read_text())
     assert set(content["input_lens"]) == {len(model.encode(prompt))}
     assert set(content["output_lens"]) == {len(model.encode(answer))}

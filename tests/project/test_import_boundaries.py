@@ -28,7 +28,7 @@ ALLOWED = {
     "evaluation": {
         *("ft_format", "handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
         *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "pynvml", "psutil"),
-        *("jinja2", "markupsafe"),
+        "jinja2",
     },
     "evaluation/parity": {
         *("ft_format", "handover", "evaluation", "export_scripts", "backends"),

@@ -7,22 +7,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evaluation.speed.benchmark_table import Row
-from evaluation.speed.benchmark_table import write_rows as write_static
-from evaluation.speed.load_table import LoadRow, write_rows
+from evaluation.benchmark import with_latencies
+from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Row
 
 
 def static_row(batch_size: int, latencies_ms: list[float], **changes: Any) -> Row:
-    row = Row("demo", "ft", "slipway", "1", "1", "fp16", "fp32", batch_size, 60, 20, 1, len(latencies_ms), "failed")
-    row = row.with_latencies([round(latency * 1e6) for latency in latencies_ms])
-    return dataclasses.replace(row, model_digest="sha256:m", **changes)
+    row = Row("demo", "ft", "slipway", "1", "1", "fp16", "fp32", "60/20", batch_size=batch_size)
+    row = with_latencies(row, [round(latency * 1e6) for latency in latencies_ms])
+    counts = {"warmup_requests": 1, "repeats": len(latencies_ms)}
+    return dataclasses.replace(row, model_digest="sha256:m", **{**counts, **changes})
 
 
-def load_row(concurrency: int | None = 4, rate: float | None = None, **changes: Any) -> LoadRow:
+def load_row(concurrency: int | None = 4, rate: float | None = None, **changes: Any) -> Row:
     """A measured point; arguments that are no fields are figures."""
-    fields = {column.name for column in dataclasses.fields(LoadRow)}
+    fields = {column.name for column in dataclasses.fields(Row)}
     figures = {name: value for name, value in changes.items() if name not in fields}
-    base = LoadRow(
+    base = Row(
         model="demo",
         triton_model="ft",
         engine="slipway",
@@ -58,7 +58,7 @@ def write_results(
     results: Path,
     *,
     static: list[Row] | None = None,
-    load: list[LoadRow] | None = None,
+    load: list[Row] | None = None,
     accuracy: dict[str, tuple[float, float]] | None = None,
     data_sha256: str = "5" * 64,
     failed: int = 0,
@@ -66,10 +66,10 @@ def write_results(
     """Write what a run leaves; accuracy is value and standard error by name of the figure."""
     if static is not None:
         (results / "benchmark" / "static").mkdir(parents=True)
-        write_static(results / "benchmark" / "static" / "benchmark.csv", static)
+        STATIC_TABLE.write(results / "benchmark" / "static" / "benchmark.csv", static)
     if load is not None:
         (results / "benchmark" / "load").mkdir(parents=True)
-        write_rows(results / "benchmark" / "load" / "load.csv", load)
+        LOAD_TABLE.write(results / "benchmark" / "load" / "load.csv", load)
     if accuracy is not None:
         figures = [
             {"name": name, "value": value, "stderr": stderr, "n": 100, "failed": failed, "unit": "fraction"}

@@ -25,7 +25,7 @@ MODULES = {  # a program, and where its arguments are declared
     **{f"deployment.{name}": "deployment.arguments" for name in ("serve", "gemm_autotune")},
     **{f"export_scripts.{name}": "export_scripts.arguments" for name in ("convert", "export")},
     **{
-        "evaluation.speed.load_sweep": "evaluation.speed.load_arguments",
+        "evaluation.load": "evaluation.speed.load_arguments",
         "evaluation.parity.run": "evaluation.parity.arguments",
     },
 }

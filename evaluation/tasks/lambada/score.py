@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from evaluation.figures import FRACTION, Metric, share
-from evaluation.speed import metrics
+from evaluation.speed import formulas
 from evaluation.tasks.lambada.task import Sample, Span
+from evaluation.tasks.metric import FRACTION, Metric, share
 
 LONGEST_GRAM = 4
 
@@ -128,7 +128,7 @@ def summarise(scores: Sequence[Score]) -> list[Metric]:
 
     def perplexity(name: str, log_prob: Callable[[Score], float | None], definition: str) -> Metric:
         known = [value for value in map(log_prob, scores) if value is not None]
-        value, error = metrics.perplexity(known), metrics.perplexity_standard_error(known)
+        value, error = formulas.perplexity(known), formulas.perplexity_standard_error(known)
         return Metric(name, value, "perplexity per word", error, len(known), len(scores) - len(known), definition)
 
     return [

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from evaluation.figures import Metric, share
+from evaluation.tasks.metric import Metric, share
 from evaluation.tasks.squad.data import V2
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

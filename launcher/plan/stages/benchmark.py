@@ -7,8 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from evaluation.arguments import BenchmarkArguments
-from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.load_check import check_arguments
+from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from handover.errors import ConfigError
 from launcher.config.schema import BenchmarkKind, Config, Stage
 from launcher.plan.paths import RunPaths

@@ -6,38 +6,38 @@ import math
 
 import pytest
 
-from evaluation.speed import metrics
+from evaluation.speed import formulas
 
 
 def test_accuracy_is_the_share_of_hits() -> None:
-    assert metrics.accuracy([True, False, True, True]) == 0.75
+    assert formulas.accuracy([True, False, True, True]) == 0.75
 
 
 def test_accuracy_standard_error_by_hand() -> None:
     # 3 of 4: mean 0.75, squared deviations 3 * 0.0625 + 0.5625 = 0.75, / 3 = 0.25, / 4 = 0.0625, root 0.25
-    assert metrics.accuracy_standard_error([True, False, True, True]) == pytest.approx(0.25)
+    assert formulas.accuracy_standard_error([True, False, True, True]) == pytest.approx(0.25)
 
 
 def test_standard_error_by_hand() -> None:
     # 2, 4, 6: mean 4, sample variance (4 + 0 + 4) / 2 = 4, / 3
-    assert metrics.standard_error([2.0, 4.0, 6.0]) == pytest.approx(math.sqrt(4 / 3))
+    assert formulas.standard_error([2.0, 4.0, 6.0]) == pytest.approx(math.sqrt(4 / 3))
 
 
 def test_the_confidence_interval_by_hand() -> None:
     # 2, 4, 6: standard error sqrt(4 / 3), t(0.975, 2) = 4.303; 41 values of which one is 41: deviation 41 / sqrt(41)
-    assert metrics.half_width([2.0, 4.0, 6.0]) == pytest.approx(4.303 * math.sqrt(4 / 3))
-    assert metrics.half_width([0.0] * 40 + [41.0]) == pytest.approx(2.042 * math.sqrt(41.0) / math.sqrt(41.0))
-    assert metrics.half_width([2.0]) is None
+    assert formulas.half_width([2.0, 4.0, 6.0]) == pytest.approx(4.303 * math.sqrt(4 / 3))
+    assert formulas.half_width([0.0] * 40 + [41.0]) == pytest.approx(2.042 * math.sqrt(41.0) / math.sqrt(41.0))
+    assert formulas.half_width([2.0]) is None
 
 
 def test_perplexity_by_hand() -> None:
     # probabilities 1/2 and 1/8: geometric mean 1/4, so 4
-    assert metrics.perplexity([math.log(1 / 2), math.log(1 / 8)]) == pytest.approx(4.0)
+    assert formulas.perplexity([math.log(1 / 2), math.log(1 / 8)]) == pytest.approx(4.0)
 
 
 def test_perplexity_standard_error_by_hand() -> None:
     # log probabilities -1 and -3: sample deviation sqrt(2), / sqrt(2) = 1, times exp(2)
-    assert metrics.perplexity_standard_error([-1.0, -3.0]) == pytest.approx(math.exp(2))
+    assert formulas.perplexity_standard_error([-1.0, -3.0]) == pytest.approx(math.exp(2))
 
 
 @pytest.mark.parametrize(
@@ -46,42 +46,42 @@ def test_perplexity_standard_error_by_hand() -> None:
     [(0, 10.0), (50, 25.0), (90, 37.0), (95, 38.5), (99, 39.7), (100, 40.0)],
 )
 def test_percentile_interpolates_between_order_statistics(percent: float, expected: float) -> None:
-    assert metrics.percentile([40, 10, 30, 20], percent) == pytest.approx(expected)
+    assert formulas.percentile([40, 10, 30, 20], percent) == pytest.approx(expected)
 
 
 def test_percentile_of_one_value_is_that_value() -> None:
-    assert metrics.percentile([7.0], 99) == 7.0
+    assert formulas.percentile([7.0], 99) == 7.0
 
 
 def test_percentile_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="101"):
-        metrics.percentile([1.0], 101)
+        formulas.percentile([1.0], 101)
 
 
 def test_throughput_by_hand() -> None:
     # two requests of 8 sequences with 20 tokens in 0.5 s and 1.5 s: 16 sequences and 320 tokens in 2 s
     latencies_ns = [500_000_000, 1_500_000_000]
-    assert metrics.throughput(8, latencies_ns) == 8.0
-    assert metrics.throughput(8 * 20, latencies_ns) == 160.0
+    assert formulas.throughput(8, latencies_ns) == 8.0
+    assert formulas.throughput(8 * 20, latencies_ns) == 160.0
 
 
 def test_what_cannot_be_computed_is_none_not_zero() -> None:
-    assert metrics.mean([]) is None
-    assert metrics.accuracy([]) is None
-    assert metrics.standard_error([1.0]) is None
-    assert metrics.perplexity([]) is None
-    assert metrics.perplexity_standard_error([-1.0]) is None
-    assert metrics.percentile([], 50) is None
-    assert metrics.throughput(1, []) is None
+    assert formulas.mean([]) is None
+    assert formulas.accuracy([]) is None
+    assert formulas.standard_error([1.0]) is None
+    assert formulas.perplexity([]) is None
+    assert formulas.perplexity_standard_error([-1.0]) is None
+    assert formulas.percentile([], 50) is None
+    assert formulas.throughput(1, []) is None
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_leaves_no_figure(broken: float) -> None:
     values = [1.0, broken, 2.0]
-    assert metrics.mean(values) is metrics.standard_error(values) is metrics.half_width(values) is None
-    assert metrics.percentile(values, 50) is metrics.perplexity(values) is None
+    assert formulas.mean(values) is formulas.standard_error(values) is formulas.half_width(values) is None
+    assert formulas.percentile(values, 50) is formulas.perplexity(values) is None
 
 
 def test_a_perplexity_that_no_float_holds_is_none() -> None:
-    assert metrics.perplexity([-800.0, -900.0]) is None  # exp(850)
-    assert metrics.perplexity([-700.0]) == pytest.approx(math.exp(700))
+    assert formulas.perplexity([-800.0, -900.0]) is None  # exp(850)
+    assert formulas.perplexity([-700.0]) == pytest.approx(math.exp(700))

@@ -12,15 +12,14 @@ from pathlib import Path
 from evaluation.report.provenance import timestamp
 from evaluation.speed.costs import CostMeter
 from evaluation.speed.drive import ClosedLoop, OpenLoop, Plan, Recorder, drive
+from evaluation.speed.figures import Context, compute_figures, is_stable
+from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.load_figures import Context, compute_figures, is_stable
-from evaluation.speed.load_table import CLOSED, FAILED, OK, LoadRow
-from evaluation.speed.metrics import NANOSECONDS_PER_S
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.server_metrics import read_counters, server_figures
-from evaluation.speed.text_prompts import Words
+from evaluation.speed.table import CLOSED, FAILED, OK, Row
 from evaluation.speed.wire import Encoded, Wire, encode
-from evaluation.speed.workload import Prompt, Workload, arrivals_ns, seeded
+from evaluation.speed.workload import Prompt, Words, Workload, arrivals_ns, seeded
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 
@@ -62,13 +61,13 @@ class Measured:
         window_ns: where each repeat began, and where the last ended.
     """
 
-    row: LoadRow
+    row: Row
     records: tuple[RequestRecord, ...] = ()
     window_ns: tuple[int, ...] = ()
 
 
 def measure_point(
-    arguments: LoadArguments, target: Target, row: LoadRow, advance: Callable[[], None] = lambda: None
+    arguments: LoadArguments, target: Target, row: Row, advance: Callable[[], None] = lambda: None
 ) -> Measured:
     """Measure one point; a point without a single success is a failed row with empty figures.
 
@@ -109,7 +108,7 @@ def measure_point(
     return Measured(row, records, (*(window.started_ns for window in windows), windows[-1].ended_ns))
 
 
-def probe(arguments: LoadArguments, target: Target, row: LoadRow) -> None:
+def probe(arguments: LoadArguments, target: Target, row: Row) -> None:
     """Have one real generation come back before anything is measured.
 
     Raises:
@@ -126,9 +125,7 @@ def probe(arguments: LoadArguments, target: Target, row: LoadRow) -> None:
         raise ServerError(f"no generation came back from '{arguments.model}': {record.error}")
 
 
-def plan_point(
-    arguments: LoadArguments, row: LoadRow, target: Target, advance: Callable[[], None] = lambda: None
-) -> Plan:
+def plan_point(arguments: LoadArguments, row: Row, target: Target, advance: Callable[[], None] = lambda: None) -> Plan:
     """Size warm-up and repeats of a point by its load."""
     context = _context(arguments, target)
     if row.mode == CLOSED:
@@ -146,7 +143,7 @@ def plan_point(
     return Plan(warmup, requests, arguments.repeats, arguments.max_point_s, is_enough)
 
 
-def prepare_requests(arguments: LoadArguments, target: Target, row: LoadRow, plan: Plan) -> list[Encoded]:
+def prepare_requests(arguments: LoadArguments, target: Target, row: Row, plan: Plan) -> list[Encoded]:
     """Encode the requests of a point before its load starts.
 
     What is drawn depends on the seed and the point only, so that two deployments are asked the same.
@@ -165,7 +162,7 @@ def prepare_requests(arguments: LoadArguments, target: Target, row: LoadRow, pla
 
 
 async def _load(
-    arguments: LoadArguments, target: Target, row: LoadRow, plan: Plan, requests: list[Encoded]
+    arguments: LoadArguments, target: Target, row: Row, plan: Plan, requests: list[Encoded]
 ) -> tuple[Recorder, dict[str, float | None]]:
     readings: list[dict[str, float]] = []
     loop = asyncio.get_running_loop()

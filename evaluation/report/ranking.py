@@ -1,4 +1,7 @@
-"""Which measured configuration to run: for throughput alone, or for throughput within a latency budget."""
+"""Which measured configuration to run: for throughput alone, or for throughput within a latency budget.
+
+Candidates, their rankings, and how both are worded.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluation.report.data import Findings
-from evaluation.speed.benchmark_table import Row
-from evaluation.speed.load_table import LoadRow
+from evaluation.report.number_text import show_figure, show_with_noise
+from evaluation.speed.figures import STATISTICS
+from evaluation.speed.table import STATIC, Row
 
 OFFLINE, ONLINE = "offline", "online"
 FIGURES = ("ttft", "itl", "tpot", "e2e")
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+TOP = 5
+"""Candidates that a report shows."""
+RANKING_COLUMNS = ("Load", "Tokens/s", "vs best", "Tokens/s/GPU", "Tokens/s/user", "E2E p95, ms", "Deployment")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Latency limits in ms by ttft, itl, tpot or e2e, and the percentile that must keep them."""
+
+    limits_ms: Mapping[str, float]
+    percentile: int = 95
+
+
+@dataclass(frozen=True)
 class Ranking:
     """The candidates for one goal and one workload, best first.
 
@@ -71,11 +85,22 @@ class Ranking:
 
 def find_candidates(findings: Findings, source: str) -> list[Candidate]:
     """List every measured point of a run."""
-    static = [
-        _of_static(row, benchmark.name, source) for benchmark in findings.benchmarks for row in benchmark.measured
-    ]
-    loaded = [_of_load(row, load.name, source) for load in findings.loads for row in load.measured]
-    return [candidate for candidate in (*static, *loaded) if candidate is not None]
+    found = (_candidate(row, benchmark.name, source) for benchmark in findings.benchmarks for row in benchmark.measured)
+    return [candidate for candidate in found if candidate is not None]
+
+
+def rank_all(candidates: Sequence[Candidate], budget: Budget | None, top: int = TOP) -> list[Ranking]:
+    """Rank by throughput alone, then within the budget if there is one.
+
+    Args:
+        candidates: of any number of deployments.
+        budget: latency limits; None, or one without limits, for no online ranking.
+        top: how many to keep of each workload.
+    """
+    rankings = rank(candidates, OFFLINE, {}, 95, top)
+    if budget is not None and budget.limits_ms:
+        rankings += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, top)
+    return rankings
 
 
 def rank(
@@ -117,34 +142,57 @@ def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
     return front[::-1]
 
 
-def _of_static(row: Row, benchmark: str, source: str) -> Candidate | None:
-    mean_ms, tokens_per_s = row.latency_mean_ms, row.throughput_tokens_per_s
-    if mean_ms is None or tokens_per_s is None:
-        return None
-    noise = None if row.ci95_latency_mean_ms is None else tokens_per_s * row.ci95_latency_mean_ms / mean_ms
-    latencies = {f"e2e_{which}_ms": getattr(row, f"latency_{which}_ms") for which in STATISTICS}
-    return Candidate(
-        source=source,
-        benchmark=benchmark,
-        workload=f"{row.input_length}/{row.output_length}",
-        load=f"batch {row.batch_size}",
-        settings=_settings(row),
-        tokens_per_s=tokens_per_s,
-        tokens_per_s_per_gpu=tokens_per_s / _gpus(row),
-        tokens_per_s_per_user=1e3 * row.output_length / mean_ms,
-        noise_tokens_per_s=noise,
-        latencies_ms=latencies,
-        model_digest=row.model_digest,
+def ranking_title(ranking: Ranking, budget: Budget | None) -> str:
+    """Name a ranking: ``Online, 60/20 tokens: e2e p95 within 800 ms``."""
+    if ranking.goal == OFFLINE or budget is None:
+        return f"Offline, {ranking.workload} tokens: most tokens per second"
+    limits = [f"{name} p{budget.percentile} within {limit:g} ms" for name, limit in budget.limits_ms.items()]
+    return f"Online, {ranking.workload} tokens: most tokens per second with {', '.join(limits)}"
+
+
+def no_candidate(ranking: Ranking, budget: Budget | None) -> str:
+    """Say that a ranking is empty."""
+    return f"{ranking_title(ranking, budget)}: none of {ranking.considered} measured points keeps the budget."
+
+
+def candidate_cells(ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
+    """One row of a ranking; the deviation is from its first."""
+    is_first = candidate is ranking.best[0]
+    return (
+        candidate.load,
+        show_with_noise(candidate.tokens_per_s, candidate.noise_tokens_per_s),
+        "" if is_first else f"{100 * ranking.deviation(candidate):+.1f}%",
+        show_figure(candidate.tokens_per_s_per_gpu),
+        show_figure(candidate.tokens_per_s_per_user),
+        show_figure(candidate.latencies_ms.get("e2e_p95_ms")),
+        deployment_text(candidate),
     )
 
 
-def _of_load(row: LoadRow, benchmark: str, source: str) -> Candidate | None:
-    figures = row.figures
-    total, per_gpu = figures.get("output_tokens_per_s"), figures.get("output_tokens_per_s_per_gpu")
-    per_user = figures.get("output_tokens_per_s_per_user")
+def deployment_text(candidate: Candidate) -> str:
+    """Name a deployment by its settings: ``gpt3_5b, TP 2, PP 1, fp16 weights, fp16, batch 64``."""
+    settings = {key.rpartition(".")[2]: value for key, value in candidate.settings.items()}
+    texts = {
+        "model_train_name": "{}",
+        "random_weights": "random weights",
+        "tensor_model_parallel_size": "TP {}",
+        "pipeline_model_parallel_size": "PP {}",
+        "weight_data_type": "{} weights",
+        "data_type": "{}",
+        "max_batch_size": "batch {}",
+        "max_queue_delay_us": "delay {} us",
+        "int8_mode": "int8",
+        "decoupled": "decoupled",
+    }
+    return ", ".join(text.format(settings[name]) for name, text in texts.items() if settings.get(name))
+
+
+def _candidate(row: Row, benchmark: str, source: str) -> Candidate | None:
+    total = row.figures.get("output_tokens_per_s")
+    per_gpu, per_user, noise = _rates(row)
     if total is None or per_gpu is None or per_user is None:
         return None
-    columns = [f"{name}_{which}_ms" for name in FIGURES for which in STATISTICS]
+    columns = [f"{name}_{statistic}_ms" for name in FIGURES for statistic in STATISTICS]
     return Candidate(
         source=source,
         benchmark=benchmark,
@@ -154,14 +202,27 @@ def _of_load(row: LoadRow, benchmark: str, source: str) -> Candidate | None:
         tokens_per_s=total,
         tokens_per_s_per_gpu=per_gpu,
         tokens_per_s_per_user=per_user,
-        noise_tokens_per_s=figures.get("ci95_output_tokens_per_s"),
-        latencies_ms={name: figures.get(name) for name in columns},
+        noise_tokens_per_s=noise,
+        latencies_ms={name: row.figures[name] for name in columns if name in row.figures},
         failed_requests=row.failed_requests,
         model_digest=row.model_digest,
     )
 
 
-def _settings(row: Row | LoadRow) -> dict[str, object]:
+def _rates(row: Row) -> tuple[float | None, float | None, float | None]:
+    """Tokens/s of a GPU and of a user, and half of the 95% interval of tokens/s; a static table shows none of them."""
+    figures = row.figures
+    if row.mode != STATIC:
+        names = ("output_tokens_per_s_per_gpu", "output_tokens_per_s_per_user", "ci95_output_tokens_per_s")
+        return figures.get(names[0]), figures.get(names[1]), figures.get(names[2])
+    total, mean_ms = figures.get("output_tokens_per_s"), figures.get("e2e_mean_ms")
+    noise_ms = figures.get("ci95_e2e_mean_ms")
+    if total is None or not mean_ms:
+        return None, None, None
+    return total / row.gpus, 1e3 * row.output_length / mean_ms, None if noise_ms is None else total * noise_ms / mean_ms
+
+
+def _settings(row: Row) -> dict[str, object]:
     """Override keys of a deployment, as far as the row knows them."""
     known: dict[str, object] = {
         "export.run.model_train_name": row.model if row.model != row.triton_model else None,
@@ -174,14 +235,10 @@ def _settings(row: Row | LoadRow) -> dict[str, object]:
         "export.triton_deployment.data_type": row.data_type or None,
         "export.triton_deployment.int8_mode": row.int8_mode != "0" if row.int8_mode else None,
     }
-    if isinstance(row, LoadRow):
+    if row.mode == STATIC:
+        known["export.triton_deployment.max_batch_size"] = row.batch_size
+    else:
         known["export.triton_deployment.max_batch_size"] = row.max_batch_size
         known["export.triton_deployment.max_queue_delay_us"] = row.max_queue_delay_us
         known["export.triton_deployment.decoupled"] = row.is_streaming
-    else:
-        known["export.triton_deployment.max_batch_size"] = row.batch_size
     return {key: value for key, value in known.items() if value is not None}
-
-
-def _gpus(row: Row) -> int:
-    return int(row.tensor_para_size or 1) * int(row.pipeline_para_size or 1) if row.gpu else 1

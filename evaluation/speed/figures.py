@@ -1,4 +1,4 @@
-"""Every figure of a load point, declared once: its name with the unit, its formula, which direction is better.
+"""Every figure of a measured point, declared once: its name with the unit, and its formula.
 
 A figure that cannot be computed is None, never 0.
 """
@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evaluation.speed import metrics
-from evaluation.speed.record import RequestRecord, Window
+from evaluation.speed import formulas
+from evaluation.speed.record import RequestRecord, Window, join
 
 PERCENTILES = (50, 90, 95, 99)
-LOWER, HIGHER = "lower", "higher"
+STATISTICS = ("mean", *(f"p{percent}" for percent in PERCENTILES))
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Distribution:
 
     def columns(self) -> list[str]:
         """Names of its columns, in milliseconds."""
-        return [f"{self.name}_{which}_ms" for which in ("mean", *(f"p{percent}" for percent in PERCENTILES))]
+        return [f"{self.name}_{statistic}_ms" for statistic in STATISTICS]
 
     def values_ms(self, records: Iterable[RequestRecord]) -> list[float]:
         """All values of the successful requests, pooled."""
         return [
-            value / metrics.NANOSECONDS_PER_MS
+            value / formulas.NANOSECONDS_PER_MS
             for record in records
             if not record.error
             for value in self.values_ns(record)
@@ -96,19 +96,17 @@ class Scalar:
         name: of its column, the unit in it.
         formula: how it comes about.
         of: computes it.
-        better: ``lower`` or ``higher``.
     """
 
     name: str
     formula: str
     of: Callable[[Window, Context], float | None]
-    better: str = HIGHER
 
 
 def _per_second(count: float, window: Window) -> float | None:
     if not window.succeeded or window.duration_ns <= 0:
         return None
-    return count * metrics.NANOSECONDS_PER_S / window.duration_ns
+    return count * formulas.NANOSECONDS_PER_S / window.duration_ns
 
 
 def _output_tokens(window: Window) -> int:
@@ -116,7 +114,7 @@ def _output_tokens(window: Window) -> int:
 
 
 def is_good(record: RequestRecord, slos: Mapping[str, float]) -> bool:
-    """Whether a request succeeded within every limit; a limit on what it has no value for is not kept."""
+    """Whether a request succeeded within every limit; a limit on a duration that it does not have is exceeded."""
     if record.error:
         return False
     for distribution in DISTRIBUTIONS:
@@ -134,13 +132,13 @@ def _goodput(window: Window, context: Context) -> float | None:
     if not context.slos or window.duration_ns <= 0 or not window.records:
         return None
     good = sum(is_good(record, context.slos) for record in window.records)
-    return good * metrics.NANOSECONDS_PER_S / window.duration_ns
+    return good * formulas.NANOSECONDS_PER_S / window.duration_ns
 
 
 def _tokens_per_user(window: Window, context: Context) -> float | None:
     del context
-    return metrics.mean(
-        [r.output_tokens * metrics.NANOSECONDS_PER_S / (r.done_ns - r.sent_ns) for r in window.succeeded]
+    return formulas.mean(
+        [r.output_tokens * formulas.NANOSECONDS_PER_S / (r.done_ns - r.sent_ns) for r in window.succeeded]
     )
 
 
@@ -175,26 +173,23 @@ FIGURE_COLUMNS = (
 
 
 def compute_figures(windows: Sequence[Window], context: Context) -> dict[str, float | None]:
-    """Compute every column of a point from its repeats: distributions pooled, intervals between repeats."""
-    whole = Window((), 0, 0)
-    if windows:
-        records = tuple(record for window in windows for record in window.records)
-        whole = Window(records, windows[0].started_ns, windows[-1].ended_ns)
+    """Compute FIGURE_COLUMNS of a point from its repeats: distributions pooled, intervals between repeats."""
+    whole = join(windows)
     figures = {scalar.name: scalar.of(whole, context) for scalar in SCALARS}
     for distribution in DISTRIBUTIONS:
         values = distribution.values_ms(whole.records)
-        shown = [metrics.mean(values), *(metrics.percentile(values, percent) for percent in PERCENTILES)]
+        shown = [formulas.mean(values), *(formulas.percentile(values, percent) for percent in PERCENTILES)]
         figures.update(zip(distribution.columns(), shown, strict=True))
     for name in INTERVALS:
         repeats = [value for window in windows if (value := repeat_value(name, window, context)) is not None]
-        figures[f"ci95_{name}"] = metrics.half_width(repeats)
+        figures[f"ci95_{name}"] = formulas.half_width(repeats)
     return figures
 
 
 def repeat_value(name: str, window: Window, context: Context) -> float | None:
     """Value of one of INTERVALS in one repeat."""
     if name == "e2e_mean_ms":
-        return metrics.mean(next(d for d in DISTRIBUTIONS if d.name == "e2e").values_ms(window.records))
+        return formulas.mean(next(d for d in DISTRIBUTIONS if d.name == "e2e").values_ms(window.records))
     return next(scalar for scalar in SCALARS if scalar.name == name).of(window, context)
 
 
@@ -202,7 +197,7 @@ def is_stable(windows: Sequence[Window], context: Context, within: float) -> boo
     """Whether the repeats agree: both intervals are at most ``within`` of their means to either side."""
     for name in INTERVALS:
         values = [value for window in windows if (value := repeat_value(name, window, context)) is not None]
-        centre, width = metrics.mean(values), metrics.half_width(values)
+        centre, width = formulas.mean(values), formulas.half_width(values)
         if not centre or width is None or not math.isfinite(width) or width > within * centre:
             return False
     return True

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evaluation.speed import metrics
+from evaluation.speed import formulas
 
 FRACTION = "fraction"
 HOLDS, FAILS, INCONCLUSIVE = "HOLDS", "FAILS", "INCONCLUSIVE"
@@ -53,4 +53,4 @@ def share(name: str, scores: Iterable[float | bool | None], definition: str) -> 
     given = list(scores)
     known = [float(score) for score in given if score is not None]
     failed = len(given) - len(known)
-    return Metric(name, metrics.mean(known), FRACTION, metrics.standard_error(known), len(known), failed, definition)
+    return Metric(name, formulas.mean(known), FRACTION, formulas.standard_error(known), len(known), failed, definition)

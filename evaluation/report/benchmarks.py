@@ -1,0 +1,115 @@
+"""The benchmarks of a run as the report reads them, and what limits their figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evaluation.report.published import PARTIAL, newest_results
+from evaluation.speed.table import FAILED, LOAD_TABLE, SUMMARY, TABLES, Row, Table
+
+_CLIENT_LIMIT = 0.8
+"""Cores that one event loop may use before it, not the server, is what is measured."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One ``benchmark.csv`` or ``load.csv``.
+
+    Attributes:
+        name: of the benchmark.
+        directory: that it lies in.
+        table: which of the two it is.
+        rows: one a point, in the file's order.
+        finished: False for what a failed or killed stage left.
+        slos: limits of a good request in ms, by the name of a distribution; empty if there were none.
+    """
+
+    name: str
+    directory: Path
+    table: Table
+    rows: tuple[Row, ...]
+    finished: bool
+    slos: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_load(self) -> bool:
+        """Whether it was measured under load."""
+        return self.table is LOAD_TABLE
+
+    @property
+    def measured(self) -> tuple[Row, ...]:
+        """Rows with figures."""
+        return tuple(row for row in self.rows if row.is_measured)
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """Rows without figures."""
+        return tuple(row for row in self.rows if row.state == FAILED)
+
+
+def read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
+    """Read all benchmarks of a run, static ones first, and say what limits their figures.
+
+    Args:
+        root: directory of a run's benchmarks.
+        remarks: sentences are added.
+    """
+    for table in TABLES:
+        for path, finished in newest_results(root, table.file_name, remarks):
+            name = path.parent.name.removesuffix(PARTIAL)
+            try:
+                rows, slos = tuple(table.read(path)), read_slos(path.parent / SUMMARY)
+            except (ValueError, KeyError, TypeError) as error:
+                remarks.append(f"The table of benchmark {name} is damaged and left out ({error}).")
+                continue
+            benchmark = Benchmark(name, path.parent, table, rows, finished, slos)
+            remarks += _remarks(benchmark)
+            yield benchmark
+
+
+def read_slos(path: Path) -> dict[str, float]:
+    """Read the limits that goodput was counted by from a load's ``summary.json``; empty if it has none."""
+    try:
+        points = json.loads(path.read_text())["points"]
+        limits = [point["result"]["goodput_slos_ms"] for point in points if point["result"]]
+        return {str(name): float(limit) for name, limit in (limits[0] if limits else {}).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _remarks(benchmark: Benchmark) -> list[str]:
+    """Say what limits the figures of a benchmark."""
+    name, said = benchmark.name, []
+    if not benchmark.finished:
+        said.append(f"The benchmark {name} did not finish: points may be missing.")
+    if benchmark.failed:
+        said.append(f"{len(benchmark.failed)} of {len(benchmark.rows)} points of benchmark {name} failed.")
+    if benchmark.is_load:
+        said += _load_remarks(benchmark)
+    if any(row.is_random_weights for row in benchmark.rows):
+        # Behind what happened under load, but before the failures of a static sweep.
+        said.insert(
+            len(said) if benchmark.is_load else len(said) - bool(benchmark.failed),
+            f"The benchmark {name} was measured on random weights.",
+        )
+    return said
+
+
+def _load_remarks(load: Benchmark) -> list[str]:
+    said = []
+    losses = [row for row in load.measured if row.failed_requests]
+    if losses:
+        count = sum(row.failed_requests for row in losses)
+        said.append(f"{count} requests of benchmark {load.name} failed: {losses[0].error}.")
+    unstable = [row.label for row in load.measured if not row.is_stable]
+    if unstable:
+        labels = ", ".join(dict.fromkeys(unstable))
+        said.append(f"The repeats of benchmark {load.name} did not agree closely at {labels}.")
+    if any((row.figures.get("client_cpu_cores") or 0) > _CLIENT_LIMIT for row in load.measured):
+        said.append(
+            f"The client of benchmark {load.name} was near one core's limit: the server may do more than is shown."
+        )
+    return said

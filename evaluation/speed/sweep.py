@@ -1,0 +1,214 @@
+"""Measure a deployment point by point, and leave the table, the manifest and a line for each point.
+
+Points that a killed run of the same settings finished are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from evaluation.client.client import Client, UnreachableError
+from evaluation.client.served_model import ServedModel, check_unchanged, has_random_weights
+from evaluation.report.provenance import describe_machine
+from evaluation.speed.table import FAILED, OK, Row, Table
+from handover.endpoint import VERSIONS, Endpoint
+from handover.errors import ConfigError, ServerError
+from handover.manifest import Manifest, record_files
+from handover.progress import Progress
+from handover.provenance import made_by, read_commit
+
+_USUAL_LENGTHS = ((60, 20), (225, 20), (200, 200))
+"""Question answering, intent classification and translation, as in NVIDIA's published performance tables."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a sweep measures.
+
+    Attributes:
+        source: endpoint as the user gave it, from which it is read again during the sweep.
+        endpoint: as it was when the sweep began.
+        model: Triton's name of the model.
+        model_digest: that must be served; None for any.
+    """
+
+    source: str
+    endpoint: Endpoint
+    model: str
+    model_digest: str | None
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on where the deployment was replaced.
+
+        Raises:
+            ServerError: it was, or it is gone.
+        """
+        check_unchanged(self.source, self.endpoint, self.model, self.model_digest)
+
+    def check_alive(self) -> None:
+        """Refuse to measure further points of a server that is gone.
+
+        Raises:
+            UnreachableError: no server answers.
+        """
+        with Client(self.endpoint.grpc_url, retries=0) as client:
+            if not client.is_live():
+                raise UnreachableError(
+                    f"no server answers at {self.endpoint.grpc_url}", "start it and run again: points are kept"
+                )
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A deployment, the points to measure, and how one is measured.
+
+    Attributes:
+        name: of the command.
+        deployment: what is measured.
+        output: directory of the table.
+        table: shape of the table.
+        points: rows without figures, in the order of measuring.
+        seed: of prompts.
+        steps, unit: what the progress bar counts: so many steps a point at most.
+        measure: measures one point and calls its second argument after each step.
+        describe: words one finished row for the terminal.
+        prepare: called once before the first point is measured.
+    """
+
+    name: str
+    deployment: Deployment
+    output: Path
+    table: Table
+    points: Sequence[Row]
+    seed: int
+    steps: int
+    unit: str
+    measure: Callable[[Row, Callable[[], None]], Row]
+    describe: Callable[[Row], str]
+    prepare: Callable[[], None] = lambda: None
+
+    def run(self) -> list[Row]:
+        """Measure every point that no earlier run finished; the table is written after each.
+
+        Raises:
+            ServerError: the deployment was replaced, or is gone.
+        """
+        rows = self._finished_rows()
+        outstanding = [point for point in self.points if point.point not in rows]
+        self.output.mkdir(parents=True, exist_ok=True)
+        if rows:  # of an interrupted run, maybe of other points too
+            self._write(rows)
+        if outstanding:
+            self.prepare()
+        with Progress(self.name, len(outstanding) * self.steps, self.unit) as progress:
+            for number, point in enumerate(outstanding, 1):
+                self.deployment.check_unchanged()
+                row = self.measure(point, progress.advance)
+                if row.state == OK:  # a failed point has no figures that could be another model's
+                    self.deployment.check_unchanged()
+                rows[point.point] = row
+                self._write(rows)
+                if row.state == FAILED:
+                    self.deployment.check_alive()
+                progress.advance(number * self.steps - progress.done)  # the point may have ended early
+        return [rows[point.point] for point in self.points]
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Write the manifest and print a line for each point.
+
+        Raises:
+            ServerError: no point could be measured.
+        """
+        first = self.points[0]
+        made_from = {
+            "model": first.model,
+            "model_digest": first.model_digest,
+            "settings_fingerprint": first.settings_fingerprint,
+            "seed": self.seed,
+        }
+        Manifest("benchmark", record_files(self.output), made_from, made_by()).write(self.output)
+        for row in rows:
+            sys.stdout.write(self.describe(row) + "\n")
+        if all(row.state == FAILED for row in rows):
+            raise ServerError(f"none of {len(rows)} points could be measured; the first: {rows[0].error}")
+
+    def _write(self, rows: dict[tuple[str, str, float], Row]) -> None:
+        kept = [rows[point.point] for point in self.points if point.point in rows]
+        self.table.write(self.output / self.table.file_name, kept)
+
+    def _finished_rows(self) -> dict[tuple[str, str, float], Row]:
+        """Rows that a killed run measured under the same settings; none where the model has no digest."""
+        file, first = self.output / self.table.file_name, self.points[0]
+        if not file.is_file() or not first.model_digest:
+            return {}
+        try:
+            rows = self.table.read(file)
+        except ValueError:
+            return {}
+        return {
+            row.point: row for row in rows if row.state == OK and row.settings_fingerprint == first.settings_fingerprint
+        }
+
+
+def describe_deployment(served: ServedModel, row: Row, decisive: Sequence[object]) -> Row:
+    """Fill in what all rows of a sweep have in common.
+
+    Args:
+        served: the deployment.
+        row: with what only this kind of sweep knows.
+        decisive: settings of the sweep; rows of other settings are not kept when a killed run is resumed.
+    """
+    endpoint, machine = served.endpoint, describe_machine()
+    settings = endpoint.settings
+    row = replace(
+        row,
+        model=served.name or row.triton_model,
+        engine=endpoint.engine,
+        tensor_para_size=settings.get("tensor_para_size", ""),
+        pipeline_para_size=settings.get("pipeline_para_size", ""),
+        weight_data_type=settings.get("weight_data_type", ""),
+        data_type=settings.get("data_type", ""),
+        model_digest=endpoint.model_digest,
+        is_random_weights=has_random_weights(endpoint),
+        commit=read_commit(),
+        int8_mode=settings.get("int8_mode", ""),
+        versions=settings.get(VERSIONS, ""),
+        cpu=machine.cpu,
+        cores=machine.cores,
+        memory_bytes=machine.memory_bytes,
+        gpu=machine.gpu,
+    )
+    text = json.dumps([repr(row), sorted(settings.items()), *decisive])
+    return replace(row, settings_fingerprint=hashlib.sha256(text.encode()).hexdigest()[:12])
+
+
+def find_vocab_size(given: int | None, served: ServedModel) -> int:
+    """Size of the vocabulary that random prompts are drawn from.
+
+    Raises:
+        ConfigError: it is neither given nor known.
+    """
+    size = given or served.vocab_size
+    if size is None:
+        raise ConfigError(
+            f"the vocabulary size of the model at {served.endpoint.grpc_url} is unknown: its config.ini is not here",
+            "give --vocab-size (benchmark.vocab_size)",
+        )
+    return size
+
+
+def usual_lengths(max_positions: int | None) -> tuple[tuple[int, int], ...]:
+    """Pairs of input and output length that are measured where none are given.
+
+    They are those of the published tables that the model has positions for, or three quarters and one quarter of its
+    positions where none of them fits.
+    """
+    fitting = tuple(pair for pair in _USUAL_LENGTHS if max_positions is None or sum(pair) <= max_positions)
+    if fitting or max_positions is None:
+        return fitting
+    return ((max_positions - max_positions // 4, max_positions // 4),)

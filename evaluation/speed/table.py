@@ -1,0 +1,273 @@
+"""The tables of measured points: one row type, and the columns that each of the two CSV files shows of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaluation.speed.cells import parse, render
+from evaluation.speed.costs import COST_FIGURES
+from evaluation.speed.figures import FIGURE_COLUMNS, STATISTICS
+from evaluation.speed.server_metrics import SERVER_FIGURES
+from handover.durable import write_atomically
+
+SUMMARY = "summary.json"
+NEWER_COLUMNS = ("int8_mode", "versions")
+"""Columns that tables of Slipway 0.1 do not have; such tables are still read."""
+OK, FAILED = "ok", "failed"
+STATIC, CLOSED, OPEN = "static", "closed", "open"
+"""Modes of a point: batches sent one after another, a constant number of requests in flight, a rate of requests."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured point.
+
+    A static point is a closed loop with one request in flight, of ``batch_size`` sequences; each of its measured
+    requests is a repeat.
+
+    Attributes:
+        model: name of the served model.
+        triton_model: Triton's name of the model that was asked.
+        engine: ``slipway`` or ``fastertransformer``; empty for a server that is not ours.
+        tensor_para_size, pipeline_para_size: parallelism, as text.
+        weight_data_type, data_type: on disk and at run time.
+        workload: lengths in tokens as ``60/20``, or the name of the prompt file.
+        mode: ``static``, ``closed`` or ``open``.
+        batch_size: sequences in one request.
+        concurrency: requests in flight, closed loop only.
+        request_rate_per_s: open loop only.
+        arrival: poisson or constant, open loop only.
+        is_streaming: whether answers were streamed.
+        max_batch_size: rows that the served model takes at once; None where it was not asked.
+        max_queue_delay_us: of its dynamic batcher; None without one.
+        warmup_requests: answers before the measured ones.
+        requests, failed_requests: measured answers of a load, and failures among all.
+        repeats: windows of equal size that the measured answers were cut into.
+        is_stable: whether the repeats of a load agreed as closely as asked for.
+        duration_s: of all repeats of a load.
+        state: ``ok``, or ``failed`` with empty figures.
+        error: the reason, or that of the first failed request.
+        figures: by name, as ``figures``, ``server_metrics`` and ``costs`` define them; None for what cannot be
+            computed.
+        model_digest: digest of the model repository's manifest.
+        is_random_weights: whether that manifest says that the weights are random.
+        commit: of the code that measured.
+        int8_mode: as config.pbtxt has it; empty where unknown.
+        versions: of the programs that served, as ``handover.endpoint.VERSIONS``.
+        cpu, cores, memory_bytes, gpu: of the client's host.
+        timestamp: when the point was finished, UTC.
+        settings_fingerprint: digest of the settings; a resumed run keeps only rows that have the same.
+    """
+
+    model: str = ""
+    triton_model: str = ""
+    engine: str = ""
+    tensor_para_size: str = ""
+    pipeline_para_size: str = ""
+    weight_data_type: str = ""
+    data_type: str = ""
+    workload: str = ""
+    mode: str = STATIC
+    batch_size: int = 1
+    concurrency: int | None = None
+    request_rate_per_s: float | None = None
+    arrival: str = ""
+    is_streaming: bool = False
+    max_batch_size: int | None = None
+    max_queue_delay_us: int | None = None
+    warmup_requests: int = 0
+    requests: int = 0
+    failed_requests: int = 0
+    repeats: int = 0
+    is_stable: bool = False
+    duration_s: float | None = None
+    state: str = FAILED
+    error: str = ""
+    figures: Mapping[str, float | None] = field(default_factory=dict)
+    model_digest: str = ""
+    is_random_weights: bool = False
+    commit: str = ""
+    int8_mode: str = ""
+    versions: str = ""
+    cpu: str = ""
+    cores: int | None = None
+    memory_bytes: int | None = None
+    gpu: str = ""
+    timestamp: str = ""
+    settings_fingerprint: str = ""
+
+    @property
+    def point(self) -> tuple[str, str, float]:
+        """What distinguishes the rows of one sweep."""
+        return self.workload, self.mode, self.level
+
+    @property
+    def level(self) -> float:
+        """Batch size, concurrency or request rate."""
+        levels = {STATIC: self.batch_size, CLOSED: self.concurrency}
+        return float(levels.get(self.mode, self.request_rate_per_s) or 0)
+
+    @property
+    def label(self) -> str:
+        """Name of the level for people: ``batch 8``, ``concurrency 4``, ``8 requests/s``."""
+        labels = {STATIC: f"batch {self.batch_size}", CLOSED: f"concurrency {self.concurrency}"}
+        return labels.get(self.mode) or f"{self.level:g} requests/s"
+
+    @property
+    def directory(self) -> str:
+        """Name of the point in file names and in names of figures."""
+        levels = {STATIC: f"batch{self.batch_size}", CLOSED: f"concurrency{self.concurrency}"}
+        plain = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in self.workload)
+        return f"{plain}_{levels.get(self.mode) or f'rate{self.level:g}'}"
+
+    @property
+    def input_length(self) -> int:
+        """Tokens of each prompt of a static point."""
+        return int(self.workload.partition("/")[0])
+
+    @property
+    def output_length(self) -> int:
+        """Tokens generated for each prompt of a static point."""
+        return int(self.workload.partition("/")[2])
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the deployment: TP x PP."""
+        return int(self.tensor_para_size or 1) * int(self.pipeline_para_size or 1)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the deployment; 1 for one on the CPU."""
+        return self.ranks if self.gpu else 1
+
+    @property
+    def sequences_per_s_per_rank(self) -> float | None:
+        """Throughput divided by TP x PP, from the digits that the table shows of it: who divides finds the same."""
+        throughput = self.figures.get("sequences_per_s")
+        return None if throughput is None else float(render(throughput)) / self.ranks
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the row has figures."""
+        return self.state == OK and (self.mode != STATIC or self.figures.get("e2e_mean_ms") is not None)
+
+    def value(self, name: str) -> Any:
+        """One field, property or figure by its name; None for a figure that is missing."""
+        return getattr(self, name) if hasattr(self, name) else self.figures.get(name)
+
+
+_FIELDS = typing.get_type_hints(Row)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The shape of one CSV file.
+
+    Attributes:
+        content: what it holds, for messages.
+        file_name: of the file.
+        columns: name of the row's field or figure by column, in order.
+        aliases: further columns at the end, which repeat others under names that users of other tools know.
+    """
+
+    content: str
+    file_name: str
+    columns: Mapping[str, str]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """The columns that hold figures, with the figures' names in rows."""
+        return {column: name for column, name in self.columns.items() if not hasattr(Row, name) and name not in _FIELDS}
+
+    def write(self, path: Path, rows: Iterable[Row]) -> None:
+        """Write the table atomically; a missing value is an empty cell."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        columns = [*self.columns.items(), *self.aliases.items()]
+        writer.writerow([column for column, _ in columns])
+        for row in rows:
+            writer.writerow([render(row.value(name)) for _, name in columns])
+        write_atomically(path, buffer.getvalue())
+
+    def read(self, path: Path) -> list[Row]:
+        """Read what ``write`` wrote, also by Slipway 0.1, whose tables do not have NEWER_COLUMNS.
+
+        Raises:
+            ValueError: the file is not such a table.
+        """
+        expected = [*self.columns, *self.aliases]
+        older = [column for column in expected if column not in NEWER_COLUMNS]
+        with path.open(newline="", encoding="utf-8") as stream:
+            reader = csv.DictReader(stream)
+            if reader.fieldnames is None or list(reader.fieldnames) not in (expected, older):
+                raise ValueError(f"{path} does not have the columns of a {self.content}")
+            return [self._row(cells) for cells in reader]
+
+    def _row(self, cells: Mapping[str, str]) -> Row:
+        given = {name: cells[column] for column, name in self.columns.items() if column in cells}
+        if "input_length" in given:
+            given["workload"] = f"{int(given['input_length'])}/{int(given['output_length'])}"
+        fields: dict[str, Any] = {name: parse(cell, _FIELDS[name]) for name, cell in given.items() if name in _FIELDS}
+        figures = {name: float(given[name]) if given[name] else None for name in self.figures.values()}
+        return Row(**fields, figures=figures)
+
+
+def _same(*names: str) -> dict[str, str]:
+    """Columns that are called like their fields."""
+    return {name: name for name in names}
+
+
+_DEPLOYMENT = (
+    *("model", "triton_model", "engine", "tensor_para_size", "pipeline_para_size"),
+    *("weight_data_type", "data_type"),
+)
+_HOST = ("int8_mode", "versions", "cpu", "cores", "memory_bytes", "gpu", "timestamp")
+STATIC_TABLE = Table(
+    "benchmark",
+    "benchmark.csv",
+    {
+        **_same(*_DEPLOYMENT, "batch_size", "input_length", "output_length"),
+        **{"warmup": "warmup_requests", "repeats": "repeats", "state": "state"},
+        **{f"latency_{statistic}_ms": f"e2e_{statistic}_ms" for statistic in STATISTICS},
+        "throughput_sequences_per_s": "sequences_per_s",
+        "throughput_tokens_per_s": "output_tokens_per_s",
+        "ci95_latency_mean_ms": "ci95_e2e_mean_ms",
+        **_same("server_memory_peak_bytes", "gpu_utilisation_mean_percent", "gpu_memory_peak_bytes"),
+        **_same("server_start_s", "server_load_s"),
+        **{"errors": "failed_requests", "error": "error", "model_digest": "model_digest", "commit": "commit"},
+        **_same(*_HOST, "is_random_weights", "settings_fingerprint"),
+    },
+    {  # of NeMo-Megatron-Launcher's and FasterTransformer's tables
+        "Batch Size": "batch_size",
+        "Tensor Parallel": "tensor_para_size",
+        "Pipeline Parallel": "pipeline_para_size",
+        "Input length": "input_length",
+        "Output length": "output_length",
+        "FT latency (ms)": "e2e_mean_ms",
+        "Throughput per GPU (sentence/s)": "sequences_per_s_per_rank",
+    },
+)
+LOAD_TABLE = Table(
+    "load sweep",
+    "load.csv",
+    _same(
+        *(*_DEPLOYMENT, "max_batch_size", "max_queue_delay_us", "workload", "mode", "concurrency"),
+        *("request_rate_per_s", "arrival", "is_streaming", "requests", "failed_requests", "warmup_requests"),
+        *("repeats", "is_stable", "duration_s", "state", "error"),
+        *(*FIGURE_COLUMNS, *SERVER_FIGURES, *COST_FIGURES),
+        *("model_digest", "is_random_weights", "commit", *_HOST, "settings_fingerprint"),
+    ),
+)
+TABLES = (STATIC_TABLE, LOAD_TABLE)
+
+
+def table_of(row: Row) -> Table:
+    """The table that a row belongs to."""
+    return STATIC_TABLE if row.mode == STATIC else LOAD_TABLE
