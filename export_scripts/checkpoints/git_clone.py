@@ -32,8 +32,9 @@ def pointed_digests(root: Path, files: Mapping[str, Path]) -> dict[str, str]:
     clone = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
     if clone is None:
         return {}
-    names = {os.path.relpath(path.parent.resolve() / path.name, clone): name for name, path in files.items()}
     try:
+        fetched = {name: path for name, path in files.items() if not _is_pointer(path)}
+        names = {os.path.relpath(path.parent.resolve() / path.name, clone): name for name, path in fetched.items()}
         with tempfile.TemporaryDirectory(prefix="slipway-git-") as own:
             git = _Git(Path(own), _git_directory(clone / ".git"))
             blobs = dict(git.blobs(os.path.relpath(root, clone)))
@@ -42,6 +43,11 @@ def pointed_digests(root: Path, files: Mapping[str, Path]) -> dict[str, str]:
     except (OSError, ValueError, subprocess.SubprocessError):
         return {}
     return {names[path]: pointers[blob] for path, blob in wanted.items() if blob in pointers}
+
+
+def _is_pointer(path: Path) -> bool:
+    """Whether git-lfs has not fetched a file; one that is to be read is refused by whoever opens it."""
+    return path.stat().st_size < POINTER_BYTES and parse_pointer(path.read_bytes()) is not None
 
 
 def _git_directory(path: Path) -> Path:

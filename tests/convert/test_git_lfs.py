@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.distributed_checkpoints import ZARR
-from support.git_clones import WEIGHTS, git, in_a_clone, pointer
+from support.git_clones import WEIGHTS, commit, git, in_a_clone, pointer
 from support.huggingface_models import save
 from support.nemo_archive import write_gpt
 from support.nemo_samples import restore, unpacked
@@ -94,5 +94,8 @@ def test_a_pointer_in_the_place_of_a_file_is_said_to_be_one(
 
 
 def test_pointers_in_the_place_of_files_that_are_not_read(gpt2: Path, tmp_path: Path) -> None:
-    (gpt2 / "flax_model.msgpack").write_text(pointer("5" * 64, 123456))
-    assert run(gpt2, tmp_path / "out").files
+    """As ``git lfs pull --include`` leaves them."""
+    digest = hashlib.sha256((gpt2 / WEIGHTS).read_bytes()).hexdigest()
+    (gpt2 / "flax_model.msgpack").write_text(other := pointer("5" * 64, 123456))
+    commit(gpt2, {WEIGHTS: pointer(digest, 7), "flax_model.msgpack": other})
+    assert run(gpt2, tmp_path / "out").made_from["checkpoint_published"] == {WEIGHTS: f"sha256:{digest}"}
