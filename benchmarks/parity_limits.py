@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
 from benchmarks.parity_damages import DAMAGES, RANKS, Family
 from benchmarks.parity_models import FAMILIES, VOCAB, open_family
-from benchmarks.parity_planted import PLANTED, open_shards
+from benchmarks.parity_planted import PLANTED, Defect, open_shards
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.parity.comparison import FAILS, HOLDS, Served, compare, decide, summarise
+from evaluation.figures import FAILS, HOLDS
+from evaluation.parity.comparison import Served, compare, decide, summarise
 from evaluation.parity.findings import Findings
 from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, make_more_passages, make_passages
@@ -179,16 +181,24 @@ def _look_at(name: str, formats: Sequence[str], arguments: LimitsArguments, dire
             yield _judge((name, number_format, state), answers, findings, reference, limits, is_sound)
 
 
+def _plant(defect: Defect, shards: Path) -> None:
+    defect.damage(open_shards(shards))
+
+
+def _inflict(damage: Callable[[Path, Family], None], family: Family, shards: Path) -> None:
+    damage(shards, family)
+
+
 def _states(defects: str, name: str, number_format: str) -> Iterator[tuple[str, Callable[[Path], None], bool]]:
     """Name each state, say what to do to the shards, and whether the model is sound then."""
     if defects == _PLANTED:
         for state, defect in PLANTED.items():
-            yield state, lambda shards, defect=defect: defect.damage(open_shards(shards)), defect.is_harmless
+            yield state, partial(_plant, defect), defect.is_harmless
         return
     for state, damage in DAMAGES.items():
         if (state == "drifted" and number_format != "int8") or (state == "positions zeroed" and name != "demo"):
             continue
-        yield state, lambda shards, damage=damage: damage(shards, FAMILIES[name]), state == "sound"
+        yield state, partial(_inflict, damage, FAMILIES[name]), state == "sound"
 
 
 def _judge(

@@ -91,7 +91,7 @@ def _hugging_face(source: Source) -> HuggingFaceReference:
         raise UnfitError("transformers is not installed (pip install transformers)")
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()
     name, is_t5 = f"Hugging Face transformers {transformers.__version__}, fp32", source.family.name == _T5
     if source.source_map.name.startswith("Hugging Face"):
         kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 

@@ -65,7 +65,7 @@ def test_all_keys_in_the_way_are_named_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_what_can_be_expressed_is_accepted(settings: dict[str, Any], tmp_path: Path) -> None:
-    assert inspect_checkpoint(write_gpt(tmp_path / "gpt.nemo", **settings), 4, "fp32").num_layer == 2
+    assert vars(inspect_checkpoint(write_gpt(tmp_path / "gpt.nemo", **settings), 4, "fp32"))["num_layer"] == 2
 
 
 @pytest.mark.parametrize("model", ["MTEncDecModel", "MegatronBertModel"])
@@ -92,7 +92,7 @@ def test_ranks_that_do_not_divide_the_feed_forward(tmp_path: Path) -> None:
         state[f"model.language_model.encoder.layers.{layer}.mlp.dense_4h_to_h.weight"] = torch.zeros(HIDDEN, 10)
     path = write_gpt(tmp_path / "gpt.nemo", state, ffn_hidden_size=10)
     assert "does not divide the feed-forward's width 10" in refusal(path, 4)
-    assert inspect_checkpoint(path, 2, "fp16").inter_size == 10
+    assert vars(inspect_checkpoint(path, 2, "fp16"))["inter_size"] == 10
 
 
 def test_unknown_data_type_gets_the_nearest(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def views(array: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     for view in list(found):
         axis = int(rng.integers(view.ndim))
         start, stop = sorted(int(n) for n in rng.integers(0, view.shape[axis] + 1, 2))
-        found.append(view[(*(slice(None),) * axis, slice(start, stop))])
+        found.append(view[(slice(None),) * axis + (slice(start, stop),)])
     return found
 
 

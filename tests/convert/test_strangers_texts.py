@@ -22,7 +22,7 @@ from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.conversion.check import inspect_source
 from export_scripts.conversion.special_ids import with_settled_ids
 from export_scripts.convert import convert
-from export_scripts.export import build_repository
+from export_scripts.repository.model_repository import build_repository
 from handover.errors import CheckpointError
 from handover.text_ids import TEXT_IDS_FILE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def swap_two_ids(text: str) -> str:
     return json.dumps(vocabulary)
 
 
-ALTERATIONS = {
+ALTERATIONS: dict[str, Callable[[str], str]] = {
     "fastertransformer/1/1-gpu/config.ini": lambda text: text.replace("start_id = 0", "start_id = 7"),
     "preprocessing/1/vocab.json": swap_two_ids,
     "preprocessing/1/model.py": lambda text: text + "import os\n",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.gpt2_checkpoint import random_gpt2, write_shards
-from test_engine import answer, ask
+from test_engine import answer, ask  # type: ignore[import-not-found]
 
 from backends.fastertransformer.engine import loading
 from backends.fastertransformer.engine.engine import open_engine

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.results_maker import load_row, static_row, write_results
@@ -130,7 +131,9 @@ def thresholds(path: Path, text: str) -> str:
     return f"--thresholds={path}"
 
 
-def decide(tmp_path: Path, rules: dict[str, float], value: float, base: float | None = None, stderr: float = 0.01):
+def decide(
+    tmp_path: Path, rules: dict[str, float], value: float, base: float | None = None, stderr: float = 0.01
+) -> Any:
     current = write_results(tmp_path / "now", accuracy={"f1": (value, stderr)})
     baseline = None
     if base is not None:

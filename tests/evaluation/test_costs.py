@@ -36,7 +36,7 @@ def test_memory_and_processor_time_of_all_processes_below_the_deployment() -> No
     # A parent with a child that fills 64 MB and then works for as long as it is asked.
     child = "import sys; data = bytearray(64 << 20); print('filled', flush=True); sum(iter(int, 1))"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    running = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, process_group=0)
+    running = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert running.stdout is not None
         running.stdout.readline()

@@ -279,11 +279,11 @@ def test_a_log_probability_that_is_no_number_fails_its_sample(model: LearntModel
 
 def test_a_server_that_another_one_replaces_meanwhile_leaves_no_figures(model: LearntModel, tmp_path: Path) -> None:
     def take_over(tensors: Tensors) -> Tensors:
-        fake.parameters["weights_digest"] = "sha256:b"
+        server.parameters["weights_digest"] = "sha256:b"
         return count_up(tensors)
 
-    with FakeTriton(take_over, parameters={"weights_digest": "sha256:a"}) as fake:
-        endpoint = Endpoint("127.0.0.1", grpc_port=fake.port, settings={"weights_digest": "sha256:a"})
+    with FakeTriton(take_over, parameters={"weights_digest": "sha256:a"}) as server:
+        endpoint = Endpoint("127.0.0.1", grpc_port=server.port, settings={"weights_digest": "sha256:a"})
         endpoint.write(tmp_path / "endpoint.json")
         data = tmp_path / "d.jsonl"
         data.write_text(json.dumps({"text": "one two three"}) + "\n")

@@ -23,7 +23,9 @@ MS = 1_000_000
 S = 1_000_000_000
 
 
-def streamed(sent_ms: float, *token_ms: float, queue_ms: float = 0, tokens: tuple[int, ...] | None = None):
+def streamed(
+    sent_ms: float, *token_ms: float, queue_ms: float = 0, tokens: tuple[int, ...] | None = None
+) -> RequestRecord:
     """A stream that was sent at one time and brought tokens at others, all in ms after the start."""
     times = tuple(round(time * MS) for time in token_ms)
     sent = round(sent_ms * MS)

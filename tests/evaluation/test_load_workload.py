@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from evaluation.speed.workload import LengthDistribution, Prompt, Workload, arrivals_ns, read_prompt_file, seeded
 from handover.errors import ConfigError
 
 
-def take(count: int, *arguments: object) -> np.ndarray:
+def take(count: int, *arguments: object) -> npt.NDArray[Any]:
     return np.array(list(itertools.islice(arrivals_ns(*arguments), count))) / 1e9  # type: ignore[arg-type]
 
 

@@ -33,8 +33,9 @@ from support.parity_runs import (
 )
 from support.t5_models import ENCODER_IDS, huggingface_t5
 
+from evaluation.figures import FAILS, HOLDS
 from evaluation.parity.arguments import LIMITS, ParityArguments, served_precision
-from evaluation.parity.comparison import FAILS, HOLDS, Served, compare, decide, summarise
+from evaluation.parity.comparison import Served, compare, decide, summarise
 from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
 from evaluation.parity.run import main
 from export_scripts.checkpoints.formats import find_archive, open_source
@@ -263,7 +264,7 @@ def test_limits_go_by_the_coarsest_format(formats: tuple[str, str, str], precisi
 def test_what_cannot_be_compared_is_refused_before_anything_is_asked(
     changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    given = {"data_path": prompts_file(tmp_path), "limits": limits(*SOUND)} | changes
+    given: dict[str, Any] = {"data_path": prompts_file(tmp_path), "limits": limits(*SOUND)} | changes
     with pytest.raises(ConfigError, match=words):
         main(ParityArguments("127.0.0.1:1", tmp_path / "out", tmp_path, **given).to_argv())
     assert not (tmp_path / "out").exists()

@@ -45,7 +45,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def look(checkpoint: Path, shards: Path, directory: Path, *formats: Any, **changes: Any) -> dict[str, Any]:
     """Parity's summary."""
     data_type, int8_mode, *kind = formats
-    with serve(shards, *kind, data_type=data_type, int8_mode=int8_mode) as fake:
+    served = {"data_type": data_type, "int8_mode": int8_mode}
+    with serve(shards, *kind, **served) as fake:
         return run(fake, checkpoint, directory, **{"limits": UNBOUNDED, **changes})
 
 

@@ -7,6 +7,7 @@ import re
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.results_maker import load_row, static_row, write_results
@@ -33,7 +34,7 @@ FIGURES = {
 STREAMED = {"ttft_mean_ms": 31.0, "ttft_p50_ms": 30.0, "ttft_p99_ms": 60.0, "itl_mean_ms": 9.0, "is_streaming": True}
 
 
-def points(**changes: object) -> list[Row]:
+def points(**changes: Any) -> list[Row]:
     return [load_row(size, **{**FIGURES, "output_tokens_per_s": 100.0 * size, **changes}) for size in (1, 2, 4)]
 
 

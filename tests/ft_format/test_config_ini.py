@@ -105,10 +105,13 @@ def test_a_refusal_names_file_section_key_what_is_found_and_what_is_legal(sectio
 
 def test_what_is_written_is_what_configparser_writes_and_is_read_back() -> None:
     """FasterTransformer's converters write with Python's configparser."""
-    family = {
+    family: dict[str, dict[str, object]] = {
         "gpt": {"model_name": "gpt", "head_num": 4, "layernorm_eps": 1e-05, "End_ID": 3, "empty": "", "two": "1\n2"}
     }
-    extra = {"gpt": {"head_num": 8, "num_tasks": 1}, "task_0": {"task_name": "intent and slot"}}
+    extra: dict[str, dict[str, object]] = {
+        "gpt": {"head_num": 8, "num_tasks": 1},
+        "task_0": {"task_name": "intent and slot"},
+    }
     parser, stream = configparser.ConfigParser(interpolation=None), io.StringIO()
     parser.read_dict(family)
     parser.read_dict(extra)
@@ -147,7 +150,7 @@ def of_a_task(directory: Path) -> object:
     return read_task(directory, "squad", ["context"], brings_table=False)
 
 
-READERS = {
+READERS: dict[Callable[[Path], object], tuple[type[Exception], str, str]] = {
     of_the_engine: (EngineRefusal, "head_num", "end_id"),
     of_the_deployment: (ArtefactError, "num_tasks", "num_tasks"),
     of_the_export: (ArtefactError, "start_id", "end_id"),

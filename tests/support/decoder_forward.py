@@ -27,9 +27,12 @@ class Shards:
         parser.read(root / "config.ini")
         (self.family,) = parser.sections()
         self.ini: Any = parser[self.family]
-        self.heads, self.size = self.ini.getint("head_num"), self.ini.getint("size_per_head")
-        self.hidden, self.inter = self.heads * self.size, self.ini.getint("inter_size")
-        self.layers, self.vocab = self.ini.getint("num_layer"), self.ini.getint("vocab_size")
+        self.heads: int = self.ini.getint("head_num")
+        self.size: int = self.ini.getint("size_per_head")
+        self.hidden: int = self.heads * self.size
+        self.inter: int = self.ini.getint("inter_size")
+        self.layers: int = self.ini.getint("num_layer")
+        self.vocab: int = self.ini.getint("vocab_size")
         self.dtype = {"fp32": "<f4", "fp16": "<f2"}[self.ini["weight_data_type"]]
 
     def load(self, name: str, *shape: int) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,8 @@ def test_as_many_rows_as_one_likes_attend_and_some_are_empty(
     q, k, v = torch.randn(3, 3, sum(lengths), 64, device=DEVICE).unbind()
     found = attend_rows(q, k, v, PackedRows(ends, sum(lengths), 70), 0.2, is_causal=True)
     parts = (torch.split(each.double(), lengths, 1) for each in (q, k, v))
-    expected = [F.scaled_dot_product_attention(*row, is_causal=True, scale=0.2) for row in zip(*parts, strict=True)]
+    how: dict[str, Any] = {"is_causal": True, "scale": 0.2}
+    expected = [F.scaled_dot_product_attention(*row, **how) for row in zip(*parts, strict=True)]
     assert (found - torch.cat(expected, 1)).abs().max() < 2e-5
 
 

@@ -141,7 +141,7 @@ def run(config: Config, request: Request, watched: Path) -> None:
 def main(root: Path, checkpoint: Path) -> None:
     register()
     provenance.read_commit = lambda: "commit"
-    runner.Child = Here  # type: ignore[assignment, misc]
+    runner.Child = Here  # type: ignore[assignment, attr-defined, misc]
     configs = {force: compose(root, checkpoint, force) for force in (False, True)}
     say("ready")
     for line in sys.stdin:
