@@ -35,7 +35,7 @@ from benchmarks.parity_damages import DAMAGES, RANKS, Family
 from benchmarks.parity_models import FAMILIES, VOCAB, open_family
 from benchmarks.parity_planted import PLANTED, Defect, open_shards
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.figures import FAILS, HOLDS
+from  import FAILS, HOLDS
 from evaluation.parity.comparison import Served, compare, decide, summarise
 from evaluation.parity.findings import Findings
 from evaluation.parity.formats import Formats

@@ -33,7 +33,7 @@ from support.parity_runs import (
 )
 from support.t5_models import ENCODER_IDS, huggingface_t5
 
-from evaluation.figures import FAILS, HOLDS
+from  import FAILS, HOLDS
 from evaluation.parity.arguments import LIMITS, ParityArguments, served_precision
 from evaluation.parity.comparison import Served, compare, decide, summarise
 from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
