@@ -35,13 +35,13 @@ from benchmarks.parity_damages import DAMAGES, RANKS, Family
 from benchmarks.parity_models import FAMILIES, VOCAB, open_family
 from benchmarks.parity_planted import PLANTED, Defect, open_shards
 from evaluation.client.tokenizer import load_tokenizer
-from  import FAILS, HOLDS
 from evaluation.parity.comparison import Served, compare, decide, summarise
 from evaluation.parity.findings import Findings
 from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, make_more_passages, make_passages
 from evaluation.parity.references import HuggingFaceReference, Reference
 from evaluation.parity.run import conclude
+from evaluation.tasks.metric import FAILS, HOLDS
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 from handover.arguments import ScriptArguments

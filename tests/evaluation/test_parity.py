@@ -33,11 +33,11 @@ from support.parity_runs import (
 )
 from support.t5_models import ENCODER_IDS, huggingface_t5
 
-from  import FAILS, HOLDS
 from evaluation.parity.arguments import LIMITS, ParityArguments, served_precision
 from evaluation.parity.comparison import Served, compare, decide, summarise
 from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
 from evaluation.parity.run import main
+from evaluation.tasks.metric import FAILS, HOLDS
 from export_scripts.checkpoints.formats import find_archive, open_source
 from handover.errors import ConfigError
 
