@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+# How tests are shared out: tests/conftest.py.
+BOTH_CORES := --numprocesses=2 --dist=loadgroup
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test torture test-nemo test-lm-eval test-kernels check docs format golden lock clean
+.PHONY: help demo test torture test-nemo test-lm-eval test-kernels environments check docs format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -14,7 +16,7 @@ demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the de
 
 test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in two processes
 	tests/install
-	$(RUN) -m pytest --numprocesses=2 --dist=loadgroup
+	$(RUN) -m pytest $(BOTH_CORES)
 
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints and command lines, for about an hour
 	tests/install
@@ -27,9 +29,11 @@ test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harnes
 	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
 
 test-kernels: $(VENV)/.tests .triton/.ready .triton-3.6/.ready ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
-	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
+	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest $(BOTH_CORES) tests/with_triton
 	PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
 	PYTHONPATH=.triton-3.6 $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
+
+environments: .venv-nemo/.ready .venv-lm-eval/.ready .triton/.ready .triton-3.6/.ready ## install what test-nemo, test-lm-eval and test-kernels need
 
 check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .
