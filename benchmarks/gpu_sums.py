@@ -135,7 +135,7 @@ def measure(rank: int, arguments: SumsArguments, directory: str) -> None:
         if table:
             table.add(Row(size, rows, numbers * 2 / 1000, nccl_us, peers_us, symmetric_us, error))
     group.all_reduce_min(1)
-    group.control.say_farewell()
+    group.control.announce_shutdown()
     group.close()
 
 

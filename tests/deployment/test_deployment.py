@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.parallel.rank import COMPANY, read_ranks, refuse_company
+from backends.fastertransformer.engine.parallel.rank import LAUNCHER_VARIABLES, read_ranks, refuse_unassigned_rank
 from deployment import ports, tritonserver
 from deployment.arguments import ServeArguments
 from deployment.ports import Ports, choose_ports
@@ -130,16 +130,16 @@ def test_variables_that_contradict_each_other_are_refused_by_name(environment: d
 
 def test_the_engine_knows_every_variable_by_which_several_processes_are_told(tmp_path: Path) -> None:
     """A tritonserver that a person starts several times by hand; deployment.serve has its own, longer rule."""
-    for rank, count in COMPANY:
+    for rank, count in LAUNCHER_VARIABLES:
         words = {rank: "0", count: "2", "SLURM_STEP_ID": "0"}
         assert find_rank(words) == Rank(0, 2)
         with pytest.raises(EngineError, match=rf"process 0 of 2 \({rank}, {count}\).*2 ranks.*deployment.serve"):
-            refuse_company(words, 2)
-        refuse_company(words, 1)
-        refuse_company({**words, count: "1"}, 2)
-        refuse_company({**words, **engine_environment(Rank(), tmp_path, 1)}, 2)
+            refuse_unassigned_rank(words, 2)
+        refuse_unassigned_rank(words, 1)
+        refuse_unassigned_rank({**words, count: "1"}, 2)
+        refuse_unassigned_rank({**words, **engine_environment(Rank(), tmp_path, 1)}, 2)
     batch_script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    refuse_company(batch_script, 2)
+    refuse_unassigned_rank(batch_script, 2)
     assert read_ranks(engine_environment(Rank(), tmp_path, 1)) is None
 
 

@@ -1,4 +1,4 @@
-"""How ranks find each other, what they hear on their lines, and how they notice that one is gone."""
+"""How ranks connect to rank 0, what they send over their control connections, and how they notice a loss."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import closing, suppress
 from itertools import count
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ import torch
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.parallel import group
 from backends.fastertransformer.engine.parallel.control import ControlChannel
-from backends.fastertransformer.engine.parallel.door import call
 from backends.fastertransformer.engine.parallel.group import Group
+from backends.fastertransformer.engine.parallel.handshake import connect
 from backends.fastertransformer.engine.parallel.rank import Ranks, read_ranks
 from backends.fastertransformer.engine.parallel.steps import packed, unpacked
 from backends.fastertransformer.engine.settings import Settings
@@ -31,14 +32,14 @@ def place(directory: Path, **changes: object) -> Ranks:
 
 
 def begin_rank_0(directory: Path) -> tuple[threading.Thread, list[ControlChannel], dict[str, Any]]:
-    """Let rank 0 wait for another: the thread, its lines as soon as that has come, and the address it gives."""
-    lines: list[ControlChannel] = []
+    """Let rank 0 wait for another: the thread, its channel as soon as that has connected, and the address it gives."""
+    channels: list[ControlChannel] = []
     ranks = place(directory, world_size=2, timeout_s=60)
-    first = threading.Thread(target=lambda: lines.append(ControlChannel(ranks, b"value")))
+    first = threading.Thread(target=lambda: channels.append(ControlChannel(ranks, b"value")))
     first.start()
     while not (directory / "rendezvous").exists():
         time.sleep(0.01)
-    return first, lines, json.loads((directory / "rendezvous").read_text())
+    return first, channels, json.loads((directory / "rendezvous").read_text())
 
 
 def test_another_number_of_processes_is_refused_in_fastertransformers_words(tmp_path: Path) -> None:
@@ -69,38 +70,39 @@ def test_a_rank_finds_rank_0_that_comes_after_one_that_is_gone(tmp_path: Path) -
     )
     seeker.start()
     time.sleep(1)
-    lines = ControlChannel(place(tmp_path, world_size=2, timeout_s=60), b"value")
+    channel = ControlChannel(place(tmp_path, world_size=2, timeout_s=60), b"value")
     seeker.join(50)
-    assert found and found[0].greeting == b"value"
-    for one, other in ((lines, found[0]), (found[0], lines)):
+    assert found and found[0].startup_message == b"value"
+    for one, other in ((channel, found[0]), (found[0], channel)):
         one.send(b"word")
         assert other.receive(10) == [b"word"]
-        one.say_farewell()
-    lines.close(), found[0].close()
-    assert not lines.lost and not found[0].lost
+        one.announce_shutdown()
+    channel.close(), found[0].close()
+    assert not channel.lost and not found[0].lost
 
 
 def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
-    first, lines, address = begin_rank_0(tmp_path)
+    first, channels, address = begin_rank_0(tmp_path)
     with socket.create_connection((address["host"], address["port"])) as one:
         one.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
         with socket.create_connection((address["host"], address["port"])):  # says nothing
             second = ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=60))
     first.join(50)
-    assert second.greeting == b"value" and not lines[0].lost
+    assert second.startup_message == b"value" and not channels[0].lost
     second.close()
-    lines[0].close()
+    channels[0].close()
 
 
 def test_strangers_who_are_slow_keep_nobody_waiting(tmp_path: Path) -> None:
-    """Each piece of what they say comes in good time; a greeting as a whole has three seconds."""
-    first, lines, address = begin_rank_0(tmp_path)
+    """They announce an answer of 255 bytes and send one each half second; a handshake as a whole has three seconds."""
+    first, channels, address = begin_rank_0(tmp_path)
     place_of_door = (address["host"], address["port"])
     strangers = [socket.create_connection(place_of_door) for _ in range(5)]
     is_over = threading.Event()
 
     def talk_slowly(stranger: socket.socket) -> None:
         with suppress(OSError):
+            stranger.sendall(b"\0\0\0\xff")
             while not is_over.wait(0.5):
                 stranger.sendall(b"x")
 
@@ -110,49 +112,51 @@ def test_strangers_who_are_slow_keep_nobody_waiting(tmp_path: Path) -> None:
     time.sleep(0.2)
     second = ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=10))
     first.join(10)
-    assert second.greeting == b"value" and lines
+    assert second.startup_message == b"value" and channels
     for stranger in strangers:
         stranger.settimeout(20)
         with suppress(ConnectionError):
-            assert stranger.recv(1) == b""  # they are hung up on
+            while stranger.recv(100):  # the challenge, until they are hung up on
+                pass
     is_over.set()
     for thread, stranger in zip(threads, strangers, strict=True):
         thread.join()
         stranger.close()
     second.close()
-    lines[0].close()
+    channels[0].close()
 
 
 def test_the_secret_is_its_owners_alone(tmp_path: Path) -> None:
-    first, lines, address = begin_rank_0(tmp_path)
+    first, channels, address = begin_rank_0(tmp_path)
     assert (tmp_path / "rendezvous").stat().st_mode & 0o777 == 0o600
-    other = dict(address, secret="00" * 16)
+    other = dict(address, key="00" * 16)
     with pytest.raises(OSError, match="hung up"):
-        call(other, 1, 0)
+        connect(other, 1, 0)
     second = ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=60))
     first.join(50)
-    late, _ = call(address, 1, 0)  # somebody who knows the secret, when all have come
-    late.settimeout(10)
-    assert late.recv(1) == b"" and not lines[0].lost
-    late.close()
+    late, _ = connect(address, 1, 0)  # a process that knows the key, when all ranks have connected
+    with late, pytest.raises(EOFError):
+        assert late.poll(10) and late.recv_bytes()
+    assert not channels[0].lost
     second.close()
-    lines[0].close()
+    channels[0].close()
 
 
 def test_a_rank_that_gives_a_call_up_and_calls_again_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ControlChannel, "_end_process", lambda lines: None)
-    first, lines, address = begin_rank_0(tmp_path)
-    for kind in (0, 1):  # as a rank does that rank 0 has kept waiting for its greeting
-        with socket.create_connection((address["host"], address["port"])) as line:
-            line.sendall(bytes.fromhex(address["secret"]) + kind.to_bytes(8, "big") + (1).to_bytes(8, "big"))
+    monkeypatch.setattr(ControlChannel, "_end_process", lambda channel: None)
+    first, channels, address = begin_rank_0(tmp_path)
+    key = bytes.fromhex(address["key"])
+    for purpose in (0, 1):  # as a rank does that rank 0 has kept waiting for its startup message
+        with closing(Client((address["host"], address["port"]), authkey=key)) as connection:
+            connection.send_bytes(json.dumps([purpose, 1]).encode())
     second = ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=20))
     first.join(50)
-    with closing(second), closing(lines[0]):
-        lines[0].send(b"word")
-        assert second.receive(10) == [b"word"] and not lines[0].learn_of_loss()
-        second.say_farewell()
+    with closing(second), closing(channels[0]):
+        channels[0].send(b"word")
+        assert second.receive(10) == [b"word"] and not channels[0].wait_for_loss()
+        second.announce_shutdown()
 
 
 def test_all_that_is_to_be_done_at_a_loss_is_done_though_some_of_it_fails(tmp_path: Path) -> None:
@@ -161,15 +165,15 @@ def test_all_that_is_to_be_done_at_a_loss_is_done_though_some_of_it_fails(tmp_pa
         target=lambda: found.append(ControlChannel(place(tmp_path, rank=1, world_size=2, timeout_s=60)))
     )
     seeker.start()
-    lines = ControlChannel(place(tmp_path, world_size=2, timeout_s=60))
+    channel = ControlChannel(place(tmp_path, world_size=2, timeout_s=60))
     seeker.join(50)
     is_called = threading.Event()
-    lines.at_loss += [lambda: 1 / 0, is_called.set]
-    lines.is_fatal = False
+    channel.at_loss += [lambda: 1 / 0, is_called.set]
+    channel.is_fatal = False
     found[0].close()
-    assert lines.learn_of_loss(10) == "rank 1 is lost: it has hung up"
+    assert channel.wait_for_loss(10) == "rank 1 is lost: it has hung up"
     assert is_called.wait(10)
-    lines.close()
+    channel.close()
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"host": "127.0.0.1", "port": 1, "run": "before"}'])

@@ -56,7 +56,7 @@ class Loaded:
         """End in good order, the other processes too."""
         self.steps.close()
         if self.workers:
-            self.workers.dismiss()
+            self.workers.wait()
 
     def abandon(self) -> None:
         """End the other processes, whatever they do, and part from them."""

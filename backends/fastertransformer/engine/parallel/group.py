@@ -1,4 +1,4 @@
-"""Processes that hold a network together: how they come together and part.
+"""The process group that holds a network: how its processes join and end.
 
 Rank r is the tensor rank r % T of the pipeline stage r // T, as in FasterTransformer.
 """
@@ -23,19 +23,19 @@ from ..model.config import ModelConfig
 from ..model.layouts import Partition
 from ..settings import Settings
 from .control import ControlChannel
-from .door import LOOPBACK
+from .handshake import LOOPBACK
 from .rank import Ranks
 from .workers import WorkerProcesses
 
-_FAREWELL_S = 20.0
-_group_numbers = itertools.count()  # of those that this process has begun as rank 0
-_parting = threading.Lock()
-# The others wait for as long as a step takes; that all live is ControlChannel's matter.
+_SHUTDOWN_S = 20.0
+_group_numbers = itertools.count()  # of the groups that this process has begun as rank 0
+_ending = threading.Lock()
+# A step may take as long as it likes; the control channel notices ranks that are lost.
 _NO_TIMEOUT = timedelta(days=3650)
 
 
 class Group:
-    """All processes that hold the network together; joining blocks until every one has come.
+    """All processes that hold the network together; joining blocks until every one has joined.
 
     Args:
         ranks: of this process.
@@ -46,13 +46,13 @@ class Group:
     Attributes:
         ranks: of this process.
         settings: rank 0's.
-        is_first: whether rank 0 has begun no other before.
+        is_first: whether this is the first group that rank 0's process has begun.
         rank: of this process.
         tensor_size: processes of each stage.
         stages: of all.
         tensor_rank, stage: this process's place.
         neighbours: torch's group of this stage; its default group is of all.
-        lines: between rank 0 and the others.
+        control: messages and heartbeats between rank 0 and the others.
 
     Raises:
         EngineError: their number is not tensor_para_size x pipeline_para_size, not all came in time, or this process
@@ -69,23 +69,27 @@ class Group:
         if dist.is_initialized():
             raise EngineError("this process has an engine of several processes already; close that one first")
         self.ranks, self.rank, self._is_on_gpu = ranks, ranks.rank, device.type == "cuda"
-        store, greeting, store_port = None, "", 0
+        store, startup_message, store_port = None, "", 0
         if settings:
             _check_size(ranks, settings)
             store = _open_store()
             store_port = store.port
-            greeting = json.dumps([store_port, next(_group_numbers), settings.to_json()])
-        self.control = ControlChannel(ranks, greeting.encode(), workers.check if workers else lambda: None, store_port)
-        port, number, said = json.loads(self.control.greeting)
+            startup_message = json.dumps([store_port, next(_group_numbers), settings.to_json()])
+        self.control = ControlChannel(
+            ranks, startup_message.encode(), workers.check if workers else lambda: None, store_port
+        )
+        port, number, said = json.loads(self.control.startup_message)
         self.is_first = number == 0
         self.settings = Settings.from_json(said)
         self.tensor_size, self.stages = self.settings.tensor_para_size, self.settings.pipeline_para_size
         self.stage, self.tensor_rank = divmod(self.rank, self.tensor_size)
         if ranks.is_one_host:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host nobody else need reach us
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host no other interface is needed
         try:
             with self.loss_is_an_error("not every rank has come"):
-                self._join(device, store or TCPStore(LOOPBACK, self.control.gate_port or port, wait_for_workers=False))
+                self._join(
+                    device, store or TCPStore(LOOPBACK, self.control.tunnel_port or port, wait_for_workers=False)
+                )
         except BaseException:
             self.control.close()
             raise
@@ -96,7 +100,7 @@ class Group:
         if self._is_on_gpu:
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
-            # Else torch ends this process when another is gone, which may be one that outlives it.
+            # Otherwise torch ends this process when another is lost, even one that restarts its workers.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
@@ -112,21 +116,21 @@ class Group:
         return self.control.lost
 
     def survive_losses(self, workers: WorkerProcesses) -> None:
-        """From now on do not end with the others: where one is lost all are ended, so that nothing waits for them."""
+        """Survive the loss of a worker: kill the other workers and abort NCCL instead of exiting."""
         self.control.at_loss.append(workers.kill)
-        if self._is_on_gpu:  # what it waits for on its streams never comes
+        if self._is_on_gpu:  # its streams would wait for ever
             self.control.at_loss.append(threading.Thread(target=_abort, daemon=True).start)
         self.control.is_fatal = False
 
     def close(self) -> None:
-        """Part from the others, whatever becomes of them; this process can then join other groups."""
+        """Leave the process group, whatever becomes of the others; this process can then join another."""
         self.control.close()
-        farewell = threading.Thread(target=_abort if self.lost and self._is_on_gpu else _part, daemon=True)
-        farewell.start()
-        farewell.join(_FAREWELL_S)  # NCCL's waits for the others, which may be gone
+        ending = threading.Thread(target=_abort if self.lost and self._is_on_gpu else _destroy, daemon=True)
+        ending.start()
+        ending.join(_SHUTDOWN_S)  # NCCL waits for the others, which may be gone
 
     def partition(self, config: ModelConfig) -> Partition:
-        """Say which part of the network this process holds; the stages have as many layers as FasterTransformer's."""
+        """Give this process's part of the network; layers are divided over stages as FasterTransformer does."""
         encoder_layers = self._part(config.encoder.num_layer) if config.encoder else None
         is_first = self.stage == 0
         return Partition(self._part(config.num_layer), self.tensor_rank, is_first, is_first, encoder_layers)
@@ -136,7 +140,7 @@ class Group:
         return range(layers)[self.stage * depth : (self.stage + 1) * depth]
 
     def all_reduce_min(self, number: int) -> int:
-        """Wait until every process has loaded its part; give the least that any of them names.
+        """Wait until every process has loaded its part; give the minimum of their numbers.
 
         Raises:
             EngineError: one of them was lost.
@@ -166,25 +170,25 @@ def _check_size(ranks: Ranks, settings: Settings) -> None:
 
 
 def _open_store() -> TCPStore:
-    """Open what torch's processes find each other through, on a free port of loopback: see gate.py for other hosts."""
+    """Open the store through which torch's processes find each other, on a free port of loopback."""
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
     return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def first_line(error: Exception) -> str:
-    """Leave out the stack that torch appends to its messages."""
+    """Give an error's message without the stack that torch appends."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _part() -> None:
-    with _parting:
+def _destroy() -> None:
+    with _ending:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def _abort() -> None:
-    """End what NCCL waits for in kernels that run, and forget all groups."""
-    with _parting:
+    """Abort NCCL's running kernels, and all groups."""
+    with _ending:
         if dist.is_initialized():
             dist.distributed_c10d._abort_process_group()

@@ -1,4 +1,4 @@
-"""Which of several processes this is: the one that starts them says so in the environment variable SLIPWAY_RANKS."""
+"""Which rank this process is: its launcher says so in the environment variable SLIPWAY_RANKS."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ VARIABLE = "SLIPWAY_RANKS"
 ALONE = "alone"
 """Its value for a process that is alone, whatever else its environment says."""
 
-COMPANY = (
+LAUNCHER_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("RANK", "WORLD_SIZE"),
 )
-"""By which launchers say that a process is one of several."""
+"""Rank and number of processes, as common launchers set them."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Ranks:
         rank, world_size: of all.
         local_rank, local_size: of those on this host.
         rendezvous: file on a filesystem that all share; rank 0 writes it.
-        run: tells this start from earlier ones with the same file.
-        timeout_s: seconds until all must have come.
-        silence_s: seconds without a sign of life after which a rank is lost.
+        run: distinguishes this start from earlier ones with the same file.
+        timeout_s: seconds until all must have connected.
+        silence_s: seconds without a heartbeat after which a rank is lost.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Ranks:
 
     @property
     def is_one_host(self) -> bool:
-        """Whether nobody on another host takes part."""
+        """Whether all ranks run on this host."""
         return self.local_size == self.world_size
 
 
@@ -58,8 +58,8 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks | None:
         raise EngineError(f"{VARIABLE} = {text} is not what it must be: {error}") from error
 
 
-def refuse_company(environment: Mapping[str, str], size: int) -> None:
-    """Refuse to serve alone what a launcher has started several processes for.
+def refuse_unassigned_rank(environment: Mapping[str, str], size: int) -> None:
+    """Refuse to serve a whole model in each of the processes that a launcher has started for its ranks.
 
     ``srun --ntasks=2 tritonserver`` by hand makes two servers, each with the whole model, where one model over two
     processes was meant.
@@ -69,11 +69,11 @@ def refuse_company(environment: Mapping[str, str], size: int) -> None:
         size: ranks of the model; one that has a single rank may be served any number of times.
 
     Raises:
-        EngineError: this process is one of several, and nobody has told it which rank it is.
+        EngineError: this process is one of several, and no variable says which rank it is.
     """
     if size == 1 or environment.get(VARIABLE):
         return
-    for rank, count in COMPANY:
+    for rank, count in LAUNCHER_VARIABLES:
         is_step = not rank.startswith("SLURM_") or "SLURM_STEP_ID" in environment  # a batch script has no step
         told = environment.get(rank, ""), environment.get(count, "")
         if is_step and all(each.isdigit() for each in told) and int(told[1]) > 1:

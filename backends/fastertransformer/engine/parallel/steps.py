@@ -25,16 +25,16 @@ from .control import ControlChannel
 from .group import Group, first_line
 
 _log = logging.getLogger(__name__)
-_GO_ON = b"go on"
-_PATIENCE_S = 10.0  # until the slowest process has failed too
+_CONTINUE = b"continue"
+_FAILURE_S = 10.0  # until the slowest process has failed too
 _OUT_OF_STEP = "another rank is lost, or a step failed"
 
 
 class RankZeroSteps(Steps):
-    """Rank 0's steps: each is announced, then taken.
+    """Rank 0's steps: each is announced to the other ranks, then taken.
 
-    An error that the others do not meet too leaves the processes out of step with each other, and is the end of the
-    group: see Group.survive_losses.
+    An error that the others do not raise too leaves the processes out of step, which ends the group; see
+    Group.survive_losses.
     """
 
     def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix], group: Group) -> None:
@@ -42,82 +42,82 @@ class RankZeroSteps(Steps):
         self._group = group
 
     def raise_if_rank_lost(self) -> None:
-        """See Steps."""
+        """Override Steps."""
         if self._group.lost:
             raise GroupLostError(self._group.lost)
 
     def raise_if_peer_timed_out(self) -> None:
-        """See Steps."""
+        """Override Steps."""
         comm = self.network.comm
         if isinstance(comm, GroupComm) and comm.has_timed_out():
-            raise self._lost(TimeoutError("a rank's numbers have not come for half a minute"))
+            raise self._group_lost(TimeoutError("no numbers from a rank for half a minute"))
 
     @contextmanager
     def together(self, name: str, arguments: Sequence[Any]) -> Iterator[None]:
-        """See Steps."""
+        """Override Steps."""
         self.raise_if_rank_lost()
         try:
             self._group.control.send(packed(STEP_NAMES.index(name), arguments))
         except OSError as error:
-            raise self._lost(error) from error
+            raise self._group_lost(error) from error
         try:
             yield
         except Exception as error:
             if not self._has_failed_everywhere(error):
-                raise self._lost(error) from error
+                raise self._group_lost(error) from error
             raise
 
     def _has_failed_everywhere(self, error: Exception) -> bool:
-        """Wait for what the others say of a step that has failed here, and let them go on if it has there.
+        """Say whether a step that has failed here has failed in all other ranks too; if so, tell them to continue.
 
-        What a request brings about (an input that nobody foresaw, too little memory) all meet at the same place, for
-        all take the same steps: they are still in step with each other, and that request alone fails.
+        What a request causes (an unforeseen input, too little memory) all ranks meet at the same place, for all take
+        the same steps: they are still in step with each other, and that request alone fails.
         """
-        lines = self._group.control
+        control = self._group.control
         with suppress(OSError):
-            if all(said == _kind(error) for said in lines.receive(_PATIENCE_S)):
-                lines.send(_GO_ON)
+            if all(kind == _kind(error) for kind in control.receive(_FAILURE_S)):
+                control.send(_CONTINUE)
                 return True
         return False
 
-    def _lost(self, error: Exception) -> GroupLostError:
-        lines = self._group.control
-        problem = lines.learn_of_loss() or f"{_OUT_OF_STEP}: {first_line(error)}"
-        lines.give_up(problem)
+    def _group_lost(self, error: Exception) -> GroupLostError:
+        control = self._group.control
+        problem = control.wait_for_loss() or f"{_OUT_OF_STEP}: {first_line(error)}"
+        control.report_loss(problem)
         return GroupLostError(problem)
 
     def close(self) -> None:
-        """Send the other processes home."""
-        self._group.control.say_farewell()
+        """Tell the workers to exit."""
+        self._group.control.announce_shutdown()
         super().close()
         self._group.close()
 
 
 def follow(steps: Steps, group: Group) -> None:
-    """Take every step that rank 0 announces, until it sends us home.
+    """Take every step that rank 0 announces, until it announces its shutdown.
 
     Raises:
         EngineError: rank 0 or another process was lost, or a step failed.
     """
-    lines = group.control
+    control = group.control
     with group.loss_is_an_error(_OUT_OF_STEP), torch.inference_mode():
-        while message := lines.receive()[0]:
+        while message := control.receive()[0]:
             kind, arguments = unpacked(message)
             try:
                 getattr(steps, STEP_NAMES[kind])(*arguments)
             except Exception as error:
-                if not _is_forgiven(error, lines):
+                if not _may_continue(error, control):
                     raise
                 _log.warning("a step failed in every rank: %s", first_line(error))
     steps.close()
     group.close()
 
 
-def _is_forgiven(error: Exception, lines: ControlChannel) -> bool:
-    """Say whether all have failed like this process; else rank 0 goes on without it, or not at all."""
+def _may_continue(error: Exception, control: ControlChannel) -> bool:
+    """Say whether all ranks have failed like this one; otherwise rank 0 restarts the group, or ends."""
     with suppress(OSError):
-        lines.send(_kind(error))
-        return lines.receive(_PATIENCE_S) == [_GO_ON]
+        control.send(_kind(error))
+        return control.receive(_FAILURE_S) == [_CONTINUE]
     return False
 
 
@@ -126,7 +126,7 @@ def _kind(error: Exception) -> bytes:
 
 
 def packed(kind: int, arguments: Sequence[Any]) -> bytes:
-    """Write a step down as data, unlike a pickle: its place in STEP_NAMES and its arguments: numbers, arrays, None."""
+    """Serialize a step as plain data, not a pickle: index in STEP_NAMES, and arguments (integers, arrays, None)."""
     return marshal.dumps((kind, [_plain(argument) for argument in arguments]))
 
 
@@ -137,6 +137,6 @@ def _plain(argument: Any) -> tuple[str, tuple[int, ...], bytes] | int | None:
 
 
 def unpacked(message: bytes) -> tuple[int, list[Any]]:
-    """Read what packed wrote."""
+    """Deserialize what packed gave."""
     kind, plain = marshal.loads(message)
     return kind, [np.ndarray(p[1], p[0], bytearray(p[2])) if isinstance(p, tuple) else p for p in plain]

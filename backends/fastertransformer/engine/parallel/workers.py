@@ -1,7 +1,7 @@
-"""Processes that an engine starts itself: one for each rank on this host, where nobody else has started them.
+"""Worker processes: an engine starts one for each other rank on this host, unless a launcher has started them.
 
 FasterTransformer runs a thread for each GPU of a node; here each has a process, with this one as rank 0. The others are
-``worker.py``; they end when this one closes, or is gone (see lines.py).
+``worker.py``; they end when this one closes or is lost (see control.py).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..settings import Settings
 from .rank import VARIABLE, Ranks
 
 WORKER = ("-m", "fastertransformer.worker")
-_TOGETHER_S = 300.0  # until all have begun: the import of torch from a cold disk is slow
-_FAREWELL_S = 20.0
+_STARTUP_S = 300.0  # until all have connected: the import of torch from a cold disk is slow
+_SHUTDOWN_S = 20.0
 _PACKAGES = (str(Path(__file__).resolve().parents[3]), str(Path(ft_format.__file__).resolve().parents[1]))
 
 
 def needs_workers(settings: Settings, device: torch.device) -> bool:
-    """Say whether each rank is to have a process: as told, else where each can have a GPU of its own."""
+    """Say whether each rank gets a process: as the settings say, otherwise if each can have a GPU of its own."""
     size = settings.tensor_para_size * settings.pipeline_para_size
     if settings.has_process_per_rank is not None:
         return settings.has_process_per_rank and size > 1
@@ -37,7 +37,7 @@ def needs_workers(settings: Settings, device: torch.device) -> bool:
 
 
 class WorkerProcesses:
-    """The other ranks' processes.
+    """The processes of the other ranks.
 
     Args:
         settings: say how many there are.
@@ -50,7 +50,7 @@ class WorkerProcesses:
         size = settings.tensor_para_size * settings.pipeline_para_size
         self._directory = tempfile.TemporaryDirectory(prefix="slipway-ranks-")
         rendezvous = str(Path(self._directory.name, "rendezvous"))
-        places = [Ranks(rank, size, rank, size, rendezvous, rendezvous, _TOGETHER_S) for rank in range(size)]
+        places = [Ranks(rank, size, rank, size, rendezvous, rendezvous, _STARTUP_S) for rank in range(size)]
         self.ranks = places[0]
         argv = [sys.executable, *WORKER]
         path = os.pathsep.join(filter(None, (*_PACKAGES, os.environ.get("PYTHONPATH"))))
@@ -66,16 +66,16 @@ class WorkerProcesses:
                 raise EngineError(f"rank {rank} is lost: its process has ended with status {status}")
 
     def kill(self) -> None:
-        """End them."""
+        """Kill them."""
         for process in self._processes:
             process.kill()
-        self.dismiss()
+        self.wait()
 
-    def dismiss(self) -> None:
-        """Wait until they have ended, which they have been told to."""
+    def wait(self) -> None:
+        """Wait until they have exited, which rank 0 has told them to."""
         for process in self._processes:
             try:
-                process.wait(_FAREWELL_S)
+                process.wait(_SHUTDOWN_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
