@@ -136,7 +136,7 @@ def run(steps: Steps) -> Tensor:
     ids = torch.randint(0, steps.config.vocab_size, (3, 64), generator=generator).numpy()
     lengths, nothing = np.array([40, 9, 23]), np.full(3, -1)
     source = 40 if steps.config.encoder else 0
-    steps.place(0, np.full(3, 96), lengths + 8, np.full(3, UNBOUNDED), np.full(3, source), nothing, nothing)
+    steps.allocate(0, np.full(3, 96), lengths + 8, np.full(3, UNBOUNDED), np.full(3, source), nothing, nothing)
     contexts = np.concatenate([row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)])
     if source:
         steps.encode(contexts, lengths, nothing, 0)

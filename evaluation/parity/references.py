@@ -166,11 +166,11 @@ class EngineReference:
             ids, longest_source = [config.start_id, *tokens[:-1]], len(prompt)
         count, no_rows = np.array([len(ids)]), np.array([], np.int64)
         nothing, source = np.array([-1]), np.array([longest_source])
-        self._steps.place(0, count, count, np.array([UNBOUNDED]), source, nothing, nothing)
+        self._steps.allocate(0, count, count, np.array([UNBOUNDED]), source, nothing, nothing)
         if longest_source:
             self._steps.encode(np.array(prompt), source, nothing, 0)
         hidden = self._steps.extend(np.array(ids), np.zeros_like(count), count, 0)
-        self._steps.leave(1, 0, no_rows, no_rows)
+        self._steps.free(1, 0, no_rows, no_rows)
         return _normalised(self._steps.logits(hidden))
 
 

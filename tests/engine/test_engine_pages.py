@@ -27,7 +27,7 @@ def opened(pages: int = 12) -> KvCache:
 def place(cache: KvCache, first: int, *needs: int, **more: object) -> None:
     count = len(needs)
     windows, sources = np.full(count, UNBOUNDED), np.zeros(count, np.int64)
-    cache.place(first, np.array(needs), windows, sources, more.get("saved", {}))  # type: ignore[arg-type]
+    cache.allocate(first, np.array(needs), windows, sources, more.get("saved", {}))  # type: ignore[arg-type]
 
 
 def fill(cache: KvCache, slot: int, count: int) -> torch.Tensor:
@@ -35,12 +35,12 @@ def fill(cache: KvCache, slot: int, count: int) -> torch.Tensor:
     content = torch.randn(2, 2, 3, count, 4)
     steps = torch.arange(count)
     for block, (k, v) in zip(cache.memory, content, strict=True):
-        TorchOps(CPU).kv_write(block, cache.tables[slot, steps // PAGE], steps % PAGE, k, v)
+        TorchOps(CPU).kv_write(block, cache.block_tables[slot, steps // PAGE], steps % PAGE, k, v)
     return content
 
 
 def held(cache: KvCache, slot: int, count: int) -> torch.Tensor:
-    pages = cache.tables[slot].long()
+    pages = cache.block_tables[slot].long()
     return torch.stack([block[:, pages].transpose(1, 2).flatten(2, 3)[:, :, :count] for block in cache.memory])
 
 
@@ -49,15 +49,15 @@ def test_rows_keep_what_they_have_while_others_come_and_leave() -> None:
     place(cache, 0, 40, 10)
     place(cache, 2, 65)
     content = [fill(cache, slot, count) for slot, count in enumerate((40, 10, 65))]
-    addresses = [block.data_ptr() for block in (*cache.memory, cache.tables, cache.windows)]
-    cache.leave(3, 2, np.array([0]), np.array([2]))  # the last moves in where the first was
+    addresses = [block.data_ptr() for block in (*cache.memory, cache.block_tables, cache.windows)]
+    cache.free(3, 2, np.array([0]), np.array([2]))  # the last moves in where the first was
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 1, 10), content[1])
     place(cache, 2, 64, 32, 33)
     more = fill(cache, 2, 64)
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 2, 64), more)
-    assert addresses == [block.data_ptr() for block in (*cache.memory, cache.tables, cache.windows)]
-    cache.leave(5, 0, np.array([], int), np.array([], int))
-    assert cache._free._runs == [range(1, 13)] and not cache.tables.any() and (cache.windows == 1).all()
+    assert addresses == [block.data_ptr() for block in (*cache.memory, cache.block_tables, cache.windows)]
+    cache.free(5, 0, np.array([], int), np.array([], int))
+    assert cache._pool._runs == [range(1, 13)] and not cache.block_tables.any() and (cache.windows == 1).all()
 
 
 def test_the_budget_is_kept_page_by_page() -> None:
@@ -83,15 +83,15 @@ def test_what_is_saved_comes_back_in_another_slot_and_counts_while_it_is_away() 
     place(cache, 0, 40, 90)
     content = fill(cache, 1, 80)
     saved = cache.save(1, 70)
-    cache.leave(2, 0, np.array([], int), np.array([], int))
-    assert len(cache._free) == 12 - 3 and cache.bytes_of_saved(70) == 3 * PAGE_BYTES
+    cache.free(2, 0, np.array([], int), np.array([], int))
+    assert len(cache._pool) == 12 - 3 and cache.bytes_of_saved(70) == 3 * PAGE_BYTES
     place(cache, 0, 5)
     fill(cache, 0, 5)
     place(cache, 1, 100, saved={1: saved})
-    assert torch.equal(held(cache, 1, 70), content[..., :70, :]) and len(cache._free) == 12 - 5
-    cache.forget(cache.save(1, 64))
-    cache.leave(2, 0, np.array([], int), np.array([], int))
-    assert cache._free._runs == [range(1, 13)]
+    assert torch.equal(held(cache, 1, 70), content[..., :70, :]) and len(cache._pool) == 12 - 5
+    cache.free_saved(cache.save(1, 64))
+    cache.free(2, 0, np.array([], int), np.array([], int))
+    assert cache._pool._runs == [range(1, 13)]
 
 
 def test_given_entries_are_put_in_front_and_a_wiped_slot_is_as_a_new_one() -> None:
@@ -104,7 +104,7 @@ def test_given_entries_are_put_in_front_and_a_wiped_slot_is_as_a_new_one() -> No
     assert torch.equal(held(cache, 1, 37), torch.stack(given)) and torch.equal(held(cache, 0, 70), before)
     for block in cache.memory:
         block.fill_(float("nan"))
-    cache.wipe(np.array([1]))
+    cache.clear(np.array([1]))
     assert not held(cache, 1, 70).any() and held(cache, 0, 70).isnan().all()
 
 
@@ -115,12 +115,12 @@ def test_rows_are_read_wherever_their_pages_are(needs: tuple[int, ...], is_torn:
     """Against softmax(q k) v of what was written."""
     cache = opened(pages=14)
     if is_torn:  # no page that is free has a neighbour
-        cache._free.take(14)
-        cache._free.give(range(1, 15, 2))
+        cache._pool.allocate(14)
+        cache._pool.free(range(1, 15, 2))
     place(cache, 0, *needs)
     content = [fill(cache, slot, count) for slot, count in enumerate(needs)]
     q, mask = torch.randn(3, 3, 1, 4), torch.randn(3, 3, 1, max(needs)) if has_mask else None
-    rows = PagedView(cache.tables[:3], torch.tensor(needs))
+    rows = PagedView(cache.block_tables[:3], torch.tensor(needs))
     assert (rows._even is not None) == (len(set(needs)) == 1 and not is_torn)
     for layer, block in enumerate(cache.memory):
         found = rows.attend(q, block, mask, 0.3)

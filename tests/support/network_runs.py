@@ -39,7 +39,7 @@ def new_cache(
     for block in cache.memory:
         block.fill_(1e4)  # what an earlier row left must not matter
     every = np.ones(slots, np.int64)
-    cache.place(0, capacity * every, (window or UNBOUNDED) * every, cross_capacity * every, {})
+    cache.allocate(0, capacity * every, (window or UNBOUNDED) * every, cross_capacity * every, {})
     return cache
 
 

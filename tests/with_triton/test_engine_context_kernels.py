@@ -27,7 +27,7 @@ DTYPES = [*LIMITS] if HAS_GPU else [torch.float32, torch.float16]
 @pytest.mark.parametrize(("heads", "size"), [(3, 64), (2, 256), (5, 80), (12, 32)])
 @pytest.mark.parametrize("rotary", [None, Rotary(16, True), Rotary(32, False), Rotary(20, False)])
 def test_tokens_are_turned_and_kept(heads: int, size: int, rotary: Rotary | None, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.ops.kernels.kv_write import keep, turn_and_keep
+    from backends.fastertransformer.engine.ops.kernels.kv_write import kv_write, rotate_and_write
 
     torch.manual_seed(0)
     tokens = 7
@@ -43,39 +43,39 @@ def test_tokens_are_turned_and_kept(heads: int, size: int, rotary: Rotary | None
     expected[0, pages, :, offsets] = expected_k[0].to(dtype).transpose(0, 1)  # indexed axes come first: [T, H, D]
     expected[1, pages, :, offsets] = v[0].transpose(0, 1)
     if rotary:
-        found = turn_and_keep(q[0], k[0], v[0], memory, pages, offsets, positions, rotary)
+        found = rotate_and_write(q[0], k[0], v[0], memory, pages, offsets, positions, rotary)
         for mine, theirs in zip(found, (expected_q[0], expected_k[0]), strict=True):
             assert float((mine.float() - theirs).norm() / theirs.norm()) < max(LIMITS[dtype], 1e-5)
         assert torch.equal(memory[1], expected[1])
         assert (memory[0] - expected[0]).abs().max() < 8 * max(LIMITS[dtype], 1e-4)  # position 2000 in fp32
     else:
-        keep(k[0], v[0], memory, pages, offsets)
+        kv_write(k[0], v[0], memory, pages, offsets)
         assert torch.equal(memory, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 1024), (13, 2000)])
 def test_int8_becomes_the_numbers_that_it_stands_for(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.ops.kernels.dequantize import widen
+    from backends.fastertransformer.engine.ops.kernels.elementwise import dequantize
 
     torch.manual_seed(0)
     weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=DEVICE)
     scales = torch.rand(outputs, device=DEVICE).to(dtype)
     expected = (weight.double() * scales.double()[:, None]).to(dtype)
-    assert torch.equal(widen(weight, scales), expected)
+    assert torch.equal(dequantize(weight, scales), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("is_rms", [False, True])
 def test_every_row_is_normed(is_rms: bool, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.ops.kernels.gemm import normed
+    from backends.fastertransformer.engine.ops.kernels.elementwise import normalize
 
     torch.manual_seed(0)
     x = (torch.randn(5, 1000, device=DEVICE) * 3 + 1).to(dtype)
     weight, bias = torch.randn(2, 1000, device=DEVICE).to(dtype).unbind()
     wide = (1000,), weight.double()
     expected = F.rms_norm(x.double(), *wide, 1e-5) if is_rms else F.layer_norm(x.double(), *wide, bias.double(), 1e-5)
-    found = normed(x, Norm(weight, None if is_rms else bias, 1e-5, is_rms))
+    found = normalize(x, Norm(weight, None if is_rms else bias, 1e-5, is_rms))
     assert float((found.double() - expected).norm() / expected.norm()) < LIMITS[dtype]
 
 

@@ -109,8 +109,8 @@ def test_queries_and_keys_are_turned_on_the_way(rotary: Rotary) -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 51200), (3, 97), (5, 4001)])
-def test_the_likeliest_token_goes_where_the_next_step_begins(rows: int, columns: int) -> None:
-    from backends.fastertransformer.engine.ops.kernels.argmax import take_likeliest
+def test_the_argmax_goes_where_the_next_step_begins(rows: int, columns: int) -> None:
+    from backends.fastertransformer.engine.ops.kernels.sampling import argmax_step
 
     logits = torch.randn(rows, columns, device=DEVICE)
     logits[0, 7] = logits[0, 90] = 9.0
@@ -118,7 +118,7 @@ def test_the_likeliest_token_goes_where_the_next_step_begins(rows: int, columns:
         logits[1] = float("nan")
     for _ in range(2):  # what the first one leaves must not matter
         ids, positions = torch.full((rows,), -5, device=DEVICE), torch.arange(rows, device=DEVICE)
-        tokens = take_likeliest(logits, ids, positions)
+        tokens = argmax_step(logits, ids, positions)
         assert torch.equal(tokens, argmax(logits)) and tokens[0] == 7
         assert ((ids == tokens) | (tokens == NOT_FINITE)).all() and ((ids >= 0) & (ids < columns)).all()
         assert positions.tolist() == list(range(1, rows + 1))
@@ -153,7 +153,7 @@ def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:
 
 @pytest.mark.parametrize("width", [64, 1536, 2048])
 def test_tokens_and_positions_are_looked_up_and_added(width: int) -> None:
-    from backends.fastertransformer.engine.ops.kernels.embedding import embed
+    from backends.fastertransformer.engine.ops.kernels.elementwise import embed
 
     tokens, places = torch.randn(50, width, device=DEVICE), torch.randn(20, width, device=DEVICE)
     ids, positions = torch.tensor([[3, 0], [49, 19], [0, 44]], device=DEVICE).T  # with gaps

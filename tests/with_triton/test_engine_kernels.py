@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backends.fastertransformer.engine.ops.kernels.int8_split import digits_of
+from backends.fastertransformer.engine.ops.kernels.int8 import digits_of
 
 HAS_GPU = torch.cuda.is_available()
 

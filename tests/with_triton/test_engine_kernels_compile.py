@@ -33,7 +33,7 @@ POINTERS |= {"parts": "*fp32", "gain_sums": "*fp32", "units": "*fp32", "logits":
 POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses", "lengths"), "*i64")
 POINTERS |= {"top_k": "*i64", "top_p": "*fp32", "uniform": "*fp64"}
 POINTERS |= dict.fromkeys(
-    ("q", "k", "v", "memory", "out", "bias", "x", "y", "weight", "scales", "gain", "shift", "residual", "turned"),
+    ("q", "k", "v", "memory", "out", "bias", "x", "y", "weight", "scales", "gain", "shift", "residual", "rotated"),
     "*fp16",
 )
 NUMBERS = {"scale": "fp32", "log2_base": "fp32", "eps": "fp32", "page_stride": "i64", "values_at": "i64"}
@@ -45,6 +45,8 @@ def attention(block: int, is_cut: bool, kind: int = 0, rotation: int = 0, size: 
 
 
 PEERS = {"size": 4, "padded": 4, "patience": 1 << 25}
+SUMS = PEERS | {"block": 256, "programs": 32}
+DEQUANTIZE = {"block_n": 8, "block_k": 1024, "is_native": True}
 
 
 def keeping(rotation: int) -> dict[str, Any]:
@@ -54,16 +56,16 @@ def keeping(rotation: int) -> dict[str, Any]:
 def product(norm: str, ahead: int, is_int8: bool, block_n: int = 8) -> dict[str, Any]:
     tiles = {"block_n": block_n, "block_k": 2048 if is_int8 else 1024, "ahead": ahead, "is_whole": True}
     kind = {"norm": norm, "activation": "gelu" if norm else "", "has_residual": not norm, "has_bias": True}
-    return {**tiles, **kind, "is_native": True, "has_scales": is_int8, "maxnreg": 128}
+    return {**tiles, **kind, "is_native": True, "has_scales": is_int8, "is_split": is_int8, "maxnreg": 128}
 
 
 BF16 = dict.fromkeys(("x", "y", "weight", "gain", "residual"), "*bf16")
 
 
-def products(padded: int, stages: int, splits: int, has_digits: bool) -> dict[str, Any]:
+def products(padded: int, stages: int, splits: int, is_split: bool) -> dict[str, Any]:
     tiles = {"block_n": 64, "block_k": 128, "stages": stages, "splits": splits, "padded": padded}
-    kind = {"has_scales": has_digits, "has_bias": True, "activation": "gelu", "has_residual": True}
-    return {**tiles, **kind, "has_digits": has_digits, "is_native": True}
+    kind = {"has_scales": is_split, "has_bias": True, "activation": "gelu", "has_residual": True}
+    return {**tiles, **kind, "is_split": is_split, "is_native": True}
 
 
 ROWS = {"bias": "*fp32"} | dict.fromkeys(("token_stride", "head_stride", "out_stride"), "i64")  # multiples of 16 too
@@ -97,14 +99,26 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "by distance": (DECODE, "_attend", 4, attention(32, True, kind=2), {"bias": "*fp32"}),
     "by pairs": (DECODE, "_attend", 8, attention(128, False, rotation=1), {}),
     "by halves": (DECODE, "_attend", 4, attention(32, True, rotation=2), {}),
-    "likeliest": ("argmax", "_take", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64", "lost": "i32"}),
-    "embedding": ("embedding", "_embed", 4, {"has_places": True, "block": 1024}, {"tokens": "*fp16"}),
-    "peer sum": ("all_reduce", "_add", 4, PEERS | {"block": 256, "programs": 32}, {"memory": "*i64", "part": "*fp32"}),
-    "peer choice": ("all_reduce_argmax", "_agree", 1, PEERS, {"memory": "*i64", "tokens": "*i64"}),
-    "keep": ("kv_write", "_keep", 4, keeping(rotation=0), {}),
-    "turn by pairs": ("kv_write", "_keep", 4, keeping(rotation=1), {}),
-    "turn by halves": ("kv_write", "_keep", 4, keeping(rotation=2), {}),
-    "widen": ("dequantize", "_widen", 4, {"block_n": 8, "block_k": 1024, "is_native": True}, {"weight": "*i8"}),
+    "argmax": ("sampling", "_argmax_step", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64", "lost": "i32"}),
+    "embedding": ("elementwise", "_embed", 4, {"has_places": True, "block": 1024}, {"tokens": "*fp16"}),
+    "peer sum": (
+        "all_reduce",
+        "_all_reduce_add",
+        4,
+        SUMS,
+        {"memory": "*i64", "part": "*fp32"},
+    ),
+    "peer choice": ("all_reduce", "_all_reduce_argmax", 1, PEERS, {"memory": "*i64", "tokens": "*i64"}),
+    "keep": ("kv_write", "_kv_write", 4, keeping(rotation=0), {}),
+    "turn by pairs": ("kv_write", "_kv_write", 4, keeping(rotation=1), {}),
+    "turn by halves": ("kv_write", "_kv_write", 4, keeping(rotation=2), {}),
+    "dequantize": (
+        "elementwise",
+        "_dequantize",
+        4,
+        DEQUANTIZE,
+        {"weight": "*i8"},
+    ),
     "cut": (PREFILL, "_cut", 1, {"queries": 64}, {}),
     "causal rows": (PREFILL, "_attend_rows", SHORT[2], rows(SHORT, 0, is_causal=True), ROWS),
     "rows with slopes": (PREFILL, "_attend_rows", SHORT[2], rows(SHORT, 1, is_causal=True), ROWS),
@@ -131,30 +145,30 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         rows(OLDER, 1, is_causal=True, size=256),
         ROWS,
     ),
-    "norm": ("norm", "norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
+    "norm": ("elementwise", "_norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("sampling", "_draw", 16, {"block": 4096}, {"tokens": "*i64", "rows": "*i64"}),
-    "few rows": ("small_m_gemm", "few_rows", 4, products(8, 6, 2, False), {}),
-    "few rows, int8": ("small_m_gemm", "few_rows", 4, products(8, 4, 4, True), {"x": "*i8", "weight": "*i8"}),
-    "64 rows, int8": ("small_m_gemm", "few_rows", 4, products(64, 4, 1, True), {"x": "*i8", "weight": "*i8"}),
+    "small m": ("small_m_gemm", "small_m_gemm", 4, products(8, 6, 2, False), {}),
+    "small m, int8": ("small_m_gemm", "small_m_gemm", 4, products(8, 4, 4, True), {"x": "*i8", "weight": "*i8"}),
+    "64 rows, int8": ("small_m_gemm", "small_m_gemm", 4, products(64, 4, 1, True), {"x": "*i8", "weight": "*i8"}),
     "many rows, int8": (
         "small_m_gemm",
-        "few_rows",
+        "small_m_gemm",
         8,
         {**products(64, 3, 2, True), "block_n": 128},
         {"x": "*i8", "weight": "*i8"},
     ),
-    "64 rows, int8, widened": ("small_m_gemm", "few_rows", 4, products(64, 4, 1, False), {"weight": "*i8"}),
-    "digits": ("int8_rows", "digit_rows", 8, {"norm": "layer", "has_shift": True, "block": 8192}, {"digits": "*i8"}),
-    "one row, norm": ("gemv", "one_row", 4, product("layer", 4, False, 4), {"bias": "*fp32"}),
-    "one row, bf16, norm": ("gemv", "one_row", 4, product("layer", 8, False, 2), {**BF16, "bias": "*fp32"}),
-    "one row, bf16": ("gemv", "one_row", 8, {**product("", 2, False), "block_k": 2048}, BF16),
-    "one row": ("gemv", "one_row", 8, product("", 8, False, 2), {}),
-    "one row, int8, norm": ("gemv_int8", "one_row_int8", 4, product("layer", 2, True), {"weight": "*i8"}),
-    "one row, int8": ("gemv_int8", "one_row_int8", 8, product("", 4, True, 4), {"weight": "*i8"}),
+    "64 rows, int8, widened": ("small_m_gemm", "small_m_gemm", 4, products(64, 4, 1, False), {"weight": "*i8"}),
+    "digits": ("int8", "_split_rows", 8, {"norm": "layer", "has_shift": True, "block": 8192}, {"digits": "*i8"}),
+    "gemv, norm": ("gemv", "gemv", 4, product("layer", 4, False, 4), {"bias": "*fp32"}),
+    "gemv, bf16, norm": ("gemv", "gemv", 4, product("layer", 8, False, 2), {**BF16, "bias": "*fp32"}),
+    "gemv, bf16": ("gemv", "gemv", 8, {**product("", 2, False), "block_k": 2048}, BF16),
+    "gemv": ("gemv", "gemv", 8, product("", 8, False, 2), {}),
+    "gemv, int8, norm": ("gemv", "gemv", 4, product("layer", 2, True), {"weight": "*i8"}),
+    "gemv, int8": ("gemv", "gemv", 8, product("", 4, True, 4), {"weight": "*i8"}),
 }
 
 NOT_CHOSEN = [
-    *((case, 80) for case in ("few rows, int8", "64 rows, int8", "many rows, int8")),
+    *((case, 80) for case in ("small m, int8", "64 rows, int8", "many rows, int8")),
     *((case, 80) for case in ("rows of wide heads", "rows of wide heads with slopes", "alibi")),
     *((case, 90) for case in ("alibi, smaller blocks", "by distance, smaller blocks")),
     *((case, 90) for case in ("older: wide heads", "older: wide heads, slopes")),
@@ -182,10 +196,10 @@ def test_a_kernel_compiles_and_spills_no_register(case: str, capability: int, tm
 
     module, function, warps, constants, types = CASES[case]
     kernel = getattr(importlib.import_module(f"{KERNELS}.{module}"), function)
-    is_chained = capability >= 90
-    limit = {"maxnreg": constants["maxnreg"]} if is_chained and "maxnreg" in constants else {}
+    uses_pdl = capability >= 90
+    limit = {"maxnreg": constants["maxnreg"]} if uses_pdl and "maxnreg" in constants else {}
     limit |= {"num_stages": constants["num_stages"]} if "num_stages" in constants else {}
-    constants = {**constants, "is_chained": is_chained}
+    constants = {**constants, "uses_pdl": uses_pdl}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     known = {**POINTERS, **NUMBERS, **types}
     signature = {name: "constexpr" if name in constants else known.get(name, "i32") for name in kernel.arg_names}
@@ -199,7 +213,7 @@ def test_a_kernel_compiles_and_spills_no_register(case: str, capability: int, tm
         {places[name]: value for name, value in constants.items()},
         {places[name]: [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": warps, "launch_pdl": is_chained, **limit}
+    options = {"num_warps": warps, "launch_pdl": uses_pdl, **limit}
     compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     found = re.findall(r"REG:(\d+) STACK:(\d+)", resources(compiled.asm["cubin"], tmp_path))
     most_stack = 48 if constants.get("rotation") else 0  # the sine of a huge number takes some

@@ -25,8 +25,7 @@ from backends.fastertransformer.engine.model.linear import Norm
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
-from backends.fastertransformer.engine.ops.kernels import decode_attention as attention_kernels
-from backends.fastertransformer.engine.ops.kernels import gemm as product
+from backends.fastertransformer.engine.ops.kernels import gemm, launch
 from backends.fastertransformer.engine.steps import graphs, warmup
 from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
@@ -47,7 +46,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[Variants]:
         found.add((kernel.fn.__name__, str(kinds), str(sorted(options.items()))))
 
     monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(attention_kernels.scratch_of(CPU), "processors", 132)  # an H200's
+    monkeypatch.setattr(launch.scratch_of(CPU), "processors", 132)  # an H200's
     fake_gpu(monkeypatch)
     yield found
 
@@ -57,16 +56,16 @@ def take_steps(steps: Steps, lengths: Sequence[int], more: int) -> None:
     counts, nothing = np.array(lengths), np.full(len(lengths), -1)
     source = counts if steps.config.encoder else np.zeros_like(counts)
     windows = np.full(len(lengths), UNBOUNDED)
-    steps.place(0, counts + more + 1, counts + more, windows, source, nothing, nothing)
+    steps.allocate(0, counts + more + 1, counts + more, windows, source, nothing, nothing)
     ids = np.ones(sum(lengths), int)
     if steps.config.encoder:
         steps.encode(ids, counts, nothing, 0)
     hidden = steps.extend(ids, np.zeros_like(counts), counts, 0)
     if not steps.config.encoder:
-        steps.choose(hidden[: len(lengths)])
+        steps.argmax(hidden[: len(lengths)])
     steps.extend(np.ones(more * len(lengths), int), counts, np.full_like(counts, more), 0)
     steps.decode(len(lengths))
-    steps.leave(len(lengths), 0, counts[:0], counts[:0])
+    steps.free(len(lengths), 0, counts[:0], counts[:0])
 
 
 def open_steps(family: str, directory: Path) -> Steps:
@@ -154,7 +153,7 @@ def test_no_number_of_rows_of_a_product_needs_what_was_not_warmed_up(is_int8: bo
         for matrix in matrices:
             outputs, inputs = matrix.shape
             x, given = torch.empty(count, inputs, dtype=torch.float16), None if scales is None else scales[:outputs]
-            product.multiply(x, matrix, scales=given, norm=norm if inputs == 4096 else None)
+            gemm.multiply(x, matrix, scales=given, norm=norm if inputs == 4096 else None)
 
     for size in sorted({*graphs.ROWS, *graphs.TOKENS}):
         if size <= most:

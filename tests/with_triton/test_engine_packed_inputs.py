@@ -37,12 +37,12 @@ def test_inputs_are_kept_as_torch_keeps_them(knows_lengths: bool, tmp_path: Path
         ops = kind(DEVICE)
         network = Network(config, weights, ops=ops)
         cache = KvCache(replace(shape, is_head_major=ops.is_head_major), DEVICE, 1 << 24, 64)
-        cache.place(0, np.array([5, 5]), np.full(2, UNBOUNDED), np.array(lengths), {})
+        cache.allocate(0, np.array([5, 5]), np.full(2, UNBOUNDED), np.array(lengths), {})
         given = rows.on(DEVICE)
         encoded.append(
             network.encode(given if knows_lengths or kind is TorchOps else given._replace(lengths=None), cache)
         )
-        held = cache.memory[0][:, cache.source_tables[:2, :2].flatten().long()].transpose(2, 3).flatten(1, 2)
+        held = cache.memory[0][:, cache.source_block_tables[:2, :2].flatten().long()].transpose(2, 3).flatten(1, 2)
         kept.append(torch.cat((held[:, :45], held[:, 64:71]), 1))
     for one, other in (encoded, kept):
         assert (one - other).abs().max() < 1e-4 and one.abs().max() > 0.1

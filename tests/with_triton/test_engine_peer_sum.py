@@ -16,8 +16,7 @@ SIZES = (8, 300, 8192, 9000, 64)  # numbers of one sum after another: of less th
 PROGRAM = """
 import sys
 import torch
-from backends.fastertransformer.engine.ops.kernels.all_reduce_argmax import agree
-from backends.fastertransformer.engine.ops.kernels.all_reduce import PROGRAMS, add_parts
+from backends.fastertransformer.engine.ops.kernels.all_reduce import PROGRAMS, all_reduce_add, all_reduce_argmax
 
 directory, rank, size, most, *sizes = sys.argv[1], *map(int, sys.argv[2:])
 words = 2 * size * most
@@ -28,7 +27,7 @@ inputs, found = torch.load(f"{directory}/inputs"), []
 for count in sizes:
     x, parts = inputs[count]
     x = x.clone()
-    add_parts(x, parts[rank].contiguous(), memories[rank], addresses, rank, turns, lost)
+    all_reduce_add(x, parts[rank].contiguous(), memories[rank], addresses, rank, turns, lost)
     found.append(x)
 # The choices' memory begins behind the sums'.
 logits = inputs["logits"].tensor_split(size, 1)
@@ -38,7 +37,7 @@ addresses, turns = torch.tensor([each.data_ptr() for each in choices]), torch.ze
 for rows in (8, 3, 8):
     tokens = torch.where(mine[:, 0].isfinite(), mine.argmax(1), -1)[:rows].contiguous()
     ids = torch.full((rows,), 77)
-    agree(tokens, ids, mine[:rows].contiguous(), first, choices[rank], addresses, rank, turns, lost)
+    all_reduce_argmax(tokens, ids, mine[:rows].contiguous(), first, choices[rank], addresses, rank, turns, lost)
     found += [tokens, ids]
 found.append(lost)
 torch.save(found, f"{directory}/found{rank}")

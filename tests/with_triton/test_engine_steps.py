@@ -30,7 +30,7 @@ def take_all(steps: Steps) -> list[Tensor]:
         counts, nothing = np.array(lengths), np.full(len(lengths), -1)
         source = counts + 2 if steps.config.encoder else np.zeros_like(counts)
         needs, windows = counts + 9, np.full(len(lengths), UNBOUNDED)
-        steps.place(0, needs, counts + 3, windows, source, nothing, nothing)
+        steps.allocate(0, needs, counts + 3, windows, source, nothing, nothing)
         if steps.config.encoder:
             encoded, _ = steps.encode(random.integers(0, vocab_size, source.sum()), source, nothing, 0)
             found.append(encoded.clone())
@@ -38,13 +38,13 @@ def take_all(steps: Steps) -> list[Tensor]:
         found.append(steps.extend(ids, np.zeros_like(counts), counts, 0).clone())
         ids = random.integers(0, vocab_size, 3 * len(lengths))
         hidden = steps.extend(ids, counts, np.full_like(counts, 3), 0).view(len(lengths), 3, -1)[:, -1].clone()
-        logits, tokens = steps.choose(hidden)
+        logits, tokens = steps.argmax(hidden)
         found.append(logits.clone())
-        steps.go_on_with(0, tokens)
+        steps.set_tokens(0, tokens)
         for _ in range(3):
             logits, tokens = steps.decode(len(lengths))
             found += [logits.clone(), tokens.clone()]
-        steps.leave(len(lengths), 0, counts[:0], counts[:0])
+        steps.free(len(lengths), 0, counts[:0], counts[:0])
     return found
 
 

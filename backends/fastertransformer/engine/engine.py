@@ -14,7 +14,7 @@ from concurrent.futures import Future
 import torch
 
 from .errors import EngineError, GroupLostError
-from .loading import Loaded, begin_thread, load
+from .loading import Loaded, load
 from .model.config import ModelConfig
 from .model.precision import choose_device
 from .parallel.group import Group
@@ -24,6 +24,7 @@ from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import FAILED, Answer, Job
 from .scheduling.sessions import Session
 from .settings import Settings
+from .steps.threads import begin_thread
 
 _log = logging.getLogger(__name__)
 _CLOSED = "the engine was closed"

@@ -1,9 +1,8 @@
-"""Load a checkpoint: this process's part of the network and its cache, together with the other processes of a group."""
+"""Load a checkpoint: read the weights, reserve the cache, and build the steps of this process of a group."""
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,13 +13,13 @@ import torch
 from .cache.kv_cache import KvCache
 from .cache.sizing import CacheShape, free_bytes
 from .errors import EngineError
-from .model.config import read_config
-from .model.layouts import Partition
+from .model.config import ModelConfig, read_config
+from .model.layouts import ModelWeights, Partition
 from .model.network import Network
-from .model.precision import choose_device, choose_precision
+from .model.precision import Precision, choose_device, choose_precision
 from .model.prefixes import read_prefixes
 from .model.weights import load_weights
-from .ops.base import choose_ops
+from .ops.base import Ops, choose_ops
 from .ops.kernels import problem_on
 from .parallel.comm import GroupComm
 from .parallel.group import Group
@@ -28,6 +27,7 @@ from .parallel.steps import RankZeroSteps
 from .parallel.workers import WorkerProcesses, needs_workers
 from .settings import Settings
 from .steps.steps import Steps
+from .steps.threads import begin_thread, choose_threads
 from .steps.warmup import warm_up
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
         group: see engine.open_engine.
 
     Raises:
-        EngineError: see there.
+        EngineError: see open_engine.
     """
     workers = None
     with ExitStack() as undo:
@@ -85,7 +85,7 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
             group = Group(workers.ranks, device, settings, workers)
         if group:
             undo.callback(group.close)
-        threads = _choose_threads(settings, group)
+        threads = choose_threads(settings.cpu_threads, group.ranks.local_size if group else 1)
         # libgomp keeps workers for each thread that computes. Once all of them are more than there are cores, none
         # spins at a barrier any more: each operator takes two wake-ups, 60 us where it took 10. So loading's end with
         # its thread.
@@ -113,58 +113,96 @@ def _out_of_memory(settings: Settings, device: torch.device, error: torch.OutOfM
     )
 
 
-def begin_thread(threads: int, device: torch.device) -> None:
-    """Prepare a thread that computes."""
-    torch.set_num_threads(threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape: 40 to 600 ms
+@dataclass(frozen=True)
+class _Part:
+    """What this process has read: its part of the checkpoint.
+
+    Attributes:
+        config: of the whole model.
+        precision: number formats.
+        partition: which part it is.
+        weights: of that part.
+        seconds: that reading took.
+    """
+
+    config: ModelConfig
+    precision: Precision
+    partition: Partition
+    weights: ModelWeights
+    seconds: float
 
 
 def load_steps(settings: Settings, device: torch.device | None = None, group: Group | None = None) -> tuple[Steps, str]:
     """Load this process's part of a checkpoint, and describe it in one line; see open_engine."""
-    local_size = group.ranks.local_size if group else 1
     device = device or choose_device()
-    begin_thread(_choose_threads(settings, group), device)
+    begin_thread(choose_threads(settings.cpu_threads, group.ranks.local_size if group else 1), device)
     _check_kernels(settings, device)
-    directory, tensor_para_size = settings.checkpoint, settings.tensor_para_size
-    config = read_config(directory, settings.model_type)
-    precision = choose_precision(settings.data_type, device, settings.int8_mode)
-    start = time.perf_counter()
-    partition = group.partition(config) if group else Partition(range(config.num_layer))
     with torch.inference_mode():
-        sharers = local_size if device.type == "cpu" else 1
-        made_up = settings.has_made_up_weights
-        weights = load_weights(directory, config, tensor_para_size, precision, device, partition, sharers, made_up)
-        seconds = time.perf_counter() - start
+        part = _read(settings, device, group)
         ops = choose_ops(device)
-        comm = GroupComm(group, config, precision.compute, device, ops) if group else None
-        network = Network(config, weights, comm, ops)
-        layers = len(weights.decoder.layers) if weights.decoder else 0
-        heads = config.head_num // (1 if partition.rank is None else tensor_para_size)
-        has_cross = config.encoder is not None
-        shape = CacheShape(layers, heads, config.size_per_head, precision.compute, has_cross, ops.is_head_major)
-        prefixes = read_prefixes(directory, config, tensor_para_size, precision, device, partition)
-        budget = choose_budget(settings, free_bytes(device) // sharers, device)
-        if group:  # as many tokens as in every other process; a stage may have no layers
-            budget = group.all_reduce_min(budget // max(shape.token_bytes, 1)) * max(shape.token_bytes, 1)
-        longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
-        cache = KvCache(shape, device, budget, longest)
-    what = f"{tensor_para_size} shards" if partition.rank is None else f"shard {partition.rank} of {tensor_para_size}"
-    saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
-    description = (
-        f"{settings.model_type} {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size}"
-        f" from {directory} ({config.weight_data_type}, {what}) in {seconds:.1f} s; {precision.note};"
-        f" weights {weights.size_bytes / 1e9:.3g} GB{saved}, KV cache up to {cache.budget_bytes / 1e9:.3g} GB"
-        f" ({shape.token_bytes} bytes a token); {torch.get_num_threads()} CPU threads"
-    )
+        comm = GroupComm(group, part.config, part.precision.compute, device, ops) if group else None
+        network = Network(part.config, part.weights, comm, ops)
+        sizes = part.config, settings.tensor_para_size, part.precision, device, part.partition
+        prefixes = read_prefixes(settings.checkpoint, *sizes)
+        cache = _reserve_cache(settings, part, device, ops, group)
+    description = _describe(settings, part, cache)
     if group and comm:
-        description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {partition.layers}"
+        description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {part.partition.layers}"
         description += f", {comm.note}" if comm.is_split else ""
     _log.info(description)
     if group and group.ranks.rank == 0:
         return RankZeroSteps(network, cache, prefixes, group), description
     return Steps(network, cache, prefixes), description
+
+
+def _read(settings: Settings, device: torch.device, group: Group | None) -> _Part:
+    """Read this process's weights onto the device."""
+    config = read_config(settings.checkpoint, settings.model_type)
+    precision = choose_precision(settings.data_type, device, settings.int8_mode)
+    start = time.perf_counter()
+    partition = group.partition(config) if group else Partition(range(config.num_layer))
+    source = settings.checkpoint, config, settings.tensor_para_size, precision, device, partition
+    weights = load_weights(*source, _sharers(device, group), settings.has_made_up_weights)
+    return _Part(config, precision, partition, weights, time.perf_counter() - start)
+
+
+def _reserve_cache(settings: Settings, part: _Part, device: torch.device, ops: Ops, group: Group | None) -> KvCache:
+    """Reserve the KV cache in the memory that is left: for equally many tokens in all processes of a group."""
+    config, decoder = part.config, part.weights.decoder
+    heads = config.head_num // (1 if part.partition.rank is None else settings.tensor_para_size)
+    shape = CacheShape(
+        len(decoder.layers) if decoder else 0,
+        heads,
+        config.size_per_head,
+        part.precision.compute,
+        has_cross=config.encoder is not None,
+        is_head_major=ops.is_head_major,
+    )
+    budget = choose_budget(settings, free_bytes(device) // _sharers(device, group), device)
+    if group:  # a stage may have no layers
+        token_bytes = max(shape.token_bytes, 1)
+        budget = group.all_reduce_min(budget // token_bytes) * token_bytes
+    longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
+    return KvCache(shape, device, budget, longest)
+
+
+def _sharers(device: torch.device, group: Group | None) -> int:
+    """Give the number of processes that share this device's memory."""
+    return group.ranks.local_size if group and device.type == "cpu" else 1
+
+
+def _describe(settings: Settings, part: _Part, cache: KvCache) -> str:
+    """Describe in one line what was loaded, for a log."""
+    config, weights, rank, shards = part.config, part.weights, part.partition.rank, settings.tensor_para_size
+    what = f"{shards} shards" if rank is None else f"shard {rank} of {shards}"
+    saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
+    return (
+        f"{settings.model_type} {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size}"
+        f" from {settings.checkpoint} ({config.weight_data_type}, {what}) in {part.seconds:.1f} s;"
+        f" {part.precision.note}; weights {weights.size_bytes / 1e9:.3g} GB{saved}, KV cache up to"
+        f" {cache.budget_bytes / 1e9:.3g} GB ({cache.shape.token_bytes} bytes a token);"
+        f" {torch.get_num_threads()} CPU threads"
+    )
 
 
 def _check_kernels(settings: Settings, device: torch.device) -> None:
@@ -201,9 +239,3 @@ def choose_budget(settings: Settings, free: int, device: torch.device) -> int:
     if device.type != "cpu" and budget > free:
         raise EngineError(f"kv_cache_bytes = {budget}: {device} has {free} bytes left beside the weights")
     return budget
-
-
-def _choose_threads(settings: Settings, group: Group | None) -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else torch.get_num_threads()
-    return settings.cpu_threads or max(1, cores // (group.ranks.local_size if group else 1))

@@ -1,15 +1,15 @@
-"""Keys and values of all sequences in flight: pages whose addresses never change.
+"""The KV cache: keys and values of all running sequences, in pages whose addresses never change.
 
-A slot belongs to one row: a sequence, or one beam of it; the rows that decode fill the first slots, which is the
-scheduler's care. All memory that the cache may take is reserved once, in pages of PAGE tokens. A row takes as many as
-it will ever need when it comes, and a table on the device says which they are. So nothing is copied when rows come,
-grow, move or leave; a CUDA graph of a step stays valid; and memory goes by what each row needs, not by the longest.
-What a decoder keeps of its encoder's output is in pages of the same memory, in a table of its own.
+A slot holds one row: a sequence, or one beam of it; the scheduler keeps the rows that decode in the first slots. All
+memory that the cache may take is reserved once, in pages of PAGE tokens. A row is allocated as many as it will ever
+need when it starts, and a block table on the device says which they are. So nothing is copied when rows start, grow,
+move or end; a CUDA graph of a step stays valid; and memory goes by what each row needs, not by the longest. The keys
+and values of an encoder's output are in pages of the same memory, in a block table of their own.
 
 The token at position p of a row is in its entry p % window: a row with a window keeps the last tokens only, and its
 valid entries are the first min(p + 1, window). Rows without one have window UNBOUNDED.
 
-Page 0 belongs to nobody: what padding writes goes there.
+Page 0 belongs to no slot: padding is written there.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..errors import EngineError
-from ..request.parse import Array
-from .block_table import PagePool, PageTable
-from .sizing import MOST_SLOTS, CacheShape, Need, upload
+from ..request.schema import Array
+from .block_table import BlockTable, PagePool
+from .sizing import MOST_SLOTS, CacheNeed, CacheShape, upload
 
 PAGE = 32  # tokens
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.10 has no name for it; this is Linux's number
@@ -43,11 +43,11 @@ class KvCache:
 
     Attributes:
         memory: a layer each: [2 (k, v), pages, H, PAGE, D].
-        tables: pages of each slot, as PageTable.on_device.
-        source_tables: likewise of what the encoder made; without columns where there is none.
-        windows: int64 [MOST_SLOTS], on the device; of a slot that nobody has, 1.
-        sources: int64 [2, MOST_SLOTS], on the device: the length of what each slot's encoder was given, 1 where there
-            is nobody, and the IA3 task, -1 for none.
+        block_tables: int32, pages of each slot, see BlockTable.on_device.
+        source_block_tables: pages of each slot's encoder output; without columns where there is no encoder.
+        windows: int64 [MOST_SLOTS], on the device; 1 of a free slot.
+        sources: int64 [2, MOST_SLOTS], on the device: the length of each slot's encoder input, 1 of a free slot, and
+            its IA3 task, -1 for none.
     """
 
     def __init__(self, shape: CacheShape, device: torch.device, budget_bytes: int, longest: int) -> None:
@@ -56,66 +56,68 @@ class KvCache:
         pages = max(0, budget_bytes // max(1, shape.token_bytes) // PAGE - 1)
         self.budget_bytes = pages * self._page_bytes
         self.memory = [_zeros(shape, pages + 1, device) for _ in range(shape.layers)]
-        self._free = PagePool(range(1, pages + 1))
-        self._own = PageTable(self._free, _pages(longest), device)
-        self._source = PageTable(self._free, _pages(longest) if shape.has_cross else 0, device)
-        self.tables, self.source_tables = self._own.on_device, self._source.on_device
+        self._pool = PagePool(range(1, pages + 1))
+        self._own = BlockTable(self._pool, _pages(longest), device)
+        self._source = BlockTable(self._pool, _pages(longest) if shape.has_cross else 0, device)
+        self.block_tables, self.source_block_tables = self._own.on_device, self._source.on_device
         self.windows = torch.ones(MOST_SLOTS, dtype=torch.long, device=device)
         self.sources = torch.empty(2, MOST_SLOTS, dtype=torch.long, device=device)
-        self.forget_sources()
+        self.clear_sources()
 
-    def forget_sources(self) -> None:
-        """Note of every slot that nobody has it."""
+    def clear_sources(self) -> None:
+        """Mark the encoder input of every slot as free."""
         self.sources[0], self.sources[1] = 1, -1
 
-    def bytes_of(self, needs: Iterable[Need]) -> int:
-        """Say what sequences take that are in the cache together."""
+    def bytes_of(self, needs: Iterable[CacheNeed]) -> int:
+        """Give the bytes that sequences need together."""
         return sum(rows * (_pages(entries) + _pages(source)) for rows, entries, source in needs) * self._page_bytes
 
     def bytes_of_saved(self, entries: int) -> int:
-        """Say what a row takes that is saved."""
+        """Give the bytes of a saved row."""
         return _pages(entries) * self._page_bytes
 
     def room(self, slots: slice) -> int:
-        """Say how many entries the largest of some slots has room for."""
+        """Give the number of entries that the largest of some slots has room for."""
         return PAGE * max(map(len, self._own.owned[slots]))
 
-    def place(self, first: int, needs: Array, windows: Array, sources: Array, saved: Mapping[int, list[int]]) -> None:
-        """Give the slots from ``first`` on to new rows.
+    def allocate(
+        self, first: int, needs: Array, windows: Array, sources: Array, saved: Mapping[int, list[int]]
+    ) -> None:
+        """Allocate the slots from ``first`` on to new rows.
 
         Args:
             first: slot; those before it keep what they have.
             needs: int64 [n], entries of each.
             windows: int64 [n].
-            sources: int64 [n], entries of what the encoder makes; 0: there is none.
-            saved: what some of the slots begin with; see save.
+            sources: int64 [n], entries of the encoder's output; 0: there is none.
+            saved: the leading pages of some slots; see save.
 
         Raises:
-            EngineError: there are not so many pages left, or slots.
+            EngineError: not enough free pages or slots.
         """
         end = first + len(needs)
         counts, others = ([_pages(need) for need in each.tolist()] for each in (needs, sources))
         missing = sum(counts) + sum(others) - sum(map(len, saved.values()))
-        if missing > len(self._free) or end > MOST_SLOTS:
+        if missing > len(self._pool) or end > MOST_SLOTS:
             raise EngineError(
-                f"{missing} pages of the KV cache for {end} rows; there are {len(self._free)}, and {MOST_SLOTS}"
+                f"{missing} pages of the KV cache for {end} rows; there are {len(self._pool)}, and {MOST_SLOTS}"
             )
-        self._own.place(counts, saved)
-        self._source.place(others, {})
+        self._own.allocate(counts, saved)
+        self._source.allocate(others, {})
         self.windows[first:end] = upload(windows, self._device)
 
-    def leave(self, count: int, kept: int, targets: Array, sources: Array) -> None:
-        """Free slots. Pages change hands, and nothing is copied.
+    def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
+        """Free slots. Pages change owners, and nothing is copied.
 
         Args:
             count: slots in use.
             kept: slots in use afterwards.
             targets: int64 [n], slots that others move to.
-            sources: int64 [n], those.
+            sources: int64 [n], the slots that move.
         """
         moved = dict(zip(targets.tolist(), sources.tolist(), strict=True))
         for table in (self._own, self._source):
-            table.leave(kept, moved)
+            table.free(kept, moved)
         if moved:
             to, of = upload(np.array((targets, sources)), self._device)
             self.windows[to], self.sources[:, to] = self.windows[of], self.sources[:, of]
@@ -131,22 +133,22 @@ class KvCache:
         where = upload(np.array((targets, sources)), self._device)
         self.sources[:, where[0]] = self.sources[:, where[1]]
 
-    def wipe(self, slots: Array) -> None:
+    def clear(self, slots: Array) -> None:
         """Fill slots with zeros, as new ones are; see _zeros."""
         pages = upload(np.array(self._own.pages_of(slots) + self._source.pages_of(slots)), self._device)
         for block in self.memory:
             block[:, pages] = 0
 
     def save(self, slot: int, length: int) -> list[int]:
-        """Keep the first ``length`` entries of a slot, which is about to leave; give the pages that have them."""
-        return self._own.hand_over(slot, _pages(length))
+        """Keep the first ``length`` entries of a slot that is about to be freed; returns their pages."""
+        return self._own.detach(slot, _pages(length))
 
-    def forget(self, saved: list[int]) -> None:
-        """Drop what was saved."""
-        self._free.give(saved)
+    def free_saved(self, saved: list[int]) -> None:
+        """Free the pages that save returned."""
+        self._pool.free(saved)
 
     def restore(self, slot: int, content: Sequence[Tensor]) -> None:
-        """Begin a slot with entries, [2, H, length, D] a layer."""
+        """Write a slot's first entries, [2, H, length, D] of each layer."""
         count = _pages(content[0].shape[2]) if content else 0
         if not count:  # a task may have a prefix of no tokens
             return

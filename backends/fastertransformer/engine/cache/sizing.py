@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..request.parse import Array
 
-Need = tuple[int, int, int]  # of a sequence: rows, entries of each, entries of what the encoder makes
+CacheNeed = tuple[int, int, int]  # of a sequence: rows, entries of each, entries of its encoder's output
 
 MOST_SLOTS = 1024  # so that what a step needs to know of each can have its place once and for all
 UNBOUNDED = 1 << 31  # window of a slot that keeps every token

@@ -91,7 +91,9 @@ class Network:
         Returns:
             [B, hidden], before the final norm.
         """
-        attend = self.ops.decode_attention(positions, cache.tables[slots], cache.windows[slots], self._spec, self._like)
+        attend = self.ops.decode_attention(
+            positions, cache.block_tables[slots], cache.windows[slots], self._spec, self._like
+        )
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
         return self.comm.send_output(self._decoder(x, attend, slots, cache))[:, 0]
 
@@ -147,7 +149,7 @@ class Network:
         """Write each decoder layer's keys and values of the encoder's output, [1, T, hidden], to the rows' slots."""
         if not self.weights.decoder:
             return
-        places = cache.source_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        places = cache.source_block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         for layer, memory in zip(self.weights.decoder.layers, cache.memory, strict=True):
             assert layer.cross
             k, v = split_heads(self.ops.linear(layer.cross.key_value, encoded), 2, self.config.size_per_head)
@@ -161,7 +163,7 @@ class Network:
         context = LayerContext(self.ops, self.comm, attend)
         if cache.shape.has_cross:
             lengths, tasks = cache.sources[:, slots]
-            attend_source = self.ops.cross_attention(cache.source_tables[slots], lengths, config.attention_scale)
+            attend_source = self.ops.cross_attention(cache.source_block_tables[slots], lengths, config.attention_scale)
             tasks_here = tasks.view(x.shape[:2]) if config.ia3_num_tasks else None
             context = LayerContext(self.ops, self.comm, attend, tasks_here, attend_source)
         for layer, memory in zip(weights.layers, cache.memory, strict=True):

@@ -79,7 +79,7 @@ class PrefillAttention:
     def __init__(
         self, cache: KvCache, rows: Rows, rotation: Rotation | None, kv_write: KvWrite, attend: RowAttention
     ) -> None:
-        self._places = cache.tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        self._places = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         self._rotation, self._kv_write, self._attend = rotation, kv_write, attend
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
@@ -111,8 +111,8 @@ class ExtendAttention:
         is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= padded[:, :, None])
         self._mask = biased(is_seen[:, None], spec.bias(padded, keys) if spec.bias else None, like)
         entries = positions % cache.windows[slots]
-        self._places = cache.tables[slots, entries // PAGE], entries % PAGE
-        self._pages, self._longest = cache.tables[first, : -(-longest // PAGE)], longest
+        self._places = cache.block_tables[slots, entries // PAGE], entries % PAGE
+        self._pages, self._longest = cache.block_tables[first, : -(-longest // PAGE)], longest
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
         """Attend to what memory has and to k and v, [1, H, T, D] each, which are then written to it."""

@@ -10,7 +10,7 @@ from ..model.linear import Linear, Norm
 from ..model.packed_rows import Rows
 from ..model.positions import AttentionSpec
 from .base import Attend, CrossAttend
-from .kernels import argmax, decode_attention, embedding, gemm, kv_write, prefill_attention, sampling
+from .kernels import decode_attention, elementwise, gemm, kv_write, prefill_attention, sampling
 from .torch_attention import flash_rows, has_flash_kernel
 from .torch_ops import TorchOps
 
@@ -23,7 +23,7 @@ class TritonOps(TorchOps):
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """See Ops."""
-        return gemm.normed(x.reshape(-1, x.shape[-1]).contiguous(), norm).view(x.shape)
+        return elementwise.normalize(x.reshape(-1, x.shape[-1]).contiguous(), norm).view(x.shape)
 
     def linear(
         self,
@@ -75,15 +75,15 @@ class TritonOps(TorchOps):
         return y
 
     def _matrix(self, linear: Linear) -> Tensor:
-        return linear.weight if linear.scales is None else gemm.widen(linear.weight, linear.scales)
+        return linear.weight if linear.scales is None else elementwise.dequantize(linear.weight, linear.scales)
 
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See Ops; on a GPU both tables have the type of the result."""
-        return embedding.embed(ids, positions, tokens, table)
+        return elementwise.embed(ids, positions, tokens, table)
 
     def argmax_step(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
         """See Ops."""
-        return argmax.take_likeliest(logits, ids, positions)
+        return sampling.argmax_step(logits, ids, positions)
 
     def draw_tokens(
         self, logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, largest: int, is_narrow: bool
@@ -93,7 +93,7 @@ class TritonOps(TorchOps):
 
     def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """See Ops."""
-        kv_write.keep(k, v, memory, pages, offsets)
+        kv_write.kv_write(k, v, memory, pages, offsets)
 
     def encoder_attention(self, rows: Rows, spec: AttentionSpec, like: Tensor, scores: list[Tensor] | None) -> Attend:
         """See Ops."""
@@ -109,14 +109,14 @@ class TritonOps(TorchOps):
     def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> Attend:
         """See Ops."""
         packed, bias = _pack(rows), spec.bias.by_offset if spec.bias else None
-        pages, offsets = cache.tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
 
         def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
             if spec.rotary:
                 places = memory, pages, offsets, rows.positions
-                q, k = (each[None] for each in kv_write.turn_and_keep(q[0], k[0], v[0], *places, spec.rotary))
+                q, k = (each[None] for each in kv_write.rotate_and_write(q[0], k[0], v[0], *places, spec.rotary))
             else:
-                kv_write.keep(k[0], v[0], memory, pages, offsets)
+                kv_write.kv_write(k[0], v[0], memory, pages, offsets)
             # torch's flash attention is faster for short rows of wide heads.
             if bias is None and q.shape[-1] > 128 and rows.longest <= 512 and has_flash_kernel(q):
                 return flash_rows(q, k, v, rows, spec.scale)

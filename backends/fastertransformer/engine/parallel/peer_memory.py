@@ -32,16 +32,15 @@ class PeerMemory:
     """
 
     def __init__(self, memory: Tensor, addresses: Sequence[int], rank: int, handle: Any) -> None:
-        from ..ops.kernels.all_reduce import PROGRAMS, add_parts
-        from ..ops.kernels.all_reduce_argmax import agree
+        from ..ops.kernels import all_reduce as kernels
 
-        self._add_parts, self._agree, self._rank, self._handle = add_parts, agree, rank, handle
+        self._kernels, self._rank, self._handle = kernels, rank, handle
         sums = len(memory) - _choice_words(len(addresses))
         self._most = sums // (2 * len(addresses))
         self._memories = memory[:sums], memory[sums:]
         tables = [addresses, [each + sums * memory.itemsize for each in addresses]]
         self._sums, self._choices = torch.tensor(tables, dtype=torch.int64, device=memory.device)
-        sizes = (1, PROGRAMS, MOST_SLOTS)
+        sizes = (1, kernels.PROGRAMS, MOST_SLOTS)
         self._lost, self._turns, self._row_turns = (
             torch.zeros(size, dtype=torch.int32, device=memory.device) for size in sizes
         )
@@ -53,13 +52,15 @@ class PeerMemory:
 
     def all_reduce_add(self, x: Tensor, part: Tensor) -> Tensor:
         """Add the sum of all processes' parts to x, in place; both contiguous and of one shape."""
-        self._add_parts(x, part, self._memories[0], self._sums, self._rank, self._turns, self._lost)
+        self._kernels.all_reduce_add(x, part, self._memories[0], self._sums, self._rank, self._turns, self._lost)
         return x
 
     def all_reduce_argmax(self, tokens: Tensor, ids: Tensor, logits: Tensor, first: int) -> None:
-        """Put each row's likeliest token of all processes in place of this one's; see kernels.peer_choice."""
+        """Replace each row's argmax of this process by that of all processes; see kernels.all_reduce."""
         memory = self._memories[1]
-        self._agree(tokens, ids, logits, first, memory, self._choices, self._rank, self._row_turns, self._lost)
+        self._kernels.all_reduce_argmax(
+            tokens, ids, logits, first, memory, self._choices, self._rank, self._row_turns, self._lost
+        )
 
     def has_timed_out(self) -> bool:
         """Say whether a kernel has waited in vain, since when none waits."""

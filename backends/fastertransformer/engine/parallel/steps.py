@@ -19,7 +19,7 @@ from ..cache.kv_cache import KvCache
 from ..errors import GroupLostError
 from ..model.network import Network
 from ..model.prefixes import Prefix
-from ..steps.steps import STEP_NAMES, Steps
+from ..steps.steps import Steps
 from .comm import GroupComm
 from .control import ControlChannel
 from .group import Group, first_line
@@ -57,7 +57,7 @@ class RankZeroSteps(Steps):
         """Override Steps."""
         self.raise_if_rank_lost()
         try:
-            self._group.control.send(packed(STEP_NAMES.index(name), arguments))
+            self._group.control.send(packed(name, arguments))
         except OSError as error:
             raise self._group_lost(error) from error
         try:
@@ -102,9 +102,9 @@ def follow(steps: Steps, group: Group) -> None:
     control = group.control
     with group.loss_is_an_error(_OUT_OF_STEP), torch.inference_mode():
         while message := control.receive()[0]:
-            kind, arguments = unpacked(message)
+            name, arguments = unpacked(message)
             try:
-                getattr(steps, STEP_NAMES[kind])(*arguments)
+                Steps.collective[name](steps, *arguments)
             except Exception as error:
                 if not _may_continue(error, control):
                     raise
@@ -125,9 +125,9 @@ def _kind(error: Exception) -> bytes:
     return type(error).__name__.encode()
 
 
-def packed(kind: int, arguments: Sequence[Any]) -> bytes:
-    """Serialize a step as plain data, not a pickle: index in STEP_NAMES, and arguments (integers, arrays, None)."""
-    return marshal.dumps((kind, [_plain(argument) for argument in arguments]))
+def packed(name: str, arguments: Sequence[Any]) -> bytes:
+    """Serialize a step as plain data, not a pickle: its name and its arguments (integers, arrays, None)."""
+    return marshal.dumps((name, [_plain(argument) for argument in arguments]))
 
 
 def _plain(argument: Any) -> tuple[str, tuple[int, ...], bytes] | int | None:
@@ -136,7 +136,7 @@ def _plain(argument: Any) -> tuple[str, tuple[int, ...], bytes] | int | None:
     return None if argument is None else int(argument)
 
 
-def unpacked(message: bytes) -> tuple[int, list[Any]]:
+def unpacked(message: bytes) -> tuple[str, list[Any]]:
     """Deserialize what packed gave."""
-    kind, plain = marshal.loads(message)
-    return kind, [np.ndarray(p[1], p[0], bytearray(p[2])) if isinstance(p, tuple) else p for p in plain]
+    name, plain = marshal.loads(message)
+    return name, [np.ndarray(p[1], p[0], bytearray(p[2])) if isinstance(p, tuple) else p for p in plain]

@@ -146,10 +146,10 @@ class Sampler:
         tokens, log_probs = _joined([each[1] for each in parts]), None
         if self._is_greedy:
             if before < len(tokens):
-                self._steps.go_on_with(before, tokens[before:].clamp(min=0))
+                self._steps.set_tokens(before, tokens[before:].clamp(min=0))
         else:
-            chosen, log_probs = self._sample(_joined([self._steps.whole(each) for each in parts]))
-            self._steps.go_on_with(0, chosen)
+            chosen, log_probs = self._sample(_joined([self._steps.full_logits(each) for each in parts]))
+            self._steps.set_tokens(0, chosen)
             tokens = torch.where(tokens == sampling.NOT_FINITE, sampling.NOT_FINITE, chosen)
         return PendingTokens(self._owners, tokens, log_probs)
 

@@ -56,7 +56,7 @@ class Batch:
         self._owners += [(sequence, 0) for sequence in new]
         self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         rows = self._owners[first:]
-        self._steps.place(
+        self._steps.allocate(
             first,
             np.array([sequence.max_entries for sequence, _ in rows]),
             np.array([sequence.cached for sequence, _ in rows]),
@@ -84,7 +84,7 @@ class Batch:
         if before:
             parts.append(self._steps.decode(before))
         if hidden is not None:
-            parts.append(self._steps.choose(hidden))
+            parts.append(self._steps.argmax(hidden))
         if self._has_changed:
             self._sampler.set_owners(list(self._owners))
             self._has_changed = False
@@ -92,7 +92,7 @@ class Batch:
 
     def wipe(self, sequences: list[Sequence]) -> None:
         """Zero the cache of sequences, so that infinite numbers do not spoil the next ones in their slots."""
-        self._steps.wipe(np.array([slot for sequence in sequences for slot in sequence.slots]))
+        self._steps.clear(np.array([slot for sequence in sequences for slot in sequence.slots]))
 
     def free(self, sequences: list[Sequence]) -> None:
         """Free the slots of sequences, and move the last slots into the gaps."""
@@ -104,7 +104,7 @@ class Batch:
         kept = int(stays.sum())
         gaps = np.flatnonzero(~stays[:kept])
         sources = kept + np.flatnonzero(stays[kept:])
-        self._steps.leave(len(self._owners), kept, gaps, sources)
+        self._steps.free(len(self._owners), kept, gaps, sources)
         if len(gaps):
             self._sampler.move_rows(gaps, sources)
         for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):

@@ -138,7 +138,7 @@ class Sequence:
 
     @property
     def need(self) -> tuple[int, int, int]:
-        """What the cache must have room for; see cache.Need."""
+        """What the cache must have room for; see cache.sizing.CacheNeed."""
         return self.width, self.max_entries, self.source_length
 
     @property

@@ -192,7 +192,7 @@ class Sessions:
     def _drop(self, row: SessionRow) -> None:
         if row.key is not None:
             with suppress(GroupLostError):  # all entries are lost then
-                self._steps.forget(row.key)
+                self._steps.free_saved(row.key)
             row.key = None
 
     def expire(self) -> None:

@@ -87,7 +87,7 @@ class StepGraphs:
         self._network, self._cache = network, cache
         pool = torch.cuda.graph_pool_handle()
         self._decode, self._begin = Graphs(decode, pool), Graphs(self._run_contexts, pool)
-        self._device = cache.tables.device
+        self._device = cache.block_tables.device
         # Id, position and slot of each token; MOST_SLOTS is nobody's.
         self._nobody = np.array([[0], [0], [MOST_SLOTS]])
         self._tokens = upload(np.repeat(self._nobody, TOKENS[-1], 1), self._device)

@@ -1,7 +1,7 @@
-"""What generation asks of the network: a step at a time, on the slots of the cache.
+"""The steps of generation: what the scheduler and the sampler ask of the network, on the slots of the cache.
 
-The one process that samples calls these; where the network is spread over several, ``parallel`` has every other process
-take the same steps. So a step's arguments are numbers and numpy arrays, and its result stays on the device.
+The process that samples calls these; where several processes hold the network, ``parallel`` has all of them take the
+same steps. So a step's arguments are numbers and numpy arrays, and its result stays on the device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -22,20 +22,18 @@ from ..cache.sizing import MOST_SLOTS, upload
 from ..model.network import Network
 from ..model.packed_rows import NumberedRows, Rows
 from ..model.prefixes import Prefix
-from ..request.parse import Array
+from ..request.schema import Array
 from ..sampling.sampling import argmax
 from .graphs import Chosen, StepGraphs, most_rows
-from .threads import Threads
+from .threads import StepThreads
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-STEP_NAMES: list[str] = []
 _log = logging.getLogger(__name__)
 
 
 def _step(take: Callable[Concatenate[Steps, _P], _R]) -> Callable[Concatenate[Steps, _P], _R]:
-    """Make a method one that all processes take together."""
-    STEP_NAMES.append(take.__name__)
+    """Decorate a method that all processes call together; see Steps.collective."""
 
     @wraps(take)
     def together(self: Steps, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -46,28 +44,31 @@ def _step(take: Callable[Concatenate[Steps, _P], _R]) -> Callable[Concatenate[St
 
 
 class Steps:
-    """The steps of one process. Arguments of a step are given by position.
+    """The steps of one process. A step's arguments are passed by position.
 
     Args:
         network: all of it, or this process's part.
         cache: of that part.
-        prefixes: of that part, by task.
+        prefixes: keys and values of that part, by task.
 
     Attributes:
-        ids: int64 [MOST_SLOTS], on the device: the token of each slot that comes next into the network.
-        positions: int64 [MOST_SLOTS], on the device: where that stands.
+        collective: by name, the steps that all processes take together.
+        ids: int64 [MOST_SLOTS], on the device: the next input token of each slot.
+        positions: int64 [MOST_SLOTS], on the device: the position of that token.
     """
+
+    collective: ClassVar[dict[str, Callable[..., Any]]]
 
     def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
         self.network, self.cache, self._prefixes = network, cache, prefixes
         self.config = network.config
-        self._threads = Threads(network)
+        self._threads = StepThreads(network)
         self.device = network.weights.like.device
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
         self._saved: dict[int, list[int]] = {}
         self._graphs: StepGraphs | None = None
         self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
-        self._given: Tensor | None = None  # rank 0's hidden states that are asked about
+        self._given: Tensor | None = None  # rank 0's hidden states, for predict
         self._decoded: Tensor | None = None  # this process's logits of the last decode
 
     def together(self, name: str, arguments: Sequence[object]) -> AbstractContextManager[None]:
@@ -81,7 +82,7 @@ class Steps:
         """Raise GroupLostError where numbers are not finite because another process has stopped answering."""
 
     @_step
-    def place(
+    def allocate(
         self,
         first: int,
         needs: Array,
@@ -92,20 +93,20 @@ class Steps:
         tasks: Array,
         ids: Array | None = None,
     ) -> None:
-        """Give the slots from ``first`` on to new rows; int64 [n] each.
+        """Allocate the slots from ``first`` on to new rows; arrays are int64 [n].
 
         Args:
             first: slot; those before it keep what they have.
             needs: entries of the cache that each will take.
-            positions: where each row stands behind its context.
+            positions: of each row's first token behind its context.
             windows: how many tokens each keeps.
-            sources: tokens that each row's encoder is given; 0: there is none.
-            keys: what each goes on from, see save; -1: nothing.
-            tasks: whose prefix each begins with; -1: nobody's.
-            ids: what comes next into the network, of rows that begin with a step; None: contexts are run.
+            sources: tokens of each row's encoder input; 0: there is none.
+            keys: of the saved entries that each continues, see save; -1: none.
+            tasks: whose prefix each begins with; -1: no prefix.
+            ids: next input token of rows that begin with a decode step; None: contexts are run first.
         """
         saved = {slot: self._saved.pop(key) for slot, key in enumerate(keys.tolist(), first) if key >= 0}
-        self.cache.place(first, needs, windows, sources, saved)
+        self.cache.allocate(first, needs, windows, sources, saved)
         self.positions[first : first + len(needs)] = upload(positions, self.device)
         if ids is not None:
             self.ids[first : first + len(needs)] = upload(ids, self.device)
@@ -114,9 +115,9 @@ class Steps:
                 self.cache.restore(slot, self._prefixes[task])
 
     @_step
-    def leave(self, count: int, kept: int, targets: Array, sources: Array) -> None:
-        """Free slots; see KvCache.leave."""
-        self.cache.leave(count, kept, targets, sources)
+    def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
+        """Free slots; see KvCache.free."""
+        self.cache.free(count, kept, targets, sources)
         if len(targets):
             to, of = upload(np.stack((targets, sources)), self.device)
             self.ids[to], self.positions[to] = self.ids[of], self.positions[of]
@@ -131,7 +132,7 @@ class Steps:
         embeddings: Array | None = None,
         wants_attentions: int = 0,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run the encoder, and have the slots from ``first`` on remember what it makes.
+        """Run the encoder, and write its output's keys and values to the slots from ``first`` on.
 
         Args:
             ids: int64 [T], one row behind the other.
@@ -139,11 +140,11 @@ class Steps:
             tasks: int64 [B], IA3 task of each row; -1: none.
             first: slot of the first row.
             embeddings: see extend.
-            wants_attentions: whether somebody asks what each layer attends to.
+            wants_attentions: whether the attention weights are wanted.
 
         Returns:
-            [T, hidden], good until the next step; and the latter by layer, fp32 [B, H, S, S], S being the longest row;
-            empty where nobody asks.
+            [T, hidden], valid until the next step; and the attention weights of each layer, fp32 [B, H, S, S], S being
+            the longest row; empty where they are not wanted.
         """
         known = upload(np.stack((lengths, tasks)), self.device)
         self.cache.sources[:, first : first + len(lengths)] = known
@@ -160,13 +161,13 @@ class Steps:
 
         Args:
             ids: int64 [T], one row behind the other.
-            starts: int64 [B], where each row's first one stands.
+            starts: int64 [B], position of each row's first token.
             lengths: int64 [B] of the rows, T together.
             first: slot of the first row.
             embeddings: fp32 [T, hidden], NaN where a token has its own; None: all have.
 
         Returns:
-            [T, hidden], before the final norm; good until the next step.
+            [T, hidden], before the final norm; valid until the next step.
         """
         rows, longest = NumberedRows.of(ids, starts, lengths, first), 0
         if starts.any():
@@ -178,7 +179,7 @@ class Steps:
         return self.network.extend(*self._uploaded(rows, embeddings), longest)
 
     def _captured(self, rows: NumberedRows) -> Tensor | None:
-        """Run new rows by what was captured; None: that has no room for them."""
+        """Run new rows by a CUDA graph; None: no captured graph has room for them."""
         if not self._graphs:
             return None
         if (hidden := self._graphs.begin(rows)) is None:
@@ -188,7 +189,7 @@ class Steps:
         return hidden
 
     def _warn_uncaptured(self, kind: str, size: str, limit: str) -> None:
-        """Warn, once for each kind, of what no CUDA graph has room for."""
+        """Warn, once for each kind of step, that no CUDA graph covers this size."""
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning(
@@ -202,11 +203,11 @@ class Steps:
 
     @_step
     def decode(self, count: int) -> Chosen:
-        """Run one token of each of the first rows, and go on to their next positions.
+        """Run one token of each of the first rows, and advance their positions.
 
         Returns:
-            What follows, where this process predicts: good until the next step. The argmax tokens are what the next
-            step goes on from, unless ids is written to.
+            Logits and argmax tokens, where this process predicts: valid until the next step. The tokens are the next
+            step's input, unless set_tokens sets others.
         """
         chosen = self._graphs.decode(count) if self._graphs else None
         if self._graphs and not chosen:
@@ -226,8 +227,8 @@ class Steps:
         logits = self.network.logits(hidden)
         return logits, self.network.comm.argmax(logits, ids, positions)
 
-    def choose(self, hidden: Tensor) -> Chosen:
-        """Say what follows hidden states, [N, hidden]."""
+    def argmax(self, hidden: Tensor) -> Chosen:
+        """Give the logits and the argmax tokens that follow hidden states, [N, hidden]."""
         logits = self.logits(hidden)
         return logits, argmax(logits)
 
@@ -240,7 +241,7 @@ class Steps:
 
     @_step
     def predict(self, count: int) -> Tensor:
-        """Say what follows rank 0's hidden states, so many of them, by all processes that have a part of the head."""
+        """Give the logits of ``count`` hidden states of rank 0, by all processes that have a part of the head."""
         given, self._given = self._given, None
         if given is None:
             given = self.network.weights.like.new_empty(count, self.config.hidden_units)
@@ -250,36 +251,36 @@ class Steps:
             return self.network.weights.like
         return comm.gather_logits(self.network.logits(given))
 
-    def whole(self, chosen: Chosen) -> Tensor:
-        """Give the logits of all tokens, fp32 [N, V], of what choose or the last decode gave."""
+    def full_logits(self, chosen: Chosen) -> Tensor:
+        """Give the logits of all tokens, fp32 [N, V], of what argmax or the last decode returned."""
         logits = chosen[0]
-        return logits if logits.shape[1] == self.config.vocab_size else self.gather()
+        return logits if logits.shape[1] == self.config.vocab_size else self.gather_logits()
 
     @_step
-    def gather(self) -> Tensor:
-        """Put together what the processes have of the logits of the last decode, [N, V]."""
+    def gather_logits(self) -> Tensor:
+        """Gather the processes' parts of the last decode step's logits, [N, V], in rank 0."""
         if not self.network.weights.head or self._decoded is None:
             return self.network.weights.like
         return self.network.comm.gather_logits(self._decoded)
 
-    def go_on_with(self, first: int, tokens: Tensor) -> None:
-        """Have the slots from ``first`` on begin their next step with tokens, [N]."""
+    def set_tokens(self, first: int, tokens: Tensor) -> None:
+        """Set the next input tokens, [N], of the slots from ``first`` on, in all processes."""
         self.ids[first : first + len(tokens)] = tokens
-        self.tell(first, first + len(tokens))
+        self.broadcast_tokens(first, first + len(tokens))
 
     @_step
-    def tell(self, first: int, end: int) -> None:
-        """Let every process know rank 0's tokens of slots."""
+    def broadcast_tokens(self, first: int, end: int) -> None:
+        """Broadcast rank 0's next input tokens of slots."""
         self.network.comm.broadcast(self.ids[first:end])
 
     @_step
     def capture(self, rows: int, tokens: int) -> None:
-        """Have a graph of the steps of so many rows, or of contexts of so many tokens; no slot may be in use."""
+        """Capture a decode step of some rows, or inputs of some tokens, as a CUDA graph; all slots must be free."""
         if self._graphs is None:
             self._graphs = StepGraphs(self.network, self.cache, self._decode)
         self._graphs.capture(rows, tokens)
         self.positions.zero_()
-        self.cache.forget_sources()
+        self.cache.clear_sources()
 
     @_step
     def copy(self, targets: Array, sources: Array, length: int) -> None:
@@ -287,23 +288,26 @@ class Steps:
         self.cache.copy(targets, sources, length)
 
     @_step
-    def wipe(self, slots: Array) -> None:
-        """Forget what slots hold, int64 [n], so that no number stays that is not finite."""
-        self.cache.wipe(slots)
+    def clear(self, slots: Array) -> None:
+        """Zero slots, int64 [n], so that no non-finite number stays in them."""
+        self.cache.clear(slots)
 
     @_step
     def save(self, slot: int, length: int, key: int) -> None:
-        """Keep a slot's first ``length`` entries; the slot is about to be left."""
+        """Save a slot's first ``length`` entries under a key; the slot is about to be freed."""
         self._saved[key] = self.cache.save(slot, length)
 
     @_step
-    def forget(self, key: int) -> None:
-        """Drop what was saved under a key, if anything."""
+    def free_saved(self, key: int) -> None:
+        """Free what was saved under a key, if anything."""
         if key in self._saved:
-            self.cache.forget(self._saved.pop(key))
+            self.cache.free_saved(self._saved.pop(key))
 
     def close(self) -> None:
-        """Take leave: no step follows."""
+        """Release the CUDA graphs; no step follows."""
         if self._graphs:
             self._graphs = None
-            gc.collect()  # at once: NCCL does not part from a process while a graph still uses it
+            gc.collect()  # at once: NCCL cannot close its connections while a graph still uses them
+
+
+Steps.collective = {name: step for name, step in vars(Steps).items() if hasattr(step, "__wrapped__")}

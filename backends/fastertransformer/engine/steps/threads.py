@@ -1,26 +1,44 @@
-"""How many threads a step computes with on a CPU.
+"""How many threads torch computes with on a CPU: of the process, of a thread, and of each step.
 
 At the end of a product its threads wait for each other, which takes 10 to 60 us: awake on cores that are free, asleep
-on cores that others want too. Products that take no longer than that are made by one thread. Measured on an AMD EPYC
-with layers of 256 numbers (0.2 to 0.3 million a matrix): 27 us by one thread and 24 by two for a row, 89 and 55 for 32;
-and on two cores of a Xeon of which something else kept one busy, 20 tokens took 57 ms with one thread, 93 with two.
+on cores that others want too. Products that take no longer than that are computed by one thread. Measured on an AMD
+EPYC with layers of 256 numbers (0.2 to 0.3 million a matrix): 27 us by one thread and 24 by two for a row, 89 and 55
+for 32; and on two cores of a Xeon of which something else kept one busy, 20 tokens took 57 ms with one thread, 93 with
+two.
 """
 
 from __future__ import annotations
+
+import os
 
 import torch
 
 from ..model.network import Network
 
-_READ_NS, _MULTIPLY_NS = 0.14, 0.01  # a number of a matrix; and for each row
+_READ_NS, _MULTIPLY_NS = 0.14, 0.01  # of a number of a matrix: to read it, and to multiply it with a row
 _WORTH_NS = 50e3
 
 
-class Threads:
-    """Of torch, in the thread that takes the steps.
+def choose_threads(wanted: int, local_size: int) -> int:
+    """Choose the threads of a process: as many as wanted, else its part of the cores of ``local_size`` processes."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else torch.get_num_threads()
+    return wanted or max(1, cores // local_size)
+
+
+def begin_thread(threads: int, device: torch.device) -> None:
+    """Prepare a thread that computes."""
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans again for every shape: 40 to 600 ms
+
+
+class StepThreads:
+    """Sets torch's number of threads for each step on a CPU.
 
     Args:
-        network: whose products they are.
+        network: whose products are computed.
     """
 
     def __init__(self, network: Network) -> None:
@@ -31,7 +49,7 @@ class Threads:
         self._is_on_cpu = network.weights.like.device.type == "cpu"
 
     def fit(self, rows: int) -> None:
-        """Have a step of so many rows or tokens computed by one thread or by all."""
+        """Choose one thread or all for a step of this many rows or tokens."""
         if self._is_on_cpu:
             is_worth_it = self._numbers * (_READ_NS + _MULTIPLY_NS * rows) > _WORTH_NS
             torch.set_num_threads(self._most if is_worth_it else 1)

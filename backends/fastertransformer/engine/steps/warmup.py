@@ -72,17 +72,17 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
             return
         hidden = _take_input(steps, _rows_of(steps, tokens))
         if not steps.config.encoder:
-            steps.choose(hidden[-1:])
+            steps.argmax(hidden[-1:])
     if steps.config.encoder:
         steps.extend(*_rows_of(steps, _INPUT_TOKENS[0]), 0)
     longest = steps.config.max_pos_seq_len
     half = min(_CONTINUED, longest) // 2
     if half and steps.cache.bytes_of([(1, 2 * half, 0)]) <= steps.cache.budget_bytes:
         length, nothing = np.array([half]), np.array([-1])
-        steps.place(0, 2 * length, length, np.array([UNBOUNDED]), np.array([0]), nothing, nothing)
+        steps.allocate(0, 2 * length, length, np.array([UNBOUNDED]), np.array([0]), nothing, nothing)
         steps.extend(np.zeros(half, np.int64), length, length, 0)
-        steps.wipe(np.array([0]))  # what these made of nothing may be infinite
-        steps.leave(1, 0, nothing[:0], nothing[:0])
+        steps.clear(np.array([0]))  # what these made of nothing may be infinite
+        steps.free(1, 0, nothing[:0], nothing[:0])
 
 
 def _rows_of(steps: Steps, tokens: int) -> tuple[Array, Array, Array]:

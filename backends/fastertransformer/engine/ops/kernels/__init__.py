@@ -26,7 +26,7 @@ def problem_on(device: torch.device) -> str:
     if find_spec("triton") is None:
         return "Python finds no package triton"
     try:
-        from .embedding import embed
+        from .elementwise import embed
 
         ids = torch.zeros(1, dtype=torch.long, device=device)
         embed(ids, ids, torch.zeros(1, 16, device=device), None)

@@ -9,7 +9,6 @@ The same launch keeps the new token's key and value.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,10 +18,11 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...model.positions import Rotary
+from .elements import LOG2_E, rotary_factors
+from .launch import scratch_of, uses_pdl
 
 _MOST_PIECES = 32
 _LEAST = tl.constexpr(-1e30)  # a score that none is below; the difference of two infinities is no number
-_LOG2_E = 1.4426950408889634
 NO_BIAS, SLOPES, BY_DISTANCE = 0, 1, 2  # kinds
 
 
@@ -73,11 +73,11 @@ def _attend(  # noqa: C901 (one kernel)
     q, k, v, memory, tables, positions, windows, out, bias, partial, finished,
     row_stride, head_stride, table_stride, page_stride, values_at, scale, pieces, distances, rotary_size, log2_base,
     page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, kind: tl.constexpr,
-    is_cut: tl.constexpr, is_new: tl.constexpr, least: tl.constexpr, rotation: tl.constexpr, is_chained: tl.constexpr,
+    is_cut: tl.constexpr, is_new: tl.constexpr, least: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
-    if is_chained:
+    if uses_pdl:
         gdc_launch_dependents()
     # What the steps before have left is there already: it is asked for before the kernel before this one has ended.
     # See embedding.py; not through the L1 cache, which may have what was there a step ago.
@@ -104,39 +104,29 @@ def _attend(  # noqa: C901 (one kernel)
     is_read = is_seen[:, None] & is_dim[None, :]
     keys = tl.load(base + place, is_read, 0.0, cache_modifier=".cg")
     values = tl.load(base + values_at + place, is_read, 0.0, cache_modifier=".cg")
-    if is_chained:
+    if uses_pdl:
         gdc_wait()
     at = row.to(tl.int64) * row_stride + head * head_stride + dims
     query = tl.load(q + at, is_dim, 0.0).to(tl.float32)
     if rotation != 0:
-        # What each number is turned with stands beside it (by pairs), or half of the turned numbers further.
-        half = rotary_size // 2
-        if rotation == 1:
-            other, angle = tl.where(dims % 2 == 0, dims + 1, dims - 1), dims // 2
-            sign = tl.where(dims % 2 == 0, -1.0, 1.0)
-        else:
-            other, angle = tl.where(dims < half, dims + half, dims - half), dims % half
-            sign = tl.where(dims < half, -1.0, 1.0)
-        is_turned = is_dim & (dims < rotary_size)
-        turn = position.to(tl.float32) * tl.exp2(angle.to(tl.float32) * (-2.0 * log2_base / rotary_size))
-        cos, sin = tl.where(is_turned, tl.cos(turn), 1.0), tl.where(is_turned, tl.sin(turn), 0.0) * sign
+        other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, log2_base, rotation)
         beside = row.to(tl.int64) * row_stride + head * head_stride + other
-        query = query * cos + tl.load(q + beside, is_turned, 0.0).to(tl.float32) * sin
+        query = query * cos + tl.load(q + beside, is_rotated, 0.0).to(tl.float32) * sin
     query *= scale  # has log2(e) in it
     own_score = _LEAST
     own_value = tl.zeros((width,), tl.float32)
     if (newest >= start) & (newest < end):
         key, value = tl.load(k + at, is_dim, 0.0), tl.load(v + at, is_dim, 0.0)
         if rotation != 0:
-            turned = key.to(tl.float32) * cos + tl.load(k + beside, is_turned, 0.0).to(tl.float32) * sin
-            key = turned.to(key.dtype)
+            rotated = key.to(tl.float32) * cos + tl.load(k + beside, is_rotated, 0.0).to(tl.float32) * sin
+            key = rotated.to(key.dtype)
         page = tl.load(tables + row * table_stride + newest // page_tokens).to(tl.int64)
         cell = memory + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
         tl.store(cell, key, is_dim)
         tl.store(cell + values_at, value, is_dim)
         own_score = tl.sum(query * key.to(tl.float32), 0)
         if kind == 2:
-            own_score += tl.load(bias + head * distances) * 1.4426950408889634
+            own_score += tl.load(bias + head * distances) * LOG2_E
         own_value = value.to(tl.float32)
     # Every place in a block has its own highest score and sums: put together once at the end, not for every block.
     most = tl.full((block,), _LEAST, tl.float32)
@@ -147,10 +137,10 @@ def _attend(  # noqa: C901 (one kernel)
         if kind != 0:
             distance = ((position - cells) % window).to(tl.int32)
             if kind == 1:
-                scores -= tl.load(bias + head) * distance * 1.4426950408889634
+                scores -= tl.load(bias + head) * distance * LOG2_E
             else:
                 nearest = tl.minimum(distance, distances - 1)
-                scores += tl.load(bias + head * distances + nearest, is_seen, 0.0) * 1.4426950408889634
+                scores += tl.load(bias + head * distances + nearest, is_seen, 0.0) * LOG2_E
         scores = tl.where(is_seen, scores, -float("inf"))
         cells = first + steps
         is_seen = (cells < end) & (cells != newest)
@@ -203,46 +193,6 @@ def _attend(  # noqa: C901 (one kernel)
     tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)
 
 
-class Scratch:
-    """Memory that all launches in a stream share, one after another.
-
-    Args:
-        device: of all of it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        is_gpu = device.type == "cuda"
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else 8
-        self._device = device
-        self._partial = torch.zeros(0, device=device)
-        self._finished = torch.zeros(0, dtype=torch.int32, device=device)
-        self._old: list[Tensor] = []  # graphs may still use it
-
-    def get(self, programs: int, numbers: int) -> tuple[Tensor, Tensor]:
-        """Give fp32 numbers and a counter for each program; the counters are 0, and must be so again afterwards."""
-        if programs > len(self._finished) or numbers > len(self._partial):
-            self._old += [self._partial, self._finished]
-            self._partial = torch.zeros(max(numbers, len(self._partial)), device=self._device)
-            self._finished = torch.zeros(max(programs, len(self._finished)), dtype=torch.int32, device=self._device)
-        return self._partial, self._finished
-
-
-def scratch_of(device: torch.device) -> Scratch:
-    """Give the memory of the stream in use: what is launched in another may run at the same time."""
-    return _scratch_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
-
-
-@lru_cache
-def _scratch_of(device: torch.device, stream: int) -> Scratch:
-    return Scratch(device)
-
-
-@lru_cache
-def abilities(device: torch.device) -> bool:
-    """Say whether a kernel may begin before the one before it has ended."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def attend(
     q: Tensor,
     k: Tensor | None,
@@ -275,27 +225,27 @@ def attend(
     batch, heads, _, size = q.shape
     if k is not None and v is not None and not q.stride() == k.stride() == v.stride():
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    scratch, is_chained = scratch_of(q.device), abilities(q.device)
+    scratch, has_pdl = scratch_of(q.device), uses_pdl(q.device)
     programs, processors = batch * heads, scratch.processors
     tiles = _FEW if programs <= processors // 4 else _SOME if programs <= processors else _MANY
     pieces = min(_MOST_PIECES, -(-tiles.programs * processors // programs))
     width = triton.next_power_of_2(size)
     partial, finished = scratch.get(programs, programs * pieces * (width + 2) if pieces > 1 else 0)
     kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
-    held = tiles.held if is_chained or kind == NO_BIAS else tiles.held // 2  # else registers are spilled on older GPUs
+    held = tiles.held if has_pdl or kind == NO_BIAS else tiles.held // 2  # else registers are spilled on older GPUs
     block = max(16, min(128, held // (width * q.dtype.itemsize)))
     out = torch.empty((batch, 1, heads, size), dtype=q.dtype, device=q.device)
-    is_limited = tiles.registers and is_chained and kind == NO_BIAS  # a bias takes some more, and so do older GPUs
+    is_limited = tiles.registers and has_pdl and kind == NO_BIAS  # a bias takes some more, and so do older GPUs
     limit = {"maxnreg": tiles.registers} if is_limited else {}
     _attend[(batch, heads, pieces)](
         q, q if k is None else k, q if v is None else v, memory, tables, positions, windows, out,
         q if bias is None else bias, partial, finished,
-        q.stride(0), q.stride(1), tables.stride(0), memory.stride(1), memory.stride(0), scale * _LOG2_E, pieces,
+        q.stride(0), q.stride(1), tables.stride(0), memory.stride(1), memory.stride(0), scale * LOG2_E.value, pieces,
         bias.shape[1] if bias is not None and bias.dim() == 2 else 0,
         rotary.width if rotary else 0, math.log2(rotary.base) if rotary else 0.0,
         page_tokens=memory.shape[3], size=size, width=width, block=block, kind=kind,
         is_cut=pieces > 1, is_new=k is not None, least=tiles.least,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
-        is_chained=is_chained, num_warps=tiles.warps, launch_pdl=is_chained, **limit,
+        uses_pdl=has_pdl, num_warps=tiles.warps, launch_pdl=has_pdl, **limit,
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -1,14 +1,16 @@
-"""What the kernels of products share."""
+"""Device functions that several kernels share."""
 
 import triton
 import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def moments(x, inputs, eps, is_rms: tl.constexpr, block: tl.constexpr):
     """Mean (0 for a root mean square) and 1 / standard deviation of x [inputs], fp32.
 
-    In two passes where there is a mean, as torch: the mean of squares minus the square of the mean loses digits.
+    Two passes where there is a mean, as in torch: the mean of squares minus the square of the mean loses precision.
     """
     mean = 0.0
     if not is_rms:
@@ -26,8 +28,8 @@ def moments(x, inputs, eps, is_rms: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit
-def widened(tile, dtype: tl.constexpr, is_native: tl.constexpr):
-    """Numbers of a tile in another format; int8 by putting bytes into the fraction of 1024 or 2**23.
+def converted(tile, dtype: tl.constexpr, is_native: tl.constexpr):
+    """Convert a tile to another type; int8 by putting its bytes into the mantissa of 1024 or 2**23.
 
     The usual conversion of integers runs at a quarter of the rate that the memory delivers them at.
     """
@@ -79,3 +81,23 @@ def activated(y, activation: tl.constexpr):
     elif activation == "silu":
         y = y * tl.sigmoid(y)
     return y
+
+
+@triton.jit
+def rotary_factors(dims, position, rotary_size, log2_base, rotation: tl.constexpr):
+    """How rotary positions change the numbers of a head: x[dims] * cos + x[other] * sin where is_rotated.
+
+    rotation: 1 by pairs (``other`` is the neighbour), 2 by halves (``other`` is half of rotary_size away).
+    """
+    half = rotary_size // 2
+    if rotation == 1:
+        other, step = tl.where(dims % 2 == 0, dims + 1, dims - 1), dims // 2
+        sign = tl.where(dims % 2 == 0, -1.0, 1.0)
+    else:
+        other, step = tl.where(dims < half, dims + half, dims - half), dims % half
+        sign = tl.where(dims < half, -1.0, 1.0)
+    angle = position.to(tl.float32) * tl.exp2(step.to(tl.float32) * (-2.0 * log2_base / rotary_size))
+    is_rotated = dims < rotary_size
+    cos = tl.where(is_rotated, tl.cos(angle), 1.0)
+    sin = tl.where(is_rotated, tl.sin(angle), 0.0) * sign
+    return other, cos, sin, is_rotated

@@ -1,86 +1,141 @@
 """A matrix times one row, by plain multiplication: each program reads some rows of the matrix from end to end.
 
-Nothing is read twice. What does not depend on x is asked for before the kernel that makes x has ended (programmatic
+Nothing is read twice. What does not depend on x is loaded before the kernel that makes x has ended (programmatic
 dependent launch): as much of the matrix as the registers hold, so that the memory is busy while one kernel makes way
 for the next. A norm of x costs no pass of its own: with g its weight, b its bias, and m and d the mean and the standard
 deviation of x, which are summed up along with the product,
 
     weight @ norm(x) = (weight @ (g * x) - m * (weight @ g)) / d + weight @ b
 
-and what does not depend on x is known beforehand.
+and what does not depend on x is computed beforehand (gemm.fold). An int8 weight may be multiplied as it is, with x
+split into digits (is_split); see int8.py. The number of inputs is a multiple of 16 then.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .elements import activated, widened
+from .elements import activated, converted
+from .int8 import GROUP, digits_of, sums_of_groups
 
 
 @triton.jit
-def _summed(v, piece: tl.constexpr):
-    """Sum up the numbers that a thread holds side by side: [..., k] -> [..., k / piece]."""
+def _load_tile(places, start, inputs, block_k: tl.constexpr, is_split: tl.constexpr):
+    """Load a tile of the weight: its numbers, or words of four int8 numbers."""
+    if is_split:
+        width: tl.constexpr = block_k // 4
+        k, end = start // 4 + tl.arange(0, width), inputs // 4
+    else:
+        k, end = start + tl.arange(0, block_k), inputs
+    return tl.load(places + k[None, :], (k < end)[None, :], 0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _half_groups(start, block_k: tl.constexpr):
+    """Where the first halves of the tile's groups are in x, [groups, 8]; the second halves are 8 further."""
+    groups: tl.constexpr = block_k // GROUP
+    return start + tl.arange(0, groups)[:, None] * GROUP + tl.arange(0, 8)[None, :]
+
+
+@triton.jit
+def _load_gains(gain, start, inputs, norm: tl.constexpr, block_k: tl.constexpr, is_split: tl.constexpr):
+    """Load the norm's weight of a tile's columns, in the shape that _accumulate reads x in."""
+    gains = (0, 0)
+    if norm != "":
+        if is_split:
+            k = _half_groups(start, block_k)
+            gains = (tl.load(gain + k, k < inputs, 0), tl.load(gain + k + 8, k < inputs, 0))
+        else:
+            k = start + tl.arange(0, block_k)
+            gains = (tl.load(gain + k, k < inputs, 0), 0)
+    return gains
+
+
+@triton.jit
+def _sum_pieces(v, piece: tl.constexpr):
+    """Sum the numbers that a thread holds side by side: [..., k] -> [..., k / piece]."""
     return tl.sum(tl.reshape(v, v.shape[:-1] + (v.shape[len(v.shape) - 1] // piece, piece)), len(v.shape))
 
 
 @triton.jit
-def _taken(sums, ones, squares, tile, gains, x, k, inputs, norm: tl.constexpr, is_native: tl.constexpr):
+def _accumulate(
+    sums, ones, squares, tile, gains, x, start, inputs,
+    norm: tl.constexpr, block_k: tl.constexpr, piece: tl.constexpr, is_native: tl.constexpr, is_split: tl.constexpr,
+):  # fmt: skip
     """Add a tile's part to the sums of products, of x, and of its squares."""
-    piece: tl.constexpr = 128 // tile.dtype.primitive_bitwidth
-    v = tl.load(x + k, k < inputs, 0).to(tl.float32)
-    if norm == "layer":
-        ones += _summed(v, piece)
-    if norm != "":
-        squares += _summed(v * v, piece)
-        v *= gains.to(tl.float32)
-    return sums + _summed(widened(tile, tl.float32, is_native) * v[None, :], piece), ones, squares
+    if is_split:
+        k = _half_groups(start, block_k)
+        first = tl.load(x + k, k < inputs, 0).to(tl.float32)
+        second = tl.load(x + k + 8, k < inputs, 0).to(tl.float32)
+        if norm == "layer":
+            ones += tl.sum(first, 1) + tl.sum(second, 1)
+        if norm != "":
+            squares += tl.sum(first * first, 1) + tl.sum(second * second, 1)
+            first, second = first * gains[0].to(tl.float32), second * gains[1].to(tl.float32)
+        low, high, unit = digits_of(first, second, is_native)
+        if norm == "":  # a number that is not finite has no digits; with a norm the squares tell of it
+            unit += tl.sum(first * 0.0, 1) + tl.sum(second * 0.0, 1)
+        sums += sums_of_groups(tile, low, high, is_native) * unit[None, :]
+    else:
+        k = start + tl.arange(0, block_k)
+        v = tl.load(x + k, k < inputs, 0).to(tl.float32)
+        if norm == "layer":
+            ones += _sum_pieces(v, piece)
+        if norm != "":
+            squares += _sum_pieces(v * v, piece)
+            v *= gains[0].to(tl.float32)
+        sums += _sum_pieces(converted(tile, tl.float32, is_native) * v[None, :], piece)
+    return sums, ones, squares
 
 
 @triton.jit
-def one_row(  # noqa: C901 (one kernel)
+def gemv(  # noqa: C901 (one kernel)
     y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps,
     has_scales: tl.constexpr, has_bias: tl.constexpr, norm: tl.constexpr, activation: tl.constexpr,
-    has_residual: tl.constexpr, is_native: tl.constexpr, is_chained: tl.constexpr,
+    has_residual: tl.constexpr, is_split: tl.constexpr, is_native: tl.constexpr, uses_pdl: tl.constexpr,
     block_n: tl.constexpr, block_k: tl.constexpr, ahead: tl.constexpr, is_whole: tl.constexpr,
 ):  # fmt: skip
     """Compute y [outputs] = residual + activation(scales * (weight [outputs, inputs] @ norm(x [inputs])) + bias).
 
     The bias has scales * (weight @ the norm's bias) in it; gain is the norm's weight, gain_sums is weight @ gain.
-    ahead: tiles that are asked for before x is there; is_whole: whether those are all.
+    ahead: tiles that are loaded before x is there; is_whole: whether those are all.
     """
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    k = tl.arange(0, block_k)
     is_n = n < outputs
-    places = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs
+    places = weight
+    width = inputs
+    if is_split:
+        places = weight.to(tl.pointer_type(tl.int32), bitcast=True)
+        width = inputs // 4
+    places += tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * width
     tiles, gains = (), ()
     for step in tl.static_range(ahead):
-        here = step * block_k + k
-        tiles += (tl.load(places + here[None, :], (here < inputs)[None, :], 0, eviction_policy="evict_first"),)  # type: ignore[assignment]
+        tiles += (_load_tile(places, step * block_k, inputs, block_k, is_split),)  # type: ignore[assignment]
     for step in tl.static_range(ahead):
-        here = step * block_k + k
-        gains += (tl.load(gain + here, here < inputs, 0) if norm != "" else 0,)  # type: ignore[assignment]
+        gains += (_load_gains(gain, step * block_k, inputs, norm, block_k, is_split),)  # type: ignore[assignment]
     factors = tl.load(scales + n, is_n, 0).to(tl.float32) if has_scales else 1.0
     shift = tl.load(bias + n, is_n, 0).to(tl.float32) if has_bias else 0.0
     gain_sum = tl.load(gain_sums + n, is_n, 0) if norm == "layer" else 0.0
-    if is_chained:
-        gdc_launch_dependents()  # what the next kernel needs may be asked for too
+    if uses_pdl:
+        gdc_launch_dependents()  # the next kernel may load what it needs too
         gdc_wait()
     before = tl.load(residual + n, is_n, 0).to(tl.float32) if has_residual else 0.0
-    piece: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
+    piece: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth  # GROUP, if is_split
     sums = tl.zeros([block_n, block_k // piece], tl.float32)
     ones = tl.zeros([block_k // piece], tl.float32)
     squares = ones
     for step in tl.static_range(ahead):
-        here = step * block_k + k
-        sums, ones, squares = _taken(
-            sums, ones, squares, tiles[step], gains[step], x, here, inputs, norm, is_native
+        sums, ones, squares = _accumulate(
+            sums, ones, squares, tiles[step], gains[step], x, step * block_k, inputs,
+            norm, block_k, piece, is_native, is_split,
         )  # fmt: skip
     if not is_whole:
         for start in range(ahead * block_k, inputs, block_k):
-            here = start + k
-            tile = tl.load(places + here[None, :], (here < inputs)[None, :], 0, eviction_policy="evict_first")
-            some = tl.load(gain + here, here < inputs, 0) if norm != "" else 0
-            sums, ones, squares = _taken(sums, ones, squares, tile, some, x, here, inputs, norm, is_native)
+            tile = _load_tile(places, start, inputs, block_k, is_split)
+            some = _load_gains(gain, start, inputs, norm, block_k, is_split)
+            sums, ones, squares = _accumulate(
+                sums, ones, squares, tile, some, x, start, inputs, norm, block_k, piece, is_native, is_split
+            )
     total = tl.sum(sums, 1)
     if norm != "":
         mean = tl.sum(ones, 0) / inputs

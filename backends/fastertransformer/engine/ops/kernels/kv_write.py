@@ -10,24 +10,25 @@ import triton.language as tl
 from torch import Tensor
 
 from ...model.positions import Rotary
+from .elements import rotary_factors
 
 _BLOCK = 2048
 
 
 @triton.jit
-def _turned(x, source, beside, cos, sin, is_in, is_turned):
+def _rotated(x, source, beside, cos, sin, is_in, is_rotated):
     """Numbers of heads, turned with those beside them, in their own type."""
     own = tl.load(x + source, is_in, 0)
-    other = tl.load(x + beside, is_turned, 0).to(tl.float32)
+    other = tl.load(x + beside, is_rotated, 0).to(tl.float32)
     return (own.to(tl.float32) * cos + other * sin).to(own.dtype)
 
 
 # What differs from call to call would be compiled for anew: so would positions, which of an odd number of tokens do not
 # begin at a multiple of 16 bytes.
-@triton.jit(do_not_specialize=("token_stride", "turned_at", "rotary_size", "positions"))
-def _keep(
-    q, k, v, turned, memory, pages, offsets, positions,
-    token_stride, head_stride, page_stride, values_at, turned_at, rotary_size, log2_base,
+@triton.jit(do_not_specialize=("token_stride", "keys_at", "rotary_size", "positions"))
+def _kv_write(
+    q, k, v, rotated, memory, pages, offsets, positions,
+    token_stride, head_stride, page_stride, values_at, keys_at, rotary_size, log2_base,
     page_tokens: tl.constexpr, heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr, many: tl.constexpr,
     rotation: tl.constexpr,
 ):  # fmt: skip
@@ -39,30 +40,21 @@ def _keep(
     if rotation == 0:
         key = tl.load(k + source + dim, is_in, 0)
     else:
-        # What each number is turned with stands beside it (by pairs), or half of the turned numbers further.
-        half = rotary_size // 2
-        if rotation == 1:
-            other, angle, sign = tl.where(dim % 2 == 0, dim + 1, dim - 1), dim // 2, tl.where(dim % 2 == 0, -1.0, 1.0)
-        else:
-            other, angle = tl.where(dim < half, dim + half, dim - half), dim % half
-            sign = tl.where(dim < half, -1.0, 1.0)
-        is_turned = is_in & (dim < rotary_size)
-        position = tl.load(positions + token).to(tl.float32)
-        turn = position * tl.exp2(angle.to(tl.float32) * (-2.0 * log2_base / rotary_size))
-        cos = tl.where(dim < rotary_size, tl.cos(turn), 1.0)
-        sin = tl.where(dim < rotary_size, tl.sin(turn), 0.0) * sign
+        position = tl.load(positions + token)
+        other, cos, sin, is_rotated = rotary_factors(dim, position, rotary_size, log2_base, rotation)
+        is_rotated = is_in & is_rotated
         target = token * heads * size + head * size + dim
-        query = _turned(q, source + dim, source + other, cos, sin, is_in, is_turned)
-        key = _turned(k, source + dim, source + other, cos, sin, is_in, is_turned)
-        tl.store(turned + target, query, is_in)
-        tl.store(turned + turned_at + target, key, is_in)
+        query = _rotated(q, source + dim, source + other, cos, sin, is_in, is_rotated)
+        key = _rotated(k, source + dim, source + other, cos, sin, is_in, is_rotated)
+        tl.store(rotated + target, query, is_in)
+        tl.store(rotated + keys_at + target, key, is_in)
     cell = tl.load(pages + token).to(tl.int64) * page_stride + tl.load(offsets + token) * size
     place = memory + cell + head * page_tokens * size + dim
     tl.store(place, key, is_in)
     tl.store(place + values_at, tl.load(v + source + dim, is_in, 0), is_in)
 
 
-def keep(k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor) -> None:
+def kv_write(k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor) -> None:
     """Keep tokens.
 
     Args:
@@ -75,26 +67,26 @@ def keep(k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor) -
     _launch(k, k, v, memory, pages, offsets, offsets, None)
 
 
-def turn_and_keep(
+def rotate_and_write(
     q: Tensor, k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor, positions: Tensor, rotary: Rotary
 ) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys, and keep the latter; see keep.
+    """Rotate queries and keys, and write keys and values; see kv_write.
 
     Args:
         q: [H, T, D].
         k: likewise.
         v: likewise.
-        memory: see keep.
-        pages: see keep.
-        offsets: see keep.
+        memory: see kv_write.
+        pages: see kv_write.
+        offsets: see kv_write.
         positions: int64 [T].
         rotary: how.
 
     Returns:
-        Queries and keys, turned, [H, T, D] each.
+        Rotated queries and keys, [H, T, D] each.
     """
-    turned = _launch(q, k, v, memory, pages, offsets, positions, rotary)
-    return turned[0].transpose(0, 1), turned[1].transpose(0, 1)
+    rotated = _launch(q, k, v, memory, pages, offsets, positions, rotary)
+    return rotated[0].transpose(0, 1), rotated[1].transpose(0, 1)
 
 
 def _launch(
@@ -107,18 +99,18 @@ def _launch(
     positions: Tensor,
     rotary: Rotary | None,
 ) -> Tensor:
-    """Do either; give what was turned, [2, T, H, D]."""
+    """Do either; give what was rotated, [2, T, H, D]."""
     heads, tokens, size = k.shape
     if not q.stride() == k.stride() == v.stride():
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    turned = torch.empty((2, tokens, heads, size) if rotary else (2, 0), dtype=k.dtype, device=k.device)
+    rotated = torch.empty((2, tokens, heads, size) if rotary else (2, 0), dtype=k.dtype, device=k.device)
     width = triton.next_power_of_2(size)
     many = min(triton.next_power_of_2(heads), max(1, _BLOCK // width))
-    _keep[(tokens, triton.cdiv(heads, many))](
-        q, k, v, turned, memory, pages, offsets, positions,
-        k.stride(1), k.stride(0), memory.stride(1), memory.stride(0), turned.stride(0),
+    _kv_write[(tokens, triton.cdiv(heads, many))](
+        q, k, v, rotated, memory, pages, offsets, positions,
+        k.stride(1), k.stride(0), memory.stride(1), memory.stride(0), rotated.stride(0),
         rotary.width if rotary else 0, math.log2(rotary.base) if rotary else 0.0,
         page_tokens=memory.shape[3], heads=heads, size=size, width=width, many=many,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, num_warps=4,
     )  # fmt: skip
-    return turned
+    return rotated

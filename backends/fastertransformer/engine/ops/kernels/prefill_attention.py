@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .decode_attention import NO_BIAS, SLOPES, abilities
+from .decode_attention import BY_DISTANCE, NO_BIAS, SLOPES
+from .elements import LOG2_E
+from .launch import uses_pdl
 
-_LOG2_E = 1.4426950408889634
 # Queries and keys of a program at a time, warps, stages, registers of a thread at most (0: as many as it likes): the
 # fastest of 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads of those that spill
 # no register.
@@ -70,9 +71,9 @@ def _over_blocks(  # noqa: C901 (one kernel)
     offsets = places[:, None] * token_stride + dims[None, :]
     slope, before, behind = 0.0, 0.0, 0.0
     if kind == 1:
-        slope = tl.load(bias) * 1.4426950408889634
+        slope = tl.load(bias) * LOG2_E
     if kind == 2:
-        before, behind = tl.load(bias) * 1.4426950408889634, tl.load(bias + 2 * far) * 1.4426950408889634
+        before, behind = tl.load(bias) * LOG2_E, tl.load(bias + 2 * far) * LOG2_E
     for index in range(0, count):
         here = block + index
         first = tl.where(here < gap, here, here + skipped) * block_n
@@ -87,7 +88,7 @@ def _over_blocks(  # noqa: C901 (one kernel)
             scores *= scale
             if kind == 2:
                 near = tl.minimum(tl.maximum(n[None, :] - m[:, None], -far), far) + far
-                scores += _looked_up(bias, near, is_native) * 1.4426950408889634
+                scores += _looked_up(bias, near, is_native) * LOG2_E
         elif kind == 2:
             shift = tl.where(here < gap, before, behind)
         if is_edge:
@@ -237,13 +238,13 @@ def attend_rows(
     width = max(16, triton.next_power_of_2(size))
     block_m, block_n, warps, stages, registers = tiles or _choose(rows.longest, width, q.dtype, is_causal, q.device)
     limit = {"maxnreg": registers} if registers else {}
-    kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else 2
+    kind = NO_BIAS if bias is None else SLOPES if bias.dim() == 1 else BY_DISTANCE
     blocks = rows.cut(block_m)
     is_cached = 2 * rows.longest * heads * size * q.element_size() <= _CACHED_BYTES
     together = heads if is_cached or (is_causal and heads * len(blocks) <= _FEW_PROGRAMS) else 1
     _attend_rows[(together, len(blocks), heads // together)](
         q, k, v, out, blocks, q if bias is None else bias, q.stride(1), q.stride(0), out.stride(0),
-        scale * _LOG2_E, (bias.shape[1] - 1) // 2 if bias is not None and kind == 2 else 0,
+        scale * LOG2_E.value, (bias.shape[1] - 1) // 2 if bias is not None and kind == BY_DISTANCE else 0,
         size=size, width=width, block_m=block_m, block_n=block_n, kind=kind, is_causal=is_causal,
         is_native=q.is_cuda, num_warps=warps, num_stages=stages, **limit,
     )  # fmt: skip
@@ -253,7 +254,7 @@ def attend_rows(
 def _choose(longest: int, width: int, dtype: torch.dtype, is_causal: bool, device: torch.device) -> Tiles:
     if dtype == torch.float32:
         return _FP32_TILES
-    wide = _WIDE_TILES if abilities(device) else _OLDER_WIDE_TILES
+    wide = _WIDE_TILES if uses_pdl(device) else _OLDER_WIDE_TILES
     tiles = wide if width > 128 else _CAUSAL_TILES if is_causal or longest <= _SHORT else _TILES
     queries, keys, _, stages, _ = tiles
     needed = dtype.itemsize * width * (queries + 2 * stages * keys)

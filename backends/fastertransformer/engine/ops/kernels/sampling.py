@@ -1,7 +1,8 @@
-"""A random token for each row of logits, from its own k likeliest or its own nucleus, without sorting anything.
+"""Sampling: each row's argmax, or a random token of its top-k or its nucleus, without sorting.
 
-A program takes a row and reads it some thirty times, mostly from the L2 cache: the least number that is kept is found
-two of its bits at a time, as in a radix select, once by counting (top-k), once by adding up probabilities (top-p).
+To draw, a program takes a row and reads it some thirty times, mostly from the L2 cache: the least number that is kept
+is found two of its bits at a time, as in a radix select, once by counting (top-k), once by adding up probabilities
+(top-p). For the argmax, several programs share a row's columns, and the last to finish compares what they have found.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_BLOCK, _WARPS = 4096, 16
+from ...sampling.sampling import NOT_FINITE
+from .launch import scratch_of, uses_pdl
+
+_BLOCK, _WARPS = 4096, 16  # of drawing
+_PARTS = 32  # programs of a row that find its argmax
 
 
 @triton.jit
 def _keys(values):
-    """int32 in the order of fp32 numbers: the largest are the likeliest; no number has the least."""
+    """int32 in the order of fp32 numbers: the largest number has the largest key; no number has the least key."""
     bits = values.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -131,3 +137,62 @@ def warm_up(columns: int, device: torch.device) -> None:
     """Have the kernel compiled, for logits of so many columns."""
     row = torch.zeros(1, dtype=torch.long, device=device)
     draw_tokens(torch.zeros(1, columns, device=device), row, row, row.float(), row.double())
+
+
+@triton.jit(do_not_specialize=("columns",))
+def _argmax_step(
+    logits, ids, positions, tokens, partial, finished, columns, lost,
+    parts: tl.constexpr, block: tl.constexpr, uses_pdl: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if uses_pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    share = tl.cdiv(tl.cdiv(columns, parts), block) * block
+    most, best = -float("inf"), columns
+    for first in range(part * share, tl.minimum((part + 1) * share, columns), block):
+        at = first + tl.arange(0, block)
+        values = tl.load(logits + row * columns + at, at < columns, -float("inf"))
+        highest = tl.max(values, 0)
+        place = tl.min(tl.where(values == highest, at, columns), 0)
+        best = tl.where(highest > most, place, best)
+        most = tl.maximum(most, highest)
+    mine = partial + row * parts * 2
+    tl.store(mine + part, most)
+    tl.store(mine + parts + part, best.to(tl.float32, bitcast=True))
+    tl.debug_barrier()
+    if tl.atomic_add(finished + row, 1, sem="acq_rel", scope="gpu") != parts - 1:
+        return
+    those = tl.arange(0, parts)
+    values = tl.load(mine + those, cache_modifier=".cg")
+    places = tl.load(mine + parts + those, cache_modifier=".cg").to(tl.int32, bitcast=True)
+    best = tl.min(tl.where(values == tl.max(values, 0), places, columns), 0)
+    best = tl.minimum(best, columns - 1)  # of NaN, which is lost
+    first_value = tl.load(logits + row * columns)
+    is_finite = tl.abs(first_value) < float("inf")
+    tl.store(tokens + row, tl.where(is_finite, best, lost).to(tl.int64))
+    tl.store(ids + row, best.to(tl.int64))
+    tl.store(positions + row, tl.load(positions + row) + 1)
+    tl.store(finished + row, 0)
+
+
+def argmax_step(logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
+    """Choose, have the next step begin with what was chosen, and go on by a position.
+
+    Args:
+        logits: fp32 [B, V], contiguous.
+        ids: int64 [B]; takes the tokens.
+        positions: int64 [B]; each is raised by 1.
+
+    Returns:
+        int64 [B]; see sampling.argmax.
+    """
+    rows, columns = logits.shape
+    partial, finished = scratch_of(logits.device).get(rows, rows * _PARTS * 2)
+    tokens = torch.empty_like(ids)
+    has_pdl = uses_pdl(logits.device)
+    _argmax_step[(rows, _PARTS)](
+        logits, ids, positions, tokens, partial, finished, columns, NOT_FINITE,
+        parts=_PARTS, block=1024, uses_pdl=has_pdl, num_warps=4, launch_pdl=has_pdl,
+    )  # fmt: skip
+    return tokens

@@ -1,6 +1,6 @@
 """A matrix times some rows on the tensor cores: each program reads some rows of the matrix, or a part of them.
 
-int8 is multiplied as it is: the rows come in two digits then, as columns of one product; see digit_rows.py.
+int8 is multiplied as it is: the rows come in two digits then, as columns of one product; see int8.py.
 
 Where the matrix has few rows, several programs share them (splits) to keep all of the GPU busy; the last one to finish
 adds up. It adds in the programs' order, so a result does not change from run to run.
@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .elements import activated, widened
+from .elements import activated, converted
 
 
 @triton.jit(do_not_specialize=["rows"])
-def few_rows(  # noqa: C901 (one kernel)
+def small_m_gemm(  # noqa: C901 (one kernel)
     y, x, units, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs,
     has_scales: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr, has_residual: tl.constexpr,
-    has_digits: tl.constexpr, is_native: tl.constexpr, is_chained: tl.constexpr, padded: tl.constexpr,
+    is_split: tl.constexpr, is_native: tl.constexpr, uses_pdl: tl.constexpr, padded: tl.constexpr,
     splits: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Compute y [rows, outputs] = residual + activation(scales * (x @ weight.T) + bias).
@@ -32,25 +32,25 @@ def few_rows(  # noqa: C901 (one kernel)
     places = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs
     steps = tl.cdiv(inputs, block_k * splits)
     first = tl.program_id(1) * steps * block_k
-    if is_chained:
+    if uses_pdl:
         gdc_wait()
-    column = tl.arange(0, 2 * padded if has_digits else padded)
+    column = tl.arange(0, 2 * padded if is_split else padded)
     row = tl.program_id(0) % blocks * padded + column % padded
     x += (column // padded * rows + row)[None, :] * inputs
     is_row = (row < rows)[None, :]
-    sums = tl.zeros([block_n, 2 * padded if has_digits else padded], tl.int32 if has_digits else tl.float32)
+    sums = tl.zeros([block_n, 2 * padded if is_split else padded], tl.int32 if is_split else tl.float32)
     for step in tl.range(0, steps, num_stages=stages):
         k = first + step * block_k + tl.arange(0, block_k)
         is_k = k < inputs
         tile = tl.load(places + k[None, :], is_k[None, :], 0, eviction_policy="evict_first")
         v = tl.load(x + k[:, None], is_row & is_k[:, None], 0)
-        if has_digits:
+        if is_split:
             sums = tl.dot(tile, v, sums, out_dtype=tl.int32)
         else:
-            sums = tl.dot(widened(tile, v.dtype, is_native), v, sums, input_precision="ieee")
-    if is_chained:  # not earlier: its programs would crowd where this one's have ended first
+            sums = tl.dot(converted(tile, v.dtype, is_native), v, sums, input_precision="ieee")
+    if uses_pdl:  # not earlier: its programs would crowd where this one's have ended first
         gdc_launch_dependents()
-    if has_digits:
+    if is_split:
         high, low = tl.split(tl.permute(tl.reshape(sums, (block_n, 2, padded)), (0, 2, 1)))
         sums = (high.to(tl.float32) * 256 + low.to(tl.float32)) * tl.load(units + m, m < rows, 0)[None, :]
     total = tl.trans(sums)  # [padded, block_n]

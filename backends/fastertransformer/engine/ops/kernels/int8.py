@@ -1,14 +1,24 @@
 """A row of numbers as integers, to be multiplied with int8 weights as they are.
 
-To widen a weight and to multiply it takes more than three instructions, and at the rate of an H200's memory that is
+To convert a weight and to multiply it takes more than three instructions, and at the rate of an H200's memory that is
 most of what its processors can do. So the numbers of x are written, 16 together, as q * unit with integers q of 15
 bits, and those in two digits to base 256: dp4a multiplies four weights by four digits, and its sums are exact. A number
 is off by at most 2**-14 of the largest of the 16, a quarter of what fp16 may have rounded off that one.
 """
 
+from __future__ import annotations
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ...model.linear import Norm
+from .elements import moments
+from .launch import norm_block, norm_kind, uses_pdl
+
+_MOST = tl.constexpr(32512.0)  # its high digit is 127
 GROUP = tl.constexpr(16)  # numbers that have one unit; they come in two halves, as a thread reads them
 
 
@@ -94,3 +104,65 @@ def sums_of_groups(weights, low, high, is_native: tl.constexpr):
         lows = _dot(parts[place], low[place], lows, False, is_native)
         highs = _dot(parts[place], high[place], highs, True, is_native)
     return (highs * 256 + lows).to(tl.float32)
+
+
+@triton.jit
+def _normed(x, gain, shift, k, inputs, mean, scale, norm: tl.constexpr, has_shift: tl.constexpr):
+    v = tl.load(x + k, k < inputs, 0).to(tl.float32)
+    if norm != "":
+        v = (v - mean) * scale * tl.load(gain + k, k < inputs, 0).to(tl.float32)
+        if has_shift:
+            v += tl.load(shift + k, k < inputs, 0).to(tl.float32)
+        v = tl.where(k < inputs, v, 0.0)
+    return v
+
+
+@triton.jit
+def _split_rows(
+    digits, units, x, gain, shift, inputs, eps,
+    norm: tl.constexpr, has_shift: tl.constexpr, uses_pdl: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Write norm(x [rows, inputs]) = (256 * high + low) * units: a program a row.
+
+    digits: int8 [2, rows, inputs], all high ones, then all low ones, -128 to 127 each. units: fp32 [rows], so that the
+    largest number of a row becomes 32512; not a number where a row has one that is not finite.
+    """
+    if uses_pdl:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0)
+    x += row * inputs
+    mean, scale = 0.0, 1.0
+    if norm != "":
+        mean, scale = moments(x, inputs, eps, norm == "rms", block)
+    most = tl.full([block], 1e-30, tl.float32)
+    fault = tl.zeros([block], tl.float32)
+    for start in range(0, inputs, block):
+        v = _normed(x, gain, shift, start + tl.arange(0, block), inputs, mean, scale, norm, has_shift)
+        most = tl.maximum(most, tl.abs(v))
+        fault += v * 0.0
+    highest = tl.max(most, 0)
+    tl.store(units + row, highest / _MOST + tl.sum(fault, 0))
+    for start in range(0, inputs, block):
+        k = start + tl.arange(0, block)
+        v = _normed(x, gain, shift, k, inputs, mean, scale, norm, has_shift)
+        # Rounded to an integer by adding a number so large that there are no fractions beside it.
+        q = (v * (_MOST / highest) + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000 + 128
+        at = digits + row.to(tl.int64) * inputs + k
+        tl.store(at, (q >> 8).to(tl.int8), k < inputs)
+        tl.store(at + tl.num_programs(0).to(tl.int64) * inputs, ((q & 255) - 128).to(tl.int8), k < inputs)
+
+
+def split_rows(x: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
+    """Split norm(x) into digits, int8 [2, rows, inputs], and units, fp32 [rows]; see the kernel."""
+    rows, width = x.shape
+    digits = torch.empty(2, rows, width, dtype=torch.int8, device=x.device)
+    units = torch.empty(rows, dtype=torch.float32, device=x.device)
+    gain, shift, eps = (norm.weight, norm.bias, norm.eps) if norm else (None, None, 0.0)
+    has_pdl = uses_pdl(x.device)
+    _split_rows[(rows,)](
+        digits, units, x, gain, shift, width, eps,
+        norm=norm_kind(norm), has_shift=shift is not None, uses_pdl=has_pdl, block=norm_block(width), num_warps=8,
+        launch_pdl=has_pdl,
+    )  # fmt: skip
+    return digits, units

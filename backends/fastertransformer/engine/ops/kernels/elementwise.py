@@ -1,0 +1,115 @@
+"""Embedding of a step's tokens, norms, and dequantized weights."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ...model.linear import Norm
+from .elements import converted, moments
+from .launch import norm_block, uses_pdl
+
+_BLOCK, _DEQUANTIZE_N, _DEQUANTIZE_K = 1024, 8, 1024
+
+
+@triton.jit(do_not_specialize=("last",))
+def _embed(
+    out, ids, positions, tokens, places, width, last,
+    has_places: tl.constexpr, block: tl.constexpr, uses_pdl: tl.constexpr,
+):  # fmt: skip
+    row, at = tl.program_id(0), tl.program_id(1) * block + tl.arange(0, block)
+    if uses_pdl:
+        # In this order: the kernels behind this one may read what the step before has left without waiting for it.
+        gdc_wait()
+        gdc_launch_dependents()
+    is_in = at < width
+    numbers = tl.load(tokens + tl.load(ids + row) * width + at, is_in)
+    if has_places:
+        place = tl.minimum(tl.load(positions + row), last)
+        numbers += tl.load(places + place * width + at, is_in)
+    tl.store(out + row.to(tl.int64) * width + at, numbers, is_in)
+
+
+def embed(ids: Tensor, positions: Tensor, tokens: Tensor, places: Tensor | None) -> Tensor:
+    """Look up tokens and positions and add them.
+
+    Args:
+        ids: int64 [B].
+        positions: int64 [B]; those behind the table's last count as the last.
+        tokens: [V, width].
+        places: [positions, width], of the same type; None: there are none.
+
+    Returns:
+        [B, width].
+    """
+    width = tokens.shape[1]
+    ids, positions = ids.contiguous(), positions.contiguous()
+    out = torch.empty(len(ids), width, dtype=tokens.dtype, device=tokens.device)
+    has_pdl = uses_pdl(tokens.device)
+    _embed[(len(ids), triton.cdiv(width, _BLOCK))](
+        out, ids, positions, tokens, places, width, 0 if places is None else len(places) - 1,
+        has_places=places is not None, block=_BLOCK, uses_pdl=has_pdl, num_warps=4, launch_pdl=has_pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm_rows(
+    y, x, gain, shift, inputs, eps,
+    is_rms: tl.constexpr, has_shift: tl.constexpr, uses_pdl: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Compute y [rows, inputs] = norm(x [rows, inputs]) along inputs: a program a row."""
+    if uses_pdl:
+        gdc_wait()
+        gdc_launch_dependents()
+    x += tl.program_id(0) * inputs
+    y += tl.program_id(0) * inputs
+    mean, scale = moments(x, inputs, eps, is_rms, block)
+    for start in range(0, inputs, block):
+        k = start + tl.arange(0, block)
+        v = (
+            (tl.load(x + k, k < inputs, 0).to(tl.float32) - mean)
+            * scale
+            * tl.load(gain + k, k < inputs, 0).to(tl.float32)
+        )
+        if has_shift:
+            v += tl.load(shift + k, k < inputs, 0).to(tl.float32)
+        tl.store(y + k, v.to(y.dtype.element_ty), k < inputs)
+
+
+def normalize(x: Tensor, norm: Norm) -> Tensor:
+    """Normalize each row of x, [rows, width], contiguous."""
+    y, has_pdl, width = torch.empty_like(x), uses_pdl(x.device), x.shape[1]
+    _norm_rows[(len(x),)](
+        y, x, norm.weight, norm.bias, width, norm.eps,
+        is_rms=norm.is_rms, has_shift=norm.bias is not None, uses_pdl=has_pdl, block=norm_block(width),
+        num_warps=8, launch_pdl=has_pdl,
+    )  # fmt: skip
+    return y
+
+
+@triton.jit
+def _dequantize(
+    out, weight, scales, outputs, inputs, block_n: tl.constexpr, block_k: tl.constexpr, is_native: tl.constexpr
+):
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    k = tl.program_id(1) * block_k + tl.arange(0, block_k)
+    at = n[:, None].to(tl.int64) * inputs + k[None, :]
+    is_in = (n < outputs)[:, None] & (k < inputs)[None, :]
+    tile = converted(tl.load(weight + at, is_in, 0), tl.float32, is_native)
+    scale = tl.load(scales + n, n < outputs, 0).to(tl.float32)
+    tl.store(out + at, (tile * scale[:, None]).to(out.dtype.element_ty), is_in)
+
+
+def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
+    """Dequantize a weight, int8 [out, in], by its scales, [out], to their type, for products that cuBLASLt makes."""
+    outputs, inputs = weight.shape
+    out = torch.empty(weight.shape, dtype=scales.dtype, device=weight.device)
+    grid = (triton.cdiv(outputs, _DEQUANTIZE_N), triton.cdiv(inputs, _DEQUANTIZE_K))
+    is_native = weight.device.type == "cuda"
+    tile = {"block_n": _DEQUANTIZE_N, "block_k": _DEQUANTIZE_K}
+    _dequantize[grid](out, weight, scales, outputs, inputs, **tile, is_native=is_native, num_warps=4)
+    return out

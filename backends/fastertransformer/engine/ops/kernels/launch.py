@@ -1,0 +1,66 @@
+"""What launches of kernels share: programmatic dependent launch, scratch memory, and the size of a norm's block."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+from torch import Tensor
+
+from ...model.linear import Norm
+
+_MOST_NORM_BLOCK = 8192
+_NUMBERS, _COUNTERS = 4 << 20, 1 << 16  # of scratch memory at first
+
+
+@lru_cache
+def uses_pdl(device: torch.device) -> bool:
+    """Say whether a kernel may begin before the one before it has ended: programmatic dependent launch."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+class Scratch:
+    """Memory that all launches of a stream share, one after another.
+
+    Args:
+        device: where the memory is.
+
+    Attributes:
+        processors: of the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        is_gpu = device.type == "cuda"
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else 8
+        self._numbers = torch.zeros(_NUMBERS, device=device)
+        self._counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+        self._old: list[Tensor] = []  # CUDA graphs may still use it
+
+    def get(self, counters: int, numbers: int) -> tuple[Tensor, Tensor]:
+        """Give fp32 numbers, of any content, and int32 counters, which are 0 and must be 0 again afterwards."""
+        if counters > len(self._counters) or numbers > len(self._numbers):
+            self._old += [self._numbers, self._counters]
+            self._numbers = self._numbers.new_zeros(max(numbers, len(self._numbers)))
+            self._counters = self._counters.new_zeros(max(counters, len(self._counters)))
+        return self._numbers, self._counters
+
+
+def scratch_of(device: torch.device) -> Scratch:
+    """Give the scratch memory of the current stream: launches in another stream may run at the same time."""
+    return _scratch_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+
+
+@lru_cache
+def _scratch_of(device: torch.device, stream: int) -> Scratch:
+    return Scratch(device)
+
+
+def norm_block(width: int) -> int:
+    """Give how many numbers of a row a norm's program reads at a time."""
+    return min(int(triton.next_power_of_2(width)), _MOST_NORM_BLOCK)
+
+
+def norm_kind(norm: Norm | None) -> str:
+    """Give the kernels' name of a norm: rms, layer, or nothing."""
+    return ("rms" if norm.is_rms else "layer") if norm else ""
