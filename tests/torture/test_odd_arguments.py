@@ -21,7 +21,7 @@ from handover.errors import SlipwayError
 
 MODULES = {  # a program, and where its arguments are declared
     **{f"evaluation.{name}": "evaluation.arguments" for name in ("lambada", "squad", "translation", "summarization")},
-    **{f"evaluation.{name}": "evaluation.arguments" for name in ("benchmark", "report", "gate", "sweep_report")},
+    **{f"evaluation.{name}": "evaluation.arguments" for name in ("benchmark", "report.write", "gate", "sweep_report")},
     **{f"deployment.{name}": "deployment.arguments" for name in ("serve", "gemm_autotune")},
     **{f"export_scripts.{name}": "export_scripts.arguments" for name in ("convert", "export")},
     **{
