@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,11 @@ class Scale:
     standard_error: float
     z: float
     likeness: float
+
+    def less(self, error: float) -> Scale:
+        """Give the same without a part of the error that has another cause."""
+        rest = self.error - error
+        return replace(self, error=rest, z=rest / (self.standard_error or _TINY))
 
 
 class Scales:

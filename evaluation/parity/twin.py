@@ -50,6 +50,16 @@ class _Sample:
         )
 
 
+@dataclass(frozen=True)
+class _Averaged:
+    """What was found of every tensor, and over which passages; suspects are those whose scale is not the source's."""
+
+    sample: _Sample
+    scales: list[Scale]
+    suspected: list[Scale]
+    notes: tuple[str, ...]
+
+
 class Twin:
     """The source as the served model should hold it.
 
@@ -90,23 +100,22 @@ class Twin:
         residuals = [theirs - own for theirs, own in zip(served, ours, strict=True)]
         sample = _Sample(passages[0], ours[0], residuals[0])
         is_near = not distances(residuals, rounding, extra_rms).broken
-        scales, sample, notes = self._average(sample, resolution, most if is_near else 0, more)
-        if not np.isfinite(sample.residuals).all():
-            return Findings((_NOT_FINITE,), notes=notes)
-        distance = distances([sample.residuals, residuals[1]], rounding, extra_rms)
-        return replace(joined(distance, self._judge(scales, sample, resolution)), notes=notes)
+        averaged = self._average(sample, resolution, most if is_near else 0, more)
+        if not np.isfinite(averaged.sample.residuals).all():
+            return Findings((_NOT_FINITE,), notes=averaged.notes)
+        distance = distances([averaged.sample.residuals, residuals[1]], rounding, extra_rms)
+        return replace(joined(distance, self._judge(averaged, resolution)), notes=averaged.notes)
 
-    def _average(
-        self, sample: _Sample, resolution: float, most: int, more: More
-    ) -> tuple[list[Scale], _Sample, tuple[str, ...]]:
+    def _average(self, sample: _Sample, resolution: float, most: int, more: More) -> _Averaged:
         """Find scales, from more passages as long as the noise needs them and nothing is wrong."""
         sums, first, notes = Scales(self._model), sample.count, tuple[str, ...]()
-        self._add(sums, sample)
+        self._add(sums, sample, sample.residuals)
         while True:
             scales = sums.found()
+            suspected = self._suspects(scales, sample, resolution)
             wanted = min(_needed(scales, sample.count, resolution), most)
-            if wanted <= sample.count or suspects(scales, LEAST_Z, resolution / 4):
-                return scales, sample, notes
+            if wanted <= sample.count or suspected:
+                return _Averaged(sample, scales, suspected, notes)
             passages, served = more(sample.count, wanted - sample.count)
             ours = self._scores(passages)
             extra = _Sample(passages, ours, served - ours)
@@ -114,12 +123,28 @@ class Twin:
             sample = sample.with_more(extra)
             notes = notes or (f"{first} passages would have shown a norm's scale to {seen:.2g} only",)
             if not np.isfinite(served).all():
-                return scales, sample, notes
-            self._add(sums, extra)
+                return _Averaged(sample, scales, [], notes)
+            self._add(sums, extra, extra.residuals)
 
-    def _add(self, sums: Scales, sample: _Sample) -> None:
+    def _add(self, sums: Scales, sample: _Sample, residuals: Scores) -> None:
         for part, rows in _parts(sample.passages):
-            sums.add(lambda part=part: self._log_probs(part), sample.residuals[rows])  # type: ignore[misc]
+            sums.add(lambda part=part: self._log_probs(part), residuals[rows])  # type: ignore[misc]
+
+    def _suspects(self, scales: list[Scale], sample: _Sample, resolution: float) -> list[Scale]:
+        """Find tensors whose scale is not the source's, beyond what rounded arithmetic does to a sound model.
+
+        Rounding is not all noise: it makes attention less sharp, as if its keys were smaller, and enough passages show
+        that too. So where a tensor is suspected, the source with rounded arithmetic is asked what it would seem to be.
+        """
+        found = suspects(scales, LEAST_Z, resolution / 4)
+        if not found:
+            return []
+        with rounded_arithmetic(self._model, self._formats.data_type):
+            rounding = self._scores(sample.passages) - sample.ours
+        sums = Scales(self._model)
+        self._add(sums, sample, rounding)
+        usual = {scale.tensor: scale.error for scale in sums.found()}
+        return suspects([each.less(usual[each.tensor]) for each in found], LEAST_Z, resolution / 4)[:_CANDIDATES]
 
     def _quantise(self, passages: Passages, served: Scores) -> float:
         """Round matrices as int8_mode 1 does, the head as well if that comes closer (a GPU's is, a CPU's is not).
@@ -140,8 +165,9 @@ class Twin:
             head.weight = kept
         return extra
 
-    def _judge(self, scales: list[Scale], sample: _Sample, resolution: float) -> Findings:
-        seen, count = _seen(scales), sample.count
+    def _judge(self, averaged: _Averaged, resolution: float) -> Findings:
+        scales, count = averaged.scales, averaged.sample.count
+        seen = _seen(scales)
         has_norms = math.isfinite(seen)
         metric = Metric(
             "norm_scale_resolution",
@@ -153,8 +179,8 @@ class Twin:
             "error of a norm's scale that passages would show, of the norm that shows it least",
         )
         found = Findings(metrics=(metric,), scales=tuple(scales))
-        if suspected := suspects(scales, LEAST_Z, resolution / 4)[:_CANDIDATES]:
-            return replace(found, broken=(self._name(suspected, sample),))
+        if averaged.suspected:
+            return replace(found, broken=(self._name(averaged.suspected, averaged.sample),))
         if seen > resolution:
             wanted = "no norm was found"
             if has_norms:

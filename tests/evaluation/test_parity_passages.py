@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.parity_runs import T5_INPUTS, limits, run, serve, shards_of
 from support.t5_models import huggingface_t5
 
 from benchmarks.parity_planted import PLANTED, open_shards
+from evaluation.parity.twin import LEAST_Z
 from evaluation.tasks.metric import FAILS, HOLDS, INCONCLUSIVE
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -155,14 +157,37 @@ def test_other_families_hold_in_bf16_and_not_with_a_scaled_norm(family: str, tmp
     assert look(tmp_path / "source", scaled, tmp_path, "bf16", 0, kind)["verdict"] == FAILS
 
 
-def test_an_encoder_decoder_holds_in_bf16_and_not_with_a_scaled_norm(tmp_path: Path) -> None:
-    huggingface_t5().save_pretrained(tmp_path / "source")
-    shards = shards_of(tmp_path / "source", tmp_path / "shards", "bf16")
-    kind = ("T5", (*T5_INPUTS, "decoder_input_ids", "is_return_context_log_probs"))
-    prompts = tmp_path / "few.jsonl"
-    prompts.write_text('{"input_ids": [7, 3, 22]}\n')
-    sound = look(tmp_path / "source", shards, tmp_path, "bf16", 0, *kind, data_path=prompts)
+def test_an_encoder_decoder_does_not_fail_in_bf16_but_with_a_scaled_norm(tmp_path: Path) -> None:
+    sound, scaled = look_at_t5(tmp_path, 1.0, passages=16, max_passages=32)
     assert sound["verdict"] != FAILS, sound["reasons"]
+    assert any("16 passages would have shown" in note for note in sound["source"]["notes"])
+    assert scaled["verdict"] == FAILS
+
+
+def test_what_rounding_does_to_sharp_attention_is_no_alarm(tmp_path: Path) -> None:
+    """Rounded scores make it less sharp, which enough passages show as keys that are too small by many errors."""
+    sound, scaled = look_at_t5(tmp_path, 4.0, passages=128, max_passages=0)
+    with (tmp_path / "sound.csv").open() as stream:
+        z = {row["tensor"]: float(row["z"]) for row in csv.DictReader(stream)}
+    assert z["decoder.block.2.layer.0.SelfAttention.k.weight"] < -LEAST_Z
+    assert sound["verdict"] == INCONCLUSIVE, sound["reasons"]
+    assert scaled["verdict"] == FAILS
+
+
+def look_at_t5(directory: Path, sharpness: float, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What parity says of a T5 in bf16, whose scales are left in sound.csv, and of it with a norm times 1.1."""
+    model = huggingface_t5()
+    with torch.no_grad():
+        for block in model.decoder.block:
+            block.layer[0].SelfAttention.q.weight *= sharpness
+    model.save_pretrained(directory / "source")
+    shards = shards_of(directory / "source", directory / "shards", "bf16")
+    kind = ("T5", (*T5_INPUTS, "decoder_input_ids", "is_return_context_log_probs"))
+    prompts = directory / "few.jsonl"
+    prompts.write_text('{"input_ids": [7, 3, 22]}\n')
+    changes["data_path"] = prompts
+    sound = look(directory / "source", shards, directory, "bf16", 0, *kind, **changes)
+    shutil.copy(directory / "parity" / "scales.csv", directory / "sound.csv")
     (norm,) = shards.glob("decoder.block.1.layer.0.layer_norm.weight*.bin")
-    scaled = damaged(shards, tmp_path, norm.name, lambda numbers: numbers * 1.1)
-    assert look(tmp_path / "source", scaled, tmp_path, "bf16", 0, *kind, data_path=prompts)["verdict"] == FAILS
+    damage = damaged(shards, directory, norm.name, lambda numbers: numbers * 1.1)
+    return sound, look(directory / "source", damage, directory, "bf16", 0, *kind, **changes)
