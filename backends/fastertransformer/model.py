@@ -5,8 +5,8 @@ It serves every model whose config.pbtxt says ``backend: "fastertransformer"`` a
 file, ``replies.py`` and ``engine/`` beside it, all below a directory named ``fastertransformer``, and beside that
 directory the package ``ft_format``. This file may be a symbolic link, into a checkout too.
 
-``execute`` hands requests to the engine and returns at once; answers are sent when they are there (``replies``), whole
-or, by a decoupled model, token by token.
+``execute`` submits requests to the engine and returns at once; ``replies`` sends the answers later, whole or, by a
+decoupled model, token by token.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import triton_python_backend_utils as pb_utils
 _BACKENDS = Path(__file__).resolve().parent.parent
 # ft_format lies beside this package where the backend is installed, and one directory above in a checkout.
 sys.path[:0] = [str(_BACKENDS), *([] if (_BACKENDS / "ft_format").is_dir() else [str(_BACKENDS.parent)])]
-# OpenMP's threads spin at each barrier, for milliseconds by default. On cores that others want too a request takes
-# seconds so (20 s instead of 2.5). 2000 turns, 35 to 120 us, outlast most of what lies between a step's products, and
-# are about what a wake-up takes. Read when torch is loaded.
+# OpenMP's threads spin at each barrier, for milliseconds by default. On cores that are shared with other processes that
+# makes requests slow (20 s instead of 2.5). 2000 iterations, 35 to 120 us, outlast most of the time between a step's
+# products, and are about what a wake-up takes. Read when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 from fastertransformer.engine.engine import Engine, open_engine  # noqa: E402
@@ -40,7 +40,7 @@ from fastertransformer.engine.scheduling.sequence import INVALID, Answer  # noqa
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
 
-faulthandler.enable()  # a stub that dies by a signal says in the server's log where
+faulthandler.enable()  # a stub that a signal kills prints its stack to the server's log
 
 _SEQUENCE_START, _SEQUENCE_END = 1, 2  # TRITONSERVER_REQUEST_FLAG_*
 _STATEFUL_ROWS = 256  # of all conversations in one step
@@ -69,7 +69,7 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Hand requests to the engine; one that is not valid, or that raises an exception, fails alone."""
+        """Submit requests to the engine; one that is invalid, or raises an exception, fails alone."""
         replies = [self._replies.open(request) for request in requests]
         for request, reply in zip(requests, replies, strict=True):
             try:
@@ -84,7 +84,7 @@ class TritonPythonModel:
                 reply.wait()
 
     def finalize(self) -> None:
-        """End the engine; Triton has waited for every answer before."""
+        """Close the engine; Triton has waited for every answer before."""
         try:
             self._engine.close()
         finally:
@@ -131,6 +131,6 @@ def _open_engine(settings: Settings, config: Mapping[str, Any], args: Mapping[st
 
 
 def _with_idle_time(settings: Settings, batching: Mapping[str, Any] | None) -> Settings:
-    """Let the engine forget a conversation when Triton does, which does not tell."""
+    """Drop idle sessions when Triton does: it does not notify backends."""
     idle_us = int((batching or {}).get("max_sequence_idle_microseconds", 0))
     return replace(settings, session_idle_s=idle_us / 1e6) if idle_us else settings

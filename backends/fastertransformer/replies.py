@@ -1,13 +1,13 @@
-"""Everything that is said to Triton about requests in work, by one thread.
+"""One thread sends all answers to Triton, and asks it which clients have gone.
 
 ``execute`` only opens a reply and returns, so the next requests enter while this one is still being worked on; its
 answers are sent later through Triton's response sender, which non-decoupled models may use too (seen with Triton 2.51).
 
 One thread owns all senders. Sending costs the sender's process 0.04 to 0.3 ms and asking whether a client has gone
-0.08 to 0.25 ms (measured, Triton 2.51), which the engine's steps shall not wait for; and a sender must not be asked any
-more once its final answer is sent: Triton has freed what it would look at. (With several threads that send and another
-that asks, tritonserver died under the load of ``benchmarks/under_load.py``.) Requests take turns, and where tokens come
-faster than Triton takes them, an answer that has waited for long is left out: the next one says all that it said.
+0.08 to 0.25 ms (measured, Triton 2.51), for which the engine's steps shall not wait. A sender must not be asked once
+its final answer is sent: Triton has freed the memory that it would read. (With several threads that send and another
+that asks, tritonserver died under the load of ``benchmarks/under_load.py``.) Requests take turns. Where tokens come
+faster than Triton takes them, an answer that has waited for long is skipped: the next one holds all its tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reply:
     Args:
         request: Triton's.
         announce: is called when there is something to send (false), and when the client is to be watched (true).
-        deadline: of time.monotonic, after which the request is given up.
+        deadline: of time.monotonic, after which the request is cancelled.
 
     Attributes:
         is_cancelled: whether the client has gone or no longer wants an answer.
@@ -48,9 +48,9 @@ class Reply:
         wanted: outputs.
         waiting: when each answer came, it, and whether it is final.
         opened: when the request came.
-        is_queued: whether the thread will look after what is waiting.
+        is_queued: whether the thread knows that an answer is waiting.
         is_done: whether the final answer is sent, after which the sender must not be touched.
-        told: sequence_length of the last answer that was sent, [B, beam]; None: there was none.
+        last_lengths: sequence_length of the last answer that was sent, [B, beam]; None: there was none.
     """
 
     def __init__(self, request: Any, announce: Callable[[Reply, bool], None], deadline: float = math.inf) -> None:
@@ -60,7 +60,7 @@ class Reply:
         self.waiting: deque[tuple[float, Any, bool]] = deque()
         self.is_queued = self.is_done = False
         self.opened = time.monotonic()
-        self.told: npt.NDArray[Any] | None = None
+        self.last_lengths: npt.NDArray[Any] | None = None
         self._deadline = deadline
         self._announce, self._lock, self._is_sent = announce, threading.Lock(), threading.Event()
 
@@ -68,7 +68,7 @@ class Reply:
         """Say whether the client has gone, as the engine asks between its steps.
 
         It is watched from the second question on: before the first step this would only wake a thread that takes turns
-        with the engine's, and in that step nobody can be given up.
+        with the engine's, and no request can be cancelled in that step.
         """
         if self._was_asked and not self._is_watched:
             self._is_watched = True
@@ -101,8 +101,8 @@ class Reply:
         if is_new:
             self._announce(self, False)
 
-    def take(self) -> tuple[Any, bool]:
-        """Give what is to be sent next, and whether it is the last."""
+    def pop(self) -> tuple[Any, bool]:
+        """Give the answer that is to be sent next, and whether it is the last."""
         with self._lock:
             came, content, is_final = self.waiting.popleft()
             if self.waiting and time.monotonic() - came > _LONGEST_WAIT_S:
@@ -110,8 +110,8 @@ class Reply:
                 self.waiting.clear()
             return content, is_final
 
-    def go_on(self) -> bool:
-        """Say whether more is waiting; else the next answer is announced again."""
+    def has_more(self) -> bool:
+        """Say whether another answer is waiting; otherwise the next one is announced again."""
         with self._lock:
             self.is_queued = bool(self.waiting)
             return self.is_queued
@@ -121,7 +121,7 @@ class Reply:
         self._is_sent.wait()
 
     def end(self) -> None:
-        """Let those go who wait: the final answer is sent."""
+        """Note that the final answer is sent, and wake threads that wait for it."""
         self.is_done = True
         self._is_sent.set()
 
@@ -137,7 +137,7 @@ class Replies:
             those that were answered.
         is_decoupled: whether a request has several answers. What ends them is then empty: pytriton's client takes the
             final answer for one without content.
-        limit_s: seconds after which a request is given up; 0: never.
+        limit_s: seconds after which a request is cancelled; 0: never.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Replies:
         return now + max((now - start) / _SHARE_OF_QUESTIONS, _LEAST_PAUSE_S / len(self._open))
 
     def _send_next(self, reply: Reply) -> None:
-        content, is_final = reply.take()
+        content, is_final = reply.pop()
         self._send(reply, content, is_final)
         if is_final:
             with suppress(ValueError):  # answered before it was watched
@@ -223,7 +223,7 @@ class Replies:
             if not isinstance(content, tuple) and not reply.is_cancelled:
                 self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
             reply.end()
-        elif reply.go_on():
+        elif reply.has_more():
             self._ready.put((reply, False))
 
     def _send(self, reply: Reply, content: Any, is_final: bool) -> None:
@@ -265,7 +265,7 @@ def _text_start(reply: Reply, tensors: Tensors) -> npt.NDArray[Any]:
     """
     lengths = np.asarray(tensors["sequence_length"])
     inputs = np.asarray(tensors.get("response_input_lengths", np.zeros_like(lengths)))
-    is_first = reply.told is None or lengths.shape[-1] > 1
-    start = inputs if is_first else reply.told
-    reply.told = lengths.copy()
+    is_first = reply.last_lengths is None or lengths.shape[-1] > 1
+    start = inputs if is_first else reply.last_lengths
+    reply.last_lengths = lengths.copy()
     return np.broadcast_to(np.asarray(start, np.int32), lengths.shape)

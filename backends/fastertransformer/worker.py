@@ -1,7 +1,7 @@
-"""A rank other than the first: holds its part of the network and takes part until rank 0 ends.
+"""A worker: a rank other than 0, which takes the steps that rank 0 announces until rank 0 ends.
 
-``python3 -m backends.fastertransformer.worker``; what it is among the others stands in SLIPWAY_RANKS, see
-engine/ranks/ranks.py, and what to load it hears from rank 0. It needs no Triton.
+``python3 -m backends.fastertransformer.worker``. The variable SLIPWAY_RANKS says which rank it is (see
+engine/parallel/rank.py), and rank 0 says what to load. It needs no Triton.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .engine.parallel.steps import follow
 
 
 def main() -> int:
-    """Take part; exit status 0 if rank 0 ended in good order."""
+    """Load and take steps; exit status 0 if rank 0 has announced its shutdown."""
     try:
         ranks = read_ranks(os.environ)
         if ranks is None:
@@ -39,4 +39,4 @@ if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # without torch.distributed's own farewell, which waits for processes that may be gone
+    os._exit(status)  # without torch.distributed's own shutdown, which waits for processes that may be lost

@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.asking import CPU, END, Tensors, ask, prompts
 from support.gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.scheduling import contexts, scheduler
 from backends.fastertransformer.engine.settings import Settings
-
-CPU = torch.device("cpu")
-END = 96  # of the tiny GPT-2
-Tensors = dict[str, np.ndarray]
 
 LENGTHS = (7, 1, 12, 3, 7)
 OUTPUTS = (10, 4, 20, 1, 10)
@@ -37,32 +34,6 @@ def engine_settings(gpt2: GPT2LMHeadModel, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def engine(engine_settings: Settings) -> Engine:
     return open_engine(engine_settings, CPU)
-
-
-def prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 5) -> list[list[int]]:
-    generator = np.random.default_rng(seed)
-    return [generator.integers(0, END, length).tolist() for length in lengths]
-
-
-def column(values: Any, rows: int, dtype: Any) -> np.ndarray:
-    return np.broadcast_to(np.asarray(values, dtype).reshape(-1, 1), (rows, 1)).copy()
-
-
-def ask(rows: list[list[int]], output_lengths: Any, **scalars: Any) -> Tensors:
-    types = {"runtime_top_p": np.float32, "temperature": np.float32, "repetition_penalty": np.float32}
-    types |= {"random_seed": np.uint64}  # type: ignore[dict-item]
-    ids = np.full((len(rows), max(map(len, rows))), 11, np.uint32)  # 11: padding that must not matter
-    for row, prompt in enumerate(rows):
-        ids[row, : len(prompt)] = prompt
-    tensors = {
-        "input_ids": ids,
-        "input_lengths": column([len(prompt) for prompt in rows], len(rows), np.uint32),
-        "request_output_len": column(output_lengths, len(rows), np.uint32),
-    }
-    for name, value in scalars.items():
-        dtype = np.bool_ if name.startswith("is_") else types.get(name, np.uint32)
-        tensors[name] = column(value, len(rows), dtype)
-    return tensors
 
 
 def answer(engine: Engine, tensors: Tensors) -> Tensors:
@@ -97,7 +68,7 @@ def test_greedy_tokens_and_log_probs_are_hugging_faces_in_a_mixed_batch(
     model = random_gpt2(seed=tensor_para_size, tie_word_embeddings=is_tied)
     shards = write_shards(model, tmp_path, tensor_para_size)
     engine = open_engine(Settings(shards, tensor_para_size, 1, "fp32", cpu_threads=1), CPU)
-    rows = prompts()
+    rows = prompts(*LENGTHS)
     for scope in ({}, {"is_return_context_cum_log_probs": True}):
         # Greedy by a tiny top_p, so that output_log_probs are the model's own probabilities.
         outputs = answer(engine, ask(rows, OUTPUTS, runtime_top_p=1e-7, is_return_log_probs=True, **scope))
@@ -112,15 +83,15 @@ def test_greedy_tokens_and_log_probs_are_hugging_faces_in_a_mixed_batch(
 
 
 def test_a_greedy_row_reports_zero_given_its_one_candidate(engine: Engine, gpt2: GPT2LMHeadModel) -> None:
-    outputs = answer(engine, ask(prompts((5,)), 6, is_return_log_probs=True))
+    outputs = answer(engine, ask(prompts(5), 6, is_return_log_probs=True))
     (tokens,) = generated_rows(outputs)
-    expected = log_probs_by_hugging_face(gpt2, prompts((5,))[0] + tokens)[4:].sum()
+    expected = log_probs_by_hugging_face(gpt2, prompts(5)[0] + tokens)[4:].sum()
     np.testing.assert_allclose(outputs["cum_log_probs"], [[expected]], atol=1e-4)
     assert not outputs["output_log_probs"].any()
 
 
 def test_the_layout_is_fastertransformers(engine: Engine, gpt2: GPT2LMHeadModel) -> None:
-    rows = prompts()
+    rows = prompts(*LENGTHS)
     outputs = answer(engine, ask(rows, OUTPUTS))
     assert set(outputs) == {"output_ids", "sequence_length", "response_input_lengths"}
     assert {name: (array.dtype.name, array.shape) for name, array in outputs.items()} == {
@@ -135,17 +106,17 @@ def test_the_layout_is_fastertransformers(engine: Engine, gpt2: GPT2LMHeadModel)
 
 
 def test_each_row_stops_at_its_own_end_id(engine: Engine) -> None:
-    (free,) = generated_rows(answer(engine, ask(prompts((6,)), 20, end_id=4000)))
+    (free,) = generated_rows(answer(engine, ask(prompts(6), 20, end_id=4000)))
     assert len(free) == 20  # an end_id outside the vocabulary never comes
     ends = [free[0], free[9], 4000]
-    rows = generated_rows(answer(engine, ask(prompts((6,)) * 3, 20, end_id=ends)))
+    rows = generated_rows(answer(engine, ask(prompts(6) * 3, 20, end_id=ends)))
     assert rows == [free[:1], free[: free.index(free[9]) + 1], free]
-    outputs = answer(engine, ask(prompts((6,)), 20, end_id=free[9]))
+    outputs = answer(engine, ask(prompts(6), 20, end_id=free[9]))
     assert set(outputs["output_ids"][0, 0, 6 + len(rows[1]) :].tolist()) <= {free[9]}
 
 
 def test_no_output_is_an_answer_too(engine: Engine, gpt2: GPT2LMHeadModel) -> None:
-    rows = prompts((4, 6))
+    rows = prompts(4, 6)
     tensors = ask(rows, [0, 3], is_return_log_probs=True, is_return_context_cum_log_probs=True)
     outputs = answer(engine, tensors)
     assert outputs["sequence_length"].tolist() == [[4], [9]]
@@ -163,7 +134,7 @@ def test_an_empty_input_starts_from_start_id_and_hides_it(engine: Engine, gpt2: 
 
 
 def test_a_row_does_not_depend_on_what_else_is_in_the_batch(engine: Engine, engine_settings: Settings) -> None:
-    rows = prompts()
+    rows = prompts(*LENGTHS)
     scalars: dict[str, list[Any]] = {
         "runtime_top_k": [0, 8, 0, 40, 5],
         "runtime_top_p": [0.0, 0.0, 0.9, 0.7, 0.95],
@@ -190,7 +161,7 @@ def test_a_row_does_not_depend_on_what_else_is_in_the_batch(engine: Engine, engi
 
 
 def test_seeds_reproduce_and_differ(engine: Engine) -> None:
-    rows = prompts((6,)) * 4
+    rows = prompts(6) * 4
     tensors = ask(rows, 20, runtime_top_p=1.0, temperature=2.0, random_seed=[1, 2, 1, 3], end_id=4000)
     first, second = (generated_rows(answer(engine, tensors)) for _ in range(2))
     assert first == second
@@ -199,7 +170,7 @@ def test_seeds_reproduce_and_differ(engine: Engine) -> None:
 
 
 def test_repetition_penalty_follows_hugging_face_through_a_generation(engine: Engine, gpt2: GPT2LMHeadModel) -> None:
-    rows = prompts((3, 9))
+    rows = prompts(3, 9)
     penalised = generated_rows(answer(engine, ask(rows, 15, repetition_penalty=1.6)))
     for prompt, tokens in zip(rows, penalised, strict=True):
         ids = torch.tensor([prompt])
@@ -216,7 +187,7 @@ def test_repetition_penalty_follows_hugging_face_through_a_generation(engine: En
 
 def test_small_passes_give_the_same(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     scope = {"is_return_log_probs": True, "is_return_context_cum_log_probs": True}
-    tensors = ask(prompts(), OUTPUTS, **scope)
+    tensors = ask(prompts(*LENGTHS), OUTPUTS, **scope)
     expected = answer(engine, tensors)
     monkeypatch.setattr(scheduler, "_PREFILL_TOKENS", 9)
     monkeypatch.setattr(contexts, "_LOGITS_BYTES", 4 * 97 * 2)
@@ -237,7 +208,7 @@ def test_every_pair_of_data_types_stays_near_fp32(
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.copy_(parameter.to(rounded))
-    rows = prompts((8, 11))
+    rows = prompts(8, 11)
     outputs = answer(engine, ask(rows, 0, is_return_log_probs=True, is_return_context_cum_log_probs=True))
     for row, prompt in enumerate(rows):
         expected = log_probs_by_hugging_face(reference, prompt)
@@ -247,7 +218,7 @@ def test_every_pair_of_data_types_stays_near_fp32(
 
 
 def test_what_the_last_batch_left_in_the_cache_does_not_matter(engine: Engine) -> None:
-    tensors = ask(prompts(), OUTPUTS)
+    tensors = ask(prompts(*LENGTHS), OUTPUTS)
     expected = generated_rows(answer(engine, tensors))
     with torch.inference_mode():
         for block in engine._steps.cache.memory:

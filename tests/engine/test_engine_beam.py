@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, VOCABULARY, ask, generated, prompts, tiny_gpt2, word_list
+from support.asking import CPU, ask, generated, prompts, tiny_gpt2, word_list
 from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
@@ -113,11 +113,14 @@ def test_beams_that_end_are_fastertransformers(opened: tuple[GPT2LMHeadModel, En
 
 
 def test_a_diverse_search_differs_and_the_penalty_weighs_it(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
-    _, engine = opened
-    found = []
+    model, engine = opened
+    line, found = prompts(5)[0], []
+    base = {"beam_width": 4, "beam_search_diversity_rate": 0.0, "len_penalty": 0.0, "end_id": NEVER}
     for case in ({}, {"beam_search_diversity_rate": 0.7}, {"beam_search_diversity_rate": 0.7, "len_penalty": 1.0}):
-        found.append(engine.generate([engine.parse(ask(prompts(5), 12, beam_width=4, end_id=NEVER, **case))])[0])
-    assert len({outputs["output_ids"].tobytes() for outputs in found}) == 3
+        outputs = engine.generate([engine.parse(ask([line], 12, **(base | case)))])[0]
+        found.append([generated(outputs, 0, beam) for beam in range(4)])
+        assert found[-1] == [tokens for _, tokens, _ in fastertransformers_search(model, line, 12, base | case)]
+    assert found[0] != found[1] != found[2] != found[0]
 
 
 def test_a_beam_never_holds_a_bad_word_and_ends_behind_a_stop_word(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
@@ -155,4 +158,3 @@ def test_every_candidate_ended_or_the_vocabulary_smaller_than_the_beams(opened: 
         best = model(torch.tensor([line])).logits[0, -1].log_softmax(-1).topk(64)
     assert [generated(outputs, 0, beam)[0] for beam in range(64)] == best.indices.tolist()
     np.testing.assert_allclose(outputs["cum_log_probs"][0], best.values.numpy(), atol=1e-4)
-    assert VOCABULARY < 2 * 64

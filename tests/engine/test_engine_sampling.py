@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, END, VOCABULARY, ask, generated, prompts, tiny_gpt2
+from support.asking import CPU, VOCABULARY, ask, generated, prompts, tiny_gpt2
 from support.split_mix import split_mix
 from transformers import GPT2LMHeadModel
 
@@ -141,8 +141,8 @@ def test_presence_penalty_is_taken_off_what_has_occurred(
 
 
 def test_each_parameter_matters(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
-    """What the rows above would not show if a parameter were ignored."""
-    model, _ = opened
+    """The engine's tokens change with each parameter, and to those that numpy draws."""
+    model, engine = opened
     line = prompts(6)[0]
     base: dict[str, Any] = {"runtime_top_p": 0.9, "temperature": 3.0, "random_seed": 5, "end_id": NEVER}
     changes: list[dict[str, Any]] = [
@@ -152,8 +152,11 @@ def test_each_parameter_matters(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
         {"temperature": 1.0},
     ]
     changes += [{"repetition_penalty": 4.0}, {"presence_penalty": 6.0}, {"top_p_decay": 0.2}]
-    free = generate(model, line, base)[0]
-    assert all(generate(model, line, base | change)[0] != free for change in changes)
+    rows = [base, *(base | change for change in changes)]
+    outputs = engine.generate([engine.parse(as_request([line], [row])) for row in rows])
+    found = [generated(each) for each in outputs]
+    assert found == [generate(model, line, row)[0] for row in rows]
+    assert all(tokens != found[0] for tokens in found[1:])
 
 
 def test_values_outside_their_range_become_fastertransformers(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
@@ -188,4 +191,3 @@ def test_context_embeddings_are_the_sum_of_the_last_layers_states(opened: tuple[
         np.testing.assert_allclose(outputs["context_embeddings"][row], np.stack([expected] * 2), rtol=1e-4, atol=1e-4)
     assert not outputs["context_embeddings"][1].any()
     assert "context_embeddings" not in engine.generate([engine.parse(ask(lines, 2))])[0]
-    assert END < VOCABULARY

@@ -1,10 +1,9 @@
-"""Inference over FasterTransformer's shards: torch, numpy and the standard library only.
+"""Inference over FasterTransformer's shards: torch, numpy and the standard library only. Nothing here knows Triton.
 
-Read in this order: ``checkpoint``: ``config`` (what the model is), ``layouts`` (which shards it has), ``weights``
-(shards to tensors). ``network``: ``network`` and ``layers``; ``attention`` over ``cache`` (keys and values), on a GPU
-in ``pages``; ``steps`` (what may be asked of it all). ``requests``: ``vocabulary``, ``prompts``, ``words`` and
-``request`` (what a client asked for). ``generation``: ``sequence`` (a request on its way), ``sampling`` and ``beam``
-(logits to a token), ``choice`` (for all rows at once), ``sessions`` (conversations), ``contexts``, ``batch``
-and ``scheduler`` (the loop), ``outputs`` (what is answered). ``engine``: all of it behind a thread. ``ranks`` spreads a
-network over several processes, ``parallel`` first; ``kernels`` are a GPU's. Nothing here knows about Triton.
+Read in this order. ``model``: what config.ini describes, its weights, and the network. ``ops``: the operations that a
+network computes with, in torch or by kernels of our own. ``cache``: keys and values. ``steps``: what generation calls,
+one step at a time. ``request``: a client's tensors, checked; they become one ``SamplingParams`` for each row.
+``scheduling``: sequences, the batch and the loop over steps; ``sessions`` keeps conversations, ``outputs`` makes the
+answers. ``sampling``: logits to tokens. ``parallel``: one network over several processes. ``loading`` builds all of it,
+and ``engine`` runs it in a thread.
 """

@@ -28,14 +28,14 @@ from .steps.threads import begin_thread
 
 _log = logging.getLogger(__name__)
 _CLOSED = "the engine was closed"
-_LOAD_TRIES, _PAUSE_S = 3, 5.0  # where other processes were lost
+_LOAD_ATTEMPTS, _PAUSE_S = 3, 5.0  # after worker processes were lost
 
 
 class Engine:
     """A loaded model, and the thread that generates.
 
     Args:
-        loaded: the network and its cache, and the other processes.
+        loaded: the network and its cache, and the worker processes.
         settings: of the model.
         max_rows: sequences in one step at most.
         prompts: see prompts.read_prompt_tables.
@@ -49,18 +49,19 @@ class Engine:
         self.config: ModelConfig = loaded.steps.config
         self._settings, self._max_rows, self._prompts = settings, max_rows, prompts
         self._device = loaded.steps.device
-        self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: only look how things are
+        self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: wake the thread
         self._is_closed = False
-        self._conversations: dict[int | str, Session] = {}
-        self._begin_with(loaded)
+        self._sessions: dict[int | str, Session] = {}
+        self._use(loaded)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def _begin_with(self, loaded: Loaded) -> None:
+    def _use(self, loaded: Loaded) -> None:
+        """Schedule on a loaded model from now on."""
         self._loaded, self._steps = loaded, loaded.steps
         self.description = loaded.description
         is_inflight, idle_s = self._settings.has_inflight_batching, self._settings.session_idle_s
-        known = self._conversations
+        known = self._sessions
         self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, known_sessions=known)
         if loaded.group:
             loaded.group.control.at_loss.append(lambda: self._arrivals.put(None))
@@ -77,16 +78,15 @@ class Engine:
         is_cancelled: Callable[[], bool] | None = None,
         session: int | str | None = None,
     ) -> None:
-        """Have a request answered, and return at once.
+        """Submit a request, and return at once.
 
         Args:
             request: as parse gave it.
-            answer: is called from the engine's thread, so it must be quick: once, or with is_streaming for every step
-                in which the request gets tokens, with the output so far. Exactly one call has is_final, the last.
+            answer: is called from the engine's thread, so it must be quick: once, or with is_streaming after every
+                step in which the request gets tokens, with the output so far. Only the last call has is_final.
             is_streaming: see answer.
-            is_cancelled: is asked at every step; once it says yes the request is given up, and answered with the code
-                CANCELLED.
-            session: key of the conversation that the request begins (START) or continues; see sessions.py.
+            is_cancelled: is called at every step; once it returns true the request ends with the code CANCELLED.
+            session: key of the session that the request begins (START) or continues; see sessions.py.
         """
         if self._is_closed:
             raise EngineError(_CLOSED)
@@ -112,14 +112,14 @@ class Engine:
         return found
 
     def close(self) -> None:
-        """Give up what is under way, end the other processes of a group in good order, and free all memory."""
+        """End running requests with an error, shut the worker processes down, and free all memory."""
         if not self._is_closed:
             self._is_closed = True
             self._arrivals.put(None)
             self._thread.join()
             self._loaded.close()
             del self._scheduler, self._loaded, self._steps
-            self._conversations.clear()
+            self._sessions.clear()
             self._free_memory()
 
     def _run(self) -> None:
@@ -132,20 +132,20 @@ class Engine:
                     self._scheduler.step()
             except GroupLostError as error:
                 problem = f"generation failed: {error}"
-            except Exception as error:  # what the scheduler itself did not foresee
+            except Exception as error:  # a defect of the scheduler itself
                 _log.exception("the scheduler failed")
                 self._scheduler.give_up(f"generation failed: {error}")
-            if problem:  # not where the exception is handled, which holds on to what is lost
-                self._begin_anew(problem)
+            if problem:  # outside the handler: the exception refers to memory that is to be freed
+                self._restart(problem)
         self._scheduler.give_up(_CLOSED)
         while not self._arrivals.empty():
             if job := self._arrivals.get():
                 job.answer(Answer(None, _CLOSED, code=FAILED))
 
-    def _begin_anew(self, problem: str) -> None:
-        """Fail what has begun; with processes of our own, start them anew and go on with what waits.
+    def _restart(self, problem: str) -> None:
+        """Fail requests that have begun; restart the workers if this process started them, and serve those that wait.
 
-        Where somebody else has started them, this one ends with them in a moment; see parallel/control.py.
+        If a launcher has started the workers, this process exits soon; see parallel/control.py.
         """
         _log.error("%s", problem)
         waiting = self._scheduler.give_up(problem, only_begun=self._loaded.workers is not None)
@@ -153,36 +153,36 @@ class Engine:
             return
         self._loaded.abandon()
         del self._scheduler, self._loaded, self._steps
-        if loaded := self._load_anew():
-            self._begin_with(loaded)
-            _log.warning("the other processes were started anew; %d requests that had not begun go on", len(waiting))
+        if loaded := self._reload():
+            self._use(loaded)
+            _log.warning("restarted the worker processes; continuing with %d waiting requests", len(waiting))
             for job in waiting:
                 self._scheduler.add(job)
             return
         for job in waiting:
             job.answer(Answer(None, problem, code=FAILED))
-        _log.critical("the other processes cannot be started anew, so this one ends")
+        _log.critical("could not restart the worker processes after %d attempts; exiting", _LOAD_ATTEMPTS)
         os._exit(1)
 
-    def _load_anew(self) -> Loaded | None:
-        """Load once more what was lost; None: it was tried in vain."""
-        for tries in range(1, _LOAD_TRIES + 1):
+    def _reload(self) -> Loaded | None:
+        """Load the model again; None: every attempt has failed."""
+        for attempt in range(1, _LOAD_ATTEMPTS + 1):
             self._free_memory()
             try:
                 return load(self._settings, self._device)
             except EngineError as error:
-                _log.error("loading anew failed (%d of %d): %s", tries, _LOAD_TRIES, error)
+                _log.error("reloading failed (attempt %d of %d): %s", attempt, _LOAD_ATTEMPTS, error)
                 time.sleep(_PAUSE_S)
         return None
 
     def _free_memory(self) -> None:
-        """Give back what nothing refers to any more; cycles keep some of it until they are collected."""
+        """Free memory that nothing refers to; reference cycles keep some of it until they are collected."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _take_arrivals(self) -> bool:
-        """Hand over what has come, and wait for it if there is nothing to do; false: it is time to end."""
+        """Pass new requests to the scheduler, and wait for one if it is idle; false: the engine was closed."""
         is_waiting = self._scheduler.is_idle
         while is_waiting or not self._arrivals.empty():
             try:
@@ -204,13 +204,12 @@ def open_engine(
     Args:
         settings: what to load and how to run it.
         device: None for a GPU where there is one, else the CPU.
-        group: the processes that hold the network together, of which this is the first; None: the engine starts those
-            that are needed, see parallel/workers.py.
+        group: the process group that holds the network, of which this is rank 0; None: the engine starts the worker
+            processes that it needs, see parallel/workers.py.
         max_rows: sequences in one step at most.
 
     Raises:
-        EngineError: config.ini or shards are not as they must be, or another process of the group was lost; the
-            message names them.
+        EngineError: config.ini or shards are malformed, or another rank was lost; the message names them.
     """
     device = device or choose_device()
     if device.type == "cuda" and device.index is None:

@@ -1,4 +1,4 @@
-"""What can go wrong, in words that a user can act on."""
+"""Errors of the engine; their messages say what, where and what is legal."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ class RequestError(EngineError):
 
 
 class GroupLostError(EngineError):
-    """Another process of the group is gone, or out of step: no further step can be taken."""
+    """Another rank is lost or out of step, so the group can take no further step."""

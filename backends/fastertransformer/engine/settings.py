@@ -27,27 +27,27 @@ class Settings:
 
     Attributes:
         checkpoint: directory of the shards, ``<T>-gpu``.
-        tensor_para_size: ranks that the shards were written for. A process that is alone joins and runs them all.
-        pipeline_para_size: stages of layers, where there are several processes; a process that is alone runs all
-            layers. Shards do not depend on it.
+        tensor_para_size: ranks that the shards were written for. A single process concatenates and runs them all.
+        pipeline_para_size: stages of layers over several processes; a single process runs all layers. Shards do not
+            depend on it.
         data_type: fp32, fp16 or bf16 at run time, whatever the shards are.
         cpu_threads: of torch; 0 for one a core.
         model_type: one of config.MODEL_TYPES.
-        int8_mode: 1: the layers' matrices are kept as int8.
-        has_inflight_batching: whether a request joins those that are under way; else it waits until they are done.
+        int8_mode: 1: the layers' matrices are quantized to int8.
+        has_inflight_batching: whether a request joins a batch that is under way; else it waits for the next one.
         kv_cache_fraction: part of the memory that is free behind the weights which the KV cache may take; 0: 0.9 of a
             GPU's, 0.5 of a host's.
         kv_cache_bytes: the same as a number, in each process; 0: by the fraction.
-        has_process_per_rank: whether the engine starts a process for each rank, where nobody else has; None: where each
-            can have a GPU of its own. Else this one process does all ranks' work.
+        has_process_per_rank: whether the engine starts a process for each rank, unless a launcher has; None: if each
+            can have a GPU of its own. Otherwise this one process does all ranks' work.
         has_made_up_weights: whether the weights are random and no shard is read: for measuring, config.pbtxt has no
             parameter for it.
-        has_peer_sums: whether the processes of a stage may add up through each other's memory, where they can.
+        has_peer_sums: whether the processes of a stage may all-reduce through peer memory, where they can.
         allows_torch_kernels: whether a GPU for which this engine's kernels cannot be compiled is used all the same, by
             torch's kernels, which take about six times as long.
-        request_timeout_s: seconds after which a request is given up that is not done; 0: never. Triton does not notice
+        request_timeout_s: seconds after which an unfinished request is cancelled; 0: never. Triton does not notice
             that an HTTP client has hung up.
-        session_idle_s: seconds after which a conversation is forgotten; config.pbtxt's max_sequence_idle_microseconds.
+        session_idle_s: seconds after which an idle session is dropped; config.pbtxt's max_sequence_idle_microseconds.
     """
 
     checkpoint: Path

@@ -30,7 +30,7 @@ _NOT_FINITE_KEY = (1 << 63) - 1
 
 
 class Comm:
-    """Communication of a process that holds the whole network: there is nobody to talk to.
+    """Communication of a process that holds the whole network: every collective returns its input.
 
     Args:
         ops: operations of this process.

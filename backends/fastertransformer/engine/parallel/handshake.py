@@ -1,4 +1,4 @@
-"""How ranks connect to rank 0, and nobody else does.
+"""How ranks connect to rank 0, and no other process can.
 
 Rank 0 listens on a free port and writes its address and a random key into a file that its owner alone can read. Both
 ends of a connection prove that they know the key, by the HMAC challenges of ``multiprocessing.connection``; the other

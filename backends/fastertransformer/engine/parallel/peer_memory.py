@@ -1,7 +1,7 @@
-"""Sums over GPUs that write into each other's memory: for the few numbers of a decode step, faster than NCCL.
+"""All-reduce over GPUs that write into each other's memory: for a decode step's few numbers, faster than NCCL.
 
-Every process has some memory that the others of its stage have mapped (torch's symmetric memory; without multicast,
-which is switched off here). Where that cannot be had, NCCL makes all sums.
+Every process has memory that the others of its stage have mapped (torch's symmetric memory; without multicast, which
+is switched off here). Where memory cannot be mapped, NCCL does every all-reduce.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class PeerMemory:
-    """The memory of the processes that share a layer.
+    """Mapped memory of the processes that share each layer.
 
     Args:
-        memory: int64, this process's, which the others write to: what sums need, then what choices do.
+        memory: int64, this process's, which the others write to: for sums first, then for the argmax.
         addresses: of all processes' memory.
         rank: of this process among them.
         handle: keeps the others' memory mapped.
@@ -47,7 +47,7 @@ class PeerMemory:
         self._aside = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
 
     def has_room_for(self, part: Tensor) -> bool:
-        """Say whether there is room for so many numbers."""
+        """Say whether a tensor is small enough."""
         return part.numel() <= self._most
 
     def all_reduce_add(self, x: Tensor, part: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ class PeerMemory:
         )
 
     def has_timed_out(self) -> bool:
-        """Say whether a kernel has waited in vain, since when none waits."""
+        """Say whether a kernel has stopped waiting for another process, after which no kernel waits."""
         return bool(self._lost.item())
 
     def stop_waiting(self) -> None:
-        """Let no kernel wait any more for a process that is lost."""
-        with torch.inference_mode(), torch.cuda.stream(self._aside):  # as it was made, in another thread
+        """Make kernels stop waiting for a process that is lost."""
+        with torch.inference_mode(), torch.cuda.stream(self._aside):  # like the memory itself; this is another thread
             self._lost.fill_(1)
 
 
@@ -77,7 +77,7 @@ def _choice_words(size: int) -> int:
 
 
 def open_peer_memory(group: Group, device: torch.device, most: int) -> PeerMemory | None:
-    """Map the memory of the other processes of a stage; None: it cannot be done, in any of them.
+    """Map the memory of the other processes of a stage; None: at least one of them cannot.
 
     Args:
         group: of all processes; each must call this.
@@ -89,8 +89,8 @@ def open_peer_memory(group: Group, device: torch.device, most: int) -> PeerMemor
         return None
     first = group.stage * size
     can = group.settings.has_peer_sums and group.ranks.is_one_host and can_run_on(device)
-    # Processes find each other's memory by how often each has looked for some (torch counts, in StoreExchange): for one
-    # that is started anew, or belongs to a second engine, rank 0 would wait for ever.
+    # torch finds the others' memory by how often each process has looked for some (it counts, in StoreExchange). For a
+    # worker that was restarted, or belongs to a second engine, rank 0 would wait for ever.
     can = can and group.is_first
     can = can and all(
         other == group.rank or torch.cuda.can_device_access_peer(device, other) for other in range(first, first + size)
@@ -106,11 +106,11 @@ def open_peer_memory(group: Group, device: torch.device, most: int) -> PeerMemor
         handle: Any = symmetric.rendezvous(memory, group.neighbours)
         memory.zero_()
         offset = memory.data_ptr() - handle.buffer_ptrs[group.tensor_rank]
-        peers = PeerMemory(memory, [each + offset for each in handle.buffer_ptrs], group.tensor_rank, handle)
+        peer_memory = PeerMemory(memory, [each + offset for each in handle.buffer_ptrs], group.tensor_rank, handle)
         torch.cuda.synchronize(device)
-        group.control.at_loss.append(peers.stop_waiting)
+        group.control.at_loss.append(peer_memory.stop_waiting)
         problem = ""
     except Exception as error:  # whatever the driver says
-        peers, problem = None, str(error)
-        _log.warning("sums are NCCL's: the GPUs' memory cannot be mapped: %s", error)
-    return peers if group.all_reduce_min(int(not problem)) else None
+        peer_memory, problem = None, str(error)
+        _log.warning("peer-memory all-reduce unavailable (%s); falling back to NCCL", error)
+    return peer_memory if group.all_reduce_min(int(not problem)) else None

@@ -1,8 +1,8 @@
 """Tunnels to torch.distributed's store from other hosts, through authenticated connections to rank 0.
 
-torch's TCPStore authenticates nobody, and whoever reaches it can read and write what the ranks exchange. So it listens
-on rank 0's loopback. A rank of another host connects to a port on its own loopback, which is forwarded through an
-authenticated connection to rank 0, and there to the store.
+torch's TCPStore does not authenticate: any process that reaches it can read and write what the ranks exchange. So it
+listens on rank 0's loopback. A rank of another host connects to a port on its own loopback, which is forwarded through
+an authenticated connection to rank 0, and there to the store.
 """
 
 from __future__ import annotations

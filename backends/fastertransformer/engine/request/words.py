@@ -21,7 +21,7 @@ class WordList:
     """The words of one row.
 
     Args:
-        words: token ids of each; a word without tokens is complete behind every token.
+        words: token ids of each; a word without tokens is complete after every token.
     """
 
     def __init__(self, words: Iterable[Sequence[int]] = ()) -> None:
