@@ -1,4 +1,4 @@
-"""What a cache of keys and values is of, and how much memory there is for it."""
+"""The dimensions of a KV cache, and how much memory there is for it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..request.parse import Array
+from ..request.schema import Array
 
 CacheNeed = tuple[int, int, int]  # of a sequence: rows, entries of each, entries of its encoder's output
 
-MOST_SLOTS = 1024  # so that what a step needs to know of each can have its place once and for all
+MOST_SLOTS = 1024  # so that per-slot tensors have one size and never move
 UNBOUNDED = 1 << 31  # window of a slot that keeps every token
-_STAGED_BYTES = 1 << 15  # the driver copies so much aside by itself; more of it would wait for the GPU
+_STAGED_BYTES = 1 << 15  # up to this the driver copies asynchronously without pinned memory
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one process caches.
+    """Dimensions of one process's cache.
 
     Attributes:
         layers: that this process holds.
@@ -43,7 +43,7 @@ class CacheShape:
 
     @property
     def token_bytes(self) -> int:
-        """Of the keys and values of one token."""
+        """Bytes of the keys and values of one token."""
         return self.layers * 2 * self.head_num * self.size_per_head * self.dtype.itemsize
 
 

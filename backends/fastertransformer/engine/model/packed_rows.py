@@ -1,4 +1,4 @@
-"""Rows one behind the other: how tokens of several rows go through the network together, with nothing padded."""
+"""Packed rows: tokens of several rows, one row behind the other, go through the network together without padding."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from ..cache.sizing import upload
-from ..request.parse import Array
+from ..request.schema import Array
 
 
 class Rows(NamedTuple):
-    """B rows of T tokens together.
+    """B packed rows of T tokens together, on the device.
 
     Attributes:
         ids: int64 [T].
         positions: int64 [T], of each token in its row.
         slots: int64 [T], slot of the cache of each token's row.
         ends: int32 [B + 1]: 0, then where each row ends.
-        lengths: of the rows; None: the host does not know them, and the kernels do without.
+        lengths: of the rows; None: the host does not know them, and the kernels do not need them.
     """
 
     ids: Tensor
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 
 
 class NumberedRows(NamedTuple):
-    """The same on the host, as arrays.
+    """Packed rows on the host, as arrays.
 
     Attributes:
         tokens: int64 [3, T]: ids, positions and slots.

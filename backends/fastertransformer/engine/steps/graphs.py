@@ -1,12 +1,13 @@
-"""CUDA graphs: one launch in place of some hundreds, for each of a few numbers of rows of a decode step, or of tokens.
+"""CUDA graphs: one launch in place of some hundreds, for decode steps of some numbers of rows, and inputs of tokens.
 
-What is captured reads everything that differs from one time to the next (ids, positions, windows, pages) from the
-device's memory, at addresses that never change, so once, when the model is loaded, is enough. A step of fewer rows than
-were captured takes some that nobody has along: they write to the page of nobody.
+A graph reads everything that differs from one replay to the next (ids, positions, windows, pages) from the device's
+memory, at addresses that never change, so it is captured once, when the model is loaded. A step of fewer rows than were
+captured is padded with free slots, which write to page 0.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -24,23 +25,24 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 # Few enough to be captured in seconds, so near to each other that beyond 64 tokens padding is less than a quarter.
 TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64), *range(1024, 2049, 128))
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def most_rows(tokens: int) -> int:
-    """Say of how many rows contexts of so many tokens may be that are captured together.
+    """Give the most rows that a graph of inputs of ``tokens`` tokens has room for.
 
-    Each of them costs a block of queries that may be empty (see PackedRows.cut): an eighth of the tokens leaves these
-    few beside the tokens' own.
+    Each row costs a block of queries that may be empty (see PackedRows.cut); an eighth of the tokens keeps these few
+    beside the tokens' own blocks.
     """
     return max(16, min(64, tokens // 8))
 
 
 class Graphs(Generic[T]):
-    """What was captured, by size.
+    """CUDA graphs by size.
 
     Args:
-        take: does the work of a size; what it returns is the same memory each time that the graph runs.
-        pool: memory that several share, so that none's result outlives the next one's run.
+        take: runs the work of a size; its result is in the same memory at each replay.
+        pool: memory that several graphs share, so that a result is valid until the next replay of any of them.
     """
 
     def __init__(self, take: Callable[[int], T], pool: Any) -> None:
@@ -49,7 +51,7 @@ class Graphs(Generic[T]):
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, T]] = {}
 
     def capture(self, size: int) -> None:
-        """Do the work of a size, so that all it needs is compiled, and capture it."""
+        """Run the work of a size, which compiles all it needs, and capture it."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._take(size)
@@ -60,27 +62,27 @@ class Graphs(Generic[T]):
         self._graphs[size] = graph, result
 
     def run(self, size: int) -> T:
-        """Do the work of a size that was captured."""
+        """Replay the graph of a size."""
         graph, result = self._graphs[size]
         graph.replay()
         return result
 
     def size_of(self, count: int, has_room: Callable[[int], bool] = lambda _: True) -> int:
-        """Give the least size that was captured, has room for so much and meets a condition; 0: none does."""
+        """Give the smallest captured size of at least ``count`` that meets a condition; 0: there is none."""
         return min((size for size in self._graphs if size >= count and has_room(size)), default=0)
 
 
 class StepGraphs:
-    """The steps of a process that were captured.
+    """The CUDA graphs of a process: decode steps and inputs.
 
     Args:
         network: of the process.
-        cache: its.
-        decode: runs one token of each of so many rows.
+        cache: of the process.
+        decode: runs one token of each of this many rows.
 
     Attributes:
-        largest_input: tokens of the largest context that was captured; 0: none was.
-        largest_step: rows of the largest decode step that was captured; 0: none was.
+        largest_input: tokens of the largest captured input; 0: none is.
+        largest_step: rows of the largest captured decode step; 0: none is.
     """
 
     def __init__(self, network: Network, cache: KvCache, decode: Callable[[int], Chosen]) -> None:
@@ -88,35 +90,48 @@ class StepGraphs:
         pool = torch.cuda.graph_pool_handle()
         self._decode, self._begin = Graphs(decode, pool), Graphs(self._run_contexts, pool)
         self._device = cache.block_tables.device
-        # Id, position and slot of each token; MOST_SLOTS is nobody's.
-        self._nobody = np.array([[0], [0], [MOST_SLOTS]])
-        self._tokens = upload(np.repeat(self._nobody, TOKENS[-1], 1), self._device)
+        # Id, position and slot of padding; slot MOST_SLOTS is never allocated.
+        self._padding = np.array([[0], [0], [MOST_SLOTS]])
+        self._tokens = upload(np.repeat(self._padding, TOKENS[-1], 1), self._device)
         self._ends = torch.zeros(most_rows(TOKENS[-1]) + 2, dtype=torch.int32, device=self._device)
         self.largest_input, self.largest_step = 0, 0
+        self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
 
     def capture(self, rows: int, tokens: int) -> None:
-        """Capture a decode step of so many rows, or contexts of so many tokens."""
+        """Capture a decode step of some rows, or inputs of some tokens."""
         (self._decode if rows else self._begin).capture(rows or tokens)
         self.largest_step, self.largest_input = max(self.largest_step, rows), max(self.largest_input, tokens)
 
     def decode(self, count: int) -> Chosen | None:
-        """Take a decode step; None: no graph is large enough."""
+        """Run a decode step; None: no graph is large enough."""
         if not (size := self._decode.size_of(count)):
+            self._warn_uncaptured("decode step", f"{count} rows", f"steps of up to {self.largest_step} rows")
             return None
         logits, tokens = self._decode.run(size)
         return logits[:count], tokens[:count]
 
     def begin(self, rows: NumberedRows) -> Tensor | None:
-        """Run contexts, or what encoders are given; None: no graph has room for them. See Steps.extend."""
+        """Run new rows, or encoder inputs; None: no graph has room for them. See Steps.extend."""
         count, row_count = rows.tokens.shape[1], len(rows.lengths)
         if not (size := self._begin.size_of(count, lambda size: most_rows(size) >= row_count)):
+            most = self.largest_input
+            limit = f"inputs of up to {most} tokens and {most_rows(most)} rows" if most else "no inputs"
+            self._warn_uncaptured("input", f"{count} tokens in {row_count} rows", limit)
             return None
-        padded = np.concatenate((rows.tokens, np.repeat(self._nobody, size - count, 1)), 1)
+        padded = np.concatenate((rows.tokens, np.repeat(self._padding, size - count, 1)), 1)
         self._tokens[:, :size] = upload(padded, self._device)
-        # What is behind the rows is a row of its own, and behind it there are rows without tokens.
+        # The padding is a row of its own, and the rows behind it have no tokens.
         ends = np.concatenate((rows.ends, np.full(len(self._ends) - len(rows.ends), size)))
         self._ends.copy_(upload(ends.astype(np.int32), self._device))
         return self._begin.run(size)[:count]
+
+    def _warn_uncaptured(self, kind: str, size: str, limit: str) -> None:
+        """Warn, once for each kind of step, that no CUDA graph covers this size."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning(
+                "%s of %s runs without a CUDA graph, which is slower: graphs were captured of %s", kind, size, limit
+            )
 
     def _run_contexts(self, size: int) -> Tensor:
         take = self._network.encode if self._cache.shape.has_cross else self._network.extend

@@ -7,7 +7,6 @@ same steps. So a step's arguments are numbers and numpy arrays, and its result s
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
@@ -24,12 +23,11 @@ from ..model.packed_rows import NumberedRows, Rows
 from ..model.prefixes import Prefix
 from ..request.schema import Array
 from ..sampling.sampling import argmax
-from .graphs import Chosen, StepGraphs, most_rows
+from .graphs import Chosen, StepGraphs
 from .threads import StepThreads
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_log = logging.getLogger(__name__)
 
 
 def _step(take: Callable[Concatenate[Steps, _P], _R]) -> Callable[Concatenate[Steps, _P], _R]:
@@ -67,7 +65,6 @@ class Steps:
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
         self._saved: dict[int, list[int]] = {}
         self._graphs: StepGraphs | None = None
-        self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
         self._given: Tensor | None = None  # rank 0's hidden states, for predict
         self._decoded: Tensor | None = None  # this process's logits of the last decode
 
@@ -180,21 +177,7 @@ class Steps:
 
     def _captured(self, rows: NumberedRows) -> Tensor | None:
         """Run new rows by a CUDA graph; None: no captured graph has room for them."""
-        if not self._graphs:
-            return None
-        if (hidden := self._graphs.begin(rows)) is None:
-            most, (_, tokens), count = self._graphs.largest_input, rows.tokens.shape, len(rows.lengths)
-            limit = f"inputs of up to {most} tokens and {most_rows(most)} rows" if most else "no inputs"
-            self._warn_uncaptured("input", f"{tokens} tokens in {count} rows", limit)
-        return hidden
-
-    def _warn_uncaptured(self, kind: str, size: str, limit: str) -> None:
-        """Warn, once for each kind of step, that no CUDA graph covers this size."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _log.warning(
-                "%s of %s runs without a CUDA graph, which is slower: graphs were captured of %s", kind, size, limit
-            )
+        return self._graphs.begin(rows) if self._graphs else None
 
     def _uploaded(self, rows: NumberedRows, embeddings: Array | None) -> tuple[Rows, KvCache, Tensor | None]:
         self._threads.fit(rows.tokens.shape[1])
@@ -210,8 +193,6 @@ class Steps:
             step's input, unless set_tokens sets others.
         """
         chosen = self._graphs.decode(count) if self._graphs else None
-        if self._graphs and not chosen:
-            self._warn_uncaptured("decode step", f"{count} rows", f"steps of up to {self._graphs.largest_step} rows")
         chosen = chosen or self._decode(count)
         self._decoded = chosen[0]
         return chosen

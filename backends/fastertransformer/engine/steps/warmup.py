@@ -1,8 +1,7 @@
-"""Before the first request: compile what steps need on a GPU, and capture them; see graphs.py.
+"""Warm-up: when a model is loaded, compile the kernels of its steps and capture these as CUDA graphs; see graphs.py.
 
-It happens when a model is loaded and takes seconds; beyond a limit it ends, and the steps that were not captured are
-taken kernel by kernel. So are large inputs that keep the GPU busy for longer than the host takes to launch them: these
-are better not padded.
+This takes seconds. It ends at a limit; steps that were not captured until then run without graph replay. So do large
+inputs that keep the GPU busy for longer than the host takes to launch their kernels: a graph would not help them.
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ import torch
 from torch import Tensor
 
 from ..cache.sizing import UNBOUNDED
-from ..request.parse import Array
+from ..request.schema import Array
 from .graphs import ROWS, TOKENS
 from .steps import Steps
 
 _LIMIT_S = 60.0
-_INPUT_TOKENS = (16, 256, 1024, 2048)  # that make every kernel be compiled
-_ALWAYS_TOKENS = 1024  # of inputs that are captured in any case: a product of a new size is slow for the first time
-_BUSY = 2  # larger ones are not if the GPU is busy with them for so many times as long as the host launches them
-_CONTINUED = 32  # tokens of a row that goes on
+_INPUT_TOKENS = (16, 256, 1024, 2048)  # inputs of these sizes compile every kernel
+_ALWAYS_TOKENS = 1024  # inputs up to this are always captured: a product of a new size is slow for the first time
+_BUSY = 2  # larger inputs are not captured if their GPU time exceeds this many times their launch time
+_CONTINUED = 32  # tokens of a row that is continued
 _log = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
 def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
-    """Warm up, if there is something to.
+    """Compile and capture the steps of a GPU.
 
     Args:
-        steps: that nobody uses yet.
-        limit_s: seconds after which no more is begun.
+        steps: not in use yet.
+        limit_s: seconds after which nothing more is captured.
 
     Returns:
-        One line for a log; empty: there was nothing to do.
+        One line for a log; empty where there is nothing to warm up.
     """
     ops = steps.network.ops
     if not ops.can_capture or not steps.network.weights.decoder:
@@ -58,15 +57,14 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     torch.cuda.synchronize(steps.device)
     seconds = f"{time.perf_counter() - start:.1f} s"
     if missing:
-        _log.warning(
-            "not captured within %s: steps of %s; they are taken kernel by kernel", seconds, ", ".join(missing)
-        )
-    inputs = f"of up to {worth[-1]} tokens" if worth else "of none, which are run kernel by kernel,"
-    return f"steps of up to {ROWS[-1]} rows and inputs {inputs} captured in {seconds}"
+        slow = "CUDA graphs not captured within %s: steps of %s run without graph replay, which is slower"
+        _log.warning(slow, seconds, ", ".join(missing))
+    inputs = f"inputs of up to {worth[-1]} tokens" if worth else "no inputs"
+    return f"steps of up to {ROWS[-1]} rows and {inputs} captured in {seconds}"
 
 
 def _take_inputs(steps: Steps, deadline: float) -> None:
-    """Take steps of several tokens of a row, by all the ways that there are: new ones, and those that go on."""
+    """Run inputs in all ways that there are: new rows, and rows that are continued."""
     for tokens in _INPUT_TOKENS:
         if time.perf_counter() >= deadline:
             return
@@ -81,19 +79,19 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
         length, nothing = np.array([half]), np.array([-1])
         steps.allocate(0, 2 * length, length, np.array([UNBOUNDED]), np.array([0]), nothing, nothing)
         steps.extend(np.zeros(half, np.int64), length, length, 0)
-        steps.clear(np.array([0]))  # what these made of nothing may be infinite
+        steps.clear(np.array([0]))  # the cache was uninitialized and may have given inf
         steps.free(1, 0, nothing[:0], nothing[:0])
 
 
 def _rows_of(steps: Steps, tokens: int) -> tuple[Array, Array, Array]:
-    """Give ids, starts and lengths of new rows that have so many tokens together, or nearly."""
+    """Give ids, starts and lengths of new rows that have this many tokens together, or nearly."""
     rows = -(-tokens // steps.config.max_pos_seq_len)
     lengths = np.full(rows, tokens // rows)
     return np.zeros(lengths.sum(), np.int64), np.zeros_like(lengths), lengths
 
 
 def _take_input(steps: Steps, rows: tuple[Array, Array, Array]) -> Tensor:
-    """Run an input, and give what becomes of it."""
+    """Run an input, and give its hidden states."""
     ids, starts, lengths = rows
     if steps.config.encoder:
         return steps.encode(ids, lengths, np.full_like(lengths, -1), 0)[0]
@@ -101,7 +99,7 @@ def _take_input(steps: Steps, rows: tuple[Array, Array, Array]) -> Tensor:
 
 
 def _choose_tokens(steps: Steps, deadline: float) -> Sequence[int]:
-    """Say for how many tokens inputs are worth being captured, by how long one takes the host and the GPU."""
+    """Choose the input sizes to capture, by the launch time and the GPU time of the largest."""
     if not steps.network.can_capture:
         return []
     if time.perf_counter() >= deadline:

@@ -1,4 +1,4 @@
-"""Hand-written GPU kernels, in Triton, where a profile has shown a gain; imported where they can run only."""
+"""GPU kernels in Triton, where a profile has shown a gain; imported only where they can run."""
 
 from __future__ import annotations
 

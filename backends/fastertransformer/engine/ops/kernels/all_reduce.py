@@ -1,9 +1,9 @@
-"""The sum of what several GPUs have, each of which writes its part into all others' memory.
+"""All-reduce through peer memory: sums, and the argmax of a split vocabulary; each GPU writes to all others' memory.
 
 A number travels with the count of the sum that it belongs to, in 8 bytes that are written at once (NCCL's protocol for
-short messages does the same). So nobody waits for a signal: who finds the right count beside a number has the number.
-Every GPU adds up in the order of the ranks. The memory has two halves, used by turns: who writes to a half for the sum
-after the next has seen everybody's part of the next one, so everybody has read that half.
+short messages, LL, does the same). So no rank waits for a signal: once the right count stands beside a number, the
+number is there. Every GPU adds in the order of the ranks. The memory has two halves, used by turns: a rank that writes
+to a half for the sum after the next has seen all ranks' parts of the next one, so all have read that half.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...sampling.sampling import NOT_FINITE
 from .launch import uses_pdl
 
 PROGRAMS, _BLOCK = 128, 256  # the same in every sum: each program counts them by itself
-PATIENCE = 1 << 25  # times that a program looks, about half a minute
+PATIENCE = 1 << 25  # polls until a program times out, about half a minute
 
 
 @triton.jit(do_not_specialize=("count", "rank"))
@@ -67,11 +67,11 @@ def all_reduce_add(
 ) -> None:
     """Add the sum of all processes' parts to x.
 
-    Where another process does not come for half a minute it is taken for lost: x is NaN then and from then on.
+    A process whose part does not arrive for half a minute is taken for lost: from then on x is NaN.
 
     Args:
         x: contiguous; overwritten.
-        part: likewise, of as many numbers.
+        part: contiguous, as many numbers as x.
         memory: int64 [2 * processes * most], this process's, 0 at first.
         addresses: int64 [processes], of all processes' memory.
         rank: of this process.
@@ -89,7 +89,7 @@ def all_reduce_add(
 
 @triton.jit(do_not_specialize=("columns", "first", "rank"))
 def _all_reduce_argmax(
-    tokens, ids, logits, memory, addresses, turns, lost, columns, first, rank, most, nobody,
+    tokens, ids, logits, memory, addresses, turns, lost, columns, first, rank, most, not_finite,
     size: tl.constexpr, padded: tl.constexpr, patience: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -103,7 +103,7 @@ def _all_reduce_argmax(
     looks = tl.where(tl.load(lost, volatile=True) == 0, patience, 0)
     mine = tl.load(tokens + row)
     value = tl.load(logits + row.to(tl.int64) * columns + tl.maximum(mine, 0))
-    token = tl.where(mine == nobody, nobody, mine + first)
+    token = tl.where(mine == not_finite, not_finite, mine + first)
     stamp = turn.to(tl.int64) << 32
     # A value and its token, of every rank: [2 halves, ranks, rows, 2].
     half = (turn & 1) * size
@@ -122,11 +122,11 @@ def _all_reduce_argmax(
     if missing > 0:
         tl.store(lost, 1)
     numbers = tl.where(is_there, values.to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
-    candidates = found.to(tl.int32)  # nobody's is below all others
+    candidates = found.to(tl.int32)  # a token that is not finite is below all others
     is_best = is_there & (numbers == tl.max(numbers, 0))
     best = tl.min(tl.where(is_best, candidates, 0x7FFFFFFF), 0)
     is_lost = (tl.min(tl.where(is_there, candidates, 0), 0) < 0) | (missing > 0)
-    tl.store(tokens + row, tl.where(is_lost, nobody, best).to(tl.int64))
+    tl.store(tokens + row, tl.where(is_lost, not_finite, best).to(tl.int64))
     tl.store(ids + row, tl.where(is_lost, 0, best).to(tl.int64))
     tl.debug_barrier()
     tl.store(turns + row, turn)

@@ -3,7 +3,7 @@
 B: rows; H: heads; D: size of a head. A row's cells are cut into as many pieces as fill the GPU, each of which one
 program attends to; the last program of a row and head to finish puts the pieces together (flash-decoding, Dao et al.
 2023). The lengths are read on the device, so one CUDA graph serves rows of any length and the work is what each needs.
-The same launch keeps the new token's key and value.
+The same launch writes the new token's key and value.
 """
 
 from __future__ import annotations
@@ -205,19 +205,19 @@ def attend(
     bias: Tensor | None = None,
     rotary: Rotary | None = None,
 ) -> Tensor:
-    """Attend from the newest token of each row to those before it, and keep its key and value.
+    """Attend from the newest token of each row to those before it, and write its key and value.
 
     Args:
         q: [B, H, 1, D]; the last axis without gaps.
-        k: of the same token, with q's strides; None: nothing is kept, the row's last cell is one of the others.
-        v: likewise.
+        k: of the same token, with q's strides; None: nothing is written; the row's last cell is in the cache.
+        v: as k.
         memory: of a layer, [2, pages, H, PAGE, D].
         tables: int32 [B, width], pages of each row.
         positions: int64 [B].
-        windows: int64 [B]; see cache.py.
+        windows: int64 [B]; see kv_cache.py.
         scale: of q k.
         bias: by distance, see positions.Alibi and Relative; None: none.
-        rotary: how queries and keys are turned; None: they are not, or have been.
+        rotary: rotary positions that are applied to queries and keys; None: none.
 
     Returns:
         [B, H, 1, D], of which [B, 1, H * D] is a view.

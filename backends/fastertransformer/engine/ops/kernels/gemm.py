@@ -165,7 +165,7 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
 
 
 def _many_rows_tiling(blocks: int, outputs: int, inputs: int) -> Tiling:
-    """Choose for int8 and so many blocks of 64 rows: large tiles, where there are enough of them for all processors."""
+    """Choose for int8 and blocks of 64 rows: large tiles, where there are enough of them for all processors."""
     tiles = blocks * triton.cdiv(outputs, 128)
     splits = 2 if tiles < _BUSY_TILES and inputs > 8192 else 1
     if tiles * splits >= _BUSY_TILES:

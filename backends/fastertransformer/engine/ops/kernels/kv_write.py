@@ -1,4 +1,4 @@
-"""Keys and values of many tokens go to their pages; where positions turn queries and keys, that happens on the way."""
+"""Write keys and values of many tokens to their pages; rotary positions are applied on the way."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BLOCK = 2048
 
 @triton.jit
 def _rotated(x, source, beside, cos, sin, is_in, is_rotated):
-    """Numbers of heads, turned with those beside them, in their own type."""
+    """Rotate numbers of heads with their partners, in their own type."""
     own = tl.load(x + source, is_in, 0)
     other = tl.load(x + beside, is_rotated, 0).to(tl.float32)
     return (own.to(tl.float32) * cos + other * sin).to(own.dtype)
 
 
-# What differs from call to call would be compiled for anew: so would positions, which of an odd number of tokens do not
-# begin at a multiple of 16 bytes.
+# Triton would compile again for arguments that differ from call to call: also for positions, which after an odd number
+# of tokens do not begin at a multiple of 16 bytes.
 @triton.jit(do_not_specialize=("token_stride", "keys_at", "rotary_size", "positions"))
 def _kv_write(
     q, k, v, rotated, memory, pages, offsets, positions,
@@ -55,11 +55,11 @@ def _kv_write(
 
 
 def kv_write(k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor) -> None:
-    """Keep tokens.
+    """Write keys and values of tokens to a layer's memory.
 
     Args:
         k: [H, T, D]; the last axis without gaps.
-        v: likewise.
+        v: as k.
         memory: of a layer, [2, pages, H, PAGE, D].
         pages: int32 [T].
         offsets: int64 [T], place of each token in its page.
@@ -74,8 +74,8 @@ def rotate_and_write(
 
     Args:
         q: [H, T, D].
-        k: likewise.
-        v: likewise.
+        k: as q.
+        v: as k.
         memory: see kv_write.
         pages: see kv_write.
         offsets: see kv_write.
@@ -99,7 +99,7 @@ def _launch(
     positions: Tensor,
     rotary: Rotary | None,
 ) -> Tensor:
-    """Do either; give what was rotated, [2, T, H, D]."""
+    """Launch the kernel; returns the rotated queries and keys, [2, T, H, D], or nothing without rotary."""
     heads, tokens, size = k.shape
     if not q.stride() == k.stride() == v.stride():
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()

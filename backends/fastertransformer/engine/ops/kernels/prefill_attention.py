@@ -1,4 +1,4 @@
-"""Attention of whole rows with a bias by distance, many tokens at once: an encoder's, or that of contexts.
+"""Prefill attention: packed rows attend to themselves, causally or in both directions, with a bias or without.
 
 Flash attention (Dao 2023): a program takes some queries of a row and a head, and goes over the row's keys. The bias is
 not read from a mask as large as the scores: ALiBi's is computed, T5's is looked up by distance, and beyond the furthest
@@ -66,7 +66,7 @@ def _over_blocks(  # noqa: C901 (one kernel)
     size: tl.constexpr, width: tl.constexpr, block_n: tl.constexpr, kind: tl.constexpr, is_edge: tl.constexpr,
     is_causal: tl.constexpr, is_native: tl.constexpr,
 ):  # fmt: skip
-    """Attend to so many blocks of keys from block on, without those skipped where the gap is."""
+    """Attend to ``count`` blocks of keys from ``block`` on; at ``gap``, ``skipped`` blocks are left out."""
     places, dims = tl.arange(0, block_n), tl.arange(0, width)
     offsets = places[:, None] * token_stride + dims[None, :]
     slope, before, behind = 0.0, 0.0, 0.0
@@ -112,7 +112,7 @@ def _over_blocks(  # noqa: C901 (one kernel)
 
 @triton.jit(do_not_specialize=("rows",))
 def _cut(ends, blocks, rows, queries: tl.constexpr):
-    """Note of a block where its row begins, how long that is, and the block's first token there; see PackedRows."""
+    """Write where a block's row begins, how long that row is, and the block's first token there; see PackedRows."""
     index = tl.program_id(0)
     later, before, passed = 0, 0, 0  # rows behind the block's; blocks of these; blocks of the rows looked at
     for first in range(0, rows, _ROWS_AT_ONCE):
@@ -145,7 +145,7 @@ class PackedRows:
         self._blocks: dict[int, Tensor] = {}
 
     def cut(self, queries: int) -> Tensor:
-        """Cut rows into blocks of so many tokens; good for all layers.
+        """Cut rows into blocks of ``queries`` tokens, for all layers.
 
         Returns:
             int32 [n, 3]: where each block's row begins, how long that is, and the block's first token in its row. The
@@ -219,8 +219,8 @@ def attend_rows(
 
     Args:
         q: [H, T, D]; the last axis without gaps.
-        k: likewise.
-        v: likewise.
+        k: as q.
+        v: as q.
         rows: of these tokens.
         scale: of q k.
         bias: ALiBi's slopes, fp32 [H]; or fp32 [H, 2 n + 1], of a key n or more tokens before its query to one n or

@@ -134,7 +134,7 @@ def draw_tokens(logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, unif
 
 
 def warm_up(columns: int, device: torch.device) -> None:
-    """Have the kernel compiled, for logits of so many columns."""
+    """Compile the kernel for logits of this many columns."""
     row = torch.zeros(1, dtype=torch.long, device=device)
     draw_tokens(torch.zeros(1, columns, device=device), row, row, row.float(), row.double())
 
@@ -177,7 +177,7 @@ def _argmax_step(
 
 
 def argmax_step(logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
-    """Choose, have the next step begin with what was chosen, and go on by a position.
+    """Choose each row's argmax, write it as the next input token, and advance the position.
 
     Args:
         logits: fp32 [B, V], contiguous.
