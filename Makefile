@@ -18,9 +18,10 @@ test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in two 
 	tests/install
 	$(RUN) -m pytest $(BOTH_CORES)
 
-torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints and command lines, for about an hour
+CAMPAIGN := hour
+torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five
 	tests/install
-	$(RUN) -m pytest tests/torture --campaign full
+	$(RUN) -m pytest tests/torture --campaign $(CAMPAIGN)
 
 test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual environment of their own
 	.venv-nemo/bin/python -m pytest tests/with_nemo

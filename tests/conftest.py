@@ -20,7 +20,7 @@ ALONE = {"bcp", "slurm", "integration", "torture"}
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-golden", action="store_true", help="write golden files instead of comparing them")
     parser.addoption(
-        "--campaign", choices=("small", "full"), default="small", help="how much tests/torture tries: a share, or all"
+        "--campaign", choices=("small", "hour", "full"), default="small", help="how much tests/torture tries"
     )
 
 

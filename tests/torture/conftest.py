@@ -1,4 +1,4 @@
-"""Campaigns of faults and hostile input: a small share by default, all of it with ``--campaign full``."""
+"""Campaigns of faults and hostile input: a small share by default, more with ``--campaign hour``, all with ``full``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CAMPAIGN = "campaign"
 
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest) -> Campaign:
-    return Campaign(is_full=request.config.getoption("--campaign") == "full")
+    return Campaign(request.config.getoption("--campaign"))
 
 
 @pytest.fixture

@@ -33,10 +33,18 @@ class Tally:
 
 @dataclass(frozen=True)
 class Campaign:
-    """How large this run's campaigns are."""
+    """How large this run's campaigns are.
 
-    is_full: bool
+    Attributes:
+        size: "small" in the test suite; "hour": what about an hour takes; "full": everything, for hours.
+    """
+
+    size: str
+
+    @property
+    def is_full(self) -> bool:
+        return self.size == "full"
 
     def trials(self, small: int, full: int) -> int:
-        """Number of trials: ``small`` in the test suite, ``full`` in ``make torture``."""
-        return full if self.is_full else small
+        """Number of trials: ``small``, a sixth of ``full``, or ``full``."""
+        return {"small": small, "hour": max(small, full // 6), "full": full}[self.size]
