@@ -1,11 +1,11 @@
-"""Files to a GPU at the rate of its link: read ahead by several threads into pinned memory, copied from there.
+"""Copy files to a GPU at the rate of its link: several threads read ahead into pinned memory, which the GPU copies.
 
-A shard that is mapped and copied comes over page by page, by one thread, through a buffer of the driver's: a fraction
-of what the link carries. Here threads read parts of the files, in the order in which they will be asked for, and each
-piece of a part is on its way to the GPU while the next one is read. All pieces together stay in the processor's cache,
-from which the GPU fetches them. Whoever gives up Python's lock for a call waits for all other threads behind it: that
-took as long as the reading. So a piece gives it up once, to be read; what asks the GPU to fetch it is the driver's own
-function, called with the lock held, where torch's would let go of it.
+A shard that is mapped and copied is transferred page by page, by one thread, through a buffer of the driver's, at a
+fraction of the link's rate. Here threads read parts of the files, in the order in which the shards will be asked for,
+and each piece of a part is copied to the GPU while the next one is read. All pieces together stay in the processor's
+cache, from which the GPU copies them. A thread that releases Python's global lock (GIL) for a call then waits for all
+other threads: that took as long as the reading. So each piece releases it once, to be read; the copy is started by the
+driver's own function, which is called with the lock held, where torch's would release it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from torch import Tensor
 from ..errors import WeightsError
 from .shards import Order, Shards, check_file
 
-AHEAD_BYTES = 1 << 30  # of what is read ahead; a larger file is read by itself
+AHEAD_BYTES = 1 << 30  # that are read ahead; a larger file is read by itself
 _PART_BYTES = 32 << 20  # what a thread reads of a file at a time
 _PIECE_BYTES = 8 << 20
 _THREADS = max(4, min(12, len(os.sched_getaffinity(0))))  # with 16 a load took longer
-_cuda: Any = torch.cuda  # torch gives no types to what is needed of it
-_BUFFERS = _THREADS + 4  # one for each thread; the others are being fetched
+_cuda: Any = torch.cuda  # torch has no types for the functions that are used here
+_BUFFERS = _THREADS + 4  # one for each thread; the others are being copied
 
 
 @dataclass
 class _Buffer:
-    """Memory for a piece, from which a GPU fetches by itself.
+    """Pinned memory for a piece.
 
     Attributes:
         memory: [_PIECE_BYTES].
-        view: of it, to read a file into.
-        is_sent: happens when it may be written to again; None: there is no GPU.
+        view: of the memory, to read a file into.
+        is_sent: event after which the memory may be overwritten; None: there is no GPU.
     """
 
     memory: Tensor
@@ -52,9 +52,9 @@ class _Buffer:
 
 
 class StagedFiles:
-    """Gives the shards of a checkpoint on a device, in a given order; a context manager.
+    """A context manager that gives the shards of a checkpoint on a device, in a given order.
 
-    Its memory is being pinned as soon as there is one, while its user still plans.
+    It pins its memory in the background as soon as it is made, while the caller still plans.
 
     Args:
         directory: of the files.
@@ -75,13 +75,13 @@ class StagedFiles:
         self._pinned = self._pool.submit(self._pin)
 
     def __enter__(self) -> StagedFiles:
-        """Give itself."""
+        """Return this object."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the threads; pieces that are on their way arrive."""
+        """End the threads, and wait for the copies that are under way."""
         self._pool.shutdown(cancel_futures=True)
         if self._is_gpu and not (self._pinned.cancelled() or self._pinned.exception()):
             self._stream.synchronize()
@@ -105,7 +105,7 @@ class StagedFiles:
         return content.view(self._dtype).view(shape)
 
     def _begin(self, file: str, shape: tuple[int, ...]) -> None:
-        """Have a file read."""
+        """Start reading a file."""
         path, size = self._directory / file, torch.Size(shape).numel() * self._dtype.itemsize
         check_file(path, shape, self._dtype)
         content = torch.empty(size, dtype=torch.uint8, device=self._device)
@@ -120,7 +120,7 @@ class StagedFiles:
         self._ahead_bytes += size
 
     def _bring(self, path: Path, start: int, target: Tensor, free: Any) -> None:
-        """Read a part, and send it on its way."""
+        """Read a part, and copy it to the device."""
         self._pinned.result()
         if self._is_gpu:
             self._stream.wait_event(free)
@@ -155,7 +155,7 @@ class StagedFiles:
             torch.cuda.set_device(self._stream.device)
 
     def _pin(self) -> None:
-        """Let the GPU fetch from memory by itself: 20 ms, beside other work."""
+        """Pin the memory: 20 ms, beside other work."""
         if self._is_gpu:
             place = self._memory.data_ptr(), self._memory.nbytes
             _cuda.check_error(_cuda.cudart().cudaHostRegister(*place, 0))
@@ -163,7 +163,7 @@ class StagedFiles:
 
 @lru_cache
 def _driver() -> Any:
-    """Give the driver's library: functions that keep Python's lock while they run."""
+    """Give the driver's library, whose functions run with the GIL held."""
     driver = ctypes.PyDLL("libcuda.so.1")
     driver.cuMemcpyHtoDAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     return driver

@@ -53,7 +53,7 @@ _VARYING = ("row_stride", "head_stride", "table_stride", "pieces", "distances", 
 
 @triton.jit
 def _pages_of(table, first, end, block: tl.constexpr, page_tokens: tl.constexpr):
-    """Pages of the cells from first on: one number where a block lies in a page, else [block]."""
+    """Pages of the cells from first on: one page where a block lies within a page, else [block]."""
     if page_tokens % block == 0:
         pages = tl.load(table + first // page_tokens, first < end, 0, cache_modifier=".cg")
     else:
