@@ -50,12 +50,12 @@ class Request:
 
     @property
     def batch_size(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return len(self.sampling)
 
     @property
     def beam_width(self) -> int:
-        """Of every row; 1 is sampling."""
+        """The beam width of every row; 1 is sampling."""
         return self.sampling[0].beam_width
 
     @property
@@ -65,7 +65,7 @@ class Request:
 
     @property
     def max_tokens(self) -> int:
-        """Of the row that may generate most."""
+        """The most tokens that any row may generate."""
         return max(row.max_tokens for row in self.sampling)
 
 
