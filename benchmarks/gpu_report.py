@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.gpu_sizes import SIZES
-from evaluation.report.markdown_text import markdown_table
+from evaluation.report.formatting import markdown_table
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, exit_status
 

@@ -20,7 +20,7 @@ from backends.fastertransformer.engine.engine import Engine
 from backends.fastertransformer.engine.scheduling.sequence import Answer
 from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import EMPTY
-from evaluation.client.tensors import NEVER_END_ID
+from evaluation.client.request_tensors import NEVER_END_ID
 from evaluation.speed.wire import encode
 from evaluation.speed.workload import Prompt
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING

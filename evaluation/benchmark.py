@@ -16,10 +16,16 @@ from itertools import product
 import numpy as np
 
 from evaluation.arguments import BenchmarkArguments
-from evaluation.client.answers import read_generations
+from evaluation.client.answer_tensors import read_generations
 from evaluation.client.client import Client, UnreachableError
-from evaluation.client.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
-from evaluation.client.tensors import NEVER_END_ID, IdsRequest, prepare_ids
+from evaluation.client.request_tensors import NEVER_END_ID, IdsRequest, prepare_ids
+from evaluation.client.served_model import (
+    DeployedModel,
+    check_identity,
+    expected_digest,
+    find_endpoint,
+    inspect_endpoint,
+)
 from evaluation.report.provenance import timestamp
 from evaluation.speed.costs import CostMeter, server_log
 from evaluation.speed.figures import Context, compute_figures
@@ -159,7 +165,7 @@ def _counted(requests: Iterable[IdsRequest], advance: Callable[[], None]) -> Ite
         advance()
 
 
-def _rows(arguments: BenchmarkArguments, served: ServedModel, points: Sequence[Point]) -> list[Row]:
+def _rows(arguments: BenchmarkArguments, served: DeployedModel, points: Sequence[Point]) -> list[Row]:
     row = Row(triton_model=arguments.model, warmup_requests=arguments.warmup, repeats=arguments.repeats)
     row = describe_deployment(served, row, (arguments.seed, arguments.vocab_size))
     return [

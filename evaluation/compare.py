@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evaluation.report.formatting import show_figure
 from evaluation.report.measurements import HIGHER, Measurement, Report, read_report
-from evaluation.report.number_text import show_figure
 from evaluation.report.page import render_page
 from evaluation.speed.cells import render
 from handover.durable import write_atomically

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 from evaluation.client.client import Client
 from evaluation.client.conversation import Conversation, show, stream_text
+from evaluation.client.request_tensors import Sampling
 from evaluation.client.served_model import DEFAULT_RESULTS, DEFAULT_URL, find_endpoint, inspect_endpoint
-from evaluation.client.tensors import Sampling
 from evaluation.client.tokenizer import load_tokenizer
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, exit_status
 
 _SESSION_LEN = 1024
-"""Of a conversation whose model's limit is unknown."""
+"""Tokens of a conversation if the model's limit is unknown."""
 
 
 def main(argv: Sequence[str]) -> None:

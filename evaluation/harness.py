@@ -27,9 +27,9 @@ except ModuleNotFoundError as error:
         raise SystemExit(f"harness: {error}\n  hint: pip install 'lm_eval==0.4.13' 'pyarrow<24'") from None
     raise
 
-from evaluation.client.asking import ask_all, in_batches
 from evaluation.client.client import Client
 from evaluation.client.served_model import check_identity, check_still_served, find_endpoint, inspect_endpoint
+from evaluation.client.target import ask_all, in_batches
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.harness_writing import Writer
 from evaluation.tasks.scoring import Scorer, model_inside

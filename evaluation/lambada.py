@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evaluation.arguments import LambadaArguments
-from evaluation.client.asking import Target, find_target, find_tokenizer
+from evaluation.client.target import Target, find_target, find_tokenizer
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.lambada.data import KNOWN_FILES, check_data, read_texts
 from evaluation.tasks.lambada.score import score_sample, summarise
-from evaluation.tasks.lambada.task import Sample, Span, prepare_sample
+from evaluation.tasks.lambada.span_scoring import SpanScorer
+from evaluation.tasks.lambada.spans import Sample, Span, prepare_sample
 from evaluation.tasks.outcome import Outcome
-from evaluation.tasks.span_scoring import Judge
 from handover.errors import exit_status
 
 TASK = "lambada"
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
     for sample in samples:
         for span, wants_log_prob in sample.spans.items():
             spans[span] = spans.get(span, False) or wants_log_prob
-    answers = Judge(target, arguments, tokenizer).judge(spans)
+    answers = SpanScorer(target, arguments, tokenizer).score(spans)
     scores = [score_sample(sample, answers) for sample in samples]
     outcome = Outcome(
         task=TASK,

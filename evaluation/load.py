@@ -17,7 +17,13 @@ from pathlib import Path
 from tritonclient import grpc as triton
 
 from evaluation.client.client import Client
-from evaluation.client.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
+from evaluation.client.served_model import (
+    DeployedModel,
+    check_identity,
+    expected_digest,
+    find_endpoint,
+    inspect_endpoint,
+)
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.speed.costs import server_log
 from evaluation.speed.exports import write_point, write_summary
@@ -130,7 +136,7 @@ def _transaction_policy(endpoint: Endpoint, model: str) -> tuple[bool, int | Non
     return bool(config.model_transaction_policy.decoupled), delay_us, max(1, config.max_batch_size)
 
 
-def _read_prompts(arguments: LoadArguments, served: ServedModel) -> list[Prompt]:
+def _read_prompts(arguments: LoadArguments, served: DeployedModel) -> list[Prompt]:
     if arguments.prompt_file is None:
         return []
     if not arguments.prompt_file.is_file():
@@ -142,7 +148,7 @@ def _read_prompts(arguments: LoadArguments, served: ServedModel) -> list[Prompt]
     return prompts
 
 
-def _words(arguments: LoadArguments, served: ServedModel, vocab_size: int) -> Words:
+def _words(arguments: LoadArguments, served: DeployedModel, vocab_size: int) -> Words:
     """Find what random texts can be made of."""
     if served.directory is None:
         raise ConfigError(

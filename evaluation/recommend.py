@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from evaluation.report.data import collect_findings
-from evaluation.report.number_text import show_figure
+from evaluation.report.formatting import show_figure
 from evaluation.report.ranking import (
     FIGURES,
     RANKING_COLUMNS,

@@ -10,14 +10,13 @@ import json
 from collections.abc import Sequence
 
 from evaluation.arguments import SquadArguments
-from evaluation.client.asking import find_target, find_tokenizer
 from evaluation.client.prompt_learning import read_task
+from evaluation.client.target import find_target, find_tokenizer
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.outcome import Outcome
 from evaluation.tasks.prompt_template import Template
 from evaluation.tasks.prompting import Answer, Completer, Prompt, Prompter
-from evaluation.tasks.squad.check import FIELDS, check_squad
-from evaluation.tasks.squad.data import Question
+from evaluation.tasks.squad.data import FIELDS, Question, check_squad
 from evaluation.tasks.squad.score import Score, exact_match, f1_score, summarise
 from handover.digests import file_digest
 from handover.durable import write_atomically

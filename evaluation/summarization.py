@@ -12,8 +12,8 @@ from functools import partial
 
 from evaluation.arguments import TextPairArguments
 from evaluation.tasks.metric import share
-from evaluation.tasks.rouge import rouge_l, rouge_lsum, rouge_n
-from evaluation.tasks.text_task import Scored, TextSample, Written, run_text_task
+from evaluation.tasks.texts.rouge import rouge_l, rouge_lsum, rouge_n
+from evaluation.tasks.texts.run import Scored, TextSample, Written, run_text_task
 from handover.errors import exit_status
 
 TASK = "summarization"

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from evaluation.arguments import SweepReportArguments
+from evaluation.report.formatting import escape_markdown, markdown_table, show_figure
 from evaluation.report.html import pareto_plots
-from evaluation.report.markdown_text import escape_markdown, markdown_table
-from evaluation.report.number_text import show_figure
 from evaluation.report.page import Plot, render_page
 from evaluation.report.plots import draw_latency_by_size
 from evaluation.report.ranking import (

@@ -13,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from evaluation.arguments import TextPairArguments
 from evaluation.tasks.metric import Metric
-from evaluation.tasks.text_task import Scored, Written, run_text_task
+from evaluation.tasks.texts.run import Scored, Written, run_text_task
 from handover.errors import exit_status
 
 TASK = "translation"

@@ -17,9 +17,9 @@ from typing import Any
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from evaluation.client.answers import Generation, read_completions, read_generations
+from evaluation.client.answer_tensors import Generation, read_completions, read_generations
+from evaluation.client.request_tensors import LearntPrompt, Sampling, prepare_ids, prepare_texts
 from evaluation.client.streaming import Turn, stream
-from evaluation.client.tensors import LearntPrompt, Sampling, prepare_ids, prepare_texts
 from handover.errors import ServerError
 
 _FIRST_PAUSE_S = 0.2

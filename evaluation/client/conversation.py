@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from tritonclient.grpc import InferInput
 
 from evaluation.client.client import Client
+from evaluation.client.request_tensors import Sampling, add_session, prepare_texts
 from evaluation.client.streaming import Turn
-from evaluation.client.tensors import Sampling, add_session, prepare_texts
 from handover.errors import ServerError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from evaluation.client.tensors import LearntPrompt
+from evaluation.client.request_tensors import LearntPrompt
 from evaluation.tasks.prompt_template import Template, make_template
 from ft_format.config_ini import FILE_NAME, ConfigIni
 from ft_format.values import INDEX, one_of

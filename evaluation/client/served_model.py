@@ -21,7 +21,7 @@ _MODEL = "fastertransformer"
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class DeployedModel:
     """A deployment and what is known about its model.
 
     Attributes:
@@ -59,7 +59,7 @@ def find_endpoint(source: str | Path | None, results: Path = DEFAULT_RESULTS) ->
     return Endpoint.read(newest if newest is not None else DEFAULT_URL)
 
 
-def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = None) -> ServedModel:
+def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = None) -> DeployedModel:
     """Find the served model's directory and read its dimensions from ``config.ini``.
 
     Args:
@@ -74,12 +74,12 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
     directory = _model_directory(endpoint, parameters or {})
     name = _exported_name(endpoint)
     if directory is None:
-        return ServedModel(endpoint, name)
+        return DeployedModel(endpoint, name)
     ini = ConfigIni.read(directory, ArtefactError)
     section = ini.with_key("vocab_size")
     if section is None:
-        return ServedModel(endpoint, name, directory)
-    return ServedModel(
+        return DeployedModel(endpoint, name, directory)
+    return DeployedModel(
         endpoint,
         name,
         directory,

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from evaluation.client.served_model import ServedModel
+from evaluation.client.served_model import DeployedModel
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import GENERATED, Outcome, Position, summarise
 from evaluation.parity.findings import Findings
-from evaluation.report.provenance import timestamp
-from evaluation.speed.cells import plain
+from evaluation.tasks import outcome as files
 from handover.digests import file_digest
-from handover.durable import write_atomically
-from handover.manifest import Manifest, record_files
-from handover.provenance import read_commit
 
 TASK = "parity"
 
 
 def write_results(
     arguments: ParityArguments,
-    served: ServedModel,
+    served: DeployedModel,
     positions: Sequence[Position],
     outcome: Outcome,
     source: Mapping[str, Any],
@@ -42,37 +35,27 @@ def write_results(
         source: what was compared with, for the record.
         findings: of passages.
     """
-    endpoint, output = served.endpoint, arguments.output
     metrics = (*summarise(positions), *findings.metrics)
-    _write_table(output / "positions.csv", [dataclasses.asdict(position) for position in positions])
-    _write_table(output / "prompts.csv", list(_by_prompt(positions)))
+    tables: dict[str, Sequence[Any]] = {"positions.csv": positions, "prompts.csv": list(_by_prompt(positions))}
     if findings.scales:
-        _write_table(output / "scales.csv", [dataclasses.asdict(scale) for scale in findings.scales])
+        tables["scales.csv"] = findings.scales
     first = outcome.first_difference
     verdict = {
         "verdict": outcome.verdict,
         "reasons": list(outcome.reasons),
         "first_difference": None if first is None else {"prompt": first[0], "token": first[1]},
     }
+    endpoint, data = served.endpoint, _describe_data(arguments.data_path)
     served_model = {"model": arguments.model, "engine": endpoint.engine, "model_digest": endpoint.model_digest}
-    content = {
-        "task": TASK,
-        "metrics": [metric.to_json() for metric in metrics],
-        "samples": len({position.prompt for position in positions}),
-        "failed": 0,
-        "data": _describe_data(arguments.data_path),
-        "model": {**served_model, **endpoint.settings},
-        "source": source,
-        **verdict,
-        "commit": read_commit(),
-        "timestamp": timestamp(),
-    }
-    write_atomically(output / "metrics.json", json.dumps(content, indent=1) + "\n")
-    figures = {metric.name: metric.value for metric in metrics}
-    summary = {**verdict, **figures, "source": source, **served_model}
-    write_atomically(output / "summary.json", json.dumps(summary, indent=1) + "\n")
-    made_from = {"data": content["data"], "model": content["model"], "source": source}
-    Manifest("evaluation", record_files(output), made_from, {"commit": str(content["commit"])}).write(output)
+    model = {**served_model, **endpoint.settings}
+    prompts = len({position.prompt for position in positions})
+    files.write_results(
+        arguments.output,
+        tables,
+        {**verdict, **{metric.name: metric.value for metric in metrics}, "source": source, **served_model},
+        files.describe_results(TASK, metrics, prompts, 0, {"data": data, "model": model, "source": source, **verdict}),
+        {"data": data, "model": model, "source": source},
+    )
 
 
 def _describe_data(file: Path | None) -> dict[str, str]:
@@ -94,11 +77,3 @@ def _by_prompt(positions: Sequence[Position]) -> Iterable[dict[str, Any]]:
             "first_differing_token": next((row.place for row in generated if not row.agrees), None),
             **{name: figures[name] for name in figures if name != "identical_continuations"},
         }
-
-
-def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({name: int(cell) if isinstance(cell, bool) else plain(cell) for name, cell in row.items()})

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from evaluation.client.client import Client, ModelInterface
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
 from evaluation.client.served_model import (
-    ServedModel,
+    DeployedModel,
     check_identity,
     check_unchanged,
     expected_digest,
     find_endpoint,
     inspect_endpoint,
 )
-from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
 from evaluation.parity.comparison import Outcome, Position, Served, compare, decide
@@ -114,7 +114,7 @@ def conclude(outcome: Outcome, findings: Findings) -> Outcome:
     return replace(outcome, reasons=(*outcome.reasons, *findings.shown))
 
 
-def _inspect(arguments: ParityArguments) -> tuple[ServedModel, ModelInterface]:
+def _inspect(arguments: ParityArguments) -> tuple[DeployedModel, ModelInterface]:
     endpoint = find_endpoint(arguments.endpoint)
     check_identity(endpoint, expected_digest(None, arguments.model_repository))
     with Client(endpoint.grpc_url) as client:
@@ -124,7 +124,7 @@ def _inspect(arguments: ParityArguments) -> tuple[ServedModel, ModelInterface]:
     return inspect_endpoint(endpoint, interface.parameters), interface
 
 
-def _encode(arguments: ParityArguments, prompts: list[str | Ids], served: ServedModel) -> list[Ids]:
+def _encode(arguments: ParityArguments, prompts: list[str | Ids], served: DeployedModel) -> list[Ids]:
     directory = arguments.tokenizer or served.directory
     needs_tokenizer = any(isinstance(prompt, str) for prompt in prompts)
     tokenizer = load_tokenizer(directory) if needs_tokenizer and directory else None
@@ -132,7 +132,7 @@ def _encode(arguments: ParityArguments, prompts: list[str | Ids], served: Served
     return encode_prompts(prompts, tokenizer, served.vocab_size, room)
 
 
-def _precision(served: ServedModel, interface: ModelInterface) -> str:
+def _precision(served: DeployedModel, interface: ModelInterface) -> str:
     formats = served_formats(served, interface)
     return served_precision(formats.weight_data_type, formats.data_type, formats.int8_mode)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evaluation.client.client import Client, ModelInterface
-from evaluation.client.served_model import ServedModel
+from evaluation.client.served_model import DeployedModel
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import Served
 from evaluation.parity.distances import compare_plainly
@@ -41,7 +41,7 @@ class _Asked:
 
 def survey(
     arguments: ParityArguments,
-    served: ServedModel,
+    served: DeployedModel,
     interface: ModelInterface,
     reference: Reference,
     answers: Sequence[Served],
@@ -73,14 +73,14 @@ def survey(
     return replace(found, notes=(*found.notes, *notes))
 
 
-def served_formats(served: ServedModel, interface: ModelInterface) -> Formats:
+def served_formats(served: DeployedModel, interface: ModelInterface) -> Formats:
     """Number formats of a deployment, as far as it says them."""
     settings = {**interface.parameters, **served.endpoint.settings}
     weights = settings.get("weight_data_type") or served.weight_data_type
     return Formats(weights, settings.get("data_type", ""), settings.get("int8_mode", ""))
 
 
-def _room(served: ServedModel, interface: ModelInterface, reference: Reference) -> Room:
+def _room(served: DeployedModel, interface: ModelInterface, reference: Reference) -> Room:
     # What ids from a tuned prompt's first one on stand for is no token.
     limits = (reference.vocab_size, served.vocab_size, served.first_prompt_id)
     return Room(min(each for each in limits if each), served.max_positions, interface.is_encoder_decoder)
@@ -103,7 +103,7 @@ def _ask(arguments: ParityArguments, url: str, interface: ModelInterface, room: 
 
 def _compare(
     arguments: ParityArguments,
-    served: ServedModel,
+    served: DeployedModel,
     interface: ModelInterface,
     reference: Reference,
     asked: _Asked,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from evaluation.compare import Difference, difference
 from evaluation.gate import Check, decide, verdict
+from evaluation.report.formatting import show_figure
 from evaluation.report.measurements import Measurement, Report, read_report
-from evaluation.report.number_text import show_figure
 from evaluation.report.thresholds import read_thresholds
 from handover.errors import ArtefactError
 

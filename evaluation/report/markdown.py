@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation.report.data import Evaluation, Findings
+from evaluation.report.formatting import escape_markdown, markdown_table
 from evaluation.report.judgement import Judgement
-from evaluation.report.markdown_text import escape_markdown, markdown_table
 from evaluation.report.tables import NUMERIC, benchmark_heading, benchmark_tables, failed_points
 from evaluation.report.text import (
     ACCURACY_COLUMNS,

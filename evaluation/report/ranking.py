@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluation.report.data import Findings
-from evaluation.report.number_text import show_figure, show_with_noise
+from evaluation.report.formatting import show_figure, show_with_noise
 from evaluation.speed.figures import STATISTICS
 from evaluation.speed.table import STATIC, Row
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evaluation.arguments import POINTS_NAME
 from evaluation.report.data import Findings, collect_findings
-from evaluation.report.number_text import show_figure
+from evaluation.report.formatting import show_figure
 from evaluation.report.ranking import Candidate, find_candidates
 from evaluation.report.text import accuracy_cells
 from handover.errors import ArtefactError

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from evaluation.report.benchmarks import Benchmark
-from evaluation.report.number_text import show_figure, show_with_noise
+from evaluation.report.formatting import show_figure, show_with_noise
 from evaluation.speed.costs import COST_FIGURES
 from evaluation.speed.figures import DISTRIBUTIONS, PERCENTILES, STATISTICS
 from evaluation.speed.table import OK, Row

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from evaluation.report.data import Evaluation, Findings, StageOutcome
+from evaluation.report.formatting import show_figure
 from evaluation.report.judgement import Judgement
-from evaluation.report.number_text import show_figure
 from evaluation.report.tables import speed_sentences
 from evaluation.speed.table import Row
 from evaluation.tasks.metric import HOLDS, INCONCLUSIVE, Metric

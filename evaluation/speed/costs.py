@@ -42,7 +42,7 @@ _LOADING = re.compile(r"^[IWE](\d{4} \d\d:\d\d:\d\d\.\d+).*\] \"?(loading: |succ
 
 @dataclass(frozen=True)
 class _Usage:
-    """Of some processes: processor seconds so far, and peak memory in bytes; None where nothing can be read."""
+    """Processor seconds and peak memory in bytes of some processes; None where nothing can be read."""
 
     cpu_s: float | None
     peak_bytes: int | None

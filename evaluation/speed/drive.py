@@ -1,4 +1,4 @@
-"""Keep the load up and cut the stream of answers into repeats.
+"""Generate load and cut the stream of answers into repeats.
 
 The load never pauses between warm-up and the last repeat; what is still in flight when the last repeat ends is waited
 for and not counted.
@@ -30,7 +30,7 @@ class Asks(Protocol):
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """So many requests are in flight at any time; each answer triggers the next request.
+    """A constant number of requests is in flight; each answer triggers the next request.
 
     Attributes:
         concurrency: requests in flight.
@@ -214,7 +214,7 @@ async def _beside(measuring: Callable[[], Awaitable[None]] | None, recorder: Rec
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Keep the collector from stopping the client for milliseconds amid a measurement."""
+    """Disable the garbage collector, which would stop the client for milliseconds during a measurement."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evaluation.client.client import Client, UnreachableError
-from evaluation.client.served_model import ServedModel, check_unchanged, has_random_weights
+from evaluation.client.served_model import DeployedModel, check_unchanged, has_random_weights
 from evaluation.report.provenance import describe_machine
 from evaluation.speed.table import FAILED, OK, Row, Table
 from handover.endpoint import VERSIONS, Endpoint
@@ -74,7 +74,7 @@ class Sweep:
         table: shape of the table.
         points: rows without figures, in the order of measuring.
         seed: of prompts.
-        steps, unit: what the progress bar counts: so many steps a point at most.
+        steps, unit: what the progress bar counts, and how many of it a point has at most.
         measure: measures one point and calls its second argument after each step.
         describe: words one finished row for the terminal.
         prepare: called once before the first point is measured.
@@ -155,7 +155,7 @@ class Sweep:
         }
 
 
-def describe_deployment(served: ServedModel, row: Row, decisive: Sequence[object]) -> Row:
+def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[object]) -> Row:
     """Fill in what all rows of a sweep have in common.
 
     Args:
@@ -187,7 +187,7 @@ def describe_deployment(served: ServedModel, row: Row, decisive: Sequence[object
     return replace(row, settings_fingerprint=hashlib.sha256(text.encode()).hexdigest()[:12])
 
 
-def find_vocab_size(given: int | None, served: ServedModel) -> int:
+def find_vocab_size(given: int | None, served: DeployedModel) -> int:
     """Size of the vocabulary that random prompts are drawn from.
 
     Raises:

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
-from evaluation.client.tensors import NEVER_END_ID, prepare_ids, prepare_texts
+from evaluation.client.request_tensors import NEVER_END_ID, prepare_ids, prepare_texts
 from evaluation.speed.record import RequestRecord
 from evaluation.speed.workload import Prompt
 from handover.errors import ServerError

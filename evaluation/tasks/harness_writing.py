@@ -8,9 +8,9 @@ from typing import Any
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from evaluation.client.answers import read_completions
+from evaluation.client.answer_tensors import read_completions
 from evaluation.client.client import Client
-from evaluation.client.tensors import Sampling, prepare_texts
+from evaluation.client.request_tensors import Sampling, prepare_texts
 from evaluation.client.tokenizer import Tokenizer
 
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "repetition_penalty")

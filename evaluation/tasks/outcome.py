@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from evaluation.client.served_model import ServedModel, check_still_served
+from evaluation.client.served_model import DeployedModel, check_still_served
 from evaluation.report.provenance import timestamp
 from evaluation.speed.cells import plain
 from evaluation.tasks.metric import Metric
@@ -59,7 +59,7 @@ class Outcome:
         """Samples without a score."""
         return [sample for sample in self.samples if sample.error]
 
-    def write(self, output: Path, model: str, served: ServedModel) -> None:
+    def write(self, output: Path, model: str, served: DeployedModel) -> None:
         """Write the five files.
 
         Args:
@@ -71,32 +71,22 @@ class Outcome:
             ServerError: the deployment was replaced by one of another model since it was asked.
         """
         check_still_served(served.endpoint, model)
-        output.mkdir(parents=True, exist_ok=True)
         endpoint = served.endpoint
         asked = {"model": model, "engine": endpoint.engine, "model_digest": endpoint.model_digest, **endpoint.settings}
-        content = {
-            "task": self.task,
-            "metrics": [figure.to_json() for figure in self.metrics],
-            "samples": len(self.samples),
-            "failed": len(self.failed),
+        about = {
             "cut_contexts": self.cut_contexts,
             "data": dict(self.data),
             "settings": dict(self.settings),
             "model": asked,
-            "commit": read_commit(),
-            "timestamp": timestamp(),
         }
-        _write_rows(output / SAMPLES_NAME, self.samples)
-        _write_rows(output / TABLE_NAME, self.metrics)
-        write_atomically(output / SUMMARY_NAME, json.dumps(self.summary(asked), indent=1) + "\n")
-        write_atomically(output / METRICS_NAME, json.dumps(content, indent=1) + "\n")
-        made_from = {
-            "data": content["data"],
-            "settings": content["settings"],
-            "model": asked,
-            "samples": len(self.samples),
-        }
-        Manifest("evaluation", record_files(output), made_from, {"commit": str(content["commit"])}).write(output)
+        samples = len(self.samples)
+        write_results(
+            output,
+            {SAMPLES_NAME: self.samples, TABLE_NAME: self.metrics},
+            self.summary(asked),
+            describe_results(self.task, self.metrics, samples, len(self.failed), about),
+            {"data": about["data"], "settings": about["settings"], "model": asked, "samples": samples},
+        )
 
     def summary(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """Shape the figures as lm-evaluation-harness does; what is missing is null."""
@@ -126,12 +116,63 @@ class Outcome:
             )
 
 
-def _write_rows(path: Path, rows: Sequence[Any]) -> None:
-    def cell(value: Any) -> Any:
-        return "" if value is None else int(value) if isinstance(value, bool) else plain(value)
+def describe_results(
+    task: str, metrics: Sequence[Metric], samples: int, failed: int, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Content of ``metrics.json``.
 
+    Args:
+        task: its name.
+        metrics: figures, in order.
+        samples: how many were asked for.
+        failed: how many of them have no score.
+        about: what the figures rest on.
+    """
+    return {
+        "task": task,
+        "metrics": [figure.to_json() for figure in metrics],
+        "samples": samples,
+        "failed": failed,
+        **about,
+        "commit": read_commit(),
+        "timestamp": timestamp(),
+    }
+
+
+def write_results(
+    output: Path,
+    tables: Mapping[str, Sequence[Any]],
+    summary: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    made_from: Mapping[str, Any],
+) -> None:
+    """Write what a task or a comparison leaves, the manifest last.
+
+    Args:
+        output: directory.
+        tables: rows of each CSV file by its name, as for ``write_rows``.
+        summary: content of ``summary.json``.
+        metrics: content of ``metrics.json``, see ``describe_results``.
+        made_from: for the manifest.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    for name, rows in tables.items():
+        write_rows(output / name, rows)
+    write_atomically(output / SUMMARY_NAME, json.dumps(summary, indent=1) + "\n")
+    write_atomically(output / METRICS_NAME, json.dumps(metrics, indent=1) + "\n")
+    Manifest("evaluation", record_files(output), made_from, {"commit": str(metrics["commit"])}).write(output)
+
+
+def write_rows(path: Path, rows: Sequence[Any]) -> None:
+    """Write a CSV table; truth values are 0 and 1, and a missing value is an empty cell.
+
+    Args:
+        path: of the file.
+        rows: dataclasses of one type, or mappings with the same keys.
+    """
+    given = [row if isinstance(row, Mapping) else dataclasses.asdict(row) for row in rows]
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        for row in rows[:1]:
-            writer.writerow([column.name for column in dataclasses.fields(row)])
-        writer.writerows([cell(value) for value in dataclasses.astuple(row)] for row in rows)
+        writer.writerows([*row] for row in given[:1])
+        for row in given:
+            writer.writerow(int(cell) if isinstance(cell, bool) else plain(cell) for cell in row.values())

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluation.arguments import TaskArguments
-from evaluation.client.answers import read_completions
-from evaluation.client.asking import Target, ask_all, in_batches
+from evaluation.client.answer_tensors import read_completions
 from evaluation.client.client import Client
-from evaluation.client.tensors import LearntPrompt, Sampling, prepare_texts
+from evaluation.client.request_tensors import LearntPrompt, Sampling, prepare_texts
+from evaluation.client.target import Target, ask_all, in_batches
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.prompt_template import Template, split_virtual
 from handover.errors import ConfigError

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evaluation.client.answers import Generation
+from evaluation.client.answer_tensors import Generation
 from evaluation.client.client import Client, ModelInterface, RequestError
-from evaluation.client.queries import Asker, Ids, Query
-from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.token_queries import Asker, Ids, Query
 from evaluation.client.tokenizer import Tokenizer
 from handover.errors import ConfigError, ServerError
 

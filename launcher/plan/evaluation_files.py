@@ -26,12 +26,12 @@ def check_files(arguments: TaskArguments | ParityArguments, paths: RunPaths, sta
         check_data(arguments.data_path, arguments.data_sha256)
         read_texts(arguments.data_path, arguments.samples)
     elif isinstance(arguments, SquadArguments):
-        from evaluation.tasks.squad.check import check_squad
+        from evaluation.tasks.squad.data import check_squad
 
         check_squad(arguments)
         _check_task(arguments, paths, stages)
     elif isinstance(arguments, TextPairArguments):
-        from evaluation.tasks.text_pairs import check_pairs
+        from evaluation.tasks.texts.pairs import check_pairs
 
         check_pairs(arguments)
 

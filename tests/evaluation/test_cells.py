@@ -11,7 +11,6 @@ import pytest
 from support.results_maker import load_row, static_row
 
 from evaluation.compare import render_csv
-from evaluation.parity.results import _write_table
 from evaluation.report.sweep_points import Point
 from evaluation.speed.cells import plain, unquoted
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
@@ -56,8 +55,8 @@ def test_no_table_of_ours_holds_a_formula(hostile: str, tmp_path: Path) -> None:
     files = [tmp_path / f"{number}.csv" for number in range(4)]
     STATIC_TABLE.write(files[0], [static_row(1, [10.0], model=hostile, error=hostile)])
     LOAD_TABLE.write(files[1], [load_row(model=hostile, workload=hostile)])
-    outcome._write_rows(files[2], [Sample(0, hostile, -1.5, hostile)])
-    _write_table(files[3], [{"prompt": hostile, "logit_difference": -0.25}])
+    outcome.write_rows(files[2], [Sample(0, hostile, -1.5, hostile)])
+    outcome.write_rows(files[3], [{"prompt": hostile, "logit_difference": -0.25}])
     texts = [file.read_bytes().decode() for file in files]
     texts += [render_csv([hostile], {hostile: []}), render_sweep([Point(hostile, hostile, hostile, hostile)])]
     for text in texts:

@@ -14,7 +14,7 @@ from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation import benchmark
 from evaluation.arguments import BenchmarkArguments
-from evaluation.client.tensors import NEVER_END_ID
+from evaluation.client.request_tensors import NEVER_END_ID
 from evaluation.speed import sweep
 from evaluation.speed.table import STATIC_TABLE, Row
 from handover.endpoint import Endpoint

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
-from evaluation.client.answers import Generation
+from evaluation.client.answer_tensors import Generation
 from evaluation.client.client import Client, RequestError, UnreachableError
+from evaluation.client.request_tensors import NEVER_END_ID, Sampling
 from evaluation.client.served_model import check_identity, find_endpoint, inspect_endpoint
-from evaluation.client.tensors import NEVER_END_ID, Sampling
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 from handover.manifest import Manifest, record_files

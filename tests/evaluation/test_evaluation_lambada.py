@@ -25,7 +25,7 @@ from evaluation import lambada
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.lambada.data import FULL_FILE_SHA256, SUBSET_SHA256, check_data, read_texts
 from evaluation.tasks.lambada.score import Verdict, judge_scored, score_sample, summarise
-from evaluation.tasks.lambada.task import Span, prepare_sample, split_harness, split_last_word, split_openai
+from evaluation.tasks.lambada.spans import Span, prepare_sample, split_harness, split_last_word, split_openai
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest

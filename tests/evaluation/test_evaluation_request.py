@@ -13,8 +13,8 @@ from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation import request
 from evaluation.client.client import Client, RequestError, UnreachableError
+from evaluation.client.request_tensors import prepare_ids
 from evaluation.client.streaming import Turn
-from evaluation.client.tensors import prepare_ids
 from handover.errors import ConfigError
 
 IDS = [

@@ -15,8 +15,7 @@ from tokenizers import ByteLevelBPETokenizer
 from evaluation import squad
 from evaluation.arguments import SquadArguments
 from evaluation.tasks.prompt_template import Template, make_template, read_template
-from evaluation.tasks.squad.check import FIELDS, check_squad
-from evaluation.tasks.squad.data import V1, V2, read_dataset
+from evaluation.tasks.squad.data import FIELDS, V1, V2, check_squad, read_dataset
 from evaluation.tasks.squad.score import Score, exact_match, f1_score, normalise, summarise
 from handover.errors import ConfigError, ServerError
 from handover.templates import templates_file

@@ -13,8 +13,8 @@ from evaluation import benchmark, generate, lambada
 from evaluation import load as sweep
 from evaluation.arguments import BenchmarkArguments, LambadaArguments
 from evaluation.client.client import Client
+from evaluation.client.request_tensors import NEVER_END_ID
 from evaluation.client.served_model import inspect_endpoint
-from evaluation.client.tensors import NEVER_END_ID
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
 from handover.endpoint import Endpoint

@@ -16,9 +16,9 @@ from support.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors
 from tokenizers import ByteLevelBPETokenizer
 
 from evaluation import summarization, translation
-from evaluation.tasks.rouge import rouge_l, rouge_lsum, rouge_n
-from evaluation.tasks.text_pairs import Pair, join_pieces, read_pairs
-from evaluation.tasks.text_task import TextSample, Written
+from evaluation.tasks.texts.pairs import Pair, join_pieces, read_pairs
+from evaluation.tasks.texts.rouge import rouge_l, rouge_lsum, rouge_n
+from evaluation.tasks.texts.run import TextSample, Written
 from handover.errors import ConfigError, ServerError
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -21,7 +21,7 @@ from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Table
 from evaluation.tasks.lambada.score import Score as LambadaScore
 from evaluation.tasks.metric import Metric
 from evaluation.tasks.squad.score import Score as SquadScore
-from evaluation.tasks.text_task import TextSample
+from evaluation.tasks.texts.run import TextSample
 
 PROJECT = Path(__file__).resolve().parents[2]
 REFERENCE = PROJECT / "results" / "reference"

@@ -18,7 +18,7 @@ from evaluation.speed.workload import read_prompt_file
 from evaluation.tasks.lambada.data import check_data, read_texts
 from evaluation.tasks.prompt_template import read_template
 from evaluation.tasks.squad.data import read_dataset
-from evaluation.tasks.text_pairs import read_pairs
+from evaluation.tasks.texts.pairs import read_pairs
 from handover.errors import SlipwayError
 from handover.regular_file import read_bytes, read_text
 

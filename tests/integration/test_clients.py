@@ -23,15 +23,15 @@ from support.served import Deployment, wait_for
 from evaluation import benchmark, generate, lambada
 from evaluation import load as load_sweep
 from evaluation.arguments import LambadaArguments
-from evaluation.client.asking import find_target, find_tokenizer
 from evaluation.client.client import Client
-from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.target import find_target, find_tokenizer
 from evaluation.report import write as report
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
 from evaluation.tasks.lambada.score import Verdict
-from evaluation.tasks.lambada.task import prepare_sample
+from evaluation.tasks.lambada.span_scoring import SpanScorer
+from evaluation.tasks.lambada.spans import prepare_sample
 from evaluation.tasks.scoring import SCORES_INPUT
-from evaluation.tasks.span_scoring import Judge
 from export_scripts.arguments import ExportArguments
 from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint
@@ -115,9 +115,9 @@ def test_lambada_by_generation_gives_the_same_verdicts_as_in_one_pass(deployment
     tokenizer = find_tokenizer(target, None)
     samples = [prepare_sample(index, text, tokenizer, None) for index, text in enumerate(short_texts())]
     spans = {span: True for sample in samples for span in sample.spans}
-    scored = Judge(target, arguments, tokenizer).judge(spans)
+    scored = SpanScorer(target, arguments, tokenizer).score(spans)
     unable = replace(target, interface=replace(target.interface, inputs=target.interface.inputs - {SCORES_INPUT}))
-    generated = Judge(unable, arguments, tokenizer).judge(spans)
+    generated = SpanScorer(unable, arguments, tokenizer).score(spans)
     assert {verdict.is_hit for verdict in scored.values() if isinstance(verdict, Verdict)} == {True, False}
     for span, verdict in generated.items():
         other = scored[span]

@@ -23,7 +23,7 @@ from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.settings import Settings
 from evaluation import generate, request
 from evaluation.client.client import Client
-from evaluation.client.tensors import prepare_ids
+from evaluation.client.request_tensors import prepare_ids
 from export_scripts.arguments import ConvertArguments, ExportArguments
 from export_scripts.convert import convert
 from export_scripts.repository.model_repository import build_repository

@@ -1,4 +1,4 @@
-"""LAMBADA's figures from what a model makes of spans; what they mean stands in ``evaluation.tasks.lambada.task``."""
+"""LAMBADA's figures from what a model makes of spans; what they mean stands in ``evaluation.tasks.lambada.spans``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from evaluation.speed import formulas
-from evaluation.tasks.lambada.task import Sample, Span
+from evaluation.tasks.lambada.spans import Sample, Span
 from evaluation.tasks.metric import FRACTION, Metric, share
 
 LONGEST_GRAM = 4
@@ -19,7 +19,7 @@ class Verdict:
 
     Attributes:
         is_hit: every token of it is the most probable one after its predecessors.
-        log_prob: natural log probability of the span after what precedes it; None if nobody asked.
+        log_prob: natural log probability of the span after what precedes it; None if it was not asked for.
         gram_hits: of the whole sequence, how many runs of 1, 2, ... tokens are hits; None if only the span is known.
     """
 
@@ -45,7 +45,7 @@ class Score:
         last_token_hit, last_word_hit, openai_hit, harness_hit: per metric.
         openai_log_prob, harness_log_prob: natural log probability of the target given the context.
         text_tokens: of the whole text, after cutting.
-        gram_hits_1, gram_hits_2, gram_hits_3, gram_hits_4: runs of so many tokens of the text that greedy generation
+        gram_hits_1, gram_hits_2, gram_hits_3, gram_hits_4: runs of 1, 2, 3 and 4 tokens of the text that greedy generation
             gives after what precedes them.
         error: why figures are missing; empty otherwise.
     """

@@ -1,4 +1,7 @@
-"""SQuAD's files as questions. The login side imports this: no numpy, no client."""
+"""SQuAD's files as questions, and the check of an evaluation's arguments.
+
+The login side imports this: no numpy, no client.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evaluation.arguments import SquadArguments
+from evaluation.tasks.prompt_template import Template, read_template
 from handover.errors import ConfigError
 from handover.regular_file import read_text
 
 V1, V2 = "1.1", "2.0"
+FIELDS = ("context", "question", "answer", "title", "taskname")
+"""Fields of a question that a prompt can show."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,31 @@ class Dataset:
     questions: tuple[Question, ...]
 
 
+def check_squad(arguments: SquadArguments) -> tuple[Dataset, Template | None]:
+    """Read the questions and the prompt; None: it is that of a p-tuned task.
+
+    Raises:
+        ConfigError: a file is missing or malformed, there are two prompts or none, or no token may be generated.
+    """
+    if (arguments.prompt is None) is (arguments.taskname is None):
+        raise ConfigError(
+            f"prompt is {arguments.prompt}, taskname is {arguments.taskname}",
+            "give prompt, a YAML file, or taskname, whose template the checkpoint carries; null for the other",
+        )
+    if arguments.tokens_to_generate < 1:
+        raise ConfigError(f"tokens_to_generate is {arguments.tokens_to_generate}", "it is at least 1")
+    if arguments.use_request_prompt_embedding and arguments.taskname is None:
+        raise ConfigError("use_request_prompt_embedding is of a p-tuned task", "give taskname, or leave it false")
+    dataset = read_dataset(arguments.data_path, arguments.samples)
+    return dataset, None if arguments.prompt is None else read_template(arguments.prompt, FIELDS)
+
+
 def read_dataset(path: Path, samples: int | None) -> Dataset:
     """Read a file of SQuAD v1.1 or v2.0, or NeMo's JSON lines of ``context``, ``question`` and ``answer``.
 
     Args:
         path: the file.
-        samples: take the first so many questions; None for all.
+        samples: number of questions to take, from the first; None for all.
 
     Raises:
         ConfigError: the file is missing, damaged, or shorter than the samples asked for.

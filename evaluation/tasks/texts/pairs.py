@@ -42,7 +42,7 @@ def read_pairs(path: Path, reference: Path | None, samples: int | None, recover_
     Args:
         path: sources, or JSON lines.
         reference: references; None: the former is JSON lines.
-        samples: take the first so many; None for all.
+        samples: number of pairs to take, from the first; None for all.
         recover_bpe: lines hold SentencePiece's pieces, as FasterTransformer's ``test.en`` and ``test.de`` do.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Find out what a served model makes of spans, by what it can do.
+"""Score spans of text under a served model, in the way that its engine supports.
 
 The drop-in engine scores every token of a text in one pass (``is_return_context_log_probs``), so each sequence is sent
 once. FasterTransformer's own cannot: there a span is generated greedily, and its log probability is that of the whole
 sequence minus that of what precedes it (``is_return_context_cum_log_probs``). Both work through ``fastertransformer``
-and, as text, through ``ensemble``; see ``evaluation.client.queries``. An encoder-decoder is given what precedes the
-span, and its decoder the span (``decoder_input_ids``); FasterTransformer's own cannot be asked.
+and, as text, through ``ensemble``; see ``evaluation.client.token_queries``. An encoder-decoder is given what precedes
+the span, and its decoder the span (``decoder_input_ids``); FasterTransformer's own cannot be asked.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from evaluation.arguments import TaskArguments
-from evaluation.client.answers import Generation
-from evaluation.client.asking import Target, ask_all, in_batches
+from evaluation.client.answer_tensors import Generation
 from evaluation.client.client import Client, RequestError
-from evaluation.client.queries import Asker, Query
+from evaluation.client.target import Target, ask_all, in_batches
+from evaluation.client.token_queries import Asker, Query
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.lambada.score import Answer, Verdict, judge_scored
-from evaluation.tasks.lambada.task import Span
+from evaluation.tasks.lambada.spans import Span
 from evaluation.tasks.scoring import check_answers, may_score, prompt_log_prob
 
 
-class Judge:
-    """Asks one model about spans.
+class SpanScorer:
+    """Asks one model to score spans.
 
     Args:
         target: the model.
@@ -37,8 +37,8 @@ class Judge:
         self._asker = Asker(arguments.model, target.interface, tokenizer, end_id)
         self._ending = () if end_id is None else (end_id,)  # of an encoder's input
 
-    def judge(self, spans: Mapping[Span, bool]) -> dict[Span, Answer]:
-        """Find out about spans; true: its log probability is wanted too.
+    def score(self, spans: Mapping[Span, bool]) -> dict[Span, Answer]:
+        """Score spans; True means that the span's log probability is needed too.
 
         Raises:
             UnreachableError: no server answers.
@@ -67,7 +67,7 @@ class Judge:
                 found = (self._asker.ask(client, [self._scoring(span)])[0] for span in spans)
                 answer = next((each for each in found if each is not None), None)
             except RequestError:
-                return True  # whatever is wrong will be said where it counts
+                return True  # the scoring request itself will report what is wrong
         return answer is not None and answer.prompt_argmax is not None
 
     def _by_generation(self, spans: Mapping[Span, bool]) -> dict[Span, Answer]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.arguments import TextPairArguments
-from evaluation.client.asking import find_target, find_tokenizer
-from evaluation.client.tensors import Sampling
+from evaluation.client.request_tensors import Sampling
+from evaluation.client.target import find_target, find_tokenizer
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.tasks.metric import Metric
 from evaluation.tasks.outcome import Outcome
 from evaluation.tasks.prompting import Answer, Completer, Prompter
-from evaluation.tasks.text_pairs import Pair, check_pairs
+from evaluation.tasks.texts.pairs import Pair, check_pairs
 from handover.digests import file_digest
 from handover.durable import write_atomically
 from handover.errors import ServerError

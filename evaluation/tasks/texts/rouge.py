@@ -15,7 +15,7 @@ _WORD = re.compile("[a-z0-9]+")
 
 
 def rouge_n(prediction: str, reference: str, length: int) -> float:
-    """F-measure over runs of so many words."""
+    """F-measure over runs of ``length`` words."""
     given, gold = (_runs(words(text), length) for text in (prediction, reference))
     return _f_measure(sum((given & gold).values()), sum(given.values()), sum(gold.values()))
 

@@ -11,7 +11,13 @@ from typing import TypeVar
 
 from evaluation.arguments import TaskArguments
 from evaluation.client.client import Client, ModelInterface, RequestError
-from evaluation.client.served_model import ServedModel, check_identity, expected_digest, find_endpoint, inspect_endpoint
+from evaluation.client.served_model import (
+    DeployedModel,
+    check_identity,
+    expected_digest,
+    find_endpoint,
+    inspect_endpoint,
+)
 from evaluation.client.tokenizer import Tokenizer, load_tokenizer
 from evaluation.tasks.check import check_task
 from evaluation.tasks.scoring import may_score
@@ -32,7 +38,7 @@ class Target:
         batch_size: rows a request.
     """
 
-    served: ServedModel
+    served: DeployedModel
     interface: ModelInterface
     batch_size: int
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 from tritonclient import grpc as triton
 
-from evaluation.client.tensors import IdsRequest
+from evaluation.client.request_tensors import IdsRequest
 from handover.errors import ServerError
 
 

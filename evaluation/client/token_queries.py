@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from evaluation.client.answers import Completion, Generation, read_completions
+from evaluation.client.answer_tensors import Completion, Generation, read_completions
 from evaluation.client.client import Client, ModelInterface
-from evaluation.client.tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_texts
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_texts
 from evaluation.client.tokenizer import Tokenizer
 from handover.errors import ServerError
 

@@ -1,0 +1,1 @@
+"""Translation and summarization: sources with references, the run that both share, and ROUGE."""
