@@ -19,9 +19,7 @@ class TaskArguments(ScriptArguments):
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
     output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
     data_path: Path = field(metadata={"help": "the task's data file"})
-    samples: int | None = field(
-        default=None, metadata={RANGE: COUNT, "help": "take only the first ones; all by default"}
-    )
+    samples: int | None = field(default=None, metadata={RANGE: COUNT, "help": "take the first ones; all by default"})
     batch_size: int = field(default=16, metadata={RANGE: BATCH, "help": "prompts a request"})
     concurrency: int = field(default=2, metadata={RANGE: IN_FLIGHT, "help": "requests in flight"})
     model: str = field(

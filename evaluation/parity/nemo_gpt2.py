@@ -1,7 +1,7 @@
 """A NeMo GPT as Hugging Face's GPT-2: what its tensors mean, said a second time, without the conversion's tables.
 
 The conversion's reader gives the tensors (its training shards joined); which is which, how a fused QKV is laid out and
-what the configuration says of norms and activation is written down here anew, so that an error there shows.
+what the configuration says of norms and activation is stated here a second time, so that an error there shows.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Score:
         last_token_hit, last_word_hit, openai_hit, harness_hit: per metric.
         openai_log_prob, harness_log_prob: natural log probability of the target given the context.
         text_tokens: of the whole text, after cutting.
-        gram_hits_1, gram_hits_2, gram_hits_3, gram_hits_4: runs of 1, 2, 3 and 4 tokens of the text that greedy generation
-            gives after what precedes them.
+        gram_hits_1, gram_hits_2, gram_hits_3, gram_hits_4: runs of 1, 2, 3 and 4 tokens of the text that greedy
+            generation gives after what precedes them.
         error: why figures are missing; empty otherwise.
     """
 
