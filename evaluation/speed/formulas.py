@@ -98,16 +98,5 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def throughput(count_per_request: int, latencies_ns: Sequence[int]) -> float | None:
-    """Units per second of requests that were sent one after another.
-
-    count_per_request * n / sum(latency): the time between two requests (the client's own work) is
-    not counted. Sequences per second with the batch size as count, tokens per second with the batch
-    size times the output length (generated tokens only).
-    """
-    total_ns = sum(latencies_ns)
-    return count_per_request * len(latencies_ns) * NANOSECONDS_PER_S / total_ns if total_ns else None
-
-
 def _are_finite(values: Sequence[float]) -> bool:
     return all(map(math.isfinite, values))

@@ -282,6 +282,14 @@ def test_percentiles_of_a_row_by_hand() -> None:
     assert row.figures["output_tokens_per_s"] == pytest.approx(40 / 0.15)
 
 
+def test_throughput_by_hand() -> None:
+    # 3 requests of 8 sequences with 20 tokens each in 0.5 + 1 + 1.5 s
+    row = benchmark.with_latencies(Row(workload="60/20", batch_size=8), [500_000_000, 1_000_000_000, 1_500_000_000])
+    assert row.figures["sequences_per_s"] == 8.0
+    assert row.figures["output_tokens_per_s"] == 160.0
+    assert benchmark.with_latencies(Row(workload="60/20"), []).figures["output_tokens_per_s"] is None
+
+
 def test_the_columns_that_users_of_the_ancestors_know_stand_beside_ours(tmp_path: Path) -> None:
     row = Row("m", "t", "e", "2", "4", "fp32", "fp32", "60/20", batch_size=16)
     row = benchmark.with_latencies(row, [500_000_000])

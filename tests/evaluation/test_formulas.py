@@ -58,13 +58,6 @@ def test_percentile_out_of_range_is_refused() -> None:
         formulas.percentile([1.0], 101)
 
 
-def test_throughput_by_hand() -> None:
-    # two requests of 8 sequences with 20 tokens in 0.5 s and 1.5 s: 16 sequences and 320 tokens in 2 s
-    latencies_ns = [500_000_000, 1_500_000_000]
-    assert formulas.throughput(8, latencies_ns) == 8.0
-    assert formulas.throughput(8 * 20, latencies_ns) == 160.0
-
-
 def test_what_cannot_be_computed_is_none_not_zero() -> None:
     assert formulas.mean([]) is None
     assert formulas.accuracy([]) is None
@@ -72,7 +65,6 @@ def test_what_cannot_be_computed_is_none_not_zero() -> None:
     assert formulas.perplexity([]) is None
     assert formulas.perplexity_standard_error([-1.0]) is None
     assert formulas.percentile([], 50) is None
-    assert formulas.throughput(1, []) is None
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
