@@ -38,7 +38,7 @@ def ask_twice(reply: Reply) -> None:
     assert [reply.has_gone(), reply.has_gone()] == [False, False]
 
 
-def test_nobody_is_asked_before_the_second_step(replies: Replies) -> None:
+def test_no_client_is_asked_before_the_second_step(replies: Replies) -> None:
     request = FakeRequest({})
     reply = replies.open(request)
     assert not reply.has_gone()
@@ -167,7 +167,7 @@ def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> 
         reply.wait()
 
 
-def test_nobody_is_asked_when_nothing_is_open(replies: Replies) -> None:
+def test_no_client_is_asked_when_nothing_is_open(replies: Replies) -> None:
     request = FakeRequest({})
     reply = replies.open(request)
     ask_twice(reply)
@@ -178,7 +178,7 @@ def test_nobody_is_asked_when_nothing_is_open(replies: Replies) -> None:
     assert request.questions == asked
 
 
-def test_nobody_is_asked_whose_answer_came_before_he_was_watched(replies: Replies) -> None:
+def test_a_client_whose_answer_came_before_it_was_watched_is_not_asked(replies: Replies) -> None:
     early, open_one = FakeRequest({}), FakeRequest({})
     reply = replies.open(early)
     reply.send({}, is_final=True)

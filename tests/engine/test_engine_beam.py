@@ -138,7 +138,7 @@ def test_a_beam_never_holds_a_bad_word_and_ends_behind_a_stop_word(opened: tuple
             starts = range(len(line) - len(word) + 1, len(whole) - len(word) + 1)
             assert all(whole[start : start + len(word)] != word for start in starts)
     first = generated(engine.generate([engine.parse(ask([line], 1))])[0])
-    stops = [[line[-1], *first]]  # the likeliest first token completes it, and no longer beam is as likely
+    stops = [[line[-1], *first]]  # the most probable first token completes it, and no longer beam is as likely
     outputs = engine.generate(
         [engine.parse(ask([line], 10, beam_width=3, end_id=NEVER, stop_words_list=word_list(stops)))]
     )[0]

@@ -50,7 +50,7 @@ def test_every_token_is_scored_as_hugging_face_scores_it(
     assert not outputs["context_log_probs"][3].any() and not outputs["context_argmax_ids"][3].any()
 
 
-def test_nobody_gets_what_nobody_asked_for(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
+def test_no_request_gets_scores_that_it_did_not_ask_for(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
     assert not {"context_log_probs", "context_argmax_ids"} & answer(opened[1], ask(prompts(5), 1)).keys()
 
 

@@ -1,4 +1,4 @@
-"""Numbers that overflow: the request whose they are fails, and nobody else notices, now or later."""
+"""Numbers that overflow fail the request they belong to, and no other request, now or later."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_attentions_over_ranks_are_what_one_process_gives(tmp_path: Path) -> Non
             np.testing.assert_allclose(ours[name], array, atol=1e-5)
 
 
-def test_an_engine_whose_other_rank_cannot_load_says_so_and_leaves_nobody_behind(tmp_path: Path) -> None:
+def test_an_engine_whose_other_rank_cannot_load_says_so_and_leaves_no_process_behind(tmp_path: Path) -> None:
     shards = write_shards(random_gpt2(), tmp_path, 2)
     (shards / "model.layers.1.mlp.dense_h_to_4h.weight.1.bin").unlink()
     ranks = start(shards, tmp_path, 2, 1, REQUESTS, starts_others=True)
@@ -308,7 +308,7 @@ def test_a_rank_that_cannot_load_its_shard_ends_the_start(tmp_path: Path) -> Non
     assert "model.layers.1.mlp.dense_h_to_4h.weight.1.bin" in ranks.outputs[1].read_text()
 
 
-def test_the_largest_key_is_the_likeliest_tokens_and_the_first_of_equals() -> None:
+def test_the_largest_key_is_the_argmax_and_the_first_of_equals() -> None:
     values = torch.tensor([-0.0, 0.0, -1.5, 3e38, -3e38, 3e38, 1e-40, float("-inf"), 65504.0])
     for count in range(1, len(values) + 1):
         tokens = torch.randperm(1 << 20)[:count].sort().values

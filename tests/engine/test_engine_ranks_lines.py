@@ -93,7 +93,7 @@ def test_rank_0_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
     channels[0].close()
 
 
-def test_strangers_who_are_slow_keep_nobody_waiting(tmp_path: Path) -> None:
+def test_slow_strangers_keep_no_rank_waiting(tmp_path: Path) -> None:
     """They announce an answer of 255 bytes and send one each half second; a handshake as a whole has three seconds."""
     first, channels, address = begin_rank_0(tmp_path)
     place_of_door = (address["host"], address["port"])

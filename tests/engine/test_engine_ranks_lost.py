@@ -1,4 +1,4 @@
-"""What all ranks fail at alike fails one request; a rank that is lost fails what has begun, and is started anew."""
+"""What all ranks fail at alike fails one request; a lost rank fails the requests that have begun, and is restarted."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Sign
     assert talk.ask("workers") not in ([], workers)
 
 
-def test_a_rank_that_dies_while_nobody_asks_is_started_anew(talk: Talk) -> None:
+def test_a_rank_that_dies_between_requests_is_restarted(talk: Talk) -> None:
     said = []
     for name in ("undisturbed", "talk"):
         talk.tell(f"start {name} 5 6 7")

@@ -123,7 +123,7 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(
 
 
 def test_running_ahead_asks_for_a_step_before_the_last_ones_tokens_are_known(steps: Steps) -> None:
-    """And for none that nobody needs, where lengths alone say when a request ends."""
+    """It runs no step that no request needs, where lengths alone say when a request ends."""
     scheduler = Scheduler(steps, 8, steps_ahead=True)
     streams = [Client(scheduler, steps, ask(prompts(4), count, end_id=NEVER), is_streaming=True) for count in (3, 6)]
     asked: list[int] = []
@@ -208,7 +208,7 @@ def test_cancelling_stops_within_one_token(steps: Steps, is_streaming: bool) -> 
 
 def test_the_cache_stays_within_its_budget_and_a_request_waits_for_room(settings: Settings) -> None:
     token_bytes = 3 * 2 * 32 * 4  # layers, k and v, hidden, fp32
-    steps, _ = load_steps(replace(settings, kv_cache_bytes=3 * 32 * token_bytes), CPU)  # a page is nobody's
+    steps, _ = load_steps(replace(settings, kv_cache_bytes=3 * 32 * token_bytes), CPU)  # one page is unowned
     scheduler = Scheduler(steps, 64)
     first = Client(scheduler, steps, ask(prompts(10), 10, end_id=NEVER))
     second = Client(scheduler, steps, ask(prompts(5), 12, end_id=NEVER))
@@ -251,7 +251,7 @@ def test_a_request_whose_context_fails_fails_alone(
         assert client.tokens == generated(engine.generate([engine.parse(each)])[0])
 
 
-def test_a_client_that_fails_to_take_its_answer_disturbs_nobody(engine: Engine, steps: Steps) -> None:
+def test_a_client_that_fails_to_take_its_answer_disturbs_no_other(engine: Engine, steps: Steps) -> None:
     def refuse(_: object = None) -> bool:
         raise ConnectionError("gone")
 
@@ -327,7 +327,7 @@ def test_a_step_that_always_fails_answers_all_in_it_and_the_next_request_is_serv
     assert after.tokens == generated(engine.generate([engine.parse(tensors)])[0])
 
 
-def test_the_thread_survives_what_nobody_foresaw(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_survives_an_unexpected_error(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_engine(settings, CPU)
     request = engine.parse(ask(prompts(4), 5))
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Where weights come from: files that are read ahead, or nowhere, to measure a model whose shards nobody has."""
+"""Where weights come from: files that are read ahead, or nowhere, to measure a model without shards."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_key_that_is_nearly_a_known_one_is_said(
 ) -> None:
     directory = write_shards(gpt2, tmp_path)
     read_config(directory)
-    assert not caplog.records  # model_name and others that nobody reads are like none
+    assert not caplog.records  # model_name and other keys that are not read count as none
     with (directory / "config.ini").open("a") as ini:
         ini.write("\nactivation_typ = relu\n")
     assert read_config(directory).activation == "gelu"

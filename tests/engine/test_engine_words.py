@@ -142,7 +142,7 @@ def test_a_row_ends_behind_its_first_stop_word(engine: Engine) -> None:
     got = generate(engine, rows, stop_words_list=lists)
     assert got == [first_stop(*each) for each in zip(rows, free, stop, strict=True)]
     assert [len(tokens) for tokens in got[1:4]] != [len(tokens) for tokens in free[1:4]] and len(got[3]) == 1
-    for row in range(len(rows)):  # and nobody's words are another's
+    for row in range(len(rows)):  # and no row's words are another's
         assert generate(engine, rows[row : row + 1], stop_words_list=lists[row : row + 1]) == got[row : row + 1]
     ids = answer(engine, rows, OUTPUT, stop_words_list=lists)["output_ids"][3, 0]
     assert set(ids[len(rows[3]) + 1 :].tolist()) == {END}

@@ -1,6 +1,6 @@
 """What the kernels are compiled for: nothing that is another from request to request, or a request would wait for it.
 
-Triton compiles a kernel anew where a number becomes 1 or a multiple of 16, or memory begins at one of 16 bytes. Its
+Triton compiles a kernel again where a number becomes 1 or a multiple of 16, or memory begins at one of 16 bytes. Its
 launcher says here what it would be compiled for, as it does before every launch; nothing runs.
 """
 
