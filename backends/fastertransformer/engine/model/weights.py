@@ -44,7 +44,7 @@ def load_weights(
         device: where the tensors go.
         partition: None for the whole network: any number of shards, joined in this one process.
         sharers: processes that load an equal part into the same memory at the same time.
-        are_made_up: whether the numbers are random instead: to measure a model whose shards nobody has.
+        are_made_up: whether the numbers are random instead: to measure a model whose shards do not exist.
 
     Raises:
         WeightsError: names every shard, of any rank, that is missing or has another size, or a tensor_para_size that
