@@ -101,7 +101,7 @@ def write_checkpoint(arguments: AgreementArguments, name: str, directory: Path) 
         # Every product keeps the size of what it multiplies, but for T5, whose weights have the scores' scale in them.
         fan_in = shape[0] if len(shape) > 1 and ("layers." in name or "block." in name) else 1
         numbers *= 0.1 if fan_in == 1 else fan_in**-0.5
-        if config.is_rms and ("SelfAttention" in name or "EncDecAttention" in name):
+        if not config.scales_attention and ("SelfAttention" in name or "EncDecAttention" in name):
             numbers *= head_size**-0.25 if name.endswith((".q.weight", ".k.weight", "qkv.weight")) else 1
         if "norm" in name and name.endswith("weight"):
             numbers += 1

@@ -11,13 +11,11 @@ from tritonclient.grpc import model_config_pb2
 
 from export_scripts.repository.pbtxt import parse
 from ft_format.config_ini import FILE_NAME, ConfigIni
-from ft_format.values import INDEX
+from ft_format.families import SECTIONS, find_family
+from ft_format.families.family import read_tasks
 from handover.errors import ArtefactError
 
 ENGINE_BACKEND = "fastertransformer"
-_SECTIONS = {"gpt": "gpt", "gptj": "gptj", "gptneox": "gptneox", "decoder": "t5", "encoder": "t5"}
-"""Of config.ini, the one with the model's dimensions first, and the family that each stands for."""
-
 _TOKENIZER = "tokenizer_path"  # a parameter of preprocessing in FasterTransformer backend's stores
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 
@@ -148,13 +146,11 @@ def read_config(checkpoint: Path) -> tuple[str, dict[str, str], dict[str, int]]:
         ArtefactError: the file is missing, no INI file, or does not describe a model of FasterTransformer.
     """
     ini = ConfigIni.read(checkpoint, ArtefactError)
-    name = next((name for name in _SECTIONS if name in ini), None)
-    if name is None:
+    family = find_family(ini)
+    if family is None:
         raise ArtefactError(
             f"{checkpoint / FILE_NAME} describes no model of FasterTransformer: it has none of the sections"
-            f" {', '.join(_SECTIONS)}",
+            f" {', '.join(SECTIONS)}",
             "export again",
         )
-    sections = [ini[f"task_{index}"] for index in range(ini[name].get("num_tasks", INDEX, 0))]
-    tasks = {section.get("task_name", str): section.get("prompt_length", INDEX, 0) for section in sections}
-    return _SECTIONS[name], dict(ini[name].texts), tasks
+    return family.name, dict(family.section(ini).texts), read_tasks(ini, family)

@@ -29,8 +29,8 @@ from export_scripts.conversion.shard_file import full_disk_explained
 from export_scripts.conversion.shards import Workspace, check_space, write_bytes, write_tensor
 from export_scripts.conversion.special_ids import with_settled_ids
 from export_scripts.conversion.workers import Advance, run_all
-from export_scripts.weights.family import ConfigValues, render_config
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
+from ft_format.families.family import ConfigValues, render_config
 from handover.durable import temporary_beside
 from handover.errors import CheckpointError, exit_status
 from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest

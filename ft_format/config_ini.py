@@ -71,6 +71,10 @@ class ConfigIni(dict[str, Values]):
     def __missing__(self, name: str) -> Values:
         raise self._error(f"{self._path} has no section [{name}]; it has {list(self)}", _HINT)
 
+    def optional(self, name: str) -> Values:
+        """Return a section; an empty one where it is not there."""
+        return self[name] if name in self else Values(f"{self._path}: [{name}]", {}, self._error, _HINT)
+
     def first(self, names: Iterable[str]) -> Values | None:
         """Return the first of the sections that is there; None: there is none."""
         return next((self[name] for name in names if name in self), None)

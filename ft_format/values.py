@@ -18,7 +18,7 @@ hint (what to do next)."""
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _NEAR = 0.85  # of difflib's measure: one letter in seven may be wrong
-_MOST_SHOWN, _MOST_DIGITS = 200, 18
+_MOST_SHOWN, _MOST_DIGITS = 200, 19
 
 
 class Values:
@@ -72,6 +72,12 @@ class Values:
             what = f"{key} = {self.texts[key].strip()}"
             raise self._error(f"{self._where} describes a network that this engine does not serve: {what}", "")
 
+    def refuse_difference(self, key: str, other: Values) -> None:
+        """Refuse a value that is another one in a section which must agree with this one."""
+        if key in other and self.texts.get(key) != other.texts[key]:
+            found = f"{self.texts.get(key)}, but {other._where} has {other.texts[key]}"
+            raise self._error(f"{self._where} {key} = {found}: they must not differ", self._hint)
+
     def warn_of_near_misses(self) -> None:
         """Log each key that was never read and is nearly one that was looked for and is not given."""
         given = set(self.texts)
@@ -80,13 +86,15 @@ class Values:
                 _log.warning("%s %s is ignored: did you mean %s?", self._where, key, near)
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Return a kind: a whole number of at least ``least``."""
+def whole(least: int, most: int = 10**18) -> Callable[[str], int]:
+    """Return a kind: a whole number of at least ``least`` and at most ``most``."""
 
     def read(text: str) -> int:
         digits = _first_line(text)
         if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MOST_DIGITS or int(digits) < least:
             raise ValueError(f"is not a whole number of at least {least}")
+        if int(digits) > most:
+            raise ValueError(f"is more than any model has; the most is {most:,}")
         return int(digits)
 
     return read

@@ -20,10 +20,10 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds
 from export_scripts.conversion.dtypes import Array
-from export_scripts.weights import gptj
 from export_scripts.weights.architecture import Settings
 from export_scripts.weights.gptj_slim import ARRAYS_A_LAYER, JOIN_AXES, OTHER_ARRAYS, array_names, source_map
 from export_scripts.weights.schema import LazyTensor, ModelDims
+from ft_format.families import gptj
 from handover.errors import CheckpointError
 
 NAME = "GPT-J's original checkpoint (directory with shard_0/0.npz and so on)"

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
-from export_scripts.weights.family import Family
-from export_scripts.weights.schema import Dims, LazyTensor, SourceMap, TargetTensor
+from export_scripts.weights.schema import LazyTensor, SourceMap
 from ft_format.config_ini import Sections
+from ft_format.families.family import Family
+from ft_format.layout import Dims, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class Source:
     ids: SpecialIds
     other_keys: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    extra_targets: Mapping[str, TargetTensor] = field(default_factory=dict)
+    extra_targets: Mapping[str, TensorSpec] = field(default_factory=dict)
     extra_config: Sections = field(default_factory=dict)
     extra_files: Mapping[str, bytes] = field(default_factory=dict)
 
-    def schema(self) -> Mapping[str, TargetTensor]:
+    def schema(self) -> Mapping[str, TensorSpec]:
         """List every tensor to write by name, without ``.<rank>.bin``."""
         return {**self.family.schema(self.dims), **self.extra_targets}

@@ -16,7 +16,8 @@ import numpy as np
 from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes, recast
 from export_scripts.conversion.mapped import Reader
 from export_scripts.conversion.transposition import Transposer
-from export_scripts.weights.schema import Assignment, Dims, Elementwise, LazyTensor, Rule, laid_out_shape
+from export_scripts.weights.schema import Assignment, Elementwise, LazyTensor, Rule, laid_out_shape
+from ft_format.layout import Dims
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from export_scripts.conversion.dtypes import STORAGE
 from export_scripts.conversion.shards import ShardSettings, check_split
 from export_scripts.repository.served import check_served
 from export_scripts.weights.matching import match, zeros_made
-from export_scripts.weights.schema import Assignment, Dims, LazyTensor
+from export_scripts.weights.schema import Assignment, LazyTensor
+from ft_format.layout import Dims
 from handover.errors import CheckpointError, nearest
 
 

@@ -23,8 +23,8 @@ from export_scripts.conversion.check import Conversion
 from export_scripts.conversion.description import is_description, read_description
 from export_scripts.conversion.dtypes import Array
 from export_scripts.conversion.shards import ShardSettings, check_split
-from export_scripts.weights import gpt
 from export_scripts.weights.schema import Assignment, SourceMap
+from ft_format.families import gpt
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import RANDOM_WEIGHTS, Manifest

@@ -17,7 +17,8 @@ from export_scripts.conversion.journal import Journal
 from export_scripts.conversion.mapped import Reader, RecordKey
 from export_scripts.conversion.shard_file import ShardFile
 from export_scripts.conversion.transposition import Transposer
-from export_scripts.weights.schema import Assignment, Dims, LazyTensor, TargetTensor
+from export_scripts.weights.schema import Assignment, LazyTensor
+from ft_format.layout import Dims, TensorSpec
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FileRecord
 from handover.progress import human_bytes
@@ -45,15 +46,15 @@ class ShardSettings:
     dims: Dims
     allow_nonfinite: bool = False
 
-    def shape(self, target: TargetTensor) -> tuple[int, ...]:
+    def shape(self, target: TensorSpec) -> tuple[int, ...]:
         """Shape of one file of a target."""
         return target.shard_shape(self.dims, self.tensor_para_size)
 
-    def size_bytes(self, target: TargetTensor) -> int:
+    def size_bytes(self, target: TensorSpec) -> int:
         """Bytes of one file of a target."""
         return prod(self.shape(target)) * item_bytes(self.data_type)
 
-    def split_axis(self, target: TargetTensor) -> int | None:
+    def split_axis(self, target: TensorSpec) -> int | None:
         """Axis of the whole tensor, inner structure spelled out, along which it is cut; None: it is not."""
         if target.split_axis is None:
             return None

@@ -19,8 +19,8 @@ from export_scripts.conversion.check import Conversion, plan_conversion
 from export_scripts.conversion.description import is_description, read_description
 from export_scripts.conversion.dtypes import STORAGE, is_finite, item_bytes, recast
 from export_scripts.conversion.shards import READ_BYTES, ShardSettings, Workspace, check_split
-from export_scripts.weights import gpt
-from export_scripts.weights.schema import TargetTensor
+from ft_format.families import gpt
+from ft_format.layout import TensorSpec
 from handover.digests import BlockSums
 from handover.progress import human_bytes, human_time
 
@@ -120,7 +120,7 @@ def _of_description(path: Path, tensor_para_size: int, weight_data_type: str, pr
 
 def _sizing(
     settings: ShardSettings,
-    targets: Mapping[str, TargetTensor],
+    targets: Mapping[str, TensorSpec],
     small_files: int,
     files_read: int,
     read_bytes: int,

@@ -25,6 +25,8 @@ from export_scripts.repository.names import ENGINE, ENSEMBLE, POSTPROCESSING, PR
 from export_scripts.repository.pbtxt import ModelSpec, to_text
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
+from ft_format.families import SECTIONS, find_family
+from ft_format.families.family import Family
 from ft_format.values import COUNT, INDEX, Values
 from handover.digests import file_digest
 from handover.durable import sync
@@ -39,8 +41,6 @@ from handover.text_ids import TEXT_IDS_FILE
 KIND = "model_repository"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", TEXT_IDS_FILE)
 _SOURCES = Path(__file__).parent / "tokenizer_models"
-_SECTIONS = {"gpt": "gpt", "gptj": "gptj", "gptneox": "gptneox", "t5": "decoder"}
-_IDS, _ID_KEYS = ("start_id", "end_id"), {"t5": ("decoder_start_token_id", "eos_token_id")}
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
 
 
@@ -210,9 +210,9 @@ def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
             "put the tokenizer's files into the training checkpoint and convert again",
         )
     family, section = _read_config(root)
-    if arguments.interactive_sessions and family != "gpt":
+    if arguments.interactive_sessions and family.name != "gpt":
         raise ArtefactError(
-            f"{root} holds a model of the family {family}: only GPT has interactive sessions",
+            f"{root} holds a model of the family {family.name}: only GPT has interactive sessions",
             "leave export.triton_deployment.interactive_sessions at 0",
         )
     made_for = section.find("tensor_para_size", COUNT)
@@ -226,7 +226,7 @@ def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
 def _serving(arguments: ExportArguments) -> Serving:
     family, section = _read_config(arguments.ft_checkpoint)
     return Serving(
-        family=family,
+        family=family.name,
         tensor_para_size=arguments.tensor_para_size,
         pipeline_para_size=arguments.pipeline_para_size,
         data_type=arguments.data_type,
@@ -236,8 +236,8 @@ def _serving(arguments: ExportArguments) -> Serving:
         max_batch_size=arguments.max_batch_size,
         max_queue_delay_us=arguments.max_queue_delay_us,
         decoupled=arguments.decoupled,
-        start_id=section.get(_ID_KEYS.get(family, _IDS)[0], INDEX),
-        end_id=section.get(_ID_KEYS.get(family, _IDS)[1], INDEX),
+        start_id=section.get(family.id_keys[0], INDEX),
+        end_id=section.get(family.id_keys[1], INDEX),
         max_text_bytes=_max_text_bytes(section),
         tokenizer_instances=arguments.tokenizer_instances,
         text_deltas=arguments.text_deltas,
@@ -254,17 +254,17 @@ def _max_text_bytes(section: Values) -> int:
     return 128 * positions or 1 << 20
 
 
-def _read_config(ft_checkpoint: Path) -> tuple[str, Values]:
+def _read_config(ft_checkpoint: Path) -> tuple[Family, Values]:
     """Read the family, which the sections tell, and the section that has the ids of start and end."""
     ini = ConfigIni.read(ft_checkpoint, ArtefactError)
-    for family, section in _SECTIONS.items():
-        if section in ini:
-            return family, ini[section]
-    raise ArtefactError(
-        f"{ft_checkpoint / CONFIG_INI} does not describe a model: it has none of the sections"
-        f" {', '.join(_SECTIONS.values())}",
-        "convert again",
-    )
+    family = find_family(ini)
+    if family is None:
+        raise ArtefactError(
+            f"{ft_checkpoint / CONFIG_INI} does not describe a model: it has none of the sections"
+            f" {', '.join(SECTIONS)}",
+            "convert again",
+        )
+    return family, family.section(ini)
 
 
 def _note(spec: ModelSpec) -> str:

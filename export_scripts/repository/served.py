@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from export_scripts.weights.schema import Dims
+from ft_format.layout import Dims
 from handover.errors import CheckpointError
 
 _ROTARY = ("gptj", "gptneox")

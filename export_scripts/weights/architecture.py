@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from export_scripts.conversion.dtypes import Array
-from export_scripts.weights.family import Family
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import ModelDims, Rule, Rules, SourceMap, Sources
 from export_scripts.weights.values import Fields, epsilon, number, positive, shown
+from ft_format.families.family import Family
 from handover.errors import CheckpointError
 
 _NO_DEFAULT = object()

@@ -5,10 +5,10 @@ Keys: transformers, ``models/bloom/modeling_bloom.py``.
 
 from __future__ import annotations
 
-from export_scripts.weights import gpt
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
 from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from ft_format.families import gpt
 
 _LAYER = {
     "input_layernorm.weight": Rule("input_layernorm.weight", unchanged),

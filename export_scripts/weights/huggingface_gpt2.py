@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from export_scripts.weights import gpt
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
 from export_scripts.weights.layouts import qkv_blocks, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, Rules, SourceMap, Sources
+from ft_format.families import gpt
 
 _LAYER = {
     "ln_1.weight": Rule("input_layernorm.weight", unchanged),

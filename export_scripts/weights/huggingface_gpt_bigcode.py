@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from export_scripts.conversion.dtypes import Array
-from export_scripts.weights import gpt, huggingface_gpt2
+from export_scripts.weights import huggingface_gpt2
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers
 from export_scripts.weights.layouts import qkv_by_group_to_block, qkv_by_head_to_block, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from ft_format.families import gpt
 
 
 def _with_copies(values: Array, dims: ModelDims) -> Array:

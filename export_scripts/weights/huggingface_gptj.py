@@ -5,11 +5,11 @@ Keys: transformers, ``models/gptj/modeling_gptj.py``. Both rotate neighbouring e
 
 from __future__ import annotations
 
-from export_scripts.weights import gptj
 from export_scripts.weights.architecture import Architecture, Settings, in_layers
 from export_scripts.weights.huggingface_gpt2 import dims_of
 from export_scripts.weights.layouts import qkv_one, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from ft_format.families import gptj
 
 _QKV = ("attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight")
 _LAYER = {

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export_scripts.weights import gptneox
 from export_scripts.weights.architecture import Architecture, Settings, in_layers, rotary_problems
 from export_scripts.weights.layouts import qkv_by_head_to_block, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from ft_format.families import gptneox
 
 _BIASES = ("attention.dense.bias", "mlp.dense_4h_to_h.bias")
 _OF_ATTENTION = ("*.attention.query_key_value.bias", "*.attention.dense.bias")

@@ -9,10 +9,10 @@ Keys: transformers, ``models/opt/modeling_opt.py``.
 from __future__ import annotations
 
 from export_scripts.conversion.dtypes import Array
-from export_scripts.weights import gpt
 from export_scripts.weights.architecture import Architecture, Limit, Product, Settings, in_layers
 from export_scripts.weights.layouts import qkv_one, transposed, unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from ft_format.families import gpt
 
 _PADDING_ROWS = 2  # OPTLearnedPositionalEmbedding.offset
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

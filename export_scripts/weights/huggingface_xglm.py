@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from export_scripts.conversion.dtypes import Array
-from export_scripts.weights import gpt
 from export_scripts.weights.architecture import Architecture, Limit, Settings, in_layers, sinusoidal_positions
 from export_scripts.weights.huggingface_opt import LAYER
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.schema import ModelDims, Rule, SourceMap
+from ft_format.families import gpt
 
 _FIRST_POSITION = 2  # XGLMSinusoidalPositionalEmbedding.offset
 

@@ -12,24 +12,23 @@ from math import prod
 
 from export_scripts.weights.schema import (
     Assignment,
-    Dims,
     LazyTensor,
     Rule,
     Shape,
     SourceMap,
     Sources,
-    TargetTensor,
     as_tuple,
     laid_out_shape,
     split_layer,
 )
+from ft_format.layout import Dims, TensorSpec
 from handover.errors import CheckpointError
 
 _MOST_GENERATED = 1 << 28  # numbers, in memory as fp32
 
 
 def match(
-    schema: Mapping[str, TargetTensor],
+    schema: Mapping[str, TensorSpec],
     source_map: SourceMap,
     dims: Dims,
     tensors: Mapping[str, LazyTensor],
@@ -81,7 +80,7 @@ def _assign(
     rule: Rule,
     name: str,
     keys: tuple[str, ...],
-    schema: Mapping[str, TargetTensor],
+    schema: Mapping[str, TensorSpec],
     tensors: Mapping[str, LazyTensor],
     dims: Dims,
 ) -> list[str]:
@@ -119,7 +118,7 @@ def _combined_shape(rule: Rule, shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def _fill(
-    assigned: dict[str, Assignment], schema: Mapping[str, TargetTensor], source_map: SourceMap, dims: Dims
+    assigned: dict[str, Assignment], schema: Mapping[str, TensorSpec], source_map: SourceMap, dims: Dims
 ) -> list[str]:
     """Give the remaining targets what is generated, or zeros to a bias that the model does not have.
 

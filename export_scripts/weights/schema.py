@@ -1,6 +1,6 @@
 """What a table of weights is made of.
 
-A model family declares FasterTransformer's layout once (``TargetTensor``), a checkpoint format declares which
+A model family declares FasterTransformer's layout once (``TensorSpec``), a checkpoint format declares which
 source tensors become which target (``SourceMap``); ``matching.match`` demands that the two add up.
 """
 
@@ -10,86 +10,29 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from export_scripts.conversion.dtypes import Array
-from export_scripts.weights.values import shown
+from ft_format.families import t5
+from ft_format.families.gpt import GptDims
+from ft_format.layout import Dims, TensorSpec
 from handover.errors import CheckpointError
 
-Symbol = str | int | tuple[str, ...]
 Shape = tuple[int, ...]
-MOST_LAYERS = 10_000
-"""Limit on the layers of a model: each is a dozen tensors to list."""
-_LARGEST = 2**31 - 1  # FasterTransformer counts in C's int
-_LAYERS = ("num_layer", "encoder_layer_num", "decoder_layer_num")
 
 
-class Dims:
-    """Dimensions of a model, in FasterTransformer's words; what a family needs is a dataclass that derives from it.
+class ModelDims(GptDims):
+    """Dimensions of a decoder-only model, read from a training checkpoint."""
 
-    Raises:
-        CheckpointError: one is beyond what any model has.
-    """
-
-    def __post_init__(self) -> None:
-        """Compare every number with the largest that is read."""
-        for name, value in vars(self).items():
-            most = MOST_LAYERS if name in _LAYERS else _LARGEST
-            if isinstance(value, int) and value > most:
-                raise CheckpointError(f"{name} is {shown(value)}, which no model has", f"the most is {most:,}")
-
-    def axis_size(self, symbol: str | int) -> int:
-        """Resolve one symbol of a shape."""
-        return symbol if isinstance(symbol, int) else int(getattr(self, symbol))
+    error = CheckpointError
 
 
-@dataclass(frozen=True)
-class ModelDims(Dims):
-    """Dimensions of a decoder-only model.
+class T5Dims(t5.T5Dims):
+    """Dimensions of a T5, read from a training checkpoint."""
 
-    Attributes:
-        head_num, size_per_head: attention heads and the width of each.
-        inter_size: width of the feed-forward's middle.
-        num_layer: transformer blocks.
-        max_pos_seq_len: rows of the position table.
-        vocab_size: rows of the embedding, with the training's padding.
-        layernorm_eps: epsilon of every layer norm.
-        has_untied_head: the output projection has weights of its own.
-        activation_type: of the feed-forward, as FasterTransformer calls it: Gelu (its tanh form) or Relu.
-        layernorm_type: pre_layernorm or post_layernorm.
-        has_positional_encoding: there is a position table.
-        has_pre_decoder_layernorm, has_post_decoder_layernorm: norms before the first and after the last layer.
-        use_attention_linear_bias: ALiBi.
-        rotary_embedding: width of a head that is rotated by position.
-        use_gptj_residual: attention and feed-forward run side by side, on the same input.
-        model_variant: FasterTransformer's name of a variant of GPT; empty: it has none.
-    """
-
-    head_num: int
-    size_per_head: int
-    inter_size: int
-    num_layer: int
-    max_pos_seq_len: int
-    vocab_size: int
-    layernorm_eps: float = 1e-5
-    has_untied_head: bool = False
-    activation_type: str = "Gelu"
-    layernorm_type: str = "pre_layernorm"
-    has_positional_encoding: bool = True
-    has_pre_decoder_layernorm: bool = False
-    has_post_decoder_layernorm: bool = True
-    use_attention_linear_bias: bool = False
-    rotary_embedding: int = 0
-    use_gptj_residual: bool = False
-    model_variant: str = ""
-
-    @property
-    def hidden_units(self) -> int:
-        """Width of the residual stream."""
-        return self.head_num * self.size_per_head
+    error = CheckpointError
 
 
 class LazyTensor(Protocol):
@@ -125,43 +68,6 @@ Layout = Callable[[Array, Any], Array]
 
 Elementwise = Callable[[Array, Any], Array]
 """A function of fp32 values, given the array and the Dims."""
-
-
-@dataclass(frozen=True)
-class TargetTensor:
-    """One tensor of FasterTransformer's layout.
-
-    Attributes:
-        shape: symbols of the model's Dims, or numbers; a tuple of symbols is one axis on disk that has inner
-            structure, as ("head_num", "size_per_head").
-        split_axis: axis of ``shape`` that tensor_para_size divides; None: written once, for all ranks.
-        is_summed: every rank adds it before the ranks' sum, so that the file holds 1 / tensor_para_size of it.
-    """
-
-    shape: tuple[Symbol, ...]
-    split_axis: int | None = None
-    is_summed: bool = False
-
-    def full_shape(self, dims: Dims) -> tuple[int, ...]:
-        """Shape of the whole tensor with inner structure spelled out, as layouts return it."""
-        return tuple(
-            dims.axis_size(part) for axis in self.shape for part in (axis if isinstance(axis, tuple) else (axis,))
-        )
-
-    def shard_shape(self, dims: Dims, tensor_para_size: int) -> tuple[int, ...]:
-        """Shape of one rank's file."""
-        sizes = [
-            prod(dims.axis_size(part) for part in axis) if isinstance(axis, tuple) else dims.axis_size(axis)
-            for axis in self.shape
-        ]
-        if self.split_axis is not None:
-            sizes[self.split_axis] //= tensor_para_size
-        return tuple(sizes)
-
-
-def in_every_layer(layer: Mapping[str, TargetTensor], count: int) -> dict[str, TargetTensor]:
-    """Name the tensors of a decoder's layers."""
-    return {f"model.layers.{index}.{name}": target for index in range(count) for name, target in layer.items()}
 
 
 @dataclass(frozen=True)
@@ -253,7 +159,7 @@ class Assignment:
     """
 
     name: str
-    target: TargetTensor
+    target: TensorSpec
     keys: tuple[str, ...] = ()
     rule: Rule | None = None
     generate: Callable[[Any], Array] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from export_scripts.conversion.dtypes import Array
-from export_scripts.weights.t5 import T5Dims
+from export_scripts.weights.schema import T5Dims
 
 
 def projection(weight: Array, dims: T5Dims) -> Array:

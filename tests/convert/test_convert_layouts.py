@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from export_scripts.conversion.transposition import Transposer
-from export_scripts.weights import gpt
 from export_scripts.weights.layouts import qkv_block_to_by_head, qkv_by_head_to_block, transposed, unchanged
-from export_scripts.weights.schema import ModelDims, TargetTensor, split_layer, with_layer
+from export_scripts.weights.schema import ModelDims, split_layer, with_layer
+from ft_format.families import gpt
+from ft_format.layout import TensorSpec
 
 TWO_BY_TWO = ModelDims(2, 2, 4, num_layer=1, max_pos_seq_len=1, vocab_size=1)
 
@@ -67,11 +68,11 @@ def test_copying_any_view_in_tiles_is_a_plain_copy(shape: tuple[int, ...], dtype
 
 def test_shapes_on_disk() -> None:
     dims = ModelDims(4, 16, 256, num_layer=4, max_pos_seq_len=32, vocab_size=1024)
-    qkv = TargetTensor(("hidden_units", 3, ("head_num", "size_per_head")), split_axis=2)
+    qkv = TensorSpec(("hidden_units", 3, ("head_num", "size_per_head")), split_axis=2)
     assert qkv.full_shape(dims) == (64, 3, 4, 16)
     assert qkv.shard_shape(dims, 2) == (64, 3, 32)
-    assert TargetTensor(("inter_size", "hidden_units"), 0).shard_shape(dims, 4) == (64, 64)
-    assert TargetTensor(("vocab_size", "hidden_units")).shard_shape(dims, 4) == (1024, 64)
+    assert TensorSpec(("inter_size", "hidden_units"), 0).shard_shape(dims, 4) == (64, 64)
+    assert TensorSpec(("vocab_size", "hidden_units")).shard_shape(dims, 4) == (1024, 64)
 
 
 def test_every_layer_is_in_the_schema() -> None:

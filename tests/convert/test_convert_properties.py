@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
-from export_scripts.weights import gpt, gptj, gptneox, t5
-from export_scripts.weights.family import ConfigValues, Family, render_config
 from export_scripts.weights.layouts import qkv_block_to_by_head, qkv_by_head_to_block
 from export_scripts.weights.schema import ModelDims
 from export_scripts.weights.t5_layouts import fused_block, fused_part, half, output, projection
+from ft_format.families import gpt, gptj, gptneox, t5
+from ft_format.families.family import ConfigValues, Family, render_config
 
 FEW = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 

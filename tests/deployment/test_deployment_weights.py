@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.family_shards import write_family
 from support.ft_checkpoint_maker import LISTINGS, make_ft_checkpoint
+from support.huggingface_models import build
+from support.random_t5 import random_t5
+from transformers import T5EncoderModel
 
 from backends.fastertransformer.engine.settings import find_checkpoint
+from deployment import weights
 from deployment.served_models import ServedModel, find_served_models, read_config
-from deployment.weights import expected_shards, prove_weights
+from deployment.weights import prove_weights
 from export_scripts.arguments import ExportArguments
 from export_scripts.repository.model_repository import build_repository
+from ft_format.config_ini import ConfigIni, render
+from ft_format.families import gpt
 from handover.errors import ArtefactError
 from handover.manifest import Manifest, record_files
 
 SHARD = "model.layers.1.mlp.dense_4h_to_h.weight.0.bin"
 OTHER = "model.layers.2.mlp.dense_4h_to_h.weight.0.bin"
+
+
+def expected_shards(
+    config: dict[str, str], size: int, tasks: dict[str, int] | None = None, untied: bool = False
+) -> dict[str, int]:
+    sections: dict[str, dict[str, object]] = {"gpt": {**config, "num_tasks": len(tasks or {})}}
+    for number, (name, length) in enumerate((tasks or {}).items()):
+        sections[f"task_{number}"] = {"task_name": name, "prompt_length": length}
+    ini = ConfigIni(render(sections).encode(), "config.ini", ArtefactError)
+    return weights.expected_shards(ini, gpt.FAMILY, size, lambda name: untied)
 
 
 def export(directory: Path, kind: str = "fp32/1") -> Path:
@@ -106,8 +126,8 @@ def test_prompt_tables_are_weights_too() -> None:
 @pytest.mark.parametrize(
     ("change", "size", "said"),
     [
-        ({"head_num": ""}, 2, "'head_num'"),
-        ({"inter_size": "many"}, 2, "'inter_size'"),
+        ({"head_num": ""}, 2, "head_num =  is not a whole number of at least 1"),
+        ({"inter_size": "many"}, 2, "inter_size = many is not a whole number of at least 1"),
         ({"weight_data_type": "int8"}, 2, "int8"),
         ({}, 3, "does not divide head_num 2"),
     ],
@@ -264,20 +284,41 @@ def test_every_family_has_its_section(tmp_path: Path, sections: str, family: str
         read_config(tmp_path)
 
 
-def test_shards_of_another_family_are_proved_by_the_manifest(tmp_path: Path) -> None:
-    shards = tmp_path / "fastertransformer" / "1" / "1-gpu"
-    shards.mkdir(parents=True)
-    (shards / "config.ini").write_text("[gptj]\nhead_num = 2\n")
-    (shards / "model.wte.bin").write_bytes(bytes(8))
+def build_encoder() -> Any:
+    return T5EncoderModel(random_t5().config).eval()
+
+
+OTHER_FAMILIES: dict[str, tuple[Callable[[], Any], str]] = {
+    "GPT-J": (lambda: build("gptj"), "model.layers.1.mlp.dense_4h_to_h.weight.1.bin"),
+    "GPT-NeoX": (lambda: build("gpt_neox", hidden_act="gelu_new"), "model.layers.0.mlp.attention.bias.sum.bin"),
+    "T5": (random_t5, "decoder.block.1.layer.1.EncDecAttention.k.weight.0.bin"),
+    "T5-Encoder": (build_encoder, "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight.1.bin"),
+}
+
+
+@pytest.mark.parametrize("model_type", OTHER_FAMILIES)
+def test_shards_of_every_family_are_proved_without_a_manifest(tmp_path: Path, model_type: str) -> None:
+    """The files are those that tests/support writes from transformers' weights, by FasterTransformer's converters."""
+    make, shard = OTHER_FAMILIES[model_type]
+    shards = write_family(make(), tmp_path / "fastertransformer" / "1", 2)
+    parameters = {"tensor_para_size": "2", "model_type": model_type}
     (tmp_path / "fastertransformer" / "config.pbtxt").write_text(
         'name: "fastertransformer" backend: "fastertransformer" '
-        'parameters { key: "tensor_para_size" value { string_value: "1" } }'
+        + " ".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in parameters.items())
     )
-    assert prove(tmp_path) == 0  # nothing is recorded: the engine proves them when it loads
+    assert prove(tmp_path) == 0, "no digest vouches for a shard"
+    content = (shards / shard).read_bytes()
+    for damage, words in ((b"", "0 bytes instead of"), (content + b"\0", "bytes instead of"), (None, "missing")):
+        (shards / shard).unlink()
+        if damage is not None:
+            (shards / shard).write_bytes(damage)
+        with pytest.raises(ArtefactError, match=rf"1 of \d+ shards .*\n  {re.escape(shard)}  .*{words}"):
+            prove(tmp_path)
+    (shards / shard).write_bytes(content)
     Manifest("ft_checkpoint", record_files(shards), made_by={"version": "test"}).write(shards)
-    assert prove(tmp_path) == 1
-    (shards / "model.wte.bin").write_bytes(b"\1" * 8)
-    with pytest.raises(ArtefactError, match=r"model\.wte\.bin  content differs"):
+    assert prove(tmp_path) == len(list(shards.glob("*.bin")))
+    (shards / shard).write_bytes(bytes(reversed(content)))
+    with pytest.raises(ArtefactError, match=re.escape(shard) + "  content differs"):
         prove(tmp_path)
 
 

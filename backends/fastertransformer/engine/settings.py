@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ft_format.config_ini import FILE_NAME
+from ft_format.families import MODEL_TYPES
 from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds
 
 from .errors import EngineError
-from .model.config import MODEL_TYPES
 
 _THREADS_VARIABLE, _TORCH_KERNELS_VARIABLE = "SLIPWAY_CPU_THREADS", "SLIPWAY_TORCH_KERNELS"
 _FLAG = one_of({"0": False, "1": True})
@@ -32,7 +32,7 @@ class Settings:
             depend on it.
         data_type: fp32, fp16 or bf16 at run time, whatever the shards are.
         cpu_threads: of torch; 0 for one a core.
-        model_type: one of config.MODEL_TYPES.
+        model_type: one of ft_format.families.MODEL_TYPES.
         int8_mode: 1: the layers' matrices are quantized to int8.
         has_inflight_batching: whether a request joins a batch that is under way; else it waits for the next one.
         kv_cache_fraction: part of the memory that is free behind the weights which the KV cache may take; 0: 0.9 of a

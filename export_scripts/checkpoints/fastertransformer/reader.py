@@ -21,9 +21,9 @@ from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
 from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes
 from export_scripts.conversion.mapped import map_record
-from export_scripts.weights import t5
-from export_scripts.weights.schema import Dims, Layout, Rule, Rules, SourceMap, TargetTensor, split_layer
+from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, split_layer
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
+from ft_format.layout import Dims, TensorSpec
 from handover.digests import file_digest
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
@@ -34,7 +34,6 @@ from handover.text_ids import TEXT_IDS_FILE, TextIds
 NAME = "FT checkpoint (a <T>-gpu directory with config.ini)"
 _FILE = re.compile(r"(?P<name>.+?)(?:\.(?P<rank>\d+))?\.bin")
 _TOKENIZER = ("vocab.json", "merges.txt", "tokenizer.model", "tokenizer.json", "vocab.txt")
-_TIED_T5_HEAD = "lm_head.weight"
 
 
 def is_candidate(path: Path) -> bool:
@@ -61,8 +60,6 @@ def open_source(archive: Archive) -> Source:
     archive.refuse_pointers(name for names in files.values() for name in names)
     dims = config.dims(lambda name: name in files, _position_num(archive, config))
     schema = {**config.family.schema(dims), **config.prompt_targets()}
-    if config.family is t5.FAMILY and _TIED_T5_HEAD not in files:
-        del schema[_TIED_T5_HEAD]  # FasterTransformer takes the embedding in its place
     ranks = max((len(names) for names in files.values()), default=1)
     source_map = _source_map(schema, ranks)
     found = {name: names for name, names in files.items() if not source_map.is_ignored(name)}
@@ -101,7 +98,7 @@ def _text_ids(archive: Archive) -> TextIds:
 
 
 def _divided(dims: Dims) -> tuple[str, ...]:
-    has_adapters = isinstance(dims, t5.T5Dims) and dims.adapter_inter_size
+    has_adapters = getattr(dims, "adapter_inter_size", 0)
     return ("head_num", "inter_size", *(("adapter_inter_size",) if has_adapters else ()))
 
 
@@ -173,7 +170,7 @@ def _position_num(archive: Archive, config: FtConfig) -> int:
         return 0
 
 
-def _source_map(schema: Mapping[str, TargetTensor], ranks: int) -> SourceMap:
+def _source_map(schema: Mapping[str, TensorSpec], ranks: int) -> SourceMap:
     """Make the table of a checkpoint that is its own schema."""
     rules: dict[str | tuple[str, ...], Rules] = {}
     for name, target in schema.items():
@@ -187,7 +184,7 @@ def _source_map(schema: Mapping[str, TargetTensor], ranks: int) -> SourceMap:
     return SourceMap("FT checkpoint", rules, ignored, biases={"*": True})
 
 
-def _spelled_out(target: TargetTensor) -> Layout:
+def _spelled_out(target: TensorSpec) -> Layout:
     """Show the inner structure of axes that are one on disk."""
 
     def reshape(values: Array, dims: Dims) -> Array:
@@ -214,13 +211,13 @@ def _check_files(
     archive: Archive,
     config: FtConfig,
     found: Mapping[str, tuple[str, ...]],
-    schema: Mapping[str, TargetTensor],
+    schema: Mapping[str, TensorSpec],
     dims: Dims,
     ranks: int,
 ) -> None:
     """Refuse a directory in which a file is missing, left over or of a wrong size."""
     unit = item_bytes(config.data_type)
-    said = config.sections[config.main].get("tensor_para_size", str(ranks))
+    said = config.sections[config.family.main].get("tensor_para_size", str(ranks))
     problems = [] if said == str(ranks) else [f"{CONFIG_INI} says tensor_para_size {said}; there are files of {ranks}"]
     problems += [
         f"{file}  belongs to no tensor of this model" for name in found.keys() - schema for file in found[name]

@@ -16,7 +16,7 @@ import numpy as np
 from export_scripts.checkpoints.files.rank_files import JoinAxis
 from export_scripts.conversion.dtypes import STORAGE, Array
 from export_scripts.conversion.scattered import scattered
-from export_scripts.weights.schema import MOST_LAYERS
+from ft_format.layout import MOST_LAYERS
 from handover.errors import CheckpointError
 
 # The optimizer's tensors have shapes of their own; they are ignored by name.

@@ -15,11 +15,11 @@ from export_scripts.checkpoints.huggingface.files import open_weights, read_conf
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE, special_ids
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
-from export_scripts.weights import t5
 from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
-from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.schema import LazyTensor, T5Dims
 from export_scripts.weights.values import epsilon, positive, shown
+from ft_format.families import t5
 from handover.errors import CheckpointError
 
 NAME = "Hugging Face T5 (a directory with config.json)"
@@ -109,10 +109,10 @@ def _scales_logits(config: Mapping[str, Any]) -> bool:
     return bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", not is_multilingual)))
 
 
-def _read_dims(config: Mapping[str, Any], has_scaled_logits: bool) -> t5.T5Dims:
+def _read_dims(config: Mapping[str, Any], has_scaled_logits: bool) -> T5Dims:
     _check_expressible(config)
     layer_num = _positive(config, "num_layers")
-    return t5.T5Dims(
+    return T5Dims(
         head_num=_positive(config, "num_heads"),
         size_per_head=_positive(config, "d_kv"),
         d_model=_positive(config, "d_model"),

@@ -18,7 +18,7 @@ from export_scripts.checkpoints.nemo.gpt_config import (
 )
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, special_ids
-from export_scripts.weights import gpt, gptneox, megatron_gpt
+from export_scripts.weights import megatron_gpt
 from export_scripts.weights.layouts import (
     qkv_by_block_to_block,
     qkv_by_element_to_block,
@@ -26,6 +26,7 @@ from export_scripts.weights.layouts import (
     qkv_by_head_to_block,
 )
 from export_scripts.weights.schema import Layout, LazyTensor, SourceMap, rows_of
+from ft_format.families import gpt, gptneox
 from handover.errors import CheckpointError
 
 CHECKPOINT_VERSION = "checkpoint_version"

@@ -27,8 +27,9 @@ from export_scripts.checkpoints.files.yaml_file import read_yaml
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import vocabulary_size
 from export_scripts.weights.layouts import unchanged
-from export_scripts.weights.schema import Rule, Rules, Sources, TargetTensor
+from export_scripts.weights.schema import Rule, Rules, Sources
 from export_scripts.weights.values import Fields, shown
+from ft_format.layout import TensorSpec
 from handover.errors import CheckpointError
 from handover.templates import TEMPLATES_FILE, templates_file
 
@@ -116,7 +117,7 @@ def with_prompts(source: Source, section: str, width: str = "hidden_units", firs
         source,
         source_map=replace(source.source_map, rules={**source.source_map.rules, **rules}),
         tensors={**source.tensors, **{task.target: task.table for task in tasks}},
-        extra_targets={task.target: TargetTensor((task.length, width)) for task in tasks},
+        extra_targets={task.target: TensorSpec((task.length, width)) for task in tasks},
         extra_config={**source.extra_config, **sections},
         extra_files={**source.extra_files, TEMPLATES_FILE: templates_file([task.template for task in tasks])},
     )

@@ -17,9 +17,10 @@ from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, wi
 from export_scripts.checkpoints.nemo.t5_config import biases, check_expressible, read_dims, remarks, side_config
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, find_tokenizer, special_ids
-from export_scripts.weights import nemo_t5, t5
+from export_scripts.weights import nemo_t5
 from export_scripts.weights.schema import rows_of
 from export_scripts.weights.values import Fields
+from ft_format.families import t5
 from handover.errors import CheckpointError
 
 NAME = "NeMo T5 (.nemo archive or unpacked directory)"

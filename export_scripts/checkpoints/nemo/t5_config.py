@@ -11,8 +11,9 @@ from typing import Any
 
 from export_scripts.checkpoints.nemo.known_keys import T5_KNOWN, T5_LIMITS
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
-from export_scripts.weights.t5 import LAYERNORM_EPS, MAX_DISTANCE, T5Dims
+from export_scripts.weights.schema import T5Dims
 from export_scripts.weights.values import epsilon, positive, quoted, shown
+from ft_format.families.t5 import LAYERNORM_EPS, MAX_DISTANCE
 from handover.errors import CheckpointError
 
 Config = Mapping[str, Any]

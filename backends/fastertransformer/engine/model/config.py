@@ -7,19 +7,22 @@ compiles in (GPT-J's and GPT-NeoX's layernorm_eps, T5's layer_norm_epsilon) may 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from ft_format.config_ini import ConfigIni
-from ft_format.values import COUNT, FLAG, INDEX, Values, fraction, one_of, whole
+from ft_format.families import BY_MODEL_TYPE, MODEL_TYPES
+from ft_format.families.family import DATA_TYPE, Family, read_tasks
+from ft_format.families.gpt import GptDims
+from ft_format.families.t5 import T5Dims
+from ft_format.layout import StoredTensor, stored
+from ft_format.values import COUNT, INDEX, Values, one_of
 
 from ..errors import ConfigIniError
 
-DATA_TYPES = ("fp32", "fp16", "bf16")
-MODEL_TYPES = {"GPT": "gpt", "GPT-J": "gptj", "GPT-NeoX": "gptneox", "T5": "t5", "T5-Encoder": "t5-encoder"}
 NO_POSITION_LIMIT = 16384  # FasterTransformer's FT_SEQ_LEN_MAX
 
 # FasterTransformer's names (activation_types.h) in lower case: function of the inner layer, whether a second matrix
@@ -50,7 +53,8 @@ class Stack:
         model_width: of the residual stream; 0: the heads' width together.
         layernorm_eps: added to the variance.
         is_rms: whether norms divide by the root mean square only.
-        has_biases: whether T5's norms and linear layers have biases.
+        scales_attention: whether q k is divided by the root of a head's width; else the weights have that in them (T5
+            without biases).
         is_pre_norm: whether the norm precedes attention and MLP; else it follows their sum with the residual stream.
         is_parallel: whether attention and MLP both work on the layer's input.
         activation: of the MLP: gelu (by tanh), relu or silu.
@@ -69,7 +73,7 @@ class Stack:
     model_width: int = 0
     layernorm_eps: float = 1e-6
     is_rms: bool = False
-    has_biases: bool = True
+    scales_attention: bool = True
     is_pre_norm: bool = True
     is_parallel: bool = False
     activation: str = "gelu"
@@ -91,8 +95,8 @@ class Stack:
 
     @property
     def attention_scale(self) -> float:
-        """What q k is multiplied with; a T5 without biases has it in its weights."""
-        return 1.0 if self.is_rms else float(self.size_per_head**-0.5)
+        """What q k is multiplied with."""
+        return float(self.size_per_head**-0.5) if self.scales_attention else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +105,21 @@ class ModelConfig(Stack):
 
     Attributes:
         family: gpt, gptj, gptneox, t5 or t5-encoder. In the last, what is said of the decoder is the encoder's.
+        tensors: every tensor of the checkpoint by name, by the family's table in ft_format.
+        head: name of the output projection among them.
+        has_tied_head: whether the embedding takes the head's place where that has no file.
+        has_decoder: whether tokens are generated; else the encoder's output is the answer.
         encoder: of t5 and t5-encoder.
         vocab_size: rows of the embedding, padding included.
         max_pos_seq_len: the longest input plus output, in tokens: rows of the position embedding where there is one.
         start_id: token that an empty input starts from.
         end_id: token that ends a generation where the request names none.
-        has_embedding_norm: whether a norm follows the embedding (BLOOM).
-        has_final_norm: whether a norm precedes the head.
         scales_head: whether hidden states are multiplied with hidden_units ** -0.5 before the head (T5, tied).
         weight_data_type: of the shards on disk: fp32, fp16 or bf16.
         tensor_para_size: how many ranks the shards were written for; None where config.ini does not say.
         prompt_learning_type: which kind its tasks' prompts are.
         prompt_learning_start_id: tokens from here on stand for a task's prompt.
+        uses_prefixes: whether prefix prompts are used; FasterTransformer's GPT opens their files and ignores them.
         prompt_tasks: name and prompt length of each.
         ia3_num_tasks: rows of T5's IA3 vectors; 0: it has none.
     """
@@ -122,21 +129,24 @@ class ModelConfig(Stack):
     start_id: int
     end_id: int
     family: str = "gpt"
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict, repr=False, compare=False)
+    head: str = "model.lm_head.weight"
+    has_tied_head: bool = True
+    has_decoder: bool = True
     encoder: Stack | None = None
-    has_embedding_norm: bool = False
-    has_final_norm: bool = True
     scales_head: bool = False
     weight_data_type: str = "fp32"
     tensor_para_size: int | None = None
     prompt_learning_type: PromptType = PromptType.NONE
     prompt_learning_start_id: int = 0
+    uses_prefixes: bool = False
     prompt_tasks: tuple[tuple[str, int], ...] = ()
     ia3_num_tasks: int = 0
 
     @property
     def has_prefixes(self) -> bool:
         """Whether its tasks are prefix prompts that FasterTransformer uses; see prefixes.py."""
-        return self.family in ("gptj", "gptneox") and self.prompt_learning_type == PromptType.PREFIX
+        return self.uses_prefixes and self.prompt_learning_type == PromptType.PREFIX
 
 
 def read_config(directory: Path, model_type: str = "GPT") -> ModelConfig:
@@ -150,125 +160,110 @@ def read_config(directory: Path, model_type: str = "GPT") -> ModelConfig:
         ConfigIniError: the file, a section or a key is missing, a value is not legal, or the keys describe a network
             that this engine does not have.
     """
-    family = {name.lower(): family for name, family in MODEL_TYPES.items()}.get(model_type.lower())
+    family = BY_MODEL_TYPE.get(model_type.lower())
     if family is None:
         raise ConfigIniError(f"model_type = {model_type} is none of {', '.join(MODEL_TYPES)}")
     ini = ConfigIni.read(directory, ConfigIniError)
-    config = _READERS[family](ini, family)
+    dims = family.read(ini, has=lambda name: True)  # whether the head has a file, weights.py looks up
+    config = _READERS[type(dims)](ini, family, dims)
     for section in ini.values():
         section.warn_of_near_misses()
     return config
 
 
 _ACTIVATION = one_of(_ACTIVATIONS)
-_DATA_TYPE = one_of({name: name for name in DATA_TYPES})
 _PROMPT_TYPE = one_of({str(kind.value): kind for kind in PromptType})
-_EPSILON = fraction()
 _NORM = one_of({"pre_layernorm": True, "post_layernorm": False})
 
 
-def _common(ini: ConfigIni, section: Values, first_prompt_id: int) -> dict[str, Any]:
-    """Read what all families call alike."""
-    tasks = [ini[f"task_{index}"] for index in range(section.get("num_tasks", INDEX, 0))]
+def _common(ini: ConfigIni, family: Family, dims: GptDims | T5Dims, first_prompt_id: int) -> dict[str, Any]:
+    """Read what all families call alike.
+
+    Args:
+        ini: the file.
+        family: of the model.
+        dims: of the model.
+        first_prompt_id: of the virtual tokens, where the file does not say it.
+    """
+    section = ini[family.main]
     return {
-        "vocab_size": section.get("vocab_size", COUNT),
-        "weight_data_type": section.get("weight_data_type", _DATA_TYPE, "fp32"),
+        "family": family.name,
+        "tensors": stored(family.schema(dims), dims),
+        "head": family.head,
+        "has_tied_head": family.has_tied_head,
+        "vocab_size": dims.vocab_size,
+        "layernorm_eps": dims.layernorm_eps,
+        "weight_data_type": section.get("weight_data_type", DATA_TYPE, "fp32"),
         "tensor_para_size": section.find("tensor_para_size", COUNT),
         "prompt_learning_type": section.get("prompt_learning_type", _PROMPT_TYPE, PromptType.NONE),
         "prompt_learning_start_id": section.get("prompt_learning_start_id", INDEX, 0) or first_prompt_id,
-        "prompt_tasks": tuple((task.get("task_name", str), task.get("prompt_length", INDEX, 0)) for task in tasks),
+        "prompt_tasks": tuple(read_tasks(ini, family).items()),
+        "uses_prefixes": family.uses_prefixes,
     }
 
 
-def _gpt_like(ini: ConfigIni, section: Values) -> dict[str, Any]:
-    sizes = {key: section.get(key, COUNT) for key in ("head_num", "size_per_head", "inter_size", "num_layer")}
-    ids = {key: section.get(key, INDEX) for key in ("start_id", "end_id")}
-    return {**sizes, **ids, **_common(ini, section, ids["end_id"] + 1)}
-
-
-def _read_gpt(ini: ConfigIni, family: str) -> ModelConfig:
-    """GPT, and by their keys OPT, BLOOM and XGLM."""
-    gpt = ini["gpt"]
-    gpt.refuse("has_adapters", gpt.get("has_adapters", FLAG, False))
-    has_alibi = gpt.get("use_attention_linear_bias", FLAG, False)
-    has_table = gpt.get("has_positional_encoding", FLAG, True)
-    gpt.refuse("use_attention_linear_bias", has_alibi and has_table)
-    activation, is_gated = gpt.get("activation_type", _ACTIVATION, _ACTIVATIONS["gelu"])
-    gpt.refuse("activation_type", is_gated)
+def _read_decoder(ini: ConfigIni, family: Family, dims: GptDims) -> ModelConfig:
+    """GPT, and by their keys OPT, BLOOM and XGLM; GPT-J and GPT-NeoX, which have a rotary embedding."""
+    section = ini[family.main]
+    section.refuse("has_adapters", dims.adapter_inter_size > 0)
+    has_alibi, has_table = dims.use_attention_linear_bias, dims.has_positional_encoding
+    section.refuse("use_attention_linear_bias", has_alibi and has_table)
+    activation, is_gated = section.get("activation_type", _ACTIVATION, _ACTIVATIONS["gelu"])
+    section.refuse("activation_type", is_gated)
+    start_id, end_id = (section.get(key, INDEX) for key in family.id_keys)
     return ModelConfig(
-        **_gpt_like(ini, gpt),
-        family=family,
-        max_pos_seq_len=gpt.get("max_pos_seq_len", COUNT, None if has_table else NO_POSITION_LIMIT),
-        layernorm_eps=gpt.get("layernorm_eps", _EPSILON, 1e-6),
-        is_pre_norm=gpt.get("layernorm_type", _NORM, True),
+        **_common(ini, family, dims, end_id + 1),
+        start_id=start_id,
+        end_id=end_id,
+        head_num=dims.head_num,
+        size_per_head=dims.size_per_head,
+        inter_size=dims.inter_size,
+        num_layer=dims.num_layer,
+        max_pos_seq_len=dims.max_pos_seq_len or NO_POSITION_LIMIT,
+        is_pre_norm=section.get("layernorm_type", _NORM, True),
+        is_parallel=dims.use_gptj_residual,
         activation=activation,
-        positions="alibi" if has_alibi else "learned" if has_table else "none",
-        has_embedding_norm=gpt.get("has_pre_decoder_layernorm", FLAG, False),
-        has_final_norm=gpt.get("has_post_decoder_layernorm", FLAG, True),
+        positions=dims.positions,
+        rotary_dim=dims.rotary_embedding,
+        rotates_pairs=family.rotates_pairs,
     )
 
 
-def _read_rotary(ini: ConfigIni, family: str) -> ModelConfig:
-    """GPT-J and GPT-NeoX."""
-    section, is_gptj = ini[family], family == "gptj"
-    keys, rotary_dim = _gpt_like(ini, section), section.get("rotary_embedding", whole(2))
-    section.refuse("rotary_embedding", rotary_dim % 2 == 1 or rotary_dim > keys["size_per_head"])
-    return ModelConfig(
-        **keys,
-        family=family,
-        max_pos_seq_len=section.get("max_pos_seq_len", COUNT, NO_POSITION_LIMIT),
-        layernorm_eps=section.get("layernorm_eps", _EPSILON, 1e-6 if is_gptj else 1e-5),
-        is_parallel=is_gptj or section.get("use_gptj_residual", FLAG, True),
-        positions="rotary",
-        rotary_dim=rotary_dim,
-        rotates_pairs=is_gptj,
-    )
-
-
-def _t5_stack(ini: ConfigIni, section: Values) -> dict[str, Any]:
-    structure = ini["structure"]
+def _t5_stack(section: Values, dims: T5Dims, num_layer: int, activation: str) -> dict[str, Any]:
     section.refuse("adapter_inter_size", section.get("adapter_inter_size", INDEX, 0) > 0)
-    has_biases = structure.get("t5_with_bias", FLAG, False)
-    is_relative = structure.get("position_embedding_type", str, "relative") == "relative"
-    rows = section.get("relative_attention_num_buckets_or_max_pos_seq_len", COUNT)
-    sizes = {"head_num": "num_heads", "size_per_head": "d_kv", "inter_size": "d_ff"}
-    sizes |= {"num_layer": "num_layers", "model_width": "d_model"}
     return {
-        **{name: section.get(key, COUNT) for name, key in sizes.items()},
-        "layernorm_eps": section.get("layer_norm_epsilon", _EPSILON, 1e-6),
-        "is_rms": not has_biases,
-        "has_biases": has_biases,
-        "activation": ini["encoder"].get("feed_forward_proj", _ACTIVATION)[0],
-        "is_gated": structure.get("use_gated_activation", FLAG, False),
-        "positions": "relative" if is_relative else "learned",
-        "buckets": rows if is_relative else 0,
+        "head_num": dims.head_num,
+        "size_per_head": dims.size_per_head,
+        "inter_size": dims.inter_size,
+        "num_layer": num_layer,
+        "model_width": dims.d_model,
+        "is_rms": not dims.has_bias,
+        "scales_attention": dims.has_bias,
+        "activation": activation,
+        "is_gated": dims.is_gated,
+        "positions": "relative" if dims.has_relative_positions else "learned",
+        "buckets": dims.position_num if dims.has_relative_positions else 0,
     }
 
 
-def _read_t5(ini: ConfigIni, family: str) -> ModelConfig:
+def _read_t5(ini: ConfigIni, family: Family, dims: T5Dims) -> ModelConfig:
     """T5, T5 v1.1, mT5, UL2 and Megatron's T5, or the encoder of one."""
-    encoder = ini["encoder"]
-    main, default_id = (ini["decoder"], None) if family == "t5" else (encoder, 0)
-    stack = _t5_stack(ini, main)
-    rows = main.get("relative_attention_num_buckets_or_max_pos_seq_len", COUNT)
-    is_tied = main.get("tie_word_embeddings", FLAG, True)
+    encoder, main = ini["encoder"], family.section(ini)
+    has_decoder = "decoder" in family.sections
+    default_id = None if has_decoder else 0
+    activation = encoder.get("feed_forward_proj", _ACTIVATION)[0]
+    num_layer = dims.decoder_layer_num if has_decoder else dims.encoder_layer_num
     return ModelConfig(
-        **stack,
-        **_common(ini, encoder, encoder.get("vocab_size", COUNT) + 1),
-        family=family,
-        encoder=Stack(**_t5_stack(ini, encoder)),
-        max_pos_seq_len=rows if stack["positions"] == "learned" else NO_POSITION_LIMIT,
+        **_common(ini, family, dims, dims.vocab_size + 1),
+        **_t5_stack(main, dims, num_layer, activation),
+        has_decoder=has_decoder,
+        encoder=Stack(**_t5_stack(encoder, dims, dims.encoder_layer_num, activation), layernorm_eps=dims.layernorm_eps),
+        max_pos_seq_len=NO_POSITION_LIMIT if dims.has_relative_positions else dims.position_num,
         start_id=main.get("decoder_start_token_id", INDEX, default_id),
         end_id=main.get("eos_token_id", INDEX, default_id),
-        scales_head=is_tied and not stack["has_biases"],
-        ia3_num_tasks=ini["structure"].get("ia3_num_tasks", INDEX, 0),
+        scales_head=dims.has_scaled_logits,
+        ia3_num_tasks=dims.ia3_num_tasks,
     )
 
 
-_READERS: dict[str, Callable[[ConfigIni, str], ModelConfig]] = {
-    "gpt": _read_gpt,
-    "gptj": _read_rotary,
-    "gptneox": _read_rotary,
-    "t5": _read_t5,
-    "t5-encoder": _read_t5,
-}
+_READERS: dict[type, Callable[[ConfigIni, Family, Any], ModelConfig]] = {GptDims: _read_decoder, T5Dims: _read_t5}

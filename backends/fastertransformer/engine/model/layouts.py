@@ -1,9 +1,8 @@
-"""What a network's weights are, and which of FasterTransformer's shards hold them in each family.
+"""What a network's weights are, and which tensors of the checkpoint become which of them.
 
-Layout: FasterTransformer, ``src/fastertransformer/models/{multi_gpu_gpt,gptj,gptneox,t5}/*Weight.cc`` (readers) and
-``examples/pytorch/{gpt,gptj,gptneox,t5}/utils/*convert.py`` (writers). Matrices are stored [in, out], a fused QKV as
-[in, 3, out]. A family is said once, as what it reads: what weights.Reader does with that is to check the files, to
-count the memory, or to load.
+Which tensors there are, with their shapes and the axes that ranks cut, the family's table in ft_format says. A network
+is described once, as what it reads: what weights.Reader does with that is to check the files, to count the memory, or
+to load.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from .linear import Linear, Norm
 if TYPE_CHECKING:
     from .weights import Reader
 
-_GPT_NAMES = ("model.wte", "model.wpe", "model.lm_head.weight", "model.lm_head.bias")
-_T5_NAMES = ("shared.weight_T", "shared.ape", "lm_head.weight", "shared.bias")
+_GPT_NAMES = ("model.wte", "model.wpe", "model.lm_head.bias")
+_T5_NAMES = ("shared.weight_T", "shared.ape", "shared.bias")
 
 
 @dataclass(frozen=True)
@@ -135,11 +134,6 @@ def vocabulary_part(vocab_size: int, rank: int, ranks: int) -> range:
     return range(vocab_size * rank // ranks, vocab_size * (rank + 1) // ranks)
 
 
-def head_name(config: ModelConfig) -> str:
-    """Give the head's file; a GPT or T5 without that file has a tied one."""
-    return (_T5_NAMES if config.encoder else _GPT_NAMES)[2]
-
-
 def read_model(read: Reader, config: ModelConfig, partition: Partition, has_head: bool) -> ModelWeights:
     """Read a process's partition of the checkpoint that config.ini calls for.
 
@@ -147,27 +141,25 @@ def read_model(read: Reader, config: ModelConfig, partition: Partition, has_head
         read: gives the tensors.
         config: of the whole model.
         partition: which part of it.
-        has_head: whether there is a file for the head; a GPT-J or GPT-NeoX must have it.
+        has_head: whether there is a file for the head; a family without tied heads must have it.
     """
-    width, is_t5, has_decoder = config.hidden_units, config.encoder is not None, config.family != "t5-encoder"
-    table_name, positions_name, _, bias_name = _T5_NAMES if is_t5 else _GPT_NAMES
-    predicts = partition.predicts and has_decoder
-    has_head = has_head or config.family in ("gptj", "gptneox")
-    has_head_bias = config.family == "gptj" or (is_t5 and config.has_biases)
-    vocabulary, table, positions, norm, head = (config.vocab_size, width), None, None, None, None
+    is_t5 = config.encoder is not None
+    table_name, positions_name, bias_name = _T5_NAMES if is_t5 else _GPT_NAMES
+    predicts = partition.predicts and config.has_decoder
+    has_head = has_head or not config.has_tied_head
+    table, positions, norm, head = None, None, None, None
     if partition.embeds or (predicts and not has_head):
-        table = read.tensor(table_name, vocabulary, dtype=read.head_type)
+        table = read.tensor(table_name, dtype=read.head_type)
     if predicts:
-        bias = read.tensor(bias_name, vocabulary[:1], dtype=read.head_type) if has_head_bias else None
-        head = read.head(head_name(config) if has_head else None, vocabulary, table, bias)
-    if partition.embeds and config.positions == "learned":
-        positions = read.tensor(positions_name, (config.max_pos_seq_len, width))
-    if partition.embeds and config.has_embedding_norm:
+        bias = read.tensor(bias_name, dtype=read.head_type) if bias_name in read else None
+        head = read.head(config.head if has_head else None, table, bias)
+    if partition.embeds:
+        positions = read.tensor(positions_name) if positions_name in read else None
         norm = read.norm("model.pre_decoder_layernorm", config)
-    embedding = table if partition.embeds and table is not None else read.empty((0, width))
+    embedding = table if partition.embeds and table is not None else read.empty((0, config.hidden_units))
     encoder = _t5_stack(read, config, "encoder", partition.encoder_layers) if is_t5 else None
     decoder = None
-    if has_decoder:
+    if config.has_decoder:
         decoder = (
             _t5_stack(read, config, "decoder", partition.layers)
             if is_t5
@@ -180,24 +172,24 @@ def read_model(read: Reader, config: ModelConfig, partition: Partition, has_head
 def _gpt_stack(read: Reader, config: ModelConfig, layers: range) -> StackWeights:
     return StackWeights(
         position_bias=read.slopes(config.head_num) if config.positions == "alibi" else None,
-        final_norm=read.norm("model.final_layernorm", config) if config.has_final_norm else None,
+        final_norm=read.norm("model.final_layernorm", config),
         layers=tuple(_gpt_layer(read, config, f"model.layers.{index}") for index in layers),
     )
 
 
 def _gpt_layer(read: Reader, config: ModelConfig, layer: str) -> LayerWeights:
-    width, inter, is_gptj = config.hidden_units, config.inter_size, config.family == "gptj"
-    # A parallel GPT-NeoX has one bias for attention and MLP together, of which each rank adds its part.
-    has_sum = config.is_parallel and not is_gptj
+    input_norm = read.norm(f"{layer}.input_layernorm", config)
+    assert input_norm is not None
     return LayerWeights(
-        input_norm=read.norm(f"{layer}.input_layernorm", config),
-        qkv=read.fan_out(width, (3, width), f"{layer}.attention.query_key_value", has_bias=not is_gptj),
-        attention_out=read.fan_in(width, width, f"{layer}.attention.dense", has_bias=not config.is_parallel),
-        post_norm=None if is_gptj else read.norm(f"{layer}.post_attention_layernorm", config),
-        mlp_in=read.fan_out(width, (inter,), f"{layer}.mlp.dense_h_to_4h"),
+        input_norm=input_norm,
+        qkv=read.fan_out(f"{layer}.attention.query_key_value"),
+        attention_out=read.fan_in(f"{layer}.attention.dense"),
+        post_norm=read.norm(f"{layer}.post_attention_layernorm", config),
+        mlp_in=read.fan_out(f"{layer}.mlp.dense_h_to_4h"),
         mlp_gate=None,
+        # A parallel GPT-NeoX has one bias for attention and MLP together.
         mlp_out=read.fan_in(
-            inter, width, f"{layer}.mlp.dense_4h_to_h", bias_sum=f"{layer}.mlp.attention.bias.sum" if has_sum else ""
+            f"{layer}.mlp.dense_4h_to_h", f"{layer}.mlp.dense_4h_to_h.bias", f"{layer}.mlp.attention.bias.sum"
         ),
     )
 
@@ -207,39 +199,40 @@ def _t5_stack(read: Reader, config: ModelConfig, name: str, layers: range | None
     stack = config if is_decoder or config.encoder is None else config.encoder
     bias = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     return StackWeights(
-        position_bias=read.tensor(bias, (stack.head_num, stack.buckets), split_axis=0) if stack.buckets else None,
+        position_bias=read.tensor(bias) if bias in read else None,
         final_norm=read.norm(f"{name}.final_layer_norm", stack),
         layers=tuple(
-            _t5_layer(read, stack, f"{name}.block.{index}.layer", is_decoder, config.ia3_num_tasks)
+            _t5_layer(read, stack, f"{name}.block.{index}.layer", is_decoder)
             for index in (range(stack.num_layer) if layers is None else layers)
         ),
     )
 
 
-def _t5_layer(read: Reader, stack: Stack, layer: str, is_decoder: bool, tasks: int) -> LayerWeights:
-    width, heads, inter = stack.hidden_units, stack.attention_width, stack.inter_size
+def _t5_layer(read: Reader, stack: Stack, layer: str, is_decoder: bool) -> LayerWeights:
     own, last = f"{layer}.0.SelfAttention", f"{layer}.{2 if is_decoder else 1}"
     dense = f"{last}.DenseReluDense"
-    split = [f"{own}.q", f"{own}.k", f"{own}.v"]
+    input_norm = read.norm(f"{layer}.0.layer_norm", stack)
+    assert input_norm is not None
     return LayerWeights(
-        input_norm=read.norm(f"{layer}.0.layer_norm", stack),
-        qkv=read.fan_out(width, (3, heads), f"{own}.qkv") if is_decoder else read.fan_out(width, (heads,), *split),
-        attention_out=read.fan_in(heads, width, f"{own}.o"),
+        input_norm=input_norm,
+        qkv=read.fan_out(f"{own}.qkv") if is_decoder else read.fan_out(f"{own}.q", f"{own}.k", f"{own}.v"),
+        attention_out=read.fan_in(f"{own}.o"),
         post_norm=read.norm(f"{last}.layer_norm", stack),
-        mlp_in=read.fan_out(width, (inter,), f"{dense}.wi"),
-        mlp_gate=read.fan_out(width, (inter,), f"{dense}.wi2") if stack.is_gated else None,
-        mlp_out=read.fan_in(inter, width, f"{dense}.wo"),
-        cross=_t5_cross(read, stack, f"{layer}.1", tasks) if is_decoder else None,
-        ia3=read.ia3(tasks, (f"{own}.k", heads), (f"{own}.v", heads), (dense, inter)),
+        mlp_in=read.fan_out(f"{dense}.wi"),
+        mlp_gate=read.fan_out(f"{dense}.wi2") if f"{dense}.wi2.weight" in read else None,
+        mlp_out=read.fan_in(f"{dense}.wo"),
+        cross=_t5_cross(read, stack, f"{layer}.1") if is_decoder else None,
+        ia3=read.ia3(f"{own}.k", f"{own}.v", dense),
     )
 
 
-def _t5_cross(read: Reader, stack: Stack, layer: str, tasks: int) -> CrossWeights:
-    width, heads, memory = stack.hidden_units, stack.attention_width, f"{layer}.EncDecAttention"
+def _t5_cross(read: Reader, stack: Stack, layer: str) -> CrossWeights:
+    memory, norm = f"{layer}.EncDecAttention", read.norm(f"{layer}.layer_norm", stack)
+    assert norm is not None
     return CrossWeights(
-        norm=read.norm(f"{layer}.layer_norm", stack),
-        query=read.fan_out(width, (heads,), f"{memory}.q"),
-        key_value=read.fan_out(width, (heads,), f"{memory}.k", f"{memory}.v"),
-        out=read.fan_in(heads, width, f"{memory}.o"),
-        ia3=read.ia3(tasks, (f"{memory}.k", heads), (f"{memory}.v", heads)),
+        norm=norm,
+        query=read.fan_out(f"{memory}.q"),
+        key_value=read.fan_out(f"{memory}.k", f"{memory}.v"),
+        out=read.fan_in(f"{memory}.o"),
+        ia3=read.ia3(f"{memory}.k", f"{memory}.v"),
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..cache.sizing import free_bytes
 from ..errors import WeightsError
 from .config import ModelConfig, Stack
-from .layouts import ModelWeights, Partition, head_name, read_model, vocabulary_part
+from .layouts import ModelWeights, Partition, read_model, vocabulary_part
 from .linear import Int8Linear, Linear, Norm
 from .precision import TORCH_TYPES, Precision
 from .shards import Order, Shards, made_up, mapped, planned, problems_of
@@ -55,7 +55,7 @@ def load_weights(
     is_cpu = device.type == "cpu"
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, source_type, device) if is_staged else nullcontext() as staged:
-        has_head = not are_made_up and (directory / f"{head_name(config)}.bin").exists()
+        has_head = not are_made_up and (directory / f"{config.head}.bin").exists()
         partition, plans = partition or whole, {}
         for each in {whole, partition}:
             # On torch's meta device tensors have no content: so what loads a network tells how much memory that takes.
@@ -127,10 +127,14 @@ class Reader:
         self._shards, self._tensor_para_size, self._rank = shards, tensor_para_size, rank
         self._ranks = range(tensor_para_size) if rank is None else range(rank, rank + 1)
         self._precision, self._device, self._is_cpu = precision, device, is_cpu
-        self._has_biases = config.has_biases
+        self._tensors = config.tensors
         self.head_type = torch.float32 if is_cpu else precision.compute
         self.size_bytes = self.saved_bytes = self.largest_bytes = 0
         self._buffers: dict[torch.dtype, Tensor] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the model has a tensor."""
+        return name in self._tensors
 
     def _copy(self, name: str, split_axis: int | None, target: Tensor) -> None:
         """Copy a tensor's file, or the ranks' side by side, into what has their shape together."""
@@ -161,43 +165,41 @@ class Reader:
         self.size_bytes += size_bytes
         self.largest_bytes = max(self.largest_bytes, size_bytes)
 
-    def tensor(
-        self, name: str, shape: tuple[int, ...], split_axis: int | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Read a tensor as it is: a copy of our own, for the file may change under a running server.
 
         Args:
             name: file name up to ``.{rank}.bin`` or ``.bin``.
-            shape: of the full tensor.
-            split_axis: axis along which the ranks cut it; None where it is written once.
             dtype: None for the one that is multiplied.
         """
+        shape, split_axis, _ = self._tensors[name]
         target = self.empty(self._here(shape, split_axis), dtype)
         self._copy(name, split_axis, target)
         self._count(target.nbytes)
         return target
 
-    def norm(self, name: str, stack: Stack) -> Norm:
-        """Read a norm of a stack's residual stream."""
-        shape = (stack.hidden_units,)
-        bias = self.tensor(f"{name}.bias", shape) if self._has_biases else None
-        return Norm(self.tensor(f"{name}.weight", shape), bias, stack.layernorm_eps, stack.is_rms)
+    def norm(self, name: str, stack: Stack) -> Norm | None:
+        """Read a norm of a stack's residual stream; None where the model has none of that name."""
+        if f"{name}.weight" not in self:
+            return None
+        bias = self.tensor(f"{name}.bias") if f"{name}.bias" in self else None
+        return Norm(self.tensor(f"{name}.weight"), bias, stack.layernorm_eps, stack.is_rms)
 
-    def head(self, name: str | None, shape: tuple[int, int], table: Tensor | None, bias: Tensor | None) -> Linear:
+    def head(self, name: str | None, table: Tensor | None, bias: Tensor | None) -> Linear:
         """Read the head, or this rank's rows of it; see linear.py. With int8 weights a GPU's is int8 too.
 
         Args:
             name: None: it has the table's matrix, of which a CPU keeps a second form.
-            shape: of all of it.
             table: see name.
             bias: all of it, or None.
         """
         is_int8 = self._precision.is_int8 and not self._is_cpu
         if name and is_int8:
-            matrix: Tensor | None = self._side_by_side([name], shape, None, first=1)
+            matrix: Tensor | None = self._side_by_side([name], first=1)
         else:
-            matrix = self.tensor(name, shape, dtype=self.head_type) if name else table
+            matrix = self.tensor(name, dtype=self.head_type) if name else table
         assert matrix is not None
+        shape = matrix.shape
         if self._rank is not None:
             part = vocabulary_part(shape[0], self._rank, self._tensor_para_size)
             rows = slice(part.start, part.stop)
@@ -213,30 +215,31 @@ class Reader:
             self._count(matrix.nbytes)
         return Linear(matrix, bias, is_lent=name is not None and len(matrix) < shape[0])
 
-    def fan_out(self, width: int, outputs: tuple[int, ...], *names: str, has_bias: bool = True) -> Linear:
-        """Read matrices of which each rank has some outputs, [width, *outputs]; those of several follow each other."""
-        bias, axis = None, len(outputs)
-        if has_bias and self._has_biases:
-            bias = self._side_by_side([f"{name}.bias" for name in names], outputs, axis - 1)
-        return self._linear([f"{name}.weight" for name in names], (width, *outputs), axis, bias)
+    def fan_out(self, *names: str) -> Linear:
+        """Read matrices of which each rank has some outputs; those of several names follow each other."""
+        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self]
+        return self._linear([f"{name}.weight" for name in names], self._side_by_side(biases) if biases else None)
 
-    def fan_in(self, inputs: int, width: int, name: str, has_bias: bool = True, bias_sum: str = "") -> Linear:
-        """Read a matrix of which each rank has some inputs, [inputs, width].
+    def fan_in(self, name: str, *biases: str) -> Linear:
+        """Read a matrix of which each rank has some inputs.
 
-        Its bias is written once, and one rank adds it; or every rank adds what the file ``bias_sum`` has.
+        Args:
+            name: of the matrix, without ``.weight``.
+            biases: names of which the model has one at most; by default the matrix's own. A bias is written once, and
+                one rank adds it; or every rank adds its part, where the table says that the ranks sum it up.
         """
         bias = None
-        if has_bias and self._has_biases and (bias_sum or self._rank in (None, 0)):
-            bias = self._side_by_side([bias_sum or f"{name}.bias"], (width,), None)
-            if bias_sum and self._rank is None:
-                bias *= self._tensor_para_size
-        return self._linear([f"{name}.weight"], (inputs, width), 0, bias)
+        for found in (each for each in biases or (f"{name}.bias",) if each in self):
+            is_summed = self._tensors[found].is_summed
+            if is_summed or self._rank in (None, 0):
+                bias = self._side_by_side([found])
+                if is_summed and self._rank is None:
+                    bias *= self._tensor_para_size
+        return self._linear([f"{name}.weight"], bias)
 
-    def _linear(
-        self, names: Sequence[str], shape: tuple[int, ...], split_axis: int | None, bias: Tensor | None
-    ) -> Linear:
+    def _linear(self, names: Sequence[str], bias: Tensor | None) -> Linear:
         """Read matrices side by side, [in, out] or [in, 3, out] -> [out, in]."""
-        matrix = self._side_by_side(names, shape, split_axis, first=1)  # [in, out]
+        matrix = self._side_by_side(names, first=1)  # [in, out]
         kind = Int8Linear if self._precision.is_int8 else Linear
         linear, full_bytes = kind(matrix.T, bias, is_lent=True), matrix.nbytes
         self._count(linear.size_bytes)
@@ -244,13 +247,12 @@ class Reader:
         self.largest_bytes = max(self.largest_bytes, full_bytes)
         return linear
 
-    def _side_by_side(
-        self, names: Sequence[str], shape: tuple[int, ...], split_axis: int | None, first: int = 0
-    ) -> Tensor:
+    def _side_by_side(self, names: Sequence[str], first: int = 0) -> Tensor:
         """Read tensors of one shape: their axes from the first on become one, in which they follow each other.
 
         A matrix (first 1) is lent until the next one is read.
         """
+        shape, split_axis, _ = self._tensors[names[0]]
         here = self._here(shape, split_axis)
         target_shape = (*here[:first], len(names) * torch.Size(here[first:]).numel())
         target = self._scratch(target_shape, self._precision.compute) if first else self.empty(target_shape)
@@ -267,9 +269,9 @@ class Reader:
         slopes = alibi_slopes(head_num).to(self._device)
         return slopes if self._rank is None else slopes.chunk(self._tensor_para_size)[self._rank]
 
-    def ia3(self, tasks: int, *vectors: tuple[str, int]) -> tuple[Tensor, ...] | None:
-        """Read vectors by task, each a name and a size; a last row of ones is for rows without one (task -1)."""
-        tables = [self.tensor(f"{name}.ia3.weight", (tasks, size), 1) for name, size in vectors] if tasks else []
+    def ia3(self, *names: str) -> tuple[Tensor, ...] | None:
+        """Read vectors by task; a last row of ones is for rows without one (task -1). None: the model has none."""
+        tables = [self.tensor(f"{name}.ia3.weight") for name in names if f"{name}.ia3.weight" in self]
         return tuple(torch.cat((table, torch.ones_like(table[:1]))) for table in tables) or None
 
 

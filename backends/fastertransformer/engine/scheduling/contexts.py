@@ -75,7 +75,7 @@ def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
     """Run the encoder for new sequences."""
     ids, lengths, embeddings = _packed([sequence.source for sequence in new if sequence.source])
     tasks = np.array([sequence.source.ia3_task for sequence in new if sequence.source])
-    is_encoder_only = steps.config.family != "t5"
+    is_encoder_only = not steps.config.has_decoder
     wants_attentions = is_encoder_only and any(each.job.request.is_return_attentions for each in new)
     encoded, attentions = steps.encode(ids, lengths, tasks, first, embeddings, int(wants_attentions))
     states = torch.split(encoded, lengths.tolist())

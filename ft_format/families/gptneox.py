@@ -7,10 +7,13 @@ GptNeoXDecoder.cc adds it on every rank before it sums the ranks.
 
 from __future__ import annotations
 
-from export_scripts.weights import gpt, gptj
-from export_scripts.weights.family import ConfigValues, Family
-from export_scripts.weights.schema import ModelDims, TargetTensor, in_every_layer
-from ft_format.config_ini import Sections
+from collections.abc import Callable
+
+from ft_format.config_ini import ConfigIni, Sections
+from ft_format.families import gpt, gptj
+from ft_format.families.family import ConfigValues, Family
+from ft_format.families.gpt import GptDims
+from ft_format.layout import TensorSpec, in_every_layer
 
 _PARALLEL_LAYER = {
     **{
@@ -18,11 +21,11 @@ _PARALLEL_LAYER = {
         for name, target in gpt.LAYER.items()
         if name not in ("attention.dense.bias", "mlp.dense_4h_to_h.bias")
     },
-    "mlp.attention.bias.sum": TargetTensor(("hidden_units",), is_summed=True),
+    "mlp.attention.bias.sum": TensorSpec(("hidden_units",), is_summed=True),
 }
 
 
-def schema(dims: ModelDims) -> dict[str, TargetTensor]:
+def schema(dims: GptDims) -> dict[str, TensorSpec]:
     """List every tensor of a model by name, without ``.<rank>.bin``."""
     return {**gptj.OUTER, **in_every_layer(_PARALLEL_LAYER if dims.use_gptj_residual else gpt.LAYER, dims.num_layer)}
 
@@ -35,4 +38,17 @@ def config(values: ConfigValues) -> Sections:
     return gptj.rotary_sections("gptneox", values, use_gptj_residual=int(values.dims.use_gptj_residual))
 
 
-FAMILY = Family("gptneox", schema, config)
+def read(ini: ConfigIni, has: Callable[[str], bool], position_num: int | None = None) -> GptDims:
+    """Read the dimensions; keys and defaults are those of GptNeoXTritonModel.cc, the epsilon a constant there."""
+    return gptj.read_rotary(ini, "gptneox", 1e-5)
+
+
+FAMILY = Family(
+    "gptneox",
+    schema,
+    config,
+    read,
+    sections=("gptneox",),
+    model_types=("GPT-NeoX",),
+    uses_prefixes=True,
+)

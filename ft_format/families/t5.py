@@ -9,12 +9,13 @@ head's size, and a bias everywhere; without (T5's own) it has RMS norm, scores a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from export_scripts.weights.family import ConfigValues, Family
-from export_scripts.weights.schema import Dims, TargetTensor
-from ft_format.config_ini import Sections
+from ft_format.config_ini import ConfigIni, Sections
+from ft_format.families.family import LAYERS, P_TUNED, SIZE, ConfigValues, Family
+from ft_format.layout import Dims, TensorSpec
+from ft_format.values import FLAG, INDEX, Values, fraction
 
 MAX_DISTANCE = 128
 """Distance from which relative positions share a bucket: a constant in FasterTransformer."""
@@ -43,6 +44,8 @@ class T5Dims(Dims):
         layernorm_eps: of training.
         ia3_num_tasks: sets of IA3 vectors.
         adapter_inter_size: width of the middle of linear adapters; 0: there are none.
+        has_untied_head: the output projection has a file, be it the embedding's copy.
+        has_decoder: False: an encoder that is served alone, without a head.
     """
 
     head_num: int
@@ -60,6 +63,8 @@ class T5Dims(Dims):
     layernorm_eps: float = LAYERNORM_EPS
     ia3_num_tasks: int = 0
     adapter_inter_size: int = 0
+    has_untied_head: bool = True
+    has_decoder: bool = True
 
     @property
     def is_gated(self) -> bool:
@@ -68,19 +73,19 @@ class T5Dims(Dims):
 
 
 _HEADS = ("head_num", "size_per_head")
-_PER_MODEL = TargetTensor(("d_model",))
-_PROJECTION = TargetTensor(("d_model", _HEADS), split_axis=1)
-_PROJECTION_BIAS = TargetTensor((_HEADS,), split_axis=0)
-_OUTPUT = TargetTensor((_HEADS, "d_model"), split_axis=0)
-_IA3_HEADS = TargetTensor(("ia3_num_tasks", _HEADS), split_axis=1)
-_IA3_INTER = TargetTensor(("ia3_num_tasks", "inter_size"), split_axis=1)
+_PER_MODEL = TensorSpec(("d_model",))
+_PROJECTION = TensorSpec(("d_model", _HEADS), split_axis=1)
+_PROJECTION_BIAS = TensorSpec((_HEADS,), split_axis=0)
+_OUTPUT = TensorSpec((_HEADS, "d_model"), split_axis=0)
+_IA3_HEADS = TensorSpec(("ia3_num_tasks", _HEADS), split_axis=1)
+_IA3_INTER = TensorSpec(("ia3_num_tasks", "inter_size"), split_axis=1)
 
 
-def _norm(name: str) -> dict[str, TargetTensor]:
+def _norm(name: str) -> dict[str, TensorSpec]:
     return {f"{name}.weight": _PER_MODEL, f"{name}.bias": _PER_MODEL}
 
 
-def _attention(name: str) -> dict[str, TargetTensor]:
+def _attention(name: str) -> dict[str, TensorSpec]:
     """Attention with q, k and v apart: an encoder's own, and the decoder's to the encoder."""
     return {
         **{f"{name}.{part}.weight": _PROJECTION for part in "qkv"},
@@ -92,31 +97,31 @@ def _attention(name: str) -> dict[str, TargetTensor]:
 
 
 _FUSED_ATTENTION = {
-    "layer.0.SelfAttention.qkv.weight": TargetTensor(("d_model", 3, _HEADS), split_axis=2),
-    "layer.0.SelfAttention.qkv.bias": TargetTensor((3, _HEADS), split_axis=1),
+    "layer.0.SelfAttention.qkv.weight": TensorSpec(("d_model", 3, _HEADS), split_axis=2),
+    "layer.0.SelfAttention.qkv.bias": TensorSpec((3, _HEADS), split_axis=1),
     "layer.0.SelfAttention.o.weight": _OUTPUT,
     "layer.0.SelfAttention.o.bias": _PER_MODEL,
     **{f"layer.0.SelfAttention.{part}.ia3.weight": _IA3_HEADS for part in "kv"},
 }
 
 
-def _feed_forward(name: str) -> dict[str, TargetTensor]:
+def _feed_forward(name: str) -> dict[str, TensorSpec]:
     return {
-        **{f"{name}.{part}.weight": TargetTensor(("d_model", "inter_size"), split_axis=1) for part in ("wi", "wi2")},
-        **{f"{name}.{part}.bias": TargetTensor(("inter_size",), split_axis=0) for part in ("wi", "wi2")},
-        f"{name}.wo.weight": TargetTensor(("inter_size", "d_model"), split_axis=0),
+        **{f"{name}.{part}.weight": TensorSpec(("d_model", "inter_size"), split_axis=1) for part in ("wi", "wi2")},
+        **{f"{name}.{part}.bias": TensorSpec(("inter_size",), split_axis=0) for part in ("wi", "wi2")},
+        f"{name}.wo.weight": TensorSpec(("inter_size", "d_model"), split_axis=0),
         f"{name}.wo.bias": _PER_MODEL,
         f"{name}.ia3.weight": _IA3_INTER,
     }
 
 
-def _adapter(name: str) -> dict[str, TargetTensor]:
+def _adapter(name: str) -> dict[str, TensorSpec]:
     """A linear adapter (T5AdapterWeight.cc): its norm has a bias whatever the model has."""
     return {
         f"{name}.layer_norm.weight": _PER_MODEL,
         f"{name}.layer_norm.bias": _PER_MODEL,
-        f"{name}.DenseSiluDense.wi.weight": TargetTensor(("d_model", "adapter_inter_size"), split_axis=1),
-        f"{name}.DenseSiluDense.wo.weight": TargetTensor(("adapter_inter_size", "d_model"), split_axis=0),
+        f"{name}.DenseSiluDense.wi.weight": TensorSpec(("d_model", "adapter_inter_size"), split_axis=1),
+        f"{name}.DenseSiluDense.wo.weight": TensorSpec(("adapter_inter_size", "d_model"), split_axis=0),
     }
 
 
@@ -139,25 +144,26 @@ _BLOCKS = {
         **_ADAPTERS,
     },
 }
+HEAD_FILE, _HEAD_BIAS = "lm_head.weight", "shared.bias"
 _EMBEDDINGS = {
-    "shared.weight_T": TargetTensor(("vocab_size", "d_model")),
-    "lm_head.weight": TargetTensor(("vocab_size", "d_model")),
-    "shared.bias": TargetTensor(("vocab_size",)),
+    "shared.weight_T": TensorSpec(("vocab_size", "d_model")),
+    HEAD_FILE: TensorSpec(("vocab_size", "d_model")),
+    _HEAD_BIAS: TensorSpec(("vocab_size",)),
 }
-_ABSOLUTE = {"shared.ape": TargetTensor(("position_num", "d_model"))}
+_ABSOLUTE = {"shared.ape": TensorSpec(("position_num", "d_model"))}
 _RELATIVE_NAME = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-_RELATIVE = TargetTensor(("head_num", "position_num"), split_axis=0)
+_RELATIVE = TensorSpec(("head_num", "position_num"), split_axis=0)
 
 
-def schema(dims: T5Dims) -> dict[str, TargetTensor]:
+def schema(dims: T5Dims) -> dict[str, TensorSpec]:
     """List every tensor of a model by name, without ``.<rank>.bin``.
 
-    The output projection is always there, as FasterTransformer's converters write it, be it the embedding's copy.
+    FasterTransformer's converters write the output projection always, be it the embedding's copy.
     """
     targets = dict(_EMBEDDINGS)
     if not dims.has_relative_positions:
         targets |= _ABSOLUTE
-    for side, layer_num in (("encoder", dims.encoder_layer_num), ("decoder", dims.decoder_layer_num)):
+    for side, layer_num in _sides(dims).items():
         if dims.has_relative_positions:
             targets[f"{side}.{_RELATIVE_NAME}"] = _RELATIVE
         targets |= {f"{side}.{name}": target for name, target in _norm("final_layer_norm").items()}
@@ -166,8 +172,18 @@ def schema(dims: T5Dims) -> dict[str, TargetTensor]:
     return {name: target for name, target in targets.items() if _is_part(name, dims)}
 
 
+def _sides(dims: T5Dims) -> dict[str, int]:
+    """List the stacks by name with their numbers of layers."""
+    encoder = {"encoder": dims.encoder_layer_num}
+    return {**encoder, "decoder": dims.decoder_layer_num} if dims.has_decoder else encoder
+
+
 def _is_part(name: str, dims: T5Dims) -> bool:
     """Whether a model of this structure has a tensor."""
+    if name in (HEAD_FILE, _HEAD_BIAS) and not dims.has_decoder:
+        return False
+    if name == HEAD_FILE:
+        return dims.has_untied_head
     if "_adapter." in name:
         return dims.adapter_inter_size > 0
     if ".ia3." in name:
@@ -223,4 +239,65 @@ def _side(dims: T5Dims, layer_num: int) -> dict[str, object]:
     }
 
 
-FAMILY = Family("t5", schema, config)
+_SHARED_BY_SIDES = ("num_heads", "d_kv", "d_model", "d_ff", "vocab_size", "weight_data_type", "adapter_inter_size")
+
+
+def read(ini: ConfigIni, has: Callable[[str], bool], position_num: int | None = None) -> T5Dims:
+    """Read the dimensions; keys and defaults are those of T5TritonModel.cc. An encoder may be there alone."""
+    encoder, has_decoder = ini["encoder"], "decoder" in ini
+    decoder = ini["decoder"] if has_decoder else encoder
+    for key in _SHARED_BY_SIDES:
+        encoder.refuse_difference(key, decoder)
+    structure = ini.optional("structure")
+    has_bias = structure.get("t5_with_bias", FLAG, False)
+    return T5Dims(
+        head_num=encoder.get("num_heads", SIZE),
+        size_per_head=encoder.get("d_kv", SIZE),
+        d_model=encoder.get("d_model", SIZE),
+        inter_size=encoder.get("d_ff", SIZE),
+        encoder_layer_num=encoder.get("num_layers", LAYERS),
+        decoder_layer_num=decoder.get("num_layers", LAYERS),
+        vocab_size=encoder.get("vocab_size", SIZE),
+        position_num=encoder.get("relative_attention_num_buckets_or_max_pos_seq_len", SIZE),
+        has_relative_positions=structure.get("position_embedding_type", str, "relative") == "relative",
+        has_bias=has_bias,
+        activation=_activation(encoder, structure),
+        has_scaled_logits=not has_bias and decoder.get("tie_word_embeddings", FLAG, True),  # T5Decoding.cc
+        layernorm_eps=encoder.get("layer_norm_epsilon", fraction(), LAYERNORM_EPS),
+        ia3_num_tasks=structure.get("ia3_num_tasks", INDEX, 0),
+        adapter_inter_size=encoder.get("adapter_inter_size", INDEX, 0),
+        has_untied_head=has(HEAD_FILE),
+        has_decoder=has_decoder,
+    )
+
+
+def _activation(encoder: Values, structure: Values) -> str:
+    """Name the activation; config.ini says apart from it whether there is a gate."""
+    name = encoder.get("feed_forward_proj", str, "gelu")
+    if not structure.get("use_gated_activation", FLAG, False):
+        return name.removeprefix("gated-")
+    gated = (name, f"gated-{name}", "gated-gelu")
+    return next(each for each in gated if each in GATED_ACTIVATIONS)
+
+
+FAMILY = Family(
+    name="t5",
+    schema=schema,
+    config=config,
+    read=read,
+    sections=("decoder", "encoder"),
+    model_types=("T5",),
+    head=HEAD_FILE,
+    has_tied_head=True,
+    id_keys=("decoder_start_token_id", "eos_token_id"),
+    width="d_model",
+    prompt_types=(P_TUNED,),
+)
+ENCODER = replace(
+    FAMILY,
+    name="t5-encoder",
+    schema=lambda dims: schema(replace(dims, has_decoder=False)),
+    sections=("encoder",),
+    model_types=("T5-Encoder",),
+)
+"""The encoder of a T5, served alone from the same directory."""
