@@ -182,13 +182,13 @@ def _gpt_layer(read: Reader, config: ModelConfig, layer: str) -> LayerWeights:
     assert input_norm is not None
     return LayerWeights(
         input_norm=input_norm,
-        qkv=read.fan_out(f"{layer}.attention.query_key_value"),
-        attention_out=read.fan_in(f"{layer}.attention.dense"),
+        qkv=read.column_parallel(f"{layer}.attention.query_key_value"),
+        attention_out=read.row_parallel(f"{layer}.attention.dense"),
         post_norm=read.norm(f"{layer}.post_attention_layernorm", config),
-        mlp_in=read.fan_out(f"{layer}.mlp.dense_h_to_4h"),
+        mlp_in=read.column_parallel(f"{layer}.mlp.dense_h_to_4h"),
         mlp_gate=None,
         # A parallel GPT-NeoX has one bias for attention and MLP together.
-        mlp_out=read.fan_in(
+        mlp_out=read.row_parallel(
             f"{layer}.mlp.dense_4h_to_h", f"{layer}.mlp.dense_4h_to_h.bias", f"{layer}.mlp.attention.bias.sum"
         ),
     )
@@ -215,12 +215,14 @@ def _t5_layer(read: Reader, stack: Stack, layer: str, is_decoder: bool) -> Layer
     assert input_norm is not None
     return LayerWeights(
         input_norm=input_norm,
-        qkv=read.fan_out(f"{own}.qkv") if is_decoder else read.fan_out(f"{own}.q", f"{own}.k", f"{own}.v"),
-        attention_out=read.fan_in(f"{own}.o"),
+        qkv=read.column_parallel(f"{own}.qkv")
+        if is_decoder
+        else read.column_parallel(f"{own}.q", f"{own}.k", f"{own}.v"),
+        attention_out=read.row_parallel(f"{own}.o"),
         post_norm=read.norm(f"{last}.layer_norm", stack),
-        mlp_in=read.fan_out(f"{dense}.wi"),
-        mlp_gate=read.fan_out(f"{dense}.wi2") if f"{dense}.wi2.weight" in read else None,
-        mlp_out=read.fan_in(f"{dense}.wo"),
+        mlp_in=read.column_parallel(f"{dense}.wi"),
+        mlp_gate=read.column_parallel(f"{dense}.wi2") if f"{dense}.wi2.weight" in read else None,
+        mlp_out=read.row_parallel(f"{dense}.wo"),
         cross=_t5_cross(read, stack, f"{layer}.1") if is_decoder else None,
         ia3=read.ia3(f"{own}.k", f"{own}.v", dense),
     )
@@ -231,8 +233,8 @@ def _t5_cross(read: Reader, stack: Stack, layer: str) -> CrossWeights:
     assert norm is not None
     return CrossWeights(
         norm=norm,
-        query=read.fan_out(f"{memory}.q"),
-        key_value=read.fan_out(f"{memory}.k", f"{memory}.v"),
-        out=read.fan_in(f"{memory}.o"),
+        query=read.column_parallel(f"{memory}.q"),
+        key_value=read.column_parallel(f"{memory}.k", f"{memory}.v"),
+        out=read.row_parallel(f"{memory}.o"),
         ia3=read.ia3(f"{memory}.k", f"{memory}.v"),
     )

@@ -215,12 +215,12 @@ class Reader:
             self._count(matrix.nbytes)
         return Linear(matrix, bias, is_lent=name is not None and len(matrix) < shape[0])
 
-    def fan_out(self, *names: str) -> Linear:
+    def column_parallel(self, *names: str) -> Linear:
         """Read matrices of which each rank has some outputs; those of several names follow each other."""
         biases = [f"{name}.bias" for name in names if f"{name}.bias" in self]
         return self._linear([f"{name}.weight" for name in names], self._side_by_side(biases) if biases else None)
 
-    def fan_in(self, name: str, *biases: str) -> Linear:
+    def row_parallel(self, name: str, *biases: str) -> Linear:
         """Read a matrix of which each rank has some inputs.
 
         Args:
