@@ -13,6 +13,7 @@ from export_scripts.repository.pbtxt import parse
 from ft_format.config_ini import FILE_NAME, ConfigIni
 from ft_format.families import SECTIONS, find_family
 from ft_format.families.family import read_tasks
+from ft_format.location import checkpoint_places, first_checkpoint
 from handover.errors import ArtefactError
 
 ENGINE_BACKEND = "fastertransformer"
@@ -110,7 +111,7 @@ def _read_model(directory: Path, message: model_config_pb2.ModelConfig, follows_
     if not parameters.get("tensor_para_size", "").isdigit():
         raise ArtefactError(f"{directory}/config.pbtxt has no parameter tensor_para_size that is a number")
     candidates = _candidates(directory, parameters, message.default_model_filename, follows_moves)
-    checkpoint = next((path for path in candidates if (path / FILE_NAME).is_file()), candidates[-1])
+    checkpoint = first_checkpoint(candidates) or candidates[-1]
     family, config, tasks = read_config(checkpoint)
     return ServedModel(
         directory.name, directory, checkpoint, parameters, int(message.max_batch_size), config, tasks, family
@@ -120,20 +121,14 @@ def _read_model(directory: Path, message: model_config_pb2.ModelConfig, follows_
 def _candidates(
     directory: Path, parameters: Mapping[str, str], default_name: str, follows_moves: bool
 ) -> tuple[Path, ...]:
-    """Directories in which the engine looks for config.ini; the first that has one is taken.
-
-    The rule of ours is that of ``backends/fastertransformer/engine/settings.py``, find_checkpoint.
-    """
+    """List the directories in which the engine looks for config.ini; the first that has one is taken."""
     versions = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
     if not versions:
         raise ArtefactError(f"{directory} has no version directory")
     version, path = directory / str(max(versions)), parameters.get("model_checkpoint_path", "")
-    usual = version / f"{parameters['tensor_para_size']}-gpu"
-    if not path:
-        return (usual,) if follows_moves or not default_name else (version / default_name,)
-    if not follows_moves:
-        return (directory / path,)
-    return (Path(path), usual) if Path(path).is_absolute() else (version / path, directory / path)
+    if not follows_moves and (path or default_name):
+        return (directory / path if path else version / default_name,)
+    return checkpoint_places(path, version, parameters["tensor_para_size"])
 
 
 def read_config(checkpoint: Path) -> tuple[str, dict[str, str], dict[str, int]]:

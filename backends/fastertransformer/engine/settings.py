@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ft_format.config_ini import FILE_NAME
 from ft_format.families import MODEL_TYPES
+from ft_format.location import checkpoint_places, first_checkpoint
 from ft_format.values import COUNT, INDEX, Values, fraction, one_of, seconds
 
 from .errors import EngineError
@@ -126,21 +127,13 @@ def read_settings(parameters: Mapping[str, str], model_directory: Path, version:
 
 
 def find_checkpoint(path: str, model_directory: Path, version: str, tensor_para_size: int) -> Path:
-    """Find the directory of the shards.
-
-    A relative model_checkpoint_path is looked for below ``<repository>/<model>/<version>``, then below
-    ``<repository>/<model>``; an empty one means ``<T>-gpu``. An absolute one that is gone, because the repository was
-    moved, falls back to ``<repository>/<model>/<version>/<T>-gpu``.
+    """Find the directory of the shards; see ``ft_format.location`` for the places.
 
     Raises:
-        EngineError: no candidate holds a config.ini; the message lists them.
+        EngineError: no place holds a config.ini; the message lists them.
     """
-    usual = model_directory / version / f"{tensor_para_size}-gpu"
-    candidates = [model_directory / version / path, model_directory / path] if path else []
-    if not path or Path(path).is_absolute():  # an absolute path stands for itself behind any other
-        candidates = [*candidates[1:], usual]
-    for candidate in candidates:
-        if (candidate / FILE_NAME).is_file():
-            return candidate
-    places = ", ".join(str(candidate) for candidate in candidates)
-    raise EngineError(f"model_checkpoint_path = '{path}': no {FILE_NAME} in {places}")
+    places = checkpoint_places(path, model_directory / version, tensor_para_size)
+    if (found := first_checkpoint(places)) is None:
+        listed = ", ".join(map(str, places))
+        raise EngineError(f"model_checkpoint_path = '{path}': no {FILE_NAME} in {listed}")
+    return found

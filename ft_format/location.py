@@ -1,0 +1,31 @@
+"""Where the checkpoint of a served model lies: the engine and the proof before serving follow the same rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ft_format.config_ini import FILE_NAME
+
+
+def checkpoint_places(path: str, version: Path, tensor_para_size: int | str) -> tuple[Path, ...]:
+    """List the directories in which the drop-in engine looks for a model's config.ini; the first that has one is taken.
+
+    A relative model_checkpoint_path is looked for below ``<repository>/<model>/<version>``, then below
+    ``<repository>/<model>``; an empty one means ``<T>-gpu``. An absolute one that is gone, because the repository was
+    moved, falls back to ``<repository>/<model>/<version>/<T>-gpu``.
+
+    Args:
+        path: model_checkpoint_path of config.pbtxt; may be empty.
+        version: directory ``<repository>/<model>/<version>``.
+        tensor_para_size: of config.pbtxt.
+    """
+    usual = version / f"{tensor_para_size}-gpu"
+    if not path:
+        return (usual,)
+    return (Path(path), usual) if Path(path).is_absolute() else (version / path, version.parent / path)
+
+
+def first_checkpoint(places: Sequence[Path]) -> Path | None:
+    """Return the first of the directories that has a config.ini; None: none has."""
+    return next((place for place in places if (place / FILE_NAME).is_file()), None)
