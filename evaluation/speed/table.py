@@ -18,7 +18,7 @@ from handover.durable import write_atomically
 
 SUMMARY = "summary.json"
 NEWER_COLUMNS = ("int8_mode", "versions")
-"""Columns that tables of Slipway 0.1 do not have; such tables are still read."""
+"""Columns that tables of earlier versions do not have; such tables are still read. A new column is added here."""
 OK, FAILED = "ok", "failed"
 STATIC, CLOSED, OPEN = "static", "closed", "open"
 """Modes of a point: batches sent one after another, a constant number of requests in flight, a rate of requests."""
@@ -197,16 +197,16 @@ class Table:
         write_atomically(path, buffer.getvalue())
 
     def read(self, path: Path) -> list[Row]:
-        """Read what ``write`` wrote, also by Slipway 0.1, whose tables do not have NEWER_COLUMNS.
+        """Read what ``write`` wrote, also of an earlier version, whose tables do not have all of NEWER_COLUMNS.
 
         Raises:
             ValueError: the file is not such a table.
         """
         expected = [*self.columns, *self.aliases]
-        older = [column for column in expected if column not in NEWER_COLUMNS]
         with path.open(newline="", encoding="utf-8") as stream:
             reader = csv.DictReader(stream)
-            if reader.fieldnames is None or list(reader.fieldnames) not in (expected, older):
+            found = list(reader.fieldnames or ())
+            if found != [column for column in expected if column in found or column not in NEWER_COLUMNS]:
                 raise ValueError(f"{path} does not have the columns of a {self.content}")
             return [self._row(cells) for cells in reader]
 
@@ -215,7 +215,7 @@ class Table:
         if "input_length" in given:
             given["workload"] = f"{int(given['input_length'])}/{int(given['output_length'])}"
         fields: dict[str, Any] = {name: parse(cell, _FIELDS[name]) for name, cell in given.items() if name in _FIELDS}
-        figures = {name: float(given[name]) if given[name] else None for name in self.figures.values()}
+        figures = {name: float(given[name]) if given.get(name) else None for name in self.figures.values()}
         return Row(**fields, figures=figures)
 
 

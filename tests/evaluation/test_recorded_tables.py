@@ -62,6 +62,27 @@ def test_a_recorded_table_is_read_and_written_again_as_it_was(run: str, table: T
         assert [number(cell) for cell in written] == [number(cell) for cell in recorded]
 
 
+@pytest.mark.parametrize("missing", [("int8_mode",), ("versions",), ("int8_mode", "versions"), ("added_ms",)])
+def test_a_table_of_an_earlier_version_is_read(
+    missing: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {**LOAD_TABLE.columns, "added_ms": "added_ms"}
+    newer = dataclasses.replace(LOAD_TABLE, columns=columns)
+    monkeypatch.setattr("evaluation.speed.table.NEWER_COLUMNS", ("int8_mode", "versions", "added_ms"))
+    with (REFERENCE / "demo" / "load.csv").open(newline="") as stream:
+        rows = [row | {"added_ms": "3.5"} for row in csv.DictReader(stream)]
+    kept = [name for name in columns if name not in missing]
+    with (tmp_path / "load.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, kept, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    read = newer.read(tmp_path / "load.csv")
+    assert [row.figures["added_ms"] for row in read] == [None if "added_ms" in missing else 3.5] * len(rows)
+    (tmp_path / "load.csv").write_text(",".join(name for name in kept if name != "commit") + "\n")
+    with pytest.raises(ValueError, match="does not have the columns of a load sweep"):
+        newer.read(tmp_path / "load.csv")
+
+
 def number(cell: str) -> object:
     """A number to the six digits of a table; a text as it is."""
     try:
