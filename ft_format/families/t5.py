@@ -180,10 +180,8 @@ def _sides(dims: T5Dims) -> dict[str, int]:
 
 def _is_part(name: str, dims: T5Dims) -> bool:
     """Whether a model of this structure has a tensor."""
-    if name in (HEAD_FILE, _HEAD_BIAS) and not dims.has_decoder:
-        return False
-    if name == HEAD_FILE:
-        return dims.has_untied_head
+    if name in (HEAD_FILE, _HEAD_BIAS):
+        return dims.has_decoder and (dims.has_untied_head if name == HEAD_FILE else dims.has_bias)
     if "_adapter." in name:
         return dims.adapter_inter_size > 0
     if ".ia3." in name:
@@ -199,8 +197,7 @@ def config(values: ConfigValues) -> Sections:
     """
     dims: T5Dims = values.dims
     common: Mapping[str, object] = {
-        "_name_or_path": "t5",
-        "model_type": "T5",
+        **{"_name_or_path": "t5", "model_type": "T5"},
         "weight_data_type": values.data_type,
         "tensor_para_size": values.tensor_para_size,
         "vocab_size": dims.vocab_size,
@@ -274,10 +271,9 @@ def read(ini: ConfigIni, has: Callable[[str], bool], position_num: int | None = 
 def _activation(encoder: Values, structure: Values) -> str:
     """Name the activation; config.ini says apart from it whether there is a gate."""
     name = encoder.get("feed_forward_proj", str, "gelu")
-    if not structure.get("use_gated_activation", FLAG, False):
-        return name.removeprefix("gated-")
-    gated = (name, f"gated-{name}", "gated-gelu")
-    return next(each for each in gated if each in GATED_ACTIVATIONS)
+    if structure.get("use_gated_activation", FLAG, False):
+        return next(each for each in (name, f"gated-{name}", "gated-gelu") if each in GATED_ACTIVATIONS)
+    return name.removeprefix("gated-")
 
 
 FAMILY = Family(
