@@ -50,11 +50,14 @@ class TensorSpec:
             structure, as ("head_num", "size_per_head").
         split_axis: axis of ``shape`` that tensor_para_size divides; None: written once, for all ranks.
         is_summed: every rank adds it before the ranks' sum, so that the file holds 1 / tensor_para_size of it.
+        parts: tensors whose shares of a rank lie side by side along the split axis in the rank's file, each by the word
+            that its name has in place of the last but one of the file's name; empty: the file holds one tensor.
     """
 
     shape: tuple[Symbol, ...]
     split_axis: int | None = None
     is_summed: bool = False
+    parts: tuple[tuple[str, TensorSpec], ...] = ()
 
     def full_shape(self, dims: Dims) -> tuple[int, ...]:
         """Shape of the whole tensor with inner structure spelled out, as layouts return it."""
@@ -102,6 +105,22 @@ def stored(table: Table, dims: Dims) -> dict[str, StoredTensor]:
     return {
         name: StoredTensor(spec.shard_shape(dims, 1), spec.split_axis, spec.is_summed) for name, spec in table.items()
     }
+
+
+def part_names(name: str, spec: TensorSpec) -> dict[str, TensorSpec]:
+    """Name the tensors that a file holds: those of its parts, or itself.
+
+    ``a.query_key_value.weight`` with the parts query, key and value gives ``a.query.weight`` and so on.
+    """
+    if not spec.parts:
+        return {name: spec}
+    stem, _, last = name.rpartition(".")
+    return {f"{stem.rpartition('.')[0]}.{part}.{last}": each for part, each in spec.parts}
+
+
+def whole_tensors(table: Table) -> dict[str, TensorSpec]:
+    """List a model's tensors as they are before ranks share them: each part of a file by its own name."""
+    return {part: each for name, spec in table.items() for part, each in part_names(name, spec).items()}
 
 
 def in_every_layer(layer: Table, count: int) -> dict[str, TensorSpec]:

@@ -126,6 +126,17 @@ def fraction(is_one_legal: bool = False) -> Callable[[str], float]:
     return read
 
 
+def decimal(text: str) -> float:
+    """Kind: a finite number of at least 0."""
+    try:
+        value = float(_first_line(text))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError("is not a number of at least 0")
+    return value
+
+
 def one_of(meanings: Mapping[str, _T]) -> Callable[[str], _T]:
     """Return a kind: one of some words, in upper or lower case."""
     known = {word.lower(): meaning for word, meaning in meanings.items()}

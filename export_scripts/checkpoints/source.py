@@ -10,7 +10,7 @@ from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFile
 from export_scripts.weights.schema import LazyTensor, SourceMap
 from ft_format.config_ini import Sections
 from ft_format.families.family import Family
-from ft_format.layout import Dims, TensorSpec
+from ft_format.layout import Dims, TensorSpec, whole_tensors
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class Source:
     extra_config: Sections = field(default_factory=dict)
     extra_files: Mapping[str, bytes] = field(default_factory=dict)
 
-    def schema(self) -> Mapping[str, TensorSpec]:
-        """List every tensor to write by name, without ``.<rank>.bin``."""
+    def files(self) -> Mapping[str, TensorSpec]:
+        """List every file of FasterTransformer's by name, without ``.<rank>.bin``."""
         return {**self.family.schema(self.dims), **self.extra_targets}
+
+    def schema(self) -> Mapping[str, TensorSpec]:
+        """List every whole tensor by name: a file of several of them is those."""
+        return whole_tensors(self.files())

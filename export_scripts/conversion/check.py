@@ -15,6 +15,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.conversion.dtypes import STORAGE
+from export_scripts.conversion.joining import join_files
 from export_scripts.conversion.shards import ShardSettings, check_split
 from export_scripts.repository.served import check_served
 from export_scripts.weights.matching import match, zeros_made
@@ -89,7 +90,8 @@ def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     check_types(source, assignments)
     source = replace(source, remarks=(*source.remarks, *zeros_made(assignments)))
-    return Conversion(source, tuple(each.for_ranks(tensor_para_size) for each in assignments), settings)
+    files = join_files(assignments, source.files())
+    return Conversion(source, tuple(each.for_ranks(tensor_para_size) for each in files), settings)
 
 
 def check_types(source: Source, assignments: Sequence[Assignment]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from export_scripts.conversion.assembly import Assembly, assemble
 from export_scripts.conversion.dtypes import Array, Census, is_finite, item_bytes
+from export_scripts.conversion.joining import side_by_side
 from export_scripts.conversion.journal import Journal
 from export_scripts.conversion.mapped import Reader, RecordKey
 from export_scripts.conversion.shard_file import ShardFile
@@ -179,16 +180,17 @@ def write_tensor(
         return records
     shape = settings.shape(assignment.target)
     with ExitStack() as stack, tensor_named(assignment.name):
-        assembly = assemble(assignment, sources, settings.dims)
+        assemblies = _assemblies(assignment, sources, settings)
         files = {
             rank: stack.enter_context(ShardFile(root / names[rank], shape, settings.data_type)) for rank in missing
         }
-        for ranks, box in _boxes(assembly, settings.split_axis(assignment.target), len(names), missing):
+        for ranks, box in _boxes(assemblies, settings.split_axis(assignment.target), len(names), missing):
             rows = box.shape[0] // len(ranks)
             for row, values in _blocks(box, rows, assignment.name, settings, workspace):
                 files[ranks[row // rows]].write(values)
                 advance(values.nbytes)
-        assembly.verify(workspace.reader)
+        for assembly in assemblies:
+            assembly.verify(workspace.reader)
         records += [file.publish(journal) for file in files.values()]
     return records
 
@@ -200,16 +202,31 @@ def write_bytes(path: Path, content: bytes, journal: Journal) -> FileRecord:
         return file.publish(journal)
 
 
+def _assemblies(assignment: Assignment, sources: Sequence[LazyTensor], settings: ShardSettings) -> tuple[Assembly, ...]:
+    """Assemble the tensors of a file, mostly one."""
+    given, assemblies = iter(sources), []
+    for part in assignment.parts or (assignment,):
+        assemblies.append(assemble(part, [next(given) for _ in part.keys], settings.dims))
+    return tuple(assemblies)
+
+
 def _boxes(
-    assembly: Assembly, axis: int | None, ranks: int, missing: Sequence[int]
+    assemblies: Sequence[Assembly], axis: int | None, ranks: int, missing: Sequence[int]
 ) -> Iterator[tuple[Sequence[int], Assembly]]:
     """Cut a target into boxes whose rows are those of one or more ranks' files, one after another.
 
     Where the ranks divide the first axis, those that follow one another are read together: their columns of a
-    transposed source lie side by side.
+    transposed source lie side by side. Of several tensors each rank has its part of one behind that of another.
     """
+    assembly = assemblies[0]
     if axis is None:
         yield missing, assembly
+        return
+    if len(assemblies) > 1:
+        for rank in missing:
+            sizes = [each.shape[axis] // ranks for each in assemblies]
+            shares = [each.cropped(axis, rank * n, (rank + 1) * n) for each, n in zip(assemblies, sizes, strict=True)]
+            yield [rank], side_by_side(shares, axis)
         return
     size = assembly.shape[axis] // ranks
     groups: list[list[int]] = []

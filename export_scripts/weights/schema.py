@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from export_scripts.conversion.dtypes import Array
-from ft_format.families import t5
+from ft_format.families import llama_dims, t5
 from ft_format.families.gpt import GptDims
 from ft_format.layout import Dims, TensorSpec
 from handover.errors import CheckpointError
@@ -25,6 +25,12 @@ Shape = tuple[int, ...]
 
 class ModelDims(GptDims):
     """Dimensions of a decoder-only model, read from a training checkpoint."""
+
+    error = CheckpointError
+
+
+class LlamaDims(llama_dims.LlamaDims):
+    """Dimensions of Llama or one of its relatives, read from a training checkpoint."""
 
     error = CheckpointError
 
@@ -156,6 +162,7 @@ class Assignment:
         keys: of the source tensors; empty: generated, or zeros.
         rule: how they become the target; None: generated, or zeros.
         generate: makes the target's values in fp32; None with an empty ``keys``: zeros.
+        parts: of a file that holds several tensors, each of them; ``keys`` are theirs one after another.
     """
 
     name: str
@@ -163,6 +170,7 @@ class Assignment:
     keys: tuple[str, ...] = ()
     rule: Rule | None = None
     generate: Callable[[Any], Array] | None = None
+    parts: tuple[Assignment, ...] = ()
 
     def for_ranks(self, tensor_para_size: int) -> Assignment:
         """Divide what every rank adds to the ranks' sum."""

@@ -8,10 +8,10 @@ the engine loads by it. A new family is a file here and its name in ``FAMILIES``
 from __future__ import annotations
 
 from ft_format.config_ini import ConfigIni
-from ft_format.families import gpt, gptj, gptneox, t5
+from ft_format.families import gpt, gptj, gptneox, llama, t5
 from ft_format.families.family import Family
 
-FAMILIES: tuple[Family, ...] = (gpt.FAMILY, gptj.FAMILY, gptneox.FAMILY, t5.FAMILY)
+FAMILIES: tuple[Family, ...] = (gpt.FAMILY, gptj.FAMILY, gptneox.FAMILY, llama.FAMILY, t5.FAMILY)
 BY_MODEL_TYPE = {name.lower(): family for family in (*FAMILIES, t5.ENCODER) for name in family.model_types}
 """By ``model_type`` of config.pbtxt in lower case."""
 MODEL_TYPES = {name: family.name for family in (*FAMILIES, t5.ENCODER) for name in family.model_types}

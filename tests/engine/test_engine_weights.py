@@ -39,6 +39,11 @@ def test_config_ini_as_fastertransformers_converter_writes_it(tmp_path: Path) ->
     assert (config.layernorm_eps, config.tensor_para_size) == (1e-6, 2)
 
 
+def test_a_llama_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigIniError, match="does not serve the Llama family.*engine=fastertransformer"):
+        read_config(tmp_path, "Llama")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

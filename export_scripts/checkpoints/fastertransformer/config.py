@@ -39,7 +39,7 @@ class FtConfig:
         if family is None or not all(section in self._ini for section in family.sections):
             raise CheckpointError(
                 f"{FILE_NAME} has the sections {', '.join(self.sections) or '(none)'}",
-                "FasterTransformer's are: gpt; gptj; gptneox; encoder and decoder",
+                "FasterTransformer's are: gpt; gptj; gptneox; llama; encoder and decoder",
             )
         return family
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_format.config_ini import ConfigIni
-from ft_format.families import BY_MODEL_TYPE, MODEL_TYPES
+from ft_format.families import BY_MODEL_TYPE, MODEL_TYPES, llama
 from ft_format.families.family import DATA_TYPE, Family, read_tasks
 from ft_format.families.gpt import GptDims
 from ft_format.families.t5 import T5Dims
@@ -163,6 +163,11 @@ def read_config(directory: Path, model_type: str = "GPT") -> ModelConfig:
     family = BY_MODEL_TYPE.get(model_type.lower())
     if family is None:
         raise ConfigIniError(f"model_type = {model_type} is none of {', '.join(MODEL_TYPES)}")
+    if family.name == llama.FAMILY.name:
+        raise ConfigIniError(
+            f"model_type = {model_type}: this engine does not serve the Llama family",
+            "serve it by FasterTransformer's own backend: deployment.engine=fastertransformer",
+        )
     ini = ConfigIni.read(directory, ConfigIniError)
     dims = family.read(ini, has=lambda name: True)  # whether the head has a file, weights.py looks up
     config = _READERS[type(dims)](ini, family, dims)
