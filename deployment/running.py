@@ -139,9 +139,8 @@ class Deployment:
 
     def _end(self, server: Server, state: State) -> None:
         """Stop the server; requests in flight are waited for where it was asked to stop, and no other time."""
-        was_published = withdraw(
-            self._arguments.endpoint, state.prefix
-        )  # first: no client shall find a server that is stopping
+        # First of all: no client shall find a server that is stopping.
+        was_published = withdraw(self._arguments.endpoint, state.prefix)
         if self._stop.reason:
             say(f"stopping   {self._stop.reason}")
         exit_timeout_s = self._arguments.exit_timeout_s

@@ -26,9 +26,9 @@ from evaluation.client.served_model import (
     find_endpoint,
     inspect_endpoint,
 )
-from evaluation.report.provenance import timestamp
 from evaluation.speed.costs import CostMeter, server_log
 from evaluation.speed.figures import Context, compute_figures
+from evaluation.speed.provenance import timestamp
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.sweep import Deployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
 from evaluation.speed.table import FAILED, OK, STATIC_TABLE, Row

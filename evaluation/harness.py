@@ -29,10 +29,10 @@ except ModuleNotFoundError as error:
 
 from evaluation.client.client import Client
 from evaluation.client.served_model import check_identity, check_still_served, find_endpoint, inspect_endpoint
-from evaluation.client.target import ask_all, in_batches
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.harness_writing import Writer
 from evaluation.tasks.scoring import Scorer, model_inside
+from evaluation.tasks.target import ask_all, in_batches
 from handover.errors import ConfigError, ServerError, exit_status
 
 Item = TypeVar("Item")

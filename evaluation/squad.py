@@ -10,14 +10,14 @@ import json
 from collections.abc import Sequence
 
 from evaluation.arguments import SquadArguments
-from evaluation.client.prompt_learning import read_task
-from evaluation.client.target import find_target, find_tokenizer
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.outcome import Outcome
+from evaluation.tasks.prompt_learning import read_task
 from evaluation.tasks.prompt_template import Template
 from evaluation.tasks.prompting import Answer, Completer, Prompt, Prompter
 from evaluation.tasks.squad.data import FIELDS, Question, check_squad
 from evaluation.tasks.squad.score import Score, exact_match, f1_score, summarise
+from evaluation.tasks.target import find_target, find_tokenizer
 from handover.digests import file_digest
 from handover.durable import write_atomically
 from handover.errors import exit_status

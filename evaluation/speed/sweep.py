@@ -14,7 +14,7 @@ from pathlib import Path
 
 from evaluation.client.client import Client, UnreachableError
 from evaluation.client.served_model import DeployedModel, check_unchanged, has_random_weights
-from evaluation.report.provenance import describe_machine
+from evaluation.speed.provenance import describe_machine
 from evaluation.speed.table import FAILED, OK, Row, Table
 from handover.endpoint import VERSIONS, Endpoint
 from handover.errors import ConfigError, ServerError

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
-from evaluation.report.provenance import timestamp
 from evaluation.speed.costs import CostMeter
 from evaluation.speed.drive import ClosedLoop, OpenLoop, Plan, Recorder, drive
 from evaluation.speed.figures import Context, compute_figures, is_stable
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.provenance import timestamp
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.server_metrics import read_counters, server_figures
 from evaluation.speed.table import CLOSED, FAILED, OK, Row

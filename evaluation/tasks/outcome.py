@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evaluation.client.served_model import DeployedModel, check_still_served
-from evaluation.report.provenance import timestamp
 from evaluation.speed.cells import plain
+from evaluation.speed.provenance import timestamp
 from evaluation.tasks.metric import Metric
 from handover.durable import write_atomically
 from handover.errors import ServerError

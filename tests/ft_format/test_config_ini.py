@@ -13,8 +13,8 @@ import pytest
 from backends.fastertransformer.engine.errors import ConfigIniError as EngineRefusal
 from backends.fastertransformer.engine.model.config import read_config
 from deployment import served_models
-from evaluation.client.prompt_learning import read_task
 from evaluation.client.served_model import inspect_endpoint
+from evaluation.tasks.prompt_learning import read_task
 from export_scripts.conversion.check import inspect_source
 from export_scripts.repository.model_repository import _read_config as read_for_export
 from ft_format.config_ini import FILE_NAME, ConfigIni, ConfigIniError, render

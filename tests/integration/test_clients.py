@@ -25,13 +25,13 @@ from evaluation import load as load_sweep
 from evaluation.arguments import LambadaArguments
 from evaluation.client.client import Client
 from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
-from evaluation.client.target import find_target, find_tokenizer
 from evaluation.report import write as report
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
 from evaluation.tasks.lambada.score import Verdict
 from evaluation.tasks.lambada.span_scoring import SpanScorer
 from evaluation.tasks.lambada.spans import prepare_sample
 from evaluation.tasks.scoring import SCORES_INPUT
+from evaluation.tasks.target import find_target, find_tokenizer
 from export_scripts.arguments import ExportArguments
 from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint

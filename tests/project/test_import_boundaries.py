@@ -43,6 +43,13 @@ ALLOWED = {
         "triton_python_backend_utils",
     },
 }
+ROOMS_OF_EVALUATION = {
+    "client": {"client"},
+    "speed": {"client", "speed"},
+    "tasks": {"client", "speed", "tasks"},
+    "report": {"speed", "tasks", "report"},
+    "parity": {"client", "speed", "tasks", "parity"},
+}
 LAUNCHER_STDLIB_ONLY = [
     "plan/plan",
     "runner",
@@ -76,6 +83,29 @@ def test_a_package_imports_only_what_its_layer_may(package: str) -> None:
         for name in imported_packages(file) - STDLIB - ALLOWED[package]
     }
     assert not foreign
+
+
+def imported_rooms(file: Path) -> set[str]:
+    """Names of evaluation's rooms that a file imports from; its commands and arguments are no rooms."""
+    imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names: set[str] = set()
+    for node in imports:
+        origin = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        names |= {f"{origin}{alias.name}" for alias in node.names}
+    found = {name.split(".")[1] for name in names if name.startswith("evaluation.")}
+    return found & {room.name for room in (PROJECT / "evaluation").iterdir() if room.is_dir()}
+
+
+def test_every_room_of_evaluation_is_listed() -> None:
+    assert {file.parent.name for file in (PROJECT / "evaluation").glob("*/__init__.py")} == set(ROOMS_OF_EVALUATION)
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS_OF_EVALUATION))
+def test_a_room_of_evaluation_imports_no_room_above_it(room: str) -> None:
+    found = {file.name: imported_rooms(file) for file in (PROJECT / "evaluation" / room).rglob("*.py")}
+    assert any(found.values())
+    above = {name: rooms - ROOMS_OF_EVALUATION[room] for name, rooms in found.items()}
+    assert not {name: rooms for name, rooms in above.items() if rooms}
 
 
 @pytest.mark.parametrize("module", LAUNCHER_STDLIB_ONLY)

@@ -9,11 +9,11 @@ from typing import Any
 
 from evaluation.arguments import TextPairArguments
 from evaluation.client.request_tensors import Sampling
-from evaluation.client.target import find_target, find_tokenizer
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.tasks.metric import Metric
 from evaluation.tasks.outcome import Outcome
 from evaluation.tasks.prompting import Answer, Completer, Prompter
+from evaluation.tasks.target import find_target, find_tokenizer
 from evaluation.tasks.texts.pairs import Pair, check_pairs
 from handover.digests import file_digest
 from handover.durable import write_atomically
