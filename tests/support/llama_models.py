@@ -1,0 +1,154 @@
+"""Tiny models of the Llama-like families, built by transformers, in which every tensor matters.
+
+All have 2 layers, a hidden size of 64, 8 heads and a vocabulary of 120; each differs where its family does.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from support.huggingface_models import filling
+
+HIDDEN, HEADS, GROUPS, LAYERS, VOCAB, INTER, POSITIONS, EXPERTS = 64, 8, 4, 2, 120, 96, 64, 4
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS,
+    "intermediate_size": INTER,
+    "max_position_embeddings": POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def _rope(theta: float = 10000.0, **others: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **others}}
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama_mha": ("Llama", {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5}),
+    "llama": ("Llama", {"rms_norm_eps": 1e-5}),
+    "llama_linear": ("Llama", {"rms_norm_eps": 1e-5, **_rope(rope_type="linear", factor=4.0)}),
+    "llama31": ("Llama", {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_parameters": _LLAMA3}),
+    "llama32": (
+        "Llama",
+        {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**_LLAMA3, "factor": 32.0},
+        },
+    ),
+    "mistral": ("Mistral", {"rms_norm_eps": 1e-5, "head_dim": 16, "sliding_window": 5, **_rope(1e6)}),
+    "nemotron": ("Nemotron", {"norm_eps": 1e-5, "head_dim": 8, **_rope(partial_rotary_factor=0.5)}),
+    "qwen2": ("Qwen2", {"rms_norm_eps": 1e-5, **_rope(1e6)}),
+    "qwen3": ("Qwen3", {"rms_norm_eps": 1e-6, "head_dim": 16, **_rope(1e6)}),
+    "gemma": ("Gemma", {"rms_norm_eps": 1e-5, "head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "rms_norm_eps": 1e-6,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": EXPERTS, "num_experts_per_tok": 2, **_rope(1e6)}),
+    "starcoder2": ("Starcoder2", {"norm_epsilon": 1e-5, "sliding_window": 5, **_rope(1e5)}),
+}
+"""Name of a model -> transformers' class and what differs from the common sizes."""
+
+
+def build(name: str, **changes: Any) -> Any:
+    """Build a model in fp32 with every weight filled, norms too; biases and norms are far from 0 and 1."""
+    import transformers
+
+    family, dims = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**{**_SIZES, **dims, **changes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(_values(key, tuple(parameter.shape))))
+    return model
+
+
+def _values(key: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Norms are multiples of 1/64, so that 1 more is exact in bfloat16 (NeMo 1 stores Gemma's so)."""
+    values = filling(key, shape)
+    if "norm" in key:
+        return (np.round(values * 64) / 64).astype(np.float32)
+    return values if "embed" in key else values * np.float32(0.75)
+
+
+def save(name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """Save a model as the hub has it, without a tokenizer, and return it in fp32 with the saved values."""
+    model = build(name, **changes).to(dtype)
+    model.save_pretrained(folder)
+    return model.float()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A model as transformers wrote and computes it.
+
+    Attributes:
+        config: transformers' configuration.
+        tensors: what is in its safetensors files, under the hub's names.
+        logits: [2, 12, vocab] of ``input_ids``, in fp32.
+    """
+
+    config: Any
+    tensors: dict[str, torch.Tensor]
+    logits: np.ndarray
+
+
+@cache
+def saved(name: str, dtype: torch.dtype = torch.float32) -> Saved:
+    """Build and save a model once for all tests of a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = save(name, Path(folder), dtype)
+        return Saved(model.config, tensors(Path(folder)), logits(model))
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Read the tensors that transformers wrote, under the names that the hub has."""
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def input_ids() -> np.ndarray:
+    """Two prompts [2, 12], longer than the sliding windows."""
+    return np.random.default_rng(18).integers(3, VOCAB, (2, 12))
+
+
+def logits(model: Any) -> np.ndarray:
+    """Compute transformers' logits [2, 12, vocab] of those prompts."""
+    with torch.no_grad():
+        result: np.ndarray = model(torch.from_numpy(input_ids())).logits.float().numpy()
+    return result
