@@ -11,7 +11,7 @@ from typing import Any
 from ft_format.layout import Dims
 from handover.errors import CheckpointError
 
-_ROTARY = ("gptj", "gptneox")
+_ROTARY = ("gptj", "gptneox", "llama")
 
 
 def check_served(family: str, dims: Dims) -> None:
@@ -24,7 +24,8 @@ def check_served(family: str, dims: Dims) -> None:
     Raises:
         CheckpointError: naming every number in the way.
     """
-    found = [problem for problem in (_about_rotation(family, dims), _about_epsilon(dims)) if problem]
+    about = (_about_rotation(family, dims), _about_epsilon(dims), _about_experts(dims))
+    found = [problem for problem in about if problem]
     if found:
         raise CheckpointError(
             f"FasterTransformer's {family} cannot be served with these dimensions\n  " + "\n  ".join(found),
@@ -39,6 +40,11 @@ def _about_rotation(family: str, dims: Any) -> str:
     if width >= 2 and width % 2 == 0 and width <= size:
         return ""
     return f"rotary_embedding: {width}  (it rotates pairs of a head's {size} elements: an even number, from 2 on)"
+
+
+def _about_experts(dims: Any) -> str:
+    experts = getattr(dims, "expert_num", 0)
+    return f"expert_num: {experts}  (its feed-forward is one; export.model.format=huggingface)" if experts else ""
 
 
 def _about_epsilon(dims: Any) -> str:

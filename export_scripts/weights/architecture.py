@@ -10,7 +10,7 @@ import numpy as np
 
 from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.layouts import unchanged
-from export_scripts.weights.schema import ModelDims, Rule, Rules, SourceMap, Sources
+from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources
 from export_scripts.weights.values import Fields, epsilon, number, positive, shown
 from ft_format.families.family import Family
 from handover.errors import CheckpointError
@@ -121,7 +121,7 @@ class Architecture:
     model_type: str
     family: Family
     source_map: SourceMap
-    dims: Callable[[Settings], ModelDims]
+    dims: Callable[[Settings], DecoderDims]
     prefix: str
     embedding: str
     head: str = "lm_head.weight"
@@ -153,7 +153,7 @@ class Architecture:
             found.append(f"{key}: {shown(settings.get(key, default))}  (its feed-forward has {legal}, without a gate)")
         return found + self.more_problems(settings)
 
-    def remarks(self, settings: Settings, dims: ModelDims) -> tuple[str, ...]:
+    def remarks(self, settings: Settings, dims: DecoderDims) -> tuple[str, ...]:
         """Say what is expressed only nearly, one line each."""
         said = []
         if self.activation and settings.get(*self.activation) in EXACT_GELU:
@@ -167,7 +167,7 @@ class Architecture:
             )
         return tuple(said)
 
-    def table(self, settings: Settings, dims: ModelDims) -> SourceMap:
+    def table(self, settings: Settings, dims: DecoderDims) -> SourceMap:
         """Adapt the table to the configuration.
 
         A tied head is the embedding: a copy of it is ignored, and the family's file of it, if it has one, is made

@@ -35,6 +35,10 @@ class LlamaDims(llama_dims.LlamaDims):
     error = CheckpointError
 
 
+DecoderDims = ModelDims | LlamaDims
+"""Dimensions of a decoder-only model."""
+
+
 class T5Dims(t5.T5Dims):
     """Dimensions of a T5, read from a training checkpoint."""
 

@@ -51,8 +51,8 @@ def test_dimensions_are_those_of_the_checkpoint(gpt2: dict[str, torch.Tensor], t
     assert inspect_checkpoint(write(tmp_path / "m", gpt2), 2, "fp16") == ModelDims(4, 8, 128, 2, 24, 96)
 
 
-LLAMA = {
-    "model_type": "llama",
+PHI3 = {
+    "model_type": "phi3",
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
     "num_attention_heads": 32,
@@ -63,8 +63,8 @@ LLAMA = {
 @pytest.mark.parametrize(
     ("config", "reasons"),
     [
-        (LLAMA, ["'llama'", "rms_norm_eps: 1e-05  (it has", "hidden_act: silu  (", "num_key_value_heads: 8  ("]),
-        ({**LLAMA, "model_type": "mixtral", "num_local_experts": 8}, ["'mixtral'", "experts: 8  ("]),
+        (PHI3, ["'phi3'", "llama, mistral"]),
+        ({**PHI3, "model_type": "olmoe", "num_local_experts": 8}, ["'olmoe'", "experts: 8  ("]),
         ({"model_type": "whisper", "is_encoder_decoder": True}, ["'whisper'", "is_encoder_decoder: True"]),
         ({"model_type": "phi", "hidden_act": "gelu_new"}, ["'phi'", "lm_head.bias  ("]),
         ({"model_type": "gpt_neo", "attention_types": [[["global", "local"], 6]]}, ["'gpt_neo'", "attention_types  ("]),

@@ -23,7 +23,8 @@ from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes
 from export_scripts.conversion.mapped import map_record
 from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, split_layer
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
-from ft_format.layout import Dims, TensorSpec
+from ft_format.families.family import Family
+from ft_format.layout import Dims, TensorSpec, part_names
 from handover.digests import file_digest
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
@@ -69,7 +70,9 @@ def open_source(archive: Archive) -> Source:
     text_ids = _text_ids(archive)
     return Source(
         archive=archive,
-        family=replace(config.family, schema=lambda _: schema, config=config.resharded, divided=_divided(dims)),
+        family=replace(
+            config.family, schema=lambda _: schema, config=config.resharded, divided=_divided(config.family, dims)
+        ),
         source_map=source_map,
         dims=dims,
         tensors={
@@ -97,9 +100,9 @@ def _text_ids(archive: Archive) -> TextIds:
         raise CheckpointError(error.problem, error.hint) from error
 
 
-def _divided(dims: Dims) -> tuple[str, ...]:
+def _divided(family: Family, dims: Dims) -> tuple[str, ...]:
     has_adapters = getattr(dims, "adapter_inter_size", 0)
-    return ("head_num", "inter_size", *(("adapter_inter_size",) if has_adapters else ()))
+    return (*family.divided, *(("adapter_inter_size",) if has_adapters else ()))
 
 
 @dataclass(frozen=True)
@@ -176,12 +179,31 @@ def _source_map(schema: Mapping[str, TensorSpec], ranks: int) -> SourceMap:
     for name, target in schema.items():
         pattern = split_layer(name)[0]
         whole = _times(ranks) if target.is_summed and ranks > 1 else None
-        rules[pattern] = Rule(pattern, _spelled_out(target), target.split_axis, elementwise=whole)
+        rules[pattern] = tuple(
+            Rule(part, _part(target, each), target.split_axis, elementwise=whole)
+            for part, each in part_names(pattern, target).items()
+        )
     ignored = {"shared.weight": "T5's embedding turned around, which no loader reads"}
     if any(target.is_summed for target in schema.values()):
         reason = "in mlp.attention.bias.sum"
         ignored |= {f"model.layers.*.{name}": reason for name in ("attention.dense.bias", "mlp.dense_4h_to_h.bias")}
     return SourceMap("FT checkpoint", rules, ignored, biases={"*": True})
+
+
+def _part(target: TensorSpec, part: TensorSpec) -> Layout:
+    """Take one of the tensors out of a file; each has its share of whatever a rank's file holds."""
+    spelled_out, axis = _spelled_out(part), target.split_axis
+    if part is target or axis is None:
+        return spelled_out
+
+    def taken(values: Array, dims: Dims) -> Array:
+        sizes = [each.shard_shape(dims, 1)[axis] for _, each in target.parts]
+        index = [each is part for _, each in target.parts].index(True)
+        start, stop = (values.shape[axis] * sum(sizes[:n]) // sum(sizes) for n in (index, index + 1))
+        place: tuple[Any, ...] = (*(slice(None),) * axis, slice(start, stop))
+        return spelled_out(values[place], dims)
+
+    return taken
 
 
 def _spelled_out(target: TensorSpec) -> Layout:

@@ -29,6 +29,7 @@ from export_scripts.weights.huggingface_gpt2 import GPT2
 from export_scripts.weights.huggingface_gpt_bigcode import GPT_BIGCODE
 from export_scripts.weights.huggingface_gptj import GPTJ
 from export_scripts.weights.huggingface_gptneox import GPTNEOX
+from export_scripts.weights.huggingface_llama import LLAMA_FAMILY
 from export_scripts.weights.huggingface_opt import OPT
 from export_scripts.weights.huggingface_xglm import XGLM
 from export_scripts.weights.schema import LazyTensor
@@ -46,7 +47,7 @@ _WITHOUT_TABLE = {
     "of its own where the heads are no power of two, and queries that may be clipped",
 }
 """Why an architecture that is not read would, or would nearly, be one of FasterTransformer's."""
-ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX, GPT_BIGCODE)
+ARCHITECTURES: tuple[Architecture, ...] = (GPT2, OPT, BLOOM, XGLM, GPTJ, GPTNEOX, GPT_BIGCODE, *LLAMA_FAMILY)
 
 
 def is_candidate(path: Path) -> bool:
@@ -118,15 +119,10 @@ def _architecture(settings: Settings) -> Architecture:
 
 def _reasons(settings: Mapping[str, Any]) -> list[str]:
     """Say what of an unknown architecture FasterTransformer has no counterpart for, one line each."""
-    heads, groups = settings.get("num_attention_heads"), settings.get("num_key_value_heads")
-    act = settings.get("hidden_act") or settings.get("hidden_activation")
     is_gpt_neo = settings.get("model_type") == "gpt_neo"
     is_encoder = settings.get("model_type") in _ENCODERS and not settings.get("is_decoder")
     experts = settings.get("num_local_experts") or settings.get("num_experts") or settings.get("n_routed_experts")
     found = {
-        f"rms_norm_eps: {settings.get('rms_norm_eps')}  (it has layer norm)": "rms_norm_eps" in settings,
-        f"hidden_act: {act}  (its feed-forward has Gelu or Relu, without a gate)": act in ("silu", "swish"),
-        f"num_key_value_heads: {groups}  (every head has its own keys and values)": groups not in (None, heads),
         f"experts: {experts}  (its feed-forward is one)": bool(experts),
         "lm_head.bias  (its gptneox, which rotates halves, has a head without)": settings.get("model_type") == "phi",
         "attention_types  (every layer sees all positions)": _is_local(settings),

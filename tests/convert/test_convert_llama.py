@@ -1,0 +1,118 @@
+"""Hugging Face's Llama and its relatives as FT shards, against transformers' logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.huggingface_models import logits
+from support.llama_hub_models import LLAMA3_ROPE, MIXTRAL, MODELS, build_llama, save_llama
+from support.llama_shards_forward import forward
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.files.archive import open_archive
+from export_scripts.checkpoints.formats import open_source
+from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.convert import convert
+from export_scripts.weights.matching import match
+from handover.errors import CheckpointError
+
+INPUT_IDS = np.array([[11, 3, 95, 0, 42, 17, 17, 8, 9, 4, 33, 60], [1, 2, 3, 90, 60, 30, 20, 5, 71, 72, 73, 9]])
+
+
+def run(source: Path, folder: Path, ranks: int = 1, data_type: str = "fp32") -> Path:
+    output = folder / f"{ranks}-gpu"
+    convert(ConvertArguments(source, output, ranks, data_type, processes=1))
+    return output
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shards_compute_transformers_logits(name: str, tmp_path: Path) -> None:
+    model = save_llama(name, tmp_path / "source")
+    wanted = logits(model, INPUT_IDS)
+    assert wanted.std() > 0.1, "the model says something"
+    for ranks in (1, 2, 4):
+        found = forward(run(tmp_path / "source", tmp_path / "out", ranks), INPUT_IDS)
+        assert float(np.abs(found - wanted).max()) < 1e-4 * max(1.0, float(np.abs(wanted).max()))
+
+
+def test_shards_cut_again_are_the_same_bytes(tmp_path: Path) -> None:
+    save_llama("llama with biases", tmp_path / "source", dtype=torch.bfloat16)
+    direct = run(tmp_path / "source", tmp_path / "direct", 2, "bf16")
+    again = run(run(tmp_path / "source", tmp_path / "four", 4, "bf16"), tmp_path / "again", 2, "bf16")
+    names = sorted(path.name for path in direct.glob("*.bin"))
+    assert names == sorted(path.name for path in again.glob("*.bin"))
+    assert [name for name in names if (direct / name).read_bytes() != (again / name).read_bytes()] == []
+
+
+def edited(path: Path, **changes: Any) -> Path:
+    """Change keys of config.json; ... removes one."""
+    config = {**json.loads((path / "config.json").read_text()), **changes}
+    (path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    return path
+
+
+def as_of_version_4(path: Path) -> Path:
+    """Say what transformers 4 says, in its keys."""
+    config = json.loads((path / "config.json").read_text())
+    rope = dict(config["rope_parameters"])
+    theta, part = rope.pop("rope_theta"), rope.pop("partial_rotary_factor", ...)
+    is_plain = rope == {"rope_type": "default"}
+    said = {"rope_theta": theta, "partial_rotary_factor": part, "rope_scaling": None if is_plain else rope}
+    return edited(path, rope_parameters=..., layer_types=..., **said)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_configuration_of_transformers_4_says_the_same(name: str, tmp_path: Path) -> None:
+    save_llama(name, tmp_path)
+    assert inspect_checkpoint(as_of_version_4(tmp_path), 1, "fp32") == inspect_checkpoint(tmp_path, 1, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("llama", {"rope_parameters": {**LLAMA3_ROPE, "rope_type": "yarn"}}, "rope_parameters: yarn  ("),
+        (
+            "llama",
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": ...},
+            "rope_scaling: dynamic",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5  ("),
+        ("llama", {"hidden_act": "quick_gelu"}, "hidden_act: quick_gelu  ("),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads 3"),
+        ("llama", {"layer_types": ["sliding_attention"] * 4}, "layer_types: sliding_attention  ("),
+        ("qwen2 windowed", {"layer_types": ["linear_attention"] * 4}, "layer_types: linear_attention  ("),
+        ("qwen2 windowed", {"layer_types": ["full_attention"]}, "layer_types names 1 layers of 4"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True  ("),
+        ("llama with biases", {"mlp_bias": False}, "mlp.gate_proj.bias"),
+        ("llama", {"attention_bias": True}, "attention.query.bias"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_key_and_value(
+    name: str, changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    save_llama(name, tmp_path)
+    with pytest.raises(CheckpointError) as refused:
+        inspect_checkpoint(edited(tmp_path, **changes), 1, "fp32")
+    assert named in str(refused.value)
+
+
+def test_ranks_that_do_not_divide_the_groups_are_refused(tmp_path: Path) -> None:
+    save_llama("llama 2 70B", tmp_path)
+    with pytest.raises(CheckpointError, match=r"tensor_para_size 8 does not divide kv_head_num 4\n.*legal: 1, 2, 4"):
+        inspect_checkpoint(tmp_path, 8, "fp32")
+
+
+def test_a_mixtral_is_read_and_has_no_shards(tmp_path: Path) -> None:
+    build_llama(MIXTRAL[0], **MIXTRAL[1]).save_pretrained(tmp_path)
+    source = open_source(open_archive(tmp_path))
+    assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
+    assert sum("experts" in each.name for each in assignments) == 4 * 4 * 3
+    with pytest.raises(CheckpointError, match="expert_num: 4  .*format=huggingface"):
+        inspect_checkpoint(tmp_path, 1, "fp32")
