@@ -9,24 +9,22 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evaluation.report.formatting import show_figure
-from evaluation.report.measurements import HIGHER, Measurement, Report, read_report
+from evaluation.report.differences import Difference, cell, compare
+from evaluation.report.formatting import TextTable
+from evaluation.report.measurements import Report, read_report
 from evaluation.report.page import render_page
 from evaluation.speed.cells import render
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status
-from handover.progress import human_bytes
 
 CSV_NAME, MARKDOWN_NAME, HTML_NAME = "compare.csv", "compare.md", "compare.html"
 _USUAL = (
@@ -36,27 +34,6 @@ _USUAL = (
     *("*.tpot_p50_ms", "*.itl_p99_ms", "*.e2e_p50_ms", "*.e2e_p99_ms", "*.server_memory_peak_bytes"),
 )
 _WIDTH_IN_A_LOG = 140
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One figure of one report against the first report's.
-
-    Attributes:
-        value: there; None where it is missing.
-        noise: half of its 95% interval; None where unknown.
-        change: relative to the first; None where one is missing or the first is 0.
-        verdict: ``better``, ``worse``, ``noise``, ``equal``, or empty where it cannot be said.
-        delta: to the first, in the figure's unit; None as for ``change``.
-        is_fraction: whether it is shown in percent.
-    """
-
-    value: float | None
-    noise: float | None
-    change: float | None
-    verdict: str
-    delta: float | None = None
-    is_fraction: bool = False
 
 
 def main(argv: Sequence[str]) -> None:
@@ -77,8 +54,9 @@ def main(argv: Sequence[str]) -> None:
     if given.output is not None:
         given.output.mkdir(parents=True, exist_ok=True)
         write_atomically(given.output / CSV_NAME, render_csv(names, rows))
-        write_atomically(given.output / MARKDOWN_NAME, render_markdown(names, reports, rows))
-        write_atomically(given.output / HTML_NAME, render_html(names, reports, rows))
+        described = describe_comparison(names, reports, rows)
+        for name in (MARKDOWN_NAME, HTML_NAME):
+            write_atomically(given.output / name, render_page(name, **described))
     _print(names, reports, rows)
 
 
@@ -91,50 +69,6 @@ def labels(paths: Sequence[Path]) -> list[str]:
     first = next((n for n in range(shortest) if len({part[n] for part in parts}) > 1), shortest)
     last = next((n for n in range(shortest - first) if len({part[-1 - n] for part in parts}) > 1), shortest - first)
     return ["/".join(part[first : len(part) - last]) or part[-1] for part in parts]
-
-
-def compare(reports: Sequence[Report], patterns: Sequence[str]) -> dict[str, list[Difference]]:
-    """Line up the figures that match a pattern and that two reports or more have."""
-    names = dict.fromkeys(name for report in reports for name in report.figures)
-    wanted = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    return {
-        name: [difference(reports[0].figures.get(name), report.figures.get(name)) for report in reports]
-        for name in wanted
-        if sum(name in report.figures for report in reports) > 1
-    }
-
-
-def difference(first: Measurement | None, other: Measurement | None) -> Difference:
-    """Judge one figure against the first report's: noise if |b - a| <= sqrt(noise_a^2 + noise_b^2)."""
-    if other is None:
-        return Difference(None, None, None, "")
-    if first is None or first is other:
-        return Difference(other.value, other.noise, None, "", is_fraction=other.is_fraction)
-    change = other.value / first.value - 1 if first.value else None
-    delta = other.value - first.value
-    verdict = "better" if (delta > 0) == (other.better == HIGHER) else "worse"
-    if not delta:
-        verdict = "equal"
-    elif first.noise is None or other.noise is None or not other.better:
-        verdict = ""
-    elif abs(delta) <= math.hypot(first.noise, other.noise):
-        verdict = "noise"
-    return Difference(other.value, other.noise, change, verdict, delta, other.is_fraction)
-
-
-def cell(figure: str, shown: Difference) -> tuple[str, str]:
-    """One cell for people: value and interval, change and verdict; shares in percent and points."""
-    if shown.value is None:
-        return "", ""
-    if shown.is_fraction:
-        interval = "" if shown.noise is None else f" ±{100 * shown.noise:.2f}"
-        value = f"{100 * shown.value:.2f}%"
-        change = "" if shown.delta is None else f"{100 * shown.delta:+.2f} points"
-    else:
-        interval = "" if shown.noise is None else f" ±{show_figure(shown.noise)}"
-        value = human_bytes(shown.value) if figure.endswith("_bytes") else show_figure(shown.value)
-        change = "" if shown.change is None else f"{100 * shown.change:+.1f}%"
-    return f"{value}{interval}", shown.verdict if shown.verdict == "equal" else f"{change} {shown.verdict}".strip()
 
 
 def remarks(names: Sequence[str], reports: Sequence[Report]) -> list[str]:
@@ -165,26 +99,23 @@ def render_csv(names: Sequence[str], rows: dict[str, list[Difference]]) -> str:
     return buffer.getvalue()
 
 
-def render_markdown(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> str:
-    """Render the same as a table for people."""
-    said = "".join(f"- {remark}\n" for remark in remarks(names, reports))
-    lines = [("Figure", *names), ("---", *("---:" for _ in names))]
-    lines += [(figure, *("  ".join(cell(figure, shown)).strip() for shown in cells)) for figure, cells in rows.items()]
-    table = "\n".join(f"| {' | '.join(text.replace('|', '/') for text in line)} |" for line in lines)
-    return f"# Comparison\n\n{said}\n{table}\n"
-
-
-def render_html(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> str:
-    """Render the same as one self-contained page."""
-    shown = [(figure, [(*cell(figure, each), each.verdict) for each in cells]) for figure, cells in rows.items()]
-    return render_page(
-        "compare.html",
-        title="Comparison",
-        summary=f"{len(rows)} figures of {len(names)} reports; changes are relative to {names[0]}.",
-        remarks=remarks(names, reports),
-        names=list(names),
-        rows=shown,
-    )
+def describe_comparison(
+    names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]
+) -> dict[str, Any]:
+    """Describe the comparison by the names that the templates ``compare.html`` and ``compare.md`` use."""
+    cells = {figure: [cell(figure, each) for each in differences] for figure, differences in rows.items()}
+    texts = tuple((figure, *("  ".join(each).strip() for each in shown)) for figure, shown in cells.items())
+    return {
+        "title": "Comparison",
+        "summary": f"{len(rows)} figures of {len(names)} reports; changes are relative to {names[0]}.",
+        "remarks": remarks(names, reports),
+        "names": list(names),
+        "figures": TextTable("", ("Figure", *names), texts),
+        "rows": [
+            (figure, [(*shown, each.verdict) for shown, each in zip(cells[figure], differences, strict=True)])
+            for figure, differences in rows.items()
+        ],
+    }
 
 
 def _print(names: Sequence[str], reports: Sequence[Report], rows: dict[str, list[Difference]]) -> None:

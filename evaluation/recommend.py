@@ -24,19 +24,19 @@ from typing import Any
 import yaml
 
 from evaluation.report.data import collect_findings
-from evaluation.report.formatting import show_figure
+from evaluation.report.formatting import TextTable, show_figure
+from evaluation.report.page import render_page
 from evaluation.report.ranking import (
     FIGURES,
-    RANKING_COLUMNS,
     TOP,
     Budget,
     Candidate,
     Ranking,
-    candidate_cells,
     deployment_text,
     find_candidates,
     pareto_front,
     rank_all,
+    ranking_table,
     ranking_title,
 )
 from evaluation.speed.figures import PERCENTILES
@@ -45,6 +45,7 @@ from handover.errors import ConfigError, exit_status, nearest
 from handover.regular_file import SETTINGS_BYTES, read_text
 
 GROUP = "recommended"
+_FRONT_COLUMNS = ("Lengths", "Load", "Tokens/s/user", "Tokens/s/GPU", "Deployment")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -154,27 +155,22 @@ def render_json(rankings: Sequence[Ranking], candidates: Sequence[Candidate], bu
 
 def render_markdown(rankings: Sequence[Ranking], candidates: Sequence[Candidate], budget: Budget | None) -> str:
     """Render everything for people."""
-    parts = ["# Recommendation"]
-    for ranking in rankings:
-        parts.append(f"## {ranking_title(ranking, budget)}")
-        if not ranking.best:
-            parts.append(f"None of {ranking.considered} measured points keeps the budget.")
-            continue
-        rows = [candidate_cells(ranking, candidate) for candidate in ranking.best]
-        parts.append(_table(RANKING_COLUMNS, rows))
-    parts.append("## Pareto front: tokens/s/GPU over tokens/s/user")
-    cells = [
+    front = tuple(
         (
-            c.workload,
-            c.load,
-            show_figure(c.tokens_per_s_per_user),
-            show_figure(c.tokens_per_s_per_gpu),
-            deployment_text(c),
+            each.workload,
+            each.load,
+            show_figure(each.tokens_per_s_per_user),
+            show_figure(each.tokens_per_s_per_gpu),
+            deployment_text(each),
         )
-        for c in _fronts(candidates)
-    ]
-    parts.append(_table(("Lengths", "Load", "Tokens/s/user", "Tokens/s/GPU", "Deployment"), cells))
-    return "\n\n".join(parts) + "\n"
+        for each in _fronts(candidates)
+    )
+    tables = [ranking_table(ranking, budget, deployment_text) for ranking in rankings]
+    return render_page(
+        "recommendation.md",
+        rankings=[(ranking_title(r, budget), table, r.considered) for r, table in zip(rankings, tables, strict=True)],
+        front=TextTable("Pareto front: tokens/s/GPU over tokens/s/user", _FRONT_COLUMNS, front),
+    )
 
 
 def _fronts(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -185,11 +181,6 @@ def _fronts(candidates: Sequence[Candidate]) -> list[Candidate]:
         for workload in workloads
         for kept in pareto_front(candidate for candidate in candidates if candidate.workload == workload)
     ]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _plain(text: str) -> str:

@@ -10,24 +10,15 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from evaluation.arguments import SweepReportArguments
-from evaluation.report.formatting import escape_markdown, markdown_table, show_figure
-from evaluation.report.html import pareto_plots
+from evaluation.report.document import pareto_plots
+from evaluation.report.formatting import TextTable, show_figure
 from evaluation.report.page import Plot, render_page
 from evaluation.report.plots import draw_latency_by_size
-from evaluation.report.ranking import (
-    RANKING_COLUMNS,
-    Budget,
-    Candidate,
-    Ranking,
-    candidate_cells,
-    no_candidate,
-    rank_all,
-    ranking_title,
-)
+from evaluation.report.ranking import RANKING_COLUMNS, Budget, Candidate, rank_all, ranking_table
 from evaluation.report.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
-from evaluation.report.tables import TextTable
 from evaluation.speed.cells import render
 from handover.durable import write_atomically
 from handover.errors import exit_status
@@ -41,8 +32,9 @@ def main(argv: Sequence[str]) -> None:
     points = read_points(directory)
     while True:
         write_atomically(directory / CSV_NAME, render_csv(points))
-        write_atomically(directory / MARKDOWN_NAME, render_markdown(points))
-        write_atomically(directory / HTML_NAME, render_html(points))
+        described = describe_sweep(points)
+        write_atomically(directory / MARKDOWN_NAME, render_page("sweep.md", **described))
+        write_atomically(directory / HTML_NAME, render_page("sweep.html", **described))
         newer = read_points(directory)
         if newer == points:
             break
@@ -57,7 +49,7 @@ def summarise(points: Sequence[Point]) -> str:
     text = f"{len(measured)} of {len(points)} points are measured."
     if not measured:
         return text
-    owners = {id(candidate): point.label for point in measured for candidate in point.candidates}
+    owners = _labels(points)
     candidates = _candidates(points)
     fastest = max(candidates, key=lambda c: c.tokens_per_s)
     text += (
@@ -73,8 +65,8 @@ def summarise(points: Sequence[Point]) -> str:
     return text
 
 
-def render_html(points: Sequence[Point]) -> str:
-    """Render the page."""
+def describe_sweep(points: Sequence[Point]) -> dict[str, Any]:
+    """Describe the report by the names that the templates ``sweep.html`` and ``sweep.md`` use."""
     columns = sweep_columns(points)
     errors = tuple("" if point.candidates or point.accuracies else point.error for point in points)
     plots = [
@@ -86,32 +78,16 @@ def render_html(points: Sequence[Point]) -> str:
     ]
     named = [replace(c, load=f"{point.label}, {c.load}") for point in points for c in point.candidates]
     places = tuple((point.label, point.title, point.results, point.digest) for point in points)
-    return render_page(
-        "sweep.html",
-        title="Sweep",
-        summary=summarise(points),
-        remarks=_remarks(points),
-        points=TextTable("The points", columns, tuple(sweep_rows(points, columns)), errors),
-        plots=[*plots, *pareto_plots(named, "pareto")],
-        rankings=_rankings(points),
-        places=TextTable("", ("Point", "Model", "Results", "Digest"), places),
-        numeric={*columns[1:], *RANKING_COLUMNS[1:-1]},
-    )
-
-
-def render_markdown(points: Sequence[Point]) -> str:
-    """Render the same as plain tables."""
-    columns = sweep_columns(points)
-    parts = ["# Sweep", escape_markdown(summarise(points))]
-    parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in _remarks(points))] if _remarks(points) else []
-    parts.append(markdown_table(columns, sweep_rows(points, columns), numeric=columns[1:]))
-    for table in _rankings(points):
-        if not table.rows:
-            parts.append(escape_markdown(table.caption))
-            continue
-        parts += [f"## {escape_markdown(table.caption)}"]
-        parts += [markdown_table(table.columns, table.rows, numeric=RANKING_COLUMNS[1:-1])]
-    return "\n\n".join(parts) + "\n"
+    return {
+        "title": "Sweep",
+        "summary": summarise(points),
+        "remarks": _remarks(points),
+        "points": TextTable("The points", columns, tuple(sweep_rows(points, columns)), errors),
+        "plots": [*plots, *pareto_plots(named, "pareto")],
+        "rankings": _rankings(points),
+        "places": TextTable("", ("Point", "Model", "Results", "Digest"), places),
+        "numeric": {*columns[1:], *RANKING_COLUMNS[1:-1]},
+    }
 
 
 def render_csv(points: Sequence[Point]) -> str:
@@ -139,19 +115,16 @@ def _candidates(points: Sequence[Point]) -> list[Candidate]:
     return [candidate for point in points for candidate in point.candidates]
 
 
-def _label_of(points: Sequence[Point], candidate: Candidate) -> str:
-    return next(point.label for point in points if any(candidate is own for own in point.candidates))
+def _labels(points: Sequence[Point]) -> dict[int, str]:
+    """Names of the points by the identity of their candidates: two points may have measured the same."""
+    return {id(candidate): point.label for point in points for candidate in point.candidates}
 
 
 def _rankings(points: Sequence[Point]) -> list[TextTable]:
     """Rank all loads of all points, also within the budget that the points' loads were given."""
-    budget = Budget({name: limit for point in points for name, limit in point.slos_ms.items()})
-    return [_ranking(points, ranking, budget) for ranking in rank_all(_candidates(points), budget)]
-
-
-def _ranking(points: Sequence[Point], ranking: Ranking, budget: Budget) -> TextTable:
-    rows = tuple((*candidate_cells(ranking, c)[:-1], _label_of(points, c)) for c in ranking.best)
-    return TextTable(ranking_title(ranking, budget) if rows else no_candidate(ranking, budget), RANKING_COLUMNS, rows)
+    budget, labels = Budget({name: limit for point in points for name, limit in point.slos_ms.items()}), _labels(points)
+    rankings = rank_all(_candidates(points), budget)
+    return [ranking_table(ranking, budget, lambda candidate: labels[id(candidate)]) for ranking in rankings]
 
 
 def _sizes(points: Sequence[Point]) -> dict[str, dict[str, list[tuple[float, float]]]]:

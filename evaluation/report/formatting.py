@@ -1,9 +1,34 @@
-"""Numbers as people read them, and Markdown that shows a text as it is."""
+"""Figures as text, tables of texts, and Markdown that shows a text as it is."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table for people.
+
+    Attributes:
+        caption: above it.
+        columns: the first names the rows, the others hold numbers.
+        rows: cells as text; what is missing is empty.
+        errors: one a row, not empty where the row has no figures; empty where every row has them.
+    """
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    errors: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> TextTable:
+        """The table without the rows that have no figures."""
+        errors = self.errors or ("",) * len(self.rows)
+        rows = tuple(row for row, error in zip(self.rows, errors, strict=True) if not error)
+        return TextTable(self.caption, self.columns, rows)
 
 
 def show_figure(value: float | None) -> str:
@@ -13,6 +38,11 @@ def show_figure(value: float | None) -> str:
     if value >= 1e7 or 0 < value < 0.01:
         return f"{value:.2e}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def show_percent(value: float | None) -> str:
+    """Show a fraction in percent, with two digits after the point."""
+    return "" if value is None else f"{100 * value:.2f}%"
 
 
 def show_with_noise(value: float | None, noise: float | None) -> str:
@@ -25,8 +55,13 @@ def show_with_noise(value: float | None, noise: float | None) -> str:
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Container[str] = ()) -> str:
     """Render a table; columns in ``numeric`` align to the right."""
     rule = ["---:" if column in numeric else "---" for column in columns]
-    lines = [columns, rule, *([escape_markdown(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    heads, *cells = ([escape_markdown(cell) for cell in row] for row in (columns, *rows))
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells))
+
+
+def markdown_list(texts: Iterable[str]) -> str:
+    """Render a list, one item for each text."""
+    return "\n".join(f"- {escape_markdown(text)}" for text in texts)
 
 
 def escape_markdown(text: str) -> str:

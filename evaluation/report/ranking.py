@@ -5,11 +5,11 @@ Candidates, their rankings, and how both are worded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluation.report.data import Findings
-from evaluation.report.formatting import show_figure, show_with_noise
+from evaluation.report.formatting import TextTable, show_figure, show_with_noise
 from evaluation.speed.figures import STATISTICS
 from evaluation.speed.table import STATIC, Row
 
@@ -150,13 +150,22 @@ def ranking_title(ranking: Ranking, budget: Budget | None) -> str:
     return f"Online, {ranking.workload} tokens: most tokens per second with {', '.join(limits)}"
 
 
-def no_candidate(ranking: Ranking, budget: Budget | None) -> str:
-    """Say that a ranking is empty."""
-    return f"{ranking_title(ranking, budget)}: none of {ranking.considered} measured points keeps the budget."
+def ranking_table(ranking: Ranking, budget: Budget | None, name: Callable[[Candidate], str] | None = None) -> TextTable:
+    """Show a ranking under RANKING_COLUMNS; the caption of an empty one says that no candidate keeps the budget.
+
+    Args:
+        ranking: best candidate first; deviations are from it.
+        budget: latency limits that it was made with.
+        name: names a candidate's deployment; None: all are of one deployment, and the last column is left out.
+    """
+    rows = tuple((*_cells(ranking, each), *([name(each)] if name else ())) for each in ranking.best)
+    caption = ranking_title(ranking, budget)
+    if not rows:
+        caption += f": none of {ranking.considered} measured points keeps the budget."
+    return TextTable(caption, RANKING_COLUMNS if name else RANKING_COLUMNS[:-1], rows)
 
 
-def candidate_cells(ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
-    """One row of a ranking; the deviation is from its first."""
+def _cells(ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
     is_first = candidate is ranking.best[0]
     return (
         candidate.load,
@@ -165,7 +174,6 @@ def candidate_cells(ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
         show_figure(candidate.tokens_per_s_per_gpu),
         show_figure(candidate.tokens_per_s_per_user),
         show_figure(candidate.latencies_ms.get("e2e_p95_ms")),
-        deployment_text(candidate),
     )
 
 

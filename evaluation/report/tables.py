@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from evaluation.report.benchmarks import Benchmark
-from evaluation.report.formatting import show_figure, show_with_noise
+from evaluation.report.formatting import TextTable, show_figure, show_with_noise
 from evaluation.speed.costs import COST_FIGURES
 from evaluation.speed.figures import DISTRIBUTIONS, PERCENTILES, STATISTICS
 from evaluation.speed.table import OK, Row
 from handover.progress import human_bytes
 
 LOAD = "Load"
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table for people.
-
-    Attributes:
-        caption: above it.
-        columns: the first names the rows, the others hold numbers.
-        rows: cells as text; what is missing is empty.
-        errors: one a row; not empty where it has no figures.
-    """
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    errors: tuple[str, ...] = ()
 
 
 _Cell = Callable[[Row], str]

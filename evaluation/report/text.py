@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from evaluation.report.data import Evaluation, Findings, StageOutcome
-from evaluation.report.formatting import show_figure
+from evaluation.report.formatting import TextTable, show_figure, show_percent
 from evaluation.report.judgement import Judgement
 from evaluation.report.tables import speed_sentences
 from evaluation.speed.table import Row
-from evaluation.tasks.metric import HOLDS, INCONCLUSIVE, Metric
+from evaluation.tasks.metric import FRACTION, HOLDS, INCONCLUSIVE, Metric
 from handover.endpoint import WEIGHTS_DIGEST
 from handover.manifest import ORIGIN
 from handover.progress import human_bytes, human_time
@@ -56,17 +56,10 @@ def verdict_sentence(evaluation: Evaluation) -> str:
 
 def accuracy_cells(metric: Metric) -> tuple[str, ...]:
     """One row under ACCURACY_COLUMNS; what is missing is empty."""
-    fraction = metric.unit == "fraction"
-    show = _percent if fraction else show_figure
+    show = show_percent if metric.unit == FRACTION else show_figure
     value, error = show(metric.value), show(metric.stderr)
     samples = f"{metric.n:,}" + (f" ({metric.failed:,} failed)" if metric.failed else "")
     return metric.name, value, error, samples, metric.definition
-
-
-def baseline_cells(task: str, metric: Metric, judgement: Judgement) -> tuple[str, str, str]:
-    """The earlier run's figure and the change under BASELINE_COLUMNS, and the verdict on it."""
-    figure, is_fraction = f"{task}.{metric.name}", metric.unit == "fraction"
-    return judgement.shown_before(figure, is_fraction), *judgement.change(figure, is_fraction)
 
 
 def stage_cells(outcome: StageOutcome, results: Path) -> tuple[str, ...]:
@@ -75,7 +68,7 @@ def stage_cells(outcome: StageOutcome, results: Path) -> tuple[str, ...]:
     return outcome.label, outcome.state, time, relative_path(outcome.log, results)
 
 
-def describe_provenance(findings: Findings) -> list[tuple[str, str]]:
+def describe_provenance(findings: Findings) -> TextTable:
     """List what the figures rest on, label and value; only what is known."""
     facts: list[tuple[str, str]] = [("Model", findings.title)]
     facts += _origin(findings)
@@ -95,7 +88,7 @@ def describe_provenance(findings: Findings) -> list[tuple[str, str]]:
                 repeats = f"{row.warmup_requests} and {row.repeats} a point"
                 facts += [(f"Warm-up and repeats ({benchmark.name})", repeats), *_costs(row)]
             facts += [("Versions", row.versions), ("Machine", _machine(row))]
-    return list(dict.fromkeys((label, value) for label, value in facts if value))
+    return TextTable("", ("What", "Value"), tuple(dict.fromkeys(fact for fact in facts if fact[1])))
 
 
 def _origin(findings: Findings) -> list[tuple[str, str]]:
@@ -106,7 +99,9 @@ def _origin(findings: Findings) -> list[tuple[str, str]]:
             ("Checkpoint", ", ".join(str(source[key]) for key in ("checkpoint", "source_format") if source.get(key)))
         )
     if findings.repository is not None:
-        facts.append(("Model repository", f"{findings.repository.digest}, {_size(findings.repository.size_bytes)}"))
+        facts.append(
+            ("Model repository", f"{findings.repository.digest}, {human_bytes(findings.repository.size_bytes)}")
+        )
         made_from = _flatten(findings.repository.made_from)
         facts += [
             (_label(key), str(value))
@@ -147,20 +142,12 @@ def _identity(findings: Findings) -> str:
     return f"{findings.title} {engine}" + (f" with {', '.join(parts)}." if parts else ".")
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value * 100:.2f}%"
-
-
-def _size(count: int) -> str:
-    return human_bytes(count)
-
-
 def _measured(timestamp: str, commit: str) -> str:
     return ", ".join(part for part in (timestamp, f"commit {commit}" if commit else "") if part)
 
 
 def _machine(row: Row) -> str:
-    memory = f"{_size(row.memory_bytes)} of memory" if row.memory_bytes else ""
+    memory = f"{human_bytes(row.memory_bytes)} of memory" if row.memory_bytes else ""
     cores = f"{row.cores} cores" if row.cores else ""
     return ", ".join(part for part in (row.cpu, cores, memory, row.gpu) if part)
 

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from evaluation.arguments import ReportArguments
 from evaluation.report.data import Findings, collect_findings
-from evaluation.report.html import render_html
+from evaluation.report.document import describe_report
 from evaluation.report.judgement import judge
-from evaluation.report.markdown import render_markdown
+from evaluation.report.page import render_page
 from evaluation.report.published import PARTIAL
 from evaluation.report.tables import LOAD, brief_tables, failed_points
 from evaluation.report.text import ACCURACY_COLUMNS, accuracy_cells, relative_path
@@ -38,8 +38,9 @@ def main(argv: Sequence[str]) -> None:
     findings = collect_findings(arguments.results, arguments.title, arguments.stages)
     judgement = judge(arguments.results, arguments.baseline, arguments.thresholds)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(arguments.output / MARKDOWN_NAME, render_markdown(findings, arguments.results, judgement))
-    write_atomically(arguments.output / HTML_NAME, render_html(findings, arguments.results, judgement))
+    described = describe_report(findings, arguments.results, judgement)
+    for name in (MARKDOWN_NAME, HTML_NAME):
+        write_atomically(arguments.output / name, render_page(name, **described))
     made_from = {"results": str(arguments.results), "title": arguments.title}
     Manifest("report", record_files(arguments.output), made_from, {"commit": read_commit()}).write(arguments.output)
     print_tables(_console(), findings, arguments.results)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from support.results_maker import load_row, static_row, write_results
 
-from evaluation import compare, gate
+from evaluation import compare
+from evaluation.report import differences, judgement
 from evaluation.report.measurements import direction, read_report
 from evaluation.report.thresholds import read_thresholds
 from handover.errors import ArtefactError, ConfigError
@@ -63,7 +64,7 @@ def test_a_difference_within_both_intervals_is_noise(
         read_report(load_results(tmp_path / "a", 100.0)),
         read_report(load_results(tmp_path / "b", e2e_ms, noise_ms)),
     ]
-    first, second = compare.compare(reports, ["*.e2e_mean_ms"])[f"{POINT}.e2e_mean_ms"]
+    first, second = differences.compare(reports, ["*.e2e_mean_ms"])[f"{POINT}.e2e_mean_ms"]
     assert (first.value, first.verdict) == (100.0, "")
     assert second.verdict == verdict
     assert second.change == pytest.approx(e2e_ms / 100 - 1)
@@ -75,7 +76,7 @@ def test_what_only_some_reports_have_stays_empty(tmp_path: Path) -> None:
         write_results(tmp_path / "b", load=[load_row(e2e_p50_ms=9.0)]),
         write_results(tmp_path / "c", load=[load_row(e2e_p50_ms=18.0)], accuracy={"last_token_accuracy": (0.9, 0.01)}),
     ]
-    rows = compare.compare([read_report(path) for path in paths], ["*"])
+    rows = differences.compare([read_report(path) for path in paths], ["*"])
     assert [d.value for d in rows["lambada.last_token_accuracy"]] == [0.5, None, 0.9]
     assert [d.change for d in rows[f"{POINT}.e2e_p50_ms"]] == [None, None, None], "the baseline has no such figure"
 
@@ -90,7 +91,9 @@ def test_the_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.Ca
     page = (tmp_path / "out" / "compare.html").read_text()
     assert "b&lt;b&gt;" in page
     assert "<b>" not in page
-    assert "| Figure | a |" in (tmp_path / "out" / "compare.md").read_text()
+    table = (tmp_path / "out" / "compare.md").read_text()
+    assert "| Figure | a |" in table
+    assert "<b>" not in table
 
 
 def test_shares_are_shown_in_percent_and_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +141,7 @@ def decide(
     baseline = None
     if base is not None:
         baseline = read_report(write_results(tmp_path / "base", accuracy={"f1": (base, stderr)}))
-    (check,) = gate.decide(read_report(current), {"lambada.f1": rules}, baseline)
+    (check,) = judgement.decide(read_report(current), {"lambada.f1": rules}, baseline)
     return check.verdict
 
 
@@ -169,16 +172,16 @@ def test_latency_against_a_baseline_allows_for_both_intervals(tmp_path: Path) ->
     base = read_report(load_results(tmp_path / "base", 100.0))
     for e2e_ms, verdict in ((110.0, "GO"), (112.0, "INCONCLUSIVE"), (113.0, "NO-GO")):  # 110 + sqrt(8) = 112.83
         now = read_report(load_results(tmp_path / str(e2e_ms), e2e_ms))
-        (check,) = gate.decide(now, {"load.*.e2e_mean_ms": {"max_rise_percent": 10}}, base)
+        (check,) = judgement.decide(now, {"load.*.e2e_mean_ms": {"max_rise_percent": 10}}, base)
         assert check.verdict == verdict
         assert math.isclose(float(check.reason.split()[0].rstrip(",")), e2e_ms)
 
 
 def test_a_missing_figure_is_inconclusive_not_passed(tmp_path: Path) -> None:
     report = read_report(load_results(tmp_path / "now", 1.0))
-    (check,) = gate.decide(report, {"load.*.ttft_p99_ms": {"at_most": 5}}, None)
+    (check,) = judgement.decide(report, {"load.*.ttft_p99_ms": {"at_most": 5}}, None)
     assert check.verdict == "INCONCLUSIVE"
-    assert gate.verdict([]) == "INCONCLUSIVE"
+    assert judgement.verdict([]) == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize(("limit", "status", "word"), [(20, 0, "GO"), (11, 3, "INCONCLUSIVE"), (5, 1, "NO-GO")])

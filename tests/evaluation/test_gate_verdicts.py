@@ -13,9 +13,9 @@ from support.results_maker import load_row, static_row, write_results
 
 from evaluation import gate
 from evaluation.report.data import collect_findings
-from evaluation.report.html import render_html
-from evaluation.report.markdown import render_markdown
+from evaluation.report.document import describe_report
 from evaluation.report.measurements import read_report
+from evaluation.report.page import render_page
 
 SOUND = {"last_token_accuracy": (0.46, 0.01)}
 LATENCIES = [100.0, 101.0, 99.0, 100.0]
@@ -181,6 +181,6 @@ def test_the_report_says_what_parity_found(tmp_path: Path) -> None:
     sentence = "Parity fails against Hugging Face transformers: max_log_prob_difference 0.5, limit 0.1."
     assert any("The evaluation parity fails" in remark for remark in findings.remarks)
     assert not any("did not finish" in remark for remark in findings.remarks)
-    for page in (render_html(findings, results), render_markdown(findings, results)):
+    for page in (render_page(f"report.{kind}", **describe_report(findings, results)) for kind in ("html", "md")):
         assert sentence in page and "The first difference: prompt 1, generated token 4." in page
     assert read_report(results).figures["parity.max_log_prob_difference"].better == "lower"

@@ -13,6 +13,7 @@ import pytest
 from support.results_maker import static_row, write_results
 
 from evaluation import sweep_report
+from evaluation.report.page import render_page
 from evaluation.report.sweep_points import read_points
 from handover.errors import ArtefactError
 from handover.manifest import FileRecord, Manifest
@@ -64,7 +65,8 @@ def test_all_points_meet_in_one_report_and_what_failed_is_in_it(tmp_path: Path) 
 
 def test_one_size_alone_draws_no_picture_of_sizes(tmp_path: Path) -> None:
     points = [point(tmp_path, label, {1: 10.0}, [(4, 5)]) for label in ("TP 1", "TP 2")]
-    assert "Latency by model size" not in sweep_report.render_html(read_points(sweep(tmp_path, *points)))
+    described = sweep_report.describe_sweep(read_points(sweep(tmp_path, *points)))
+    assert "Latency by model size" not in render_page("sweep.html", **described)
 
 
 def test_a_point_with_figures_and_a_failed_evaluation_shows_both(tmp_path: Path) -> None:

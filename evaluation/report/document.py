@@ -1,4 +1,4 @@
-"""``report.html``: the report as one self-contained page."""
+"""The report as data for its templates: the same for the page and for Markdown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 from evaluation.report.benchmarks import Benchmark
 from evaluation.report.data import Evaluation, Findings
+from evaluation.report.formatting import TextTable
 from evaluation.report.judgement import Judgement
-from evaluation.report.page import Plot, render_page
+from evaluation.report.page import Plot
 from evaluation.report.plots import (
     draw_distribution,
     draw_latency,
@@ -23,20 +24,17 @@ from evaluation.report.ranking import (
     RANKING_COLUMNS,
     Budget,
     Candidate,
-    candidate_cells,
     find_candidates,
-    no_candidate,
     rank_all,
-    ranking_title,
+    ranking_table,
 )
-from evaluation.report.tables import NUMERIC, TextTable, benchmark_heading, benchmark_tables, group_by_workload
+from evaluation.report.tables import NUMERIC, benchmark_heading, benchmark_tables, failed_points, group_by_workload
 from evaluation.report.text import (
     ACCURACY_COLUMNS,
     BASELINE_COLUMNS,
     GATE_COLUMNS,
     STAGE_COLUMNS,
     accuracy_cells,
-    baseline_cells,
     describe_provenance,
     relative_path,
     stage_cells,
@@ -54,8 +52,8 @@ _DISTRIBUTIONS = (
 )
 
 
-def render_html(findings: Findings, results: Path, judgement: Judgement | None = None) -> str:
-    """Render the whole report; every text that comes from outside is escaped.
+def describe_report(findings: Findings, results: Path, judgement: Judgement | None = None) -> dict[str, Any]:
+    """Describe the whole report by the names that the templates ``report.html`` and ``report.md`` use.
 
     Args:
         findings: what to report.
@@ -66,21 +64,20 @@ def render_html(findings: Findings, results: Path, judgement: Judgement | None =
     gate = tuple((check.figure, check.rule, check.verdict, check.reason) for check in checks)
     stages = tuple(stage_cells(outcome, results) for outcome in findings.stages)
     bad = [outcome for outcome in findings.stages if outcome.is_bad]
-    return render_page(
-        "report.html",
-        title=findings.title,
-        summary=summarise_findings(findings, judgement),
-        remarks=[*findings.remarks, *(judgement.remarks if judgement else ())],
-        bad_stages=[replace(outcome, log=relative_path(outcome.log, results)) for outcome in bad],
-        gate=TextTable("", GATE_COLUMNS, gate),
-        gate_verdict=judgement.verdict if judgement is not None else "",
-        evaluations=[_accuracy(evaluation, judgement) for evaluation in findings.evaluations],
-        benchmarks=[_benchmark(each, f"benchmark{number}") for number, each in enumerate(findings.benchmarks)],
+    return {
+        "title": findings.title,
+        "summary": summarise_findings(findings, judgement),
+        "remarks": [*findings.remarks, *(judgement.remarks if judgement else ())],
+        "bad_stages": [replace(outcome, log=relative_path(outcome.log, results)) for outcome in bad],
+        "gate": TextTable("", GATE_COLUMNS, gate),
+        "gate_verdict": judgement.verdict if judgement is not None else "",
+        "evaluations": [_accuracy(evaluation, judgement) for evaluation in findings.evaluations],
+        "benchmarks": [_benchmark(each, f"benchmark{number}") for number, each in enumerate(findings.benchmarks)],
         **_recommendation(findings, results),
-        stages=TextTable("", STAGE_COLUMNS, stages),
-        facts=describe_provenance(findings),
-        numeric=_NUMERIC,
-    )
+        "stages": TextTable("", STAGE_COLUMNS, stages),
+        "facts": describe_provenance(findings),
+        "numeric": _NUMERIC,
+    }
 
 
 def pareto_plots(candidates: Sequence[Candidate], name: str) -> list[Plot]:
@@ -100,27 +97,33 @@ def pareto_plots(candidates: Sequence[Candidate], name: str) -> list[Plot]:
 
 
 def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> Mapping[str, Any]:
-    has_baseline = judgement is not None and judgement.baseline is not None
-    rows = []
+    """Describe the figures of one evaluation; ``verdicts`` has that of each change, None without a baseline."""
+    baseline = judgement if judgement is not None and judgement.baseline is not None else None
+    rows, verdicts = [], []
     for metric in evaluation.metrics:
-        name, *figures, definition = accuracy_cells(metric)
-        change, verdict = None, ""
-        if judgement is not None and has_baseline:
-            before, change, verdict = baseline_cells(evaluation.task, metric, judgement)
-            figures.append(before)
-        rows.append({"name": name, "definition": definition, "figures": figures, "change": change, "verdict": verdict})
+        *cells, definition = accuracy_cells(metric)
+        verdict = None
+        if baseline is not None:
+            before, change, verdict = baseline.against_baseline(f"{evaluation.task}.{metric.name}")
+            cells += [before, change]
+        rows.append((*cells, definition))
+        verdicts.append(verdict)
+    columns = (*ACCURACY_COLUMNS[:-1], *(BASELINE_COLUMNS if baseline else ()), ACCURACY_COLUMNS[-1])
     return {
         "task": evaluation.task,
         "sentence": verdict_sentence(evaluation),
-        "columns": (*ACCURACY_COLUMNS[:4], *(BASELINE_COLUMNS if has_baseline else ())),
-        "rows": rows,
+        "table": TextTable("", columns, tuple(rows)),
+        "verdicts": verdicts,
     }
 
 
 def _benchmark(benchmark: Benchmark, name: str) -> Mapping[str, Any]:
-    plots = _load_plots(benchmark, name) if benchmark.is_load else _static_plots(benchmark, name)
-    tables = benchmark_tables(benchmark, benchmark.rows)
-    return {"heading": benchmark_heading(benchmark), "plots": plots, "tables": tables}
+    return {
+        "heading": benchmark_heading(benchmark),
+        "plots": _load_plots(benchmark, name) if benchmark.is_load else _static_plots(benchmark, name),
+        "tables": benchmark_tables(benchmark, benchmark.rows),
+        "failures": failed_points(benchmark),
+    }
 
 
 def _static_plots(benchmark: Benchmark, name: str) -> list[Plot]:
@@ -166,9 +169,5 @@ def _recommendation(findings: Findings, results: Path) -> Mapping[str, Any]:
     if len(candidates) < 2 or not loads:
         return {"fronts": [], "rankings": []}
     budget = Budget({name: limit for load in loads for name, limit in load.slos.items()})
-    rankings = []
-    for ranking in rank_all(candidates, budget):
-        rows = tuple(candidate_cells(ranking, candidate)[:-1] for candidate in ranking.best)  # all of one deployment
-        title = ranking_title(ranking, budget) if rows else no_candidate(ranking, budget)
-        rankings.append(TextTable(title, RANKING_COLUMNS[:-1], rows))
+    rankings = [ranking_table(ranking, budget) for ranking in rank_all(candidates, budget)]
     return {"fronts": pareto_plots(candidates, "pareto"), "rankings": rankings}
