@@ -54,6 +54,12 @@ class ConvertArguments(ScriptArguments):
     hub_name: str | None = field(
         default=None, metadata={"help": "name on huggingface.co, fetched into --checkpoint if it is not there yet"}
     )
+    adapter: Path | None = field(
+        default=None, metadata={"help": "LoRA adapter to merge: a .nemo, or a directory of PEFT"}
+    )
+    tokenizer: Path | None = field(
+        default=None, metadata={"help": "tokenizer's directory or file, in the place of the checkpoint's own"}
+    )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.given import GivenFiles
 from export_scripts.checkpoints.huggingface.hub import fetch
 from export_scripts.checkpoints.proof import UNPROVED, check_pinned, check_published, crc32_of, unproved
 from export_scripts.conversion.check import Conversion, plan_conversion
@@ -60,6 +61,7 @@ def convert(arguments: ConvertArguments) -> Manifest:
         "tensor_para_size": arguments.tensor_para_size,
         "weight_data_type": arguments.weight_data_type,
     }
+    made_from |= _given(arguments).made_from()
     if arguments.allow_nonfinite:
         made_from["allow_nonfinite"] = True
     made_from |= {key: given for key in ("start_id", "end_id") if (given := getattr(arguments, key)) is not None}
@@ -99,8 +101,12 @@ def _names(conversion: Conversion) -> set[str]:
 def _plan(arguments: ConvertArguments) -> Conversion:
     if arguments.random_weights:
         return plan_random(arguments.checkpoint, arguments.tensor_para_size, arguments.weight_data_type)
-    archive = find_archive(arguments.checkpoint)
+    archive = find_archive(arguments.checkpoint, _given(arguments))
     return plan_conversion(archive, arguments.tensor_para_size, arguments.weight_data_type, arguments.allow_nonfinite)
+
+
+def _given(arguments: ConvertArguments) -> GivenFiles:
+    return GivenFiles(arguments.adapter, arguments.tokenizer)
 
 
 def _proof(conversion: Conversion, arguments: ConvertArguments) -> dict[str, object]:

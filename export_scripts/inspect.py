@@ -20,6 +20,7 @@ from pathlib import Path
 
 from export_scripts.checkpoints.fastertransformer.reader import check_manifest, read_manifest
 from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.given import GivenFiles
 from export_scripts.checkpoints.proof import UNPROVED, check_published, sha256_of, unproved
 from export_scripts.checkpoints.source import Source
 from export_scripts.conversion.check import check_types
@@ -114,8 +115,10 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a directory that holds exactly one")
     parser.add_argument("--sha256", action="store_true", help="read all of it, and print what checkpoint_sha256 pins")
+    parser.add_argument("--adapter", type=Path, help="LoRA adapter that is merged: a .nemo, or a directory of PEFT")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer in the place of the checkpoint's own")
     arguments = parser.parse_args(list(argv))
-    archive = find_archive(arguments.checkpoint)
+    archive = find_archive(arguments.checkpoint, GivenFiles(arguments.adapter, arguments.tokenizer))
     if CONFIG_INI in archive and (manifest := read_manifest(archive)):  # all that differs, before its reader stops
         check_manifest(archive, manifest, are_weights_read=True)
     source = with_settled_ids(open_source(archive))

@@ -111,6 +111,7 @@ def executor_for(config: Config, paths: RunPaths) -> Executor:
 
 def show_size(config: Config, paths: RunPaths) -> None:
     """Print what the conversion will take: bytes, files, memory and time."""
+    from export_scripts.checkpoints.given import GivenFiles
     from export_scripts.checkpoints.huggingface.hub import is_fetched
     from export_scripts.conversion.sizing import measure
 
@@ -118,7 +119,8 @@ def show_size(config: Config, paths: RunPaths) -> None:
     if paths.hub_name and not is_fetched(paths.hub_name, paths.checkpoint):
         sys.stdout.write(f"convert: hf:{paths.hub_name} will be fetched into {paths.checkpoint} first\n")
         return
-    sizing = measure(paths.checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), model.processes)
+    size, data_type = model.tensor_model_parallel_size, str(model.weight_data_type)
+    sizing = measure(paths.checkpoint, size, data_type, model.processes, GivenFiles(paths.adapter, paths.tokenizer))
     sys.stdout.write("".join(f"convert: {line}\n" for line in sizing.lines()))
 
 

@@ -35,6 +35,7 @@ class ParityArguments(ScriptArguments):
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
     output: Path = field(metadata={"help": "directory for metrics.json, summary.json, prompts.csv and positions.csv"})
     checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
+    adapter: Path | None = field(default=None, metadata={"help": "LoRA adapter that was merged into it"})
     prompts: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of texts"})
     data_path: Path | None = field(
         default=None, metadata={"help": 'more prompts: JSON lines with "text", "prompt" or "input_ids"'}
@@ -75,7 +76,7 @@ class ParityArguments(ScriptArguments):
     @property
     def files(self) -> tuple[Path, ...]:
         """What it reads, beside the model."""
-        return (self.checkpoint,) if self.data_path is None else (self.data_path, self.checkpoint)
+        return tuple(path for path in (self.data_path, self.checkpoint, self.adapter) if path is not None)
 
     @property
     def limits_by_precision(self) -> dict[str, dict[str, float]]:

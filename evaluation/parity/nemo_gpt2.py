@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from export_scripts.checkpoints.source import Source
+from export_scripts.conversion.whole_tensor import read_whole
 from export_scripts.weights.schema import LazyTensor
 
 _CONFIG = "model_config.yaml"
@@ -118,7 +119,4 @@ def _name(key: str) -> tuple[str, str]:
 
 
 def _read(lazy: LazyTensor) -> torch.Tensor:
-    parts = [torch.from_numpy(np.array(part)) for part in lazy.parts()]
-    if lazy.data_type == "bf16":
-        parts = [part.view(torch.bfloat16) for part in parts]
-    return (torch.cat(parts, lazy.axis) if lazy.axis is not None else parts[0]).float()
+    return torch.from_numpy(np.array(read_whole(lazy)))

@@ -29,6 +29,8 @@ from evaluation.parity.nemo_gpt2 import UnfitError, as_gpt2
 from evaluation.parity.twin import Twin
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
+from export_scripts.checkpoints.lora.update import MergedTensor
 from export_scripts.checkpoints.source import Source
 from export_scripts.convert import convert, workers_of
 from export_scripts.repository.interfaces.serving import MODEL_TYPES
@@ -58,19 +60,22 @@ class Reference(Protocol):
         """
 
 
-def open_reference(checkpoint: Path, wanted: str, scratch: Path) -> tuple[Reference, tuple[str, ...]]:
+def open_reference(
+    checkpoint: Path, wanted: str, scratch: Path, given: GivenFiles = NOTHING_GIVEN
+) -> tuple[Reference, tuple[str, ...]]:
     """Open the source with what can compute it, and say why it is not something better.
 
     Args:
         checkpoint: the training checkpoint.
         wanted: auto, huggingface or engine.
         scratch: directory for a reading of the weights in fp32; it is emptied.
+        given: what belongs to the checkpoint and lies elsewhere.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
         ConfigError: Hugging Face is wanted, and cannot compute it.
     """
-    source, notes = open_source(find_archive(checkpoint)), tuple[str, ...]()
+    source, notes = open_source(find_archive(checkpoint, given)), tuple[str, ...]()
     if wanted != ENGINE:
         try:
             return _hugging_face(source), _about_nemo(source)
@@ -87,6 +92,8 @@ def _hugging_face(source: Source) -> HuggingFaceReference:
     Raises:
         UnfitError: it cannot be, for the reason that is said.
     """
+    if any(isinstance(tensor, MergedTensor) for tensor in source.tensors.values()):
+        raise UnfitError("a LoRA adapter is merged into it")
     if find_spec("transformers") is None:
         raise UnfitError("transformers is not installed (pip install transformers)")
     import transformers

@@ -31,6 +31,7 @@ from evaluation.parity.results import write_results
 from evaluation.parity.survey import served_formats, survey
 from evaluation.tasks.metric import FAILS, INCONCLUSIVE
 from evaluation.tasks.scoring import Scorer
+from export_scripts.checkpoints.given import GivenFiles
 from handover.errors import ConfigError, ServerError
 from handover.progress import Progress
 
@@ -46,7 +47,9 @@ def main(argv: Sequence[str]) -> None:
     encoded = _encode(arguments, prompts, served)
     answers = ask(arguments, served.endpoint.grpc_url, interface, encoded)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    reference, notes = open_reference(arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH)
+    reference, notes = open_reference(
+        arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH, GivenFiles(arguments.adapter)
+    )
     precision = _precision(served, interface)
     limits = arguments.limits_by_precision[precision]
     positions = _compare(answers, reference, limits["tie"])

@@ -13,8 +13,13 @@ from typing import Protocol
 from export_scripts.checkpoints import fairseq_xglm, gptj_slim
 from export_scripts.checkpoints.fastertransformer import reader as fastertransformer
 from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles, with_given
 from export_scripts.checkpoints.huggingface import decoder as huggingface
 from export_scripts.checkpoints.huggingface import t5 as huggingface_t5
+from export_scripts.checkpoints.huggingface.files import is_adapter
+from export_scripts.checkpoints.lora import nemo as nemo_lora
+from export_scripts.checkpoints.lora.adapter import KIND as LORA
+from export_scripts.checkpoints.lora.merge import with_adapter
 from export_scripts.checkpoints.megatron import reader as megatron
 from export_scripts.checkpoints.nemo import gpt as nemo
 from export_scripts.checkpoints.nemo import ia3 as nemo_t5_ia3
@@ -23,6 +28,7 @@ from export_scripts.checkpoints.nemo import t5 as nemo_t5
 from export_scripts.checkpoints.nemo.companions import with_companions
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_learning, refuse_unread_prompts
 from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizers.given import refuse_unused
 from export_scripts.checkpoints.tokenizers.nemo import check_files
 from handover.errors import CheckpointError
 
@@ -138,10 +144,14 @@ def _in_hub_cache(path: Path) -> Path:
 
 def _companion_kind(path: Path) -> str:
     """Say what belongs to a model there; empty: it is a model itself."""
+    if is_adapter(path):
+        return LORA
     if not nemo.is_candidate(path):
         return ""
     if nemo_t5_ia3.is_ia3(path):
         return nemo_t5_ia3.KIND
+    if nemo_lora.is_lora(path):
+        return LORA
     return prompt_learning.KIND if is_prompt_learning(path) else ""
 
 
@@ -151,21 +161,32 @@ def open_source(archive: Archive) -> Source:
     Raises:
         CheckpointError: no format does, or the model cannot be expressed.
     """
+    nemo_lora.refuse_adapter(archive)
     for each in FORMATS:
         if each.recognises(archive):
-            source = each.open_source(archive)
+            source = with_adapter(each.open_source(archive))
             refuse_unread_prompts(source)
             nemo_t5_ia3.refuse_unread(source)
+            refuse_unused(archive, source.tokenizer)
             check_files(source.archive, source.tokenizer)
             return source
     raise CheckpointError(f"{archive.path} is no checkpoint of a known format", f"these are read: {_names()}")
 
 
-def find_archive(path: Path) -> Archive:
-    """Find the checkpoint that a path means and list its files; see ``_find`` and ``open_archive``."""
+def find_archive(path: Path, given: GivenFiles = NOTHING_GIVEN) -> Archive:
+    """Find the checkpoint that a path means and list its files; see ``_find`` and ``open_archive``.
+
+    Args:
+        path: see ``_find``.
+        given: what lies elsewhere and belongs to it; a given adapter takes the place of those beside the model.
+    """
     model, companions = _find(path)
     archive = open_archive(model)
-    return with_companions(archive, companions) if companions else archive
+    if given.adapter is not None:
+        companions = {folder: each for folder, each in companions.items() if not folder.startswith(f"{LORA}/")}
+    if companions:
+        archive = with_companions(model.parent, archive, companions)
+    return with_given(archive, given)
 
 
 def _is_candidate(path: Path) -> bool:

@@ -40,10 +40,13 @@ _MOST_BYTES = 1 << 20  # of a file with digests
 
 
 def files_of(archive: Archive) -> dict[str, Path]:
-    """List a checkpoint's files on disk by their names below it; the members of a tar are one file."""
+    """List a checkpoint's files on disk by their names below it; the members of a tar are one file.
+
+    What the user gave from elsewhere, an adapter or a tokenizer, is no part of it.
+    """
     if archive.path.is_file():
         return {archive.path.name: archive.path}
-    paths = {archive.on_disk(name) for name in archive.sizes}
+    paths = {path for name in archive.sizes if (path := archive.on_disk(name)).is_relative_to(archive.path)}
     names = {path.relative_to(archive.path).as_posix(): path for path in paths}
     return {name: names[name] for name in sorted(names, key=os.fsencode) if not name.startswith(_NO_PART)}
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes, recast
 from export_scripts.conversion.mapped import Reader
+from export_scripts.conversion.scattered import scattered_beneath
 from export_scripts.conversion.transposition import Transposer
 from export_scripts.weights.schema import Assignment, Elementwise, LazyTensor, Rule, laid_out_shape
 from ft_format.layout import Dims
@@ -150,7 +151,7 @@ def assemble(assignment: Assignment, sources: Sequence[LazyTensor], dims: Dims) 
 
 def _pieces(rule: Rule, source: LazyTensor, dims: Dims, axes: int) -> tuple[Piece, ...]:
     """Lay out each training rank's part; they follow one another along the axis in which the whole is longer."""
-    views = [rule.layout(part, dims) for part in source.parts()]
+    views = [_laid_out(rule, part, dims) for part in source.parts()]
     axis = 0
     if len(views) > 1:
         whole = laid_out_shape(rule.layout, source.shape, dims)
@@ -158,6 +159,17 @@ def _pieces(rule: Rule, source: LazyTensor, dims: Dims, axes: int) -> tuple[Piec
         axis = next(i for i, (full, part) in enumerate(zip(whole, views[0].shape, strict=True)) if full != part)
     parts = [(Piece(view, source.data_type, (0,) * axes),) for view in views]
     return tuple(_one_after_another(parts, axis))
+
+
+def _laid_out(rule: Rule, part: Array, dims: Dims) -> Array:
+    """Lay out a part; one whose bytes lie in many places is read first where the layout is no view."""
+    view = rule.layout(part, dims)
+    if scattered_beneath(part) is None or scattered_beneath(view) is not None:
+        return view
+    reader = Reader(0, set())
+    values = reader.read(part)
+    reader.verify(part)
+    return rule.layout(values, dims)
 
 
 def _one_after_another(groups: Sequence[Sequence[Piece]], axis: int) -> Iterator[Piece]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
 from export_scripts.checkpoints.source import Source
 from export_scripts.conversion.dtypes import STORAGE
 from export_scripts.conversion.joining import join_files
@@ -48,19 +49,22 @@ class Conversion:
         return tuple(self.source.tensors[key] for key in assignment.keys)
 
 
-def inspect_source(path: Path, tensor_para_size: int, weight_data_type: str) -> Source:
+def inspect_source(
+    path: Path, tensor_para_size: int, weight_data_type: str, given: GivenFiles = NOTHING_GIVEN
+) -> Source:
     """Check that a checkpoint can be converted and return it, opened.
 
     Args:
         path: a checkpoint, or a directory that holds exactly one.
         tensor_para_size: ranks to split for.
         weight_data_type: fp32, fp16 or bf16.
+        given: what belongs to it and lies elsewhere.
 
     Raises:
         CheckpointError: it is missing, truncated, hostile, ambiguous, incomplete, or not a model that
             FasterTransformer can express.
     """
-    return plan_conversion(find_archive(Path(path)), tensor_para_size, weight_data_type).source
+    return plan_conversion(find_archive(Path(path), given), tensor_para_size, weight_data_type).source
 
 
 def inspect_checkpoint(path: Path, tensor_para_size: int, weight_data_type: str) -> Dims:

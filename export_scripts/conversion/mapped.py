@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from export_scripts.conversion.dtypes import Array
+from export_scripts.conversion.low_rank import LowRankSum
 from export_scripts.conversion.scattered import ScatteredArray, box_around, scattered_beneath
 from handover.digests import crc32
 from handover.errors import CheckpointError
@@ -81,7 +82,7 @@ class Reader:
         """Use the buffer again: what was read since the last time is no longer valid."""
         self._used_bytes = 0
 
-    def read(self, view: Array) -> Array:
+    def read(self, view: Array | LowRankSum) -> Array:
         """Read what a view shows; the result has its shape, and in memory the order that the bytes have in the file.
 
         What is not mapped is returned as it is.
@@ -89,6 +90,8 @@ class Reader:
         Raises:
             CheckpointError: the file has become shorter or cannot be read.
         """
+        if isinstance(view, LowRankSum):
+            return view.added_to(self.read(view.base))
         if (whole := scattered_beneath(view)) is not None and view.size:
             return self._gather(whole, view)
         record = _record(view)
@@ -130,12 +133,13 @@ class Reader:
                 self._used_bytes = used_bytes
         return box.shown(values)
 
-    def verify(self, view: Array) -> None:
+    def verify(self, view: Array | LowRankSum) -> None:
         """Compare the checksum of the record that a view shows a part of, or of those that it is scattered over.
 
         Raises:
             CheckpointError: the record's bytes are not those that were saved.
         """
+        view = view.base if isinstance(view, LowRankSum) else view
         if (whole := scattered_beneath(view)) is not None:
             for _, piece in whole.pieces or ():
                 self.verify(piece)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from export_scripts.conversion.dtypes import Array
+from export_scripts.conversion.low_rank import LowRankSum
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
@@ -26,11 +27,11 @@ class ScatteredArray(np.ndarray[Any, Any]):
         pieces: arrays that make it up, with the place of each one's first element; None: it is a view of one that has.
     """
 
-    pieces: tuple[tuple[tuple[int, ...], Array], ...] | None = None
+    pieces: tuple[tuple[tuple[int, ...], Array | LowRankSum], ...] | None = None
 
 
 def scattered(
-    shape: Sequence[int], dtype: np.dtype[Any], pieces: Sequence[tuple[tuple[int, ...], Array]]
+    shape: Sequence[int], dtype: np.dtype[Any], pieces: Sequence[tuple[tuple[int, ...], Array | LowRankSum]]
 ) -> ScatteredArray:
     """Describe an array by its pieces, which cover it; nothing is read."""
     size_bytes = max(1, prod(shape) * dtype.itemsize)
@@ -63,7 +64,7 @@ class Box:
     low: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def pieces(self) -> Iterator[tuple[tuple[slice, ...], Array]]:
+    def pieces(self) -> Iterator[tuple[tuple[slice, ...], Array | LowRankSum]]:
         """Give each part of a piece that lies in the box, and its place in there."""
         for start, piece in self.whole.pieces or ():
             begin = np.maximum(start, self.low)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from export_scripts.checkpoints.formats import find_archive
+from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
 from export_scripts.conversion.assembly import Assembly, Piece
 from export_scripts.conversion.check import Conversion, plan_conversion
 from export_scripts.conversion.description import is_description, read_description
@@ -75,7 +76,9 @@ class Sizing:
         ]
 
 
-def measure(path: Path, tensor_para_size: int, weight_data_type: str, processes: int) -> Sizing:
+def measure(
+    path: Path, tensor_para_size: int, weight_data_type: str, processes: int, given: GivenFiles = NOTHING_GIVEN
+) -> Sizing:
     """Work out the size of a conversion.
 
     Args:
@@ -83,13 +86,14 @@ def measure(path: Path, tensor_para_size: int, weight_data_type: str, processes:
         tensor_para_size: ranks to split for.
         weight_data_type: fp32, fp16 or bf16.
         processes: tensors converted at a time, at most.
+        given: what belongs to the checkpoint and lies elsewhere.
 
     Raises:
         CheckpointError: it cannot be converted.
     """
     if is_description(path):
         return _of_description(path, tensor_para_size, weight_data_type, processes)
-    conversion = plan_conversion(find_archive(path), tensor_para_size, weight_data_type)
+    conversion = plan_conversion(find_archive(path, given), tensor_para_size, weight_data_type)
     sources = {key: conversion.source.tensors[key] for entry in conversion.assignments for key in entry.keys}
     types = {source.data_type for source in sources.values()}
     targets = {entry.name: entry.target for entry in conversion.assignments}

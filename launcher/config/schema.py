@@ -161,6 +161,8 @@ class ModelConfig:
     """The training checkpoint and how it becomes FasterTransformer shards."""
 
     checkpoint_path: str = MISSING
+    adapter_path: str | None = None  # LoRA adapter that is merged at conversion: a .nemo, or a directory of PEFT
+    tokenizer: str | None = None  # tokenizer's directory or file; None: the checkpoint's own
     tensor_model_parallel_size: int = number(1, PARALLEL)
     weight_data_type: DataType = DataType.fp16
     processes: int = number(16, PROCESSES)  # tensors converted at a time, at most; never more than processors

@@ -30,6 +30,8 @@ class RunPaths:
     project: Path
     mounts: tuple[Path, ...]  # what a container sees: repository, data if there is any, results
     checkpoint: Path
+    adapter: Path | None  # to be merged into that checkpoint
+    tokenizer: Path | None  # in the place of that checkpoint's own
     hub_name: str | None  # of the checkpoint on huggingface.co, fetched to that path where the stage runs
     ft_checkpoint: Path
     results: Path
@@ -60,6 +62,8 @@ class RunPaths:
                 _absolute(config.base_results_dir),
             ),
             checkpoint=local_directory(name, data) if name else _absolute(model.checkpoint_path),
+            adapter=_absolute(model.adapter_path) if model.adapter_path else None,
+            tokenizer=_absolute(model.tokenizer) if model.tokenizer else None,
             hub_name=name,
             ft_checkpoint=train_root / ft_name / f"{tensor_para_size}-gpu",
             results=results,

@@ -110,7 +110,7 @@ def test_files_are_found_whatever_the_configuration_calls_them(value: str, name:
         ({"vocab.json": b"[]", "merges.txt": b""}, {}, "vocab.json is [], not a mapping"),
         ({"vocab.json": b"{", "merges.txt": b""}, {}, "vocab.json is not JSON"),
         ({"t.model": b"junk"}, {"library": "sentencepiece", "model": "nemo:t.model"}, "is not a SentencePiece model"),
-        ({}, {"library": "tiktoken", "type": None}, "tokenizer.library: tiktoken"),
+        ({}, {"library": "yttm", "type": None}, "tokenizer.library: yttm"),
         ({}, {"library": "megatron", "type": "megatron-bert-cased"}, "tokenizer.type: megatron-bert-cased"),
         (
             {"vocab.json": b"[PAD]\n[CLS]\n"},

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from export_scripts.checkpoints.files.chunked import Chunk, ChunkedTensor
+from export_scripts.conversion.assembly import assemble
+from export_scripts.conversion.low_rank import LowRankSum
 from export_scripts.conversion.mapped import Reader, map_record
 from export_scripts.conversion.scattered import box_around, scattered
+from export_scripts.conversion.transposition import Transposer
+from export_scripts.weights.layouts import qkv_by_group_to_block
+from export_scripts.weights.schema import Assignment, ModelDims, Rule
+from ft_format.layout import TensorSpec
 from handover.errors import CheckpointError
 
 
@@ -93,3 +100,39 @@ def test_checksums_of_all_pieces_are_compared(tmp_path: Path) -> None:
     (tmp_path / "2").write_bytes(content)
     with pytest.raises(CheckpointError, match="2 is damaged"):
         Reader(1 << 10, set()).verify(described)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+    rank=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+    depth=st.integers(0, 3),
+)
+def test_a_sum_with_a_product_shows_what_numpy_computes(
+    shape: tuple[int, int], rank: int, seed: int, depth: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows, columns = 2 * shape[0], shape[1]
+    base = rng.standard_normal((rows, columns)).astype(np.float16)
+    left, right = (rng.standard_normal(size).astype(np.float32) for size in ((rows, rank), (rank, columns)))
+    wanted = base.astype(np.float32) + left @ right
+    pieces = scattered(base.shape, base.dtype, cut(base, rng, depth))
+    whole = scattered(base.shape, np.dtype(np.float32), [((0, 0), LowRankSum(pieces, "fp16", left, right))])
+    for view, expected in zip(
+        views(whole, np.random.default_rng(seed)), views(wanted, np.random.default_rng(seed)), strict=True
+    ):
+        assert np.allclose(Reader(1 << 12, set()).read(view), expected, atol=1e-5)
+
+
+def test_a_layout_that_copies_reads_what_it_copies(tmp_path: Path) -> None:
+    """Groups that share a key become heads by copies; of an array in pieces no bytes are there to be copied yet."""
+    dims = ModelDims(4, 2, 16, 1, 8, 10)
+    rows = np.arange((4 + 2 * 2) * 2 * 8, dtype=np.float32).reshape(-1, 8)
+    halves = [stored(rows[start : start + 8], tmp_path / str(start)) for start in (0, 8)]
+    chunks = [Chunk((0, 0), (8, 8), lambda: halves[0]), Chunk((8, 0), (8, 8), lambda: halves[1])]
+    tensor = ChunkedTensor("qkv", rows.shape, "fp32", tuple(chunks))
+    rule = Rule("target", qkv_by_group_to_block(2))
+    assembly = assemble(Assignment("target", TensorSpec((8, (3, 4, 2))), ("qkv",), rule), (tensor,), dims)
+    made = assembly.loaded(Reader(1 << 16, set())).values("fp32", np.empty(1 << 16, np.uint8), Transposer())
+    assert np.array_equal(made, rule.layout(rows, dims))

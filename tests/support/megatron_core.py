@@ -77,10 +77,12 @@ def core_forward(
     norm_offset: float,
     turn: Callable[[np.ndarray], np.ndarray] = lambda x: x,
     slopes: Sequence[float] = (0,) * HEADS,
+    adapter: Callable[[np.ndarray, str], np.ndarray | float] = lambda x, name: 0,
 ) -> np.ndarray:
     """megatron-core's GPT, written from its own sources in float64: groups share keys and values.
 
-    ``turn`` rotates queries and keys [batch, length, size]; ``slopes`` are ALiBi's, one a head.
+    ``turn`` rotates queries and keys [batch, length, size]; ``slopes`` are ALiBi's, one a head; ``adapter`` gives
+    what is added to a linear layer's output.
     """
     w = {key.removeprefix("model."): value.double().numpy() for key, value in state.items()}
 
@@ -89,7 +91,7 @@ def core_forward(
         return x * (w[f"{name}.weight"] + norm_offset) + w[f"{name}.bias"]
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0) + adapter(x, name)
 
     batch, length = ids.shape
     x = w["embedding.word_embeddings.weight"][ids]

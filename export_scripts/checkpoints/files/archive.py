@@ -128,9 +128,8 @@ class Archive:
 
     def identity(self) -> str:
         """Say which bytes these are, without reading all of them."""
-        if self.path.is_file():
-            return identify({self.path.name: self.path})
-        return identify({name: extent.path for name, extent in self._extents.items()})
+        paths = {self.path.name if e.path == self.path else name: e.path for name, e in self._extents.items()}
+        return identify(paths or {self.path.name: self.path})
 
     def extent(self, name: str) -> Extent:
         """Say where a file's bytes lie; only for what is not compressed."""

@@ -6,7 +6,7 @@ read through this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,11 @@ def is_checkpoint(path: Path) -> bool:
     return (path / CONFIG_FILE).is_file() or (path / ADAPTER_FILE).is_file()
 
 
+def is_adapter(path: Path) -> bool:
+    """Whether a directory holds an adapter of PEFT and no model, by names alone."""
+    return (path / ADAPTER_FILE).is_file() and not (path / CONFIG_FILE).is_file()
+
+
 def read_json(archive: Archive, name: str) -> Mapping[str, Any]:
     """Read a JSON object; an absent file is empty.
 
@@ -112,7 +117,7 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
         base = read_json(archive, ADAPTER_FILE).get("base_model_name_or_path")
         raise CheckpointError(
             f"{archive.path} holds an adapter of {base}, not a model",
-            "merge it into its model first: peft's merge_and_unload() and save_pretrained()",
+            "give the model as export.model.checkpoint_path and this as export.model.adapter_path",
         )
     config = read_json(archive, CONFIG_FILE)
     if quantization := config.get("quantization_config"):
@@ -123,13 +128,17 @@ def read_config(archive: Archive) -> Mapping[str, Any]:
     return config
 
 
-def open_weights(archive: Archive) -> Weights:
-    """List the tensors of all weight files, safetensors first, without reading them.
+def open_weights(archive: Archive, names: Sequence[str] = _WEIGHT_FILES) -> Weights:
+    """List the tensors of all weight files, without reading them.
+
+    Args:
+        archive: the files.
+        names: of the weights' files, the preferred one first.
 
     Raises:
         CheckpointError: no weights, a shard of the index is missing, or index and shards name different keys.
     """
-    for name in _WEIGHT_FILES:
+    for name in names:
         if name in archive:
             return _unwrapped(_open_file(archive, name))
         if name + _INDEX_SUFFIX in archive:
@@ -138,7 +147,7 @@ def open_weights(archive: Archive) -> Weights:
     found = f"; it has {', '.join(others[:4])}" if others else ""
     raise CheckpointError(
         f"{archive.path} has no weights that are read{found}",
-        f"these are: {', '.join(_WEIGHT_FILES)}, or their shards with a {_INDEX_SUFFIX}",
+        f"these are: {', '.join(names)}, or their shards with a {_INDEX_SUFFIX}",
     )
 
 

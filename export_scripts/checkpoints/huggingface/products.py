@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from export_scripts.conversion.dtypes import STORAGE, Array, widen
-from export_scripts.conversion.mapped import Reader
+from export_scripts.conversion.dtypes import STORAGE, Array
+from export_scripts.conversion.whole_tensor import read_whole
 from export_scripts.weights.architecture import Product
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
@@ -51,8 +49,8 @@ class MultipliedTensor:
         Raises:
             CheckpointError: a factor cannot be read or is damaged.
         """
-        weight = _read(self.weight)
-        return (_read(self.rows) @ (weight.T if self.is_transposed else weight),)
+        weight = read_whole(self.weight)
+        return (read_whole(self.rows) @ (weight.T if self.is_transposed else weight),)
 
 
 def with_products(tensors: Mapping[str, LazyTensor], products: Mapping[str, Product]) -> Mapping[str, LazyTensor]:
@@ -74,13 +72,3 @@ def with_products(tensors: Mapping[str, LazyTensor], products: Mapping[str, Prod
         made[key] = MultipliedTensor(rows, weight, product.is_transposed)
     factors = {name for product in products.values() for name in (product.rows, product.weight)}
     return {**{key: tensor for key, tensor in tensors.items() if key not in factors}, **made}
-
-
-def _read(tensor: LazyTensor) -> Array:
-    """Read a whole tensor in fp32, its checksums compared."""
-    reader = Reader(0, set())
-    parts = tensor.parts()
-    values = [widen(reader.read(part), tensor.data_type) for part in parts]
-    for part in parts:
-        reader.verify(part)
-    return values[0] if tensor.axis is None else np.concatenate(values, tensor.axis)

@@ -13,6 +13,7 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface import files as huggingface_files
 from export_scripts.checkpoints.huggingface.files import open_weights, read_config
 from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE, special_ids
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU
@@ -75,7 +76,7 @@ def open_source(archive: Archive) -> Source:
     weights = open_weights(archive)
     if not any(key.startswith("decoder.") for key in weights.tensors):
         raise CheckpointError(f"{archive.path} has no decoder", "FasterTransformer's T5 is an encoder with a decoder")
-    tokenizer = _tokenizer(archive)
+    tokenizer = given_tokenizer(archive) or _tokenizer(archive)
     is_untied = _HEAD in weights.tensors or given.get("tie_word_embeddings", not is_multilingual) is False
     return Source(
         archive=archive,

@@ -17,6 +17,7 @@ from export_scripts.checkpoints.nemo.gpt_config import (
     remarks,
 )
 from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, special_ids
 from export_scripts.weights import megatron_gpt
 from export_scripts.weights.layouts import (
@@ -87,7 +88,7 @@ def gpt_source(
     vocab_size = next((rows_of(t) for key, t in tensors.items() if "model.wte" in source_map.targets(key)), 0)
     dims = read_dims(config, vocab_size)
     _check_parts(source_map, tensors, dims.head_num // heads_per_group(config))
-    tokenizer = open_tokenizer()
+    tokenizer = given_tokenizer(archive) or open_tokenizer()
     return Source(
         archive=archive,
         family=gptneox.FAMILY if is_rotary(config) else gpt.FAMILY,

@@ -12,10 +12,11 @@ from export_scripts.checkpoints.files.archive import Archive, open_archive
 from handover.errors import CheckpointError
 
 
-def with_companions(model: Archive, companions: Mapping[str, Path]) -> Archive:
+def with_companions(path: Path, model: Archive, companions: Mapping[str, Path]) -> Archive:
     """Put a model's files and those of its companions into one archive.
 
     Args:
+        path: of the new archive: what the user calls the checkpoint.
         model: the model's.
         companions: path of each, by its folder.
 
@@ -23,10 +24,10 @@ def with_companions(model: Archive, companions: Mapping[str, Path]) -> Archive:
         CheckpointError: one of them is compressed and cannot be mapped.
     """
     extents = {name: model.extent(name) for name in _names(model)}
-    for folder, path in companions.items():
-        archive = open_archive(path)
+    for folder, companion in companions.items():
+        archive = open_archive(companion)
         extents |= {f"{folder}/{name}": archive.extent(name) for name in _names(archive)}
-    return Archive(model.path.parent, extents)
+    return Archive(path, extents)
 
 
 def companions_of(archive: Archive, kind: str) -> dict[str, Archive]:

@@ -18,7 +18,7 @@ from export_scripts.checkpoints.megatron.gpt import gpt_source
 from export_scripts.checkpoints.nemo.known_keys import CORE_KNOWN, CORE_LIMITS
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
 from export_scripts.checkpoints.source import Source
-from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named, tiktoken_files
 from handover.errors import CheckpointError
 
 NAME = "NeMo 2.x (weights/ and context/)"
@@ -111,9 +111,14 @@ def _find_tokenizer(archive: Archive, settings: Any) -> TokenizerFiles:
         for names, library in _FOLDERS:
             if all(folder + name in archive for name in names):
                 return TokenizerFiles({name: folder + name for name in names}, library, is_nemos=True)
+        if not any(name.startswith(folder) for name in archive.sizes):
+            raise only_named(archive, _text(settings, "pretrained_model_name"))
+    if kind == "TiktokenTokenizer":
+        return tiktoken_files(_member(archive, settings, "vocab_file"))
     raise CheckpointError(
         f"{archive.path}: the tokenizer {kind or 'of ' + _MODEL_FILE} has no files in context/ that are read",
-        "SentencePieceTokenizer, and AutoTokenizer with tokenizer.json or vocab.json and merges.txt, are",
+        "SentencePieceTokenizer, TiktokenTokenizer, and AutoTokenizer with tokenizer.json or vocab.json and merges.txt "
+        "are; export.model.tokenizer=PATH takes another in its place",
     )
 
 

@@ -16,6 +16,7 @@ from export_scripts.checkpoints.nemo.prompt_learning import KIND as PROMPTS
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
 from export_scripts.checkpoints.nemo.t5_config import biases, check_expressible, read_dims, remarks, side_config
 from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, find_tokenizer, special_ids
 from export_scripts.weights import nemo_t5
 from export_scripts.weights.schema import rows_of
@@ -65,7 +66,7 @@ def open_source(archive: Archive) -> Source:
     tensors = checkpoint.tensors(source_map.join_axis)
     # A missing embedding is for the completeness check to report.
     vocab_size = rows_of(tensors.get(_EMBEDDING))
-    tokenizer = find_tokenizer(archive, config)
+    tokenizer = given_tokenizer(archive) or find_tokenizer(archive, config)
     ids = _starting_ids(archive, special_ids(archive, tokenizer))
     ia3 = read_ia3(archive)
     source = Source(

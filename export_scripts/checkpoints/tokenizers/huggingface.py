@@ -14,6 +14,7 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
+from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import NOT_NAMED, SpecialIds, TokenizerFiles
 from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
@@ -32,6 +33,8 @@ NO_TOKENIZER = (
 
 def find_tokenizer(archive: Archive) -> TokenizerFiles:
     """Find the tokenizer's files; a checkpoint may have none."""
+    if (given := given_tokenizer(archive)) is not None:
+        return given
     members = {TOKENIZER_FILE: TOKENIZER_FILE} if TOKENIZER_FILE in archive else {}
     pairs = next((names for names in _BYTE_PAIRS if all(name in archive for name in names)), ())
     members |= dict(zip(_BYTE_PAIRS[0], pairs, strict=False))

@@ -6,6 +6,7 @@ NeMo's tokenizers with ``legacy=True``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,7 +15,7 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
-from export_scripts.checkpoints.tokenizers import wordpiece
+from export_scripts.checkpoints.tokenizers import tiktoken, wordpiece
 from export_scripts.weights.values import Fields, entries, quoted, shown, text, whole
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
@@ -35,7 +36,7 @@ class TokenizerFiles:
     Attributes:
         members: name in the archive by FasterTransformer's file name.
         library: ``bpe`` (vocab.json and merges.txt), ``sentencepiece`` (tokenizer.model), ``wordpiece`` (vocab.txt) or
-            ``huggingface`` (tokenizer.json).
+            ``huggingface`` or ``tiktoken`` (tokenizer.json).
         is_legacy: NeMo's way with SentencePiece: special tokens that the model lacks are added after its pieces.
         is_nemos: a configuration of NeMo's describes it.
         text_ids: what stands around a text's own tokens.
@@ -82,7 +83,7 @@ def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFile
     """Find the tokenizer's files; the archive's names carry a prefix that changes with each save.
 
     Raises:
-        CheckpointError: the library is neither GPT-2 BPE nor SentencePiece nor BERT's WordPiece, or a file is missing.
+        CheckpointError: the library is none that is read, or a file is missing.
     """
     settings = config.get("tokenizer") or {}
     if not isinstance(settings, Mapping):
@@ -98,14 +99,34 @@ def find_tokenizer(archive: Archive, config: Mapping[str, Any]) -> TokenizerFile
         describe = partial(wordpiece.describe, ignores_case=wordpiece.is_lower_case(str(kind)))
         members = {wordpiece.VOCABULARY_FILE: member, "tokenizer.json": member}
         return TokenizerFiles(members, wordpiece.LIBRARY, rewrites={"tokenizer.json": describe})
+    if library == tiktoken.LIBRARY:
+        key = "model" if settings.get("model") else "vocab_file"
+        return tiktoken_files(_member(archive, key, settings.get(key)))
     files = [member for member in archive.sizes if "/" not in member and member.endswith("tokenizer.json")]
     if library == "huggingface" and len(files) == 1:
         return TokenizerFiles({"tokenizer.json": files[0]}, "huggingface")
+    if library == "huggingface":
+        raise only_named(archive, str(kind))
     raise CheckpointError(
         f"{archive.path}: tokenizer.library: {library}, tokenizer.type: {kind} is not supported",
-        "GPT-2 BPE (library megatron, type GPT2BPETokenizer), BertWordPiece, sentencepiece, and library huggingface "
-        "with a tokenizer.json in the unpacked checkpoint are",
+        "GPT-2 BPE (library megatron, type GPT2BPETokenizer), BertWordPiece, sentencepiece, tiktoken and huggingface "
+        "are; export.model.tokenizer=PATH takes another in its place",
     )
+
+
+def only_named(archive: Archive, name: str) -> CheckpointError:
+    """Say that a checkpoint has a tokenizer's name and not its files."""
+    return CheckpointError(
+        f"{archive.path} names the tokenizer {shown(name)} and does not hold its files",
+        "fetch them and give export.model.tokenizer=PATH: a directory with tokenizer.json and tokenizer_config.json, "
+        "with tokenizer.model, or with vocab.json and merges.txt",
+    )
+
+
+def tiktoken_files(member: str, vocabulary: tiktoken.Vocabulary | None = None) -> TokenizerFiles:
+    """Make a ``tokenizer.json`` of a tiktoken vocabulary."""
+    rewrites = {"tokenizer.json": (vocabulary or tiktoken.Vocabulary()).describe}
+    return TokenizerFiles({"tokenizer.json": member}, tiktoken.LIBRARY, is_nemos=True, rewrites=rewrites)
 
 
 def _members(archive: Archive, settings: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, str]:
@@ -164,6 +185,8 @@ def special_ids(archive: Archive, tokenizer: TokenizerFiles) -> SpecialIds:
     if tokenizer.library == wordpiece.LIBRARY:
         member = tokenizer.members[wordpiece.VOCABULARY_FILE]
         return SpecialIds(*wordpiece.ids_of(archive.read_bytes(member), f"{archive.path}: {member}"))
+    if tokenizer.library == tiktoken.LIBRARY:
+        return SpecialIds(tiktoken.BEGIN_ID, tiktoken.END_ID)
     if tokenizer.library == "huggingface":
         return _described_ids(archive, tokenizer.members["tokenizer.json"])
     return _sentencepiece_ids(archive.read_bytes(tokenizer.members["tokenizer.model"]), tokenizer.is_legacy)
@@ -175,6 +198,9 @@ def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
         return int(_sentencepiece(archive.read_bytes(tokenizer.members["tokenizer.model"])).get_piece_size())
     if tokenizer.library == wordpiece.LIBRARY:
         return len(wordpiece.tokens_of(archive.read_bytes(tokenizer.members[wordpiece.VOCABULARY_FILE])))
+    if tokenizer.library == tiktoken.LIBRARY:
+        description = json.loads(tokenizer.contents(archive)["tokenizer.json"])
+        return len(description["model"]["vocab"])
     if tokenizer.library == "huggingface":
         return 1 + max(described_tokens(archive, tokenizer.members["tokenizer.json"]).values(), default=-1)
     member = tokenizer.members["vocab.json"]

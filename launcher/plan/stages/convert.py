@@ -24,6 +24,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         CheckpointError: it cannot be converted; see ``export_scripts.conversion.check.inspect_source``.
         ConfigError: it is another model than the configuration or a stage needs.
     """
+    from export_scripts.checkpoints.given import GivenFiles
     from export_scripts.checkpoints.huggingface.hub import is_fetched
     from export_scripts.conversion.check import inspect_source
     from export_scripts.conversion.description import is_description
@@ -50,7 +51,8 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
                 "export.model.random_weights=true makes weights of its shape, to measure them",
             )
         return
-    opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type))
+    given = GivenFiles(paths.adapter, paths.tokenizer)
+    opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), given)
     source = with_settled_ids(opened, model.start_id, model.end_id)
     _check_family(config, str(checkpoint), source.family.name)
     if Stage.export in stages and not source.tokenizer.members:
@@ -79,13 +81,17 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         end_id=model.end_id,
         checkpoint_sha256=model.checkpoint_sha256,
         hub_name=paths.hub_name,
+        adapter=paths.adapter,
+        tokenizer=paths.tokenizer,
     )
     stage = StagePlan(
         stage="convert",
         name=f"convert_{run.model_train_name}",
         commands=(python_module("export_scripts.convert", arguments),),
         resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
-        inputs=() if paths.hub_name else (paths.checkpoint,),
+        inputs=tuple(
+            path for path in (None if paths.hub_name else paths.checkpoint, paths.adapter, paths.tokenizer) if path
+        ),
         output=paths.ft_checkpoint,
         log=paths.log("convert"),
         env=environment(config),

@@ -87,7 +87,12 @@ def task_arguments(config: Config, paths: RunPaths, name: str, task: TaskConfig)
     given: dict[str, Any] = {entry.name: getattr(task, entry.name) for entry in dataclasses.fields(task)}
     if isinstance(task, ParityConfig):
         limits = {precision: tuple(dataclasses.asdict(limit).items()) for precision, limit in task.limits.items()}
-        given |= {"checkpoint": paths.checkpoint, "prompts": tuple(task.prompts), "limits": tuple(limits.items())}
+        given |= {
+            "checkpoint": paths.checkpoint,
+            "adapter": paths.adapter,
+            "prompts": tuple(task.prompts),
+            "limits": tuple(limits.items()),
+        }
     else:
         kind = _ARGUMENTS[type(task)]
     hints = typing.get_type_hints(kind)

@@ -1,0 +1,1 @@
+"""LoRA adapters, merged into the weights of the model that they were trained for."""

@@ -1,0 +1,130 @@
+"""Merge the LoRA adapter that lies beside a model, or is given, into the model's weights.
+
+What an adapter adds to a weight is ``alpha / r`` times a product of two thin matrices. Each sum is computed in fp32
+where it is read, and then cast as every weight is. Every key of the adapter must be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE, CONFIG_FILE
+from export_scripts.checkpoints.lora import nemo, peft
+from export_scripts.checkpoints.lora.adapter import KIND, Adapter
+from export_scripts.checkpoints.lora.update import MergedTensor
+from export_scripts.checkpoints.nemo.companions import companions_of
+from export_scripts.checkpoints.source import Source
+from export_scripts.weights.schema import LazyTensor
+from handover.errors import CheckpointError
+
+
+@dataclass
+class _Merging:
+    """The work on one model.
+
+    Attributes:
+        source: the model.
+        tensors: its tensors, with what was merged so far.
+        changed: keys that the adapter has changed.
+        problems: what does not fit, one line each.
+    """
+
+    source: Source
+    tensors: dict[str, LazyTensor]
+    changed: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+    def find(self, names: tuple[str, ...], what: str, shape: tuple[int, ...]) -> str | None:
+        """Find the weight that an adapter means, and note what is wrong with it."""
+        key = next((found for name in names if (found := _suffix_in(self.tensors, name))), None)
+        if key is None:
+            self.problems.append(f"{what}  the model has no {' or '.join(names)}")
+            return None
+        table = self.source.source_map
+        if table.is_ignored(key) or not table.targets(key):
+            self.problems.append(f"{what}  {key} is not used: {_reason(table.ignored)}")
+        elif key in self.changed:
+            self.problems.append(f"{what}  {key} is changed twice")
+        elif self.tensors[key].shape != shape:
+            self.problems.append(f"{what}  {list(shape)} does not fit {key}  {list(self.tensors[key].shape)}")
+        else:
+            self.changed.add(key)
+            return key
+        return None
+
+    def refuse_tied(self, key: str) -> bool:
+        """Note that an embedding which is also the output projection cannot be changed as one of the two."""
+        targets = self.source.source_map.targets(key)
+        is_tied = "model.wte" in targets and not getattr(self.source.dims, "has_untied_head", True)
+        if is_tied:
+            self.problems.append(f"{key}  is the embedding and the output projection; the adapter changes one of them")
+        return is_tied
+
+
+def with_adapter(source: Source) -> Source:
+    """Merge the adapter that lies in a model's archive, if there is one.
+
+    Raises:
+        CheckpointError: it cannot be merged exactly, it does not fit the model, or there are several.
+    """
+    adapter = _open_adapter(source)
+    if adapter is None:
+        return source
+    work = _Merging(source, dict(source.tensors))
+    for update in adapter.updates:
+        if key := work.find(update.names, ", ".join(update.keys), update.shape):
+            work.tensors[key] = MergedTensor(work.tensors[key], update)
+    for names, tensor in adapter.replaced.items():
+        key = work.find(names, names[0], tensor.shape)
+        if key and not work.refuse_tied(key):
+            work.tensors[key] = tensor
+    if work.problems:
+        raise CheckpointError(
+            f"{adapter.where} does not fit {source.archive.path}\n  " + "\n  ".join(work.problems),
+            "nothing of an adapter is dropped: give the adapter that was trained for this model",
+        )
+    said = f"the LoRA adapter {adapter.name} is merged into {len(adapter.updates)} weights, computed in fp32"
+    if adapter.replaced:
+        said += f", and replaces {len(adapter.replaced)} tensors"
+    return replace(source, tensors=work.tensors, remarks=(*source.remarks, said))
+
+
+def _open_adapter(source: Source) -> Adapter | None:
+    archive = source.archive
+    companions = companions_of(archive, KIND)
+    if ADAPTER_FILE in archive and CONFIG_FILE in archive and not companions:
+        companions = {archive.path.name: archive}  # as transformers takes a directory with both
+    if len(companions) > 1:
+        raise CheckpointError(
+            f"{archive.path} holds {len(companions)} LoRA adapters: {', '.join(companions)}",
+            "export.model.adapter_path names the one to merge",
+        )
+    for name, companion in companions.items():
+        return _read(name, companion, archive)
+    return None
+
+
+def _read(name: str, companion: Archive, model: Archive) -> Adapter:
+    if peft.recognises(companion):
+        return peft.read_adapter(name, companion, model)
+    if nemo.recognises(companion):
+        return nemo.read_adapter(name, companion)
+    raise CheckpointError(
+        f"{companion.path} is no LoRA adapter",
+        f"a directory of PEFT with {ADAPTER_FILE}, or a .nemo with peft.lora_tuning in its model_config.yaml, is one",
+    )
+
+
+def _suffix_in(tensors: Mapping[str, LazyTensor], name: str) -> str | None:
+    """Find a name among the model's, without the words that stand before them in a model with its head."""
+    while name:
+        if name in tensors:
+            return name
+        name = name.partition(".")[2]
+    return None
+
+
+def _reason(ignored: Mapping[str, str]) -> str:
+    return "its table drops it" if ignored else "its table does not know it"

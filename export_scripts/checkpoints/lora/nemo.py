@@ -1,0 +1,287 @@
+"""LoRA adapters of NeMo 1.x: a ``.nemo`` with ``peft.lora_tuning`` in its configuration, and no weights of a model.
+
+Keys and forward: NeMo 1.23, ``parallel_adapters.py`` (``ParallelLinearAdapter``: alpha / dim times linear_out of
+linear_in), ``peft_config.py`` (``LoraPEFTConfig``) and ``mcore_mixins.py``. Tensor parallelism cuts linear_out by rows,
+and linear_in by rows too, or by columns behind a row-parallel layer. The variant "canonical" has matrices of its own
+for q, k, v and for the two halves of a gated feed-forward; they become one product here, with zeros where they do not
+meet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export_scripts.checkpoints.files.archive import Archive, open_archive
+from export_scripts.checkpoints.files.yaml_file import read_yaml
+from export_scripts.checkpoints.lora.adapter import Adapter
+from export_scripts.checkpoints.lora.update import Update
+from export_scripts.checkpoints.megatron.gpt import PartedTensor
+from export_scripts.checkpoints.nemo.gpt import CONFIG_FILE, NemoCheckpoint
+from export_scripts.conversion.dtypes import Array
+from export_scripts.conversion.whole_tensor import read_whole
+from export_scripts.weights.schema import split_layer
+from export_scripts.weights.values import Fields, number, positive, quoted
+from handover.errors import CheckpointError
+
+_KEY = re.compile(
+    r"(?P<module>.+)\.adapter_layer\.lora_(?P<kind>\w+)_adapter"
+    r"(?:\.(?P<part>q|k|v|gate|up)_adapter)?\.linear_(?P<side>in|out)\.weight"
+)
+_LAYER = re.compile(r"(?:.+\.)?layers\.\d+\.")
+# The layer that an adapter hangs on, in the words of NeMo's own layers and of megatron-core.
+_QKV, _FC1 = ("query_key_value", "linear_qkv", "layernorm_qkv"), ("dense_h_to_4h", "linear_fc1")
+_LAYERS = {
+    "kqv": _QKV,
+    "unfused_kqv": _QKV,
+    "dense_attention": ("dense", "linear_proj", "proj"),
+    "hto4h": _FC1,
+    "unfused_hto4h": _FC1,
+    "4htoh": ("dense_4h_to_h", "linear_fc2"),
+}
+_PARTS = {"unfused_kqv": ("q", "k", "v"), "unfused_hto4h": ("gate", "up")}
+_ROW_PARALLEL = ("dense_attention", "4htoh")
+_GATED = ("fast-geglu", "fast-swiglu", "fast-reglu")
+
+Pair = tuple[PartedTensor, PartedTensor]
+"""linear_in [rank, columns] and linear_out [rows, rank]."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What the adapter's configuration says of its model.
+
+    Attributes:
+        heads, groups: query heads, and those that have keys and values.
+        is_gated: the feed-forward has two halves, of which training's ranks keep one part each.
+        scale: of every product.
+        rank: of every adapter.
+    """
+
+    heads: int
+    groups: int
+    is_gated: bool
+    scale: np.float32
+    rank: int
+
+
+def is_lora(path: Path) -> bool:
+    """Whether a ``.nemo`` archive or an unpacked one holds a LoRA adapter instead of a model."""
+    try:
+        archive = open_archive(path)
+        return is_lora_config(read_yaml(archive, CONFIG_FILE)) and _holds_only_an_adapter(archive)
+    except CheckpointError:
+        return False  # it is listed with the models, and says itself what is wrong with it
+
+
+def is_lora_config(config: Mapping[str, Any]) -> bool:
+    """Whether a ``model_config.yaml`` was that of a training of LoRA adapters; the model may hold them merged."""
+    peft = config.get("peft")
+    return isinstance(peft, Mapping) and "lora" in str(peft.get("peft_scheme"))
+
+
+def recognises(archive: Archive) -> bool:
+    """Whether the files are a LoRA adapter of NeMo's."""
+    return CONFIG_FILE in archive and is_lora_config(read_yaml(archive, CONFIG_FILE))
+
+
+def refuse_adapter(archive: Archive) -> None:
+    """Refuse an adapter where a model is wanted.
+
+    Raises:
+        CheckpointError: it is one.
+    """
+    if recognises(archive) and _holds_only_an_adapter(archive):
+        raise CheckpointError(
+            f"{archive.path} holds a LoRA adapter, not a GPT",
+            "give the model as export.model.checkpoint_path and this as export.model.adapter_path",
+        )
+
+
+def read_adapter(name: str, archive: Archive) -> Adapter:
+    """Open an adapter.
+
+    Args:
+        name: of its file.
+        archive: its files; its configuration is that of its model.
+
+    Raises:
+        CheckpointError: it is incomplete, or none that can be merged exactly.
+    """
+    checkpoint = NemoCheckpoint(archive)
+    said = _read_config(checkpoint.config, f"{archive.path}: {CONFIG_FILE}")
+    groups: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    tensors = checkpoint.state.tensors(_join_axis)
+    for key in tensors:
+        found = _KEY.fullmatch(key)
+        if found is None or found["kind"] not in _LAYERS:
+            raise CheckpointError(f"{archive.path}: {key} is no part of a LoRA adapter that is read", _known())
+        places = groups.setdefault((found["module"], found["kind"]), {})
+        places[found["part"] or "", found["side"]] = key
+    if not groups or checkpoint.other_keys():
+        raise CheckpointError(f"{archive.path} holds no LoRA adapter", _known())
+    _check_layers(checkpoint, groups)
+    updates = tuple(_update(*place, keys, tensors, said) for place, keys in groups.items())
+    return Adapter(name, str(archive.path), updates)
+
+
+def _holds_only_an_adapter(archive: Archive) -> bool:
+    keys = NemoCheckpoint(archive).keys()
+    return bool(keys) and all(".adapter_layer." in key for key in keys)
+
+
+def _known() -> str:
+    return "adapters of attention and feed-forward are read: " + ", ".join(f"lora_{kind}_adapter" for kind in _LAYERS)
+
+
+def _read_config(config: Mapping[str, Any], where: str) -> _Model:
+    """Read what the weights' places and scale depend on.
+
+    Raises:
+        CheckpointError: it describes more than products to add.
+    """
+    peft = Fields(config, where).fields("peft")
+    lora = peft.fields("lora_tuning")
+    wanted: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+        "peft.peft_scheme": (peft, "peft_scheme", ("lora",)),
+        "peft.lora_tuning.variant": (lora, "variant", (None, "nemo", "canonical")),
+        "peft.lora_tuning.weight_tying": (lora, "weight_tying", (None, False)),
+        "peft.lora_tuning.position_embedding_strategy": (lora, "position_embedding_strategy", (None,)),
+        "megatron_legacy": (config, "megatron_legacy", (None, False)),
+    }
+    for key, (section, name, legal) in wanted.items():
+        if section.get(name) not in legal:
+            raise CheckpointError(
+                f"{where}: {key} is {quoted(section.get(name))}, and no such adapter can be merged",
+                f"legal: {', '.join(map(quoted, legal))}",
+            )
+    rank = positive(lora.get("adapter_dim"), f"{where}: peft.lora_tuning.adapter_dim")
+    alpha = lora.get("alpha")
+    heads = positive(config.get("num_attention_heads"), f"{where}: num_attention_heads")
+    return _Model(
+        heads=heads,
+        groups=positive(config.get("num_query_groups") or heads, f"{where}: num_query_groups"),
+        is_gated=config.get("activation") in _GATED,
+        scale=np.float32(number(rank if alpha is None else alpha, f"{where}: peft.lora_tuning.alpha") / rank),
+        rank=rank,
+    )
+
+
+def _check_layers(checkpoint: NemoCheckpoint, groups: Mapping[tuple[str, str], object]) -> None:
+    """Make sure that layers can be numbered: each pipeline stage counts its own from 0.
+
+    Raises:
+        CheckpointError: a stage may lack some, as with ``layer_selection``.
+    """
+    layers = {found.group() for module, _ in groups if (found := _LAYER.match(f"{module}."))}
+    wanted = checkpoint.config.get("num_layers")
+    if checkpoint.pipeline_parallel > 1 and len(layers) != wanted:
+        raise CheckpointError(
+            f"{checkpoint.archive.path} has adapters of {len(layers)} of {quoted(wanted)} layers, from "
+            f"{checkpoint.pipeline_parallel} pipeline stages: their layers' numbers cannot be told",
+            "save it again with pipeline_model_parallel_size 1",
+        )
+
+
+def _join_axis(key: str) -> int | None:
+    found = _KEY.fullmatch(split_layer(key)[0].replace("{layer}", "0"))
+    if found is None:
+        return None
+    return 1 if found["side"] == "in" and found["kind"] in _ROW_PARALLEL else 0
+
+
+def _update(
+    module: str,
+    kind: str,
+    keys: Mapping[tuple[str, str], str],
+    tensors: Mapping[str, PartedTensor],
+    said: _Model,
+) -> Update:
+    """Describe what an adapter adds to one weight.
+
+    Raises:
+        CheckpointError: a matrix is missing or of another rank.
+    """
+    pairs = [
+        _pair(f"{module}.adapter_layer.lora_{kind}_adapter", part, keys, tensors, said.rank) for part in _parts(kind)
+    ]
+    is_fc1 = kind in ("hto4h", "unfused_hto4h")
+    return Update(
+        names=tuple(f"{module}.{layer}.weight" for layer in _LAYERS[kind]),
+        shape=(sum(out.shape[0] for _, out in pairs), pairs[0][0].shape[1]),
+        factors=tuple(tensor for pair in pairs for tensor in pair),
+        read=partial(_READERS.get(kind, _read_one), pairs, said),
+        is_gated=is_fc1 and said.is_gated,
+        keys=tuple(keys.values()),
+    )
+
+
+def _parts(kind: str) -> tuple[str, ...]:
+    return _PARTS.get(kind, ("",))
+
+
+def _pair(
+    adapter: str, part: str, keys: Mapping[tuple[str, str], str], tensors: Mapping[str, PartedTensor], rank: int
+) -> Pair:
+    place = f"{adapter}.{part}_adapter" if part else adapter
+    absent = [f"{place}.linear_{side}.weight" for side in ("in", "out") if (part, side) not in keys]
+    if absent:
+        raise CheckpointError(f"{', '.join(absent)}  missing beside {', '.join(keys.values())}")
+    down, up = (tensors[keys[part, side]] for side in ("in", "out"))
+    if [len(down.shape), len(up.shape), down.shape[:1], up.shape[1:]] != [2, 2, (rank,), (rank,)]:
+        raise CheckpointError(
+            f"{place}: linear_in  {list(down.shape)} and linear_out  {list(up.shape)}  are not matrices of "
+            f"adapter_dim {rank}"
+        )
+    return down, up
+
+
+def _read_one(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
+    down, up = pairs[0]
+    return read_whole(up) * said.scale, read_whole(down)
+
+
+def _read_fc1(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
+    """Read a fused adapter; the rows of a gated one in the order [gate, up], whatever the training's ranks."""
+    left, right = _read_one(pairs, said)
+    ranks = pairs[0][1].part_count
+    return (_swapped(left, ranks, 2) if said.is_gated else left), right
+
+
+def _read_unfused_fc1(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
+    """Read gate's and up's; without a gate they are the two halves of each training rank's rows."""
+    blocks = [read_whole(up) * said.scale for _, up in pairs]
+    left = np.concatenate(
+        [np.concatenate([blocks[0], 0 * blocks[0]], 1), np.concatenate([0 * blocks[1], blocks[1]], 1)]
+    )
+    right = np.concatenate([read_whole(down) for down, _ in pairs])
+    return (left if said.is_gated else _swapped(left, 2, pairs[0][1].part_count)), right
+
+
+def _read_unfused_qkv(pairs: list[Pair], said: _Model) -> tuple[Array, Array]:
+    """Read q's, k's and v's; rows in megatron-core's order [groups, heads of the group + 2, size per head]."""
+    query, key, value = (read_whole(up) * said.scale for _, up in pairs)
+    rank, shared_by, size = said.rank, said.heads // said.groups, query.shape[0] // said.heads
+    left = np.zeros((said.groups, shared_by + 2, size, 3 * rank), np.float32)
+    left[:, :shared_by, :, :rank] = query.reshape(said.groups, shared_by, size, rank)
+    left[:, shared_by, :, rank : 2 * rank] = key.reshape(said.groups, size, rank)
+    left[:, shared_by + 1, :, 2 * rank :] = value.reshape(said.groups, size, rank)
+    return left.reshape(-1, 3 * rank), np.concatenate([read_whole(down) for down, _ in pairs])
+
+
+def _swapped(rows: Array, outer: int, inner: int) -> Array:
+    """Reorder rows of [outer, inner, ...] to [inner, outer, ...]."""
+    return np.ascontiguousarray(rows.reshape(outer, inner, -1, rows.shape[1]).swapaxes(0, 1)).reshape(rows.shape)
+
+
+_READERS: dict[str, Callable[[list[Pair], _Model], tuple[Array, Array]]] = {
+    "hto4h": _read_fc1,
+    "unfused_hto4h": _read_unfused_fc1,
+    "unfused_kqv": _read_unfused_qkv,
+}

@@ -1,0 +1,94 @@
+"""A weight and what an adapter adds to it: a product of two thin matrices, computed where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from export_scripts.conversion.dtypes import STORAGE, Array
+from export_scripts.conversion.low_rank import LowRankSum
+from export_scripts.conversion.scattered import scattered
+from export_scripts.weights.schema import LazyTensor
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an adapter adds to one weight.
+
+    Attributes:
+        names: of the weight, one of which the model has; words before a model's own names may be left over.
+        shape: of the weight.
+        factors: read from the adapter.
+        read: gives [rows, rank] and [rank, columns], fp32, whose product is added.
+        is_gated: the first half of all rows is the gate's; each training rank's part has rows of both halves.
+        keys: of the adapter, that it is made of.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    factors: tuple[LazyTensor, ...]
+    read: Callable[[], tuple[Array, Array]]
+    is_gated: bool = False
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MergedTensor:
+    """A weight with an adapter's update in it; computed in fp32, box by box, where it is read.
+
+    Attributes:
+        base: the model's weight.
+        update: the adapter's.
+    """
+
+    base: LazyTensor
+    update: Update
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape, per axis."""
+        return self.base.shape
+
+    @property
+    def axis(self) -> int | None:
+        """Axis along which the weight's parts follow one another."""
+        return self.base.axis
+
+    @property
+    def data_type(self) -> str:
+        """fp32; or the name of a factor's type that is none of a weight's."""
+        tensors = (self.base, *self.update.factors)
+        return next((each.data_type for each in tensors if each.data_type not in STORAGE), "fp32")
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Files that hold it without a checksum of its bytes."""
+        return tuple(file for each in (self.base, *self.update.factors) for file in each.unproved)
+
+    def parts(self) -> tuple[Array, ...]:
+        """Describe the sum of each part by the part and the factors, which are read; the sum is not computed yet.
+
+        Raises:
+            CheckpointError: a factor cannot be read or is damaged.
+        """
+        left, right = self.update.read()
+        parts = self.base.parts()
+        merged, start = [], 0
+        for number, part in enumerate(parts):
+            stop = start + (part.shape[self.axis] if self.axis is not None else 0)
+            columns = right[:, start:stop] if self.axis == 1 else right
+            rows = left
+            if self.axis == 0:
+                rows = _gated_rows(left, number, len(parts)) if self.update.is_gated else left[start:stop]
+            total = LowRankSum(part, self.base.data_type, rows, columns)
+            merged.append(scattered(total.shape, STORAGE["fp32"], [((0, 0), total)]))
+            start = stop
+        return tuple(merged)
+
+
+def _gated_rows(left: Array, rank: int, ranks: int) -> Array:
+    """Take one training rank's rows: its own of the gate, then its own of the other half."""
+    halves = left.reshape(2, ranks, -1, left.shape[1])
+    return np.ascontiguousarray(halves[:, rank]).reshape(-1, left.shape[1])

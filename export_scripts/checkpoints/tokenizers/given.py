@@ -1,0 +1,58 @@
+"""A tokenizer that the user gives, in the place of the checkpoint's own or of one that only its name stands for."""
+
+from __future__ import annotations
+
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.tokenizers import tiktoken
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, tiktoken_files
+from handover.errors import CheckpointError
+
+FOLDER = "given_tokenizer"
+"""Folder of its files in a checkpoint's archive."""
+# What is looked for, the best first: tokenizer.json alone knows of tokens that were added to a vocabulary.
+_FORMS = (
+    ("huggingface", ("tokenizer.json",)),
+    ("sentencepiece", ("tokenizer.model",)),
+    ("bpe", ("vocab.json", "merges.txt")),
+)
+
+
+def given_tokenizer(archive: Archive) -> TokenizerFiles | None:
+    """Find the tokenizer that the user gave; None: there is none.
+
+    Raises:
+        CheckpointError: its files are of no form that is read.
+    """
+    names = {name.removeprefix(f"{FOLDER}/"): name for name in archive.sizes if name.startswith(f"{FOLDER}/")}
+    if not names:
+        return None
+    for library, wanted in _FORMS:
+        if all(name in names for name in wanted):
+            return TokenizerFiles({name: names[name] for name in wanted}, library)
+    models = [name for name in names.values() if name.endswith(".model")]
+    if len(models) == 1:
+        return TokenizerFiles({"tokenizer.model": models[0]}, "sentencepiece")
+    lists = [
+        name for name in names.values() if name.endswith(".json") and tiktoken.is_vocabulary(archive.read_bytes(name))
+    ]
+    if len(lists) == 1:
+        return tiktoken_files(lists[0])
+    raise CheckpointError(
+        f"export.model.tokenizer holds {', '.join(sorted(names))}, and no tokenizer that is read",
+        "tokenizer.json (with tokenizer_config.json), tokenizer.model, vocab.json with merges.txt, or NeMo's JSON list "
+        "of a tiktoken vocabulary are",
+    )
+
+
+def refuse_unused(archive: Archive, tokenizer: TokenizerFiles) -> None:
+    """Make sure that a given tokenizer is the one that was taken.
+
+    Raises:
+        CheckpointError: the checkpoint's format keeps its own.
+    """
+    is_given = any(name.startswith(f"{FOLDER}/") for name in archive.sizes)
+    if is_given and not any(member.startswith(f"{FOLDER}/") for member in tokenizer.members.values()):
+        raise CheckpointError(
+            f"export.model.tokenizer is not taken for {archive.path}: the tokenizer of this format is a part of it",
+            "leave export.model.tokenizer out",
+        )

@@ -1,0 +1,167 @@
+"""PEFT's adapters, merged at conversion: PEFT's own logits, and what cannot be merged exactly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.decoder_forward import forward
+from support.huggingface_models import logits, save
+from support.peft_adapters import ADAPTERS, DATA, INPUT_IDS
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.given import GivenFiles
+from export_scripts.convert import convert
+from handover.errors import CheckpointError
+from handover.manifest import Manifest
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def run(source: Path, output: Path, adapter: Path | None = None, ranks: int = 1) -> Manifest:
+    return convert(ConvertArguments(source, output / f"{ranks}-gpu", ranks, "fp32", adapter=adapter))
+
+
+def difference(root: Path, name: str) -> float:
+    return float(np.abs(forward(root, INPUT_IDS) - np.load(DATA / f"{name}.logits.npy")).max())
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_merged_logits_are_pefts(name: str, ranks: int, tmp_path: Path) -> None:
+    model = save(ADAPTERS[name][0], tmp_path / "source")
+    assert np.abs(logits(model, INPUT_IDS) - np.load(DATA / f"{name}.logits.npy")).max() > 0.05, "it changes something"
+    manifest = run(tmp_path / "source", tmp_path / "out", DATA / name, ranks)
+    assert difference(tmp_path / f"out/{ranks}-gpu", name) < 1e-4
+    assert manifest.made_from["adapter"] == str(DATA / name)
+
+
+def test_an_adapter_beside_the_model_is_merged(tmp_path: Path) -> None:
+    """In a directory with the model's, and in the model's own, as transformers takes it."""
+    save("gptj", tmp_path / "both/model")
+    shutil.copytree(DATA / "gptj_rslora", tmp_path / "both/adapter")
+    run(tmp_path / "both", tmp_path / "out")
+    assert difference(tmp_path / "out/1-gpu", "gptj_rslora") < 1e-4
+    shutil.copytree(DATA / "gptj_rslora", tmp_path / "both/model", dirs_exist_ok=True)
+    run(tmp_path / "both/model", tmp_path / "within")
+    assert difference(tmp_path / "within/1-gpu", "gptj_rslora") < 1e-4
+
+
+def test_a_given_adapter_takes_the_place_of_those_beside_the_model(tmp_path: Path) -> None:
+    save("gpt_neox", tmp_path / "both/model")
+    for name in ("gpt_neox_head", "gpt_neox_patterns"):
+        shutil.copytree(DATA / name, tmp_path / "both" / name)
+    with pytest.raises(CheckpointError, match="2 LoRA adapters: gpt_neox_head, gpt_neox_patterns"):
+        open_source(find_archive(tmp_path / "both"))
+    run(tmp_path / "both", tmp_path / "out", tmp_path / "both/gpt_neox_patterns")
+    assert difference(tmp_path / "out/1-gpu", "gpt_neox_patterns") < 1e-4
+
+
+def test_weights_in_torchs_file_of_half_precision(tmp_path: Path) -> None:
+    """The sum is that of fp32 numbers, whatever the two are stored as."""
+    save("gptj", tmp_path / "source", dtype=torch.bfloat16)
+    adapter = tmp_path / "adapter"
+    shutil.copytree(DATA / "gptj_rslora", adapter)
+    state = load_file(adapter / WEIGHTS)
+    (adapter / WEIGHTS).unlink()
+    torch.save({key: value.half() for key, value in state.items()}, adapter / "adapter_model.bin")
+    run(tmp_path / "source", tmp_path / "out", adapter)
+    base = load_file(tmp_path / "source/model.safetensors")["transformer.h.1.attn.q_proj.weight"].float()
+    module = "base_model.model.transformer.h.1.attn.q_proj.lora_"
+    down, up = (state[f"{module}{side}.weight"].half().float() for side in "AB")
+    wanted = base + up @ down * np.float32(5 / np.sqrt(3))
+    fused = np.fromfile(tmp_path / "out/1-gpu/model.layers.1.attention.query_key_value.weight.0.bin", np.float32)
+    assert np.abs(fused.reshape(32, 3, 32)[:, 0].T - wanted.numpy()).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dora": True}, r"use_dora: True  \(its weights are also scaled"),
+        ({"bias": "all"}, r"bias: 'all'  \(the model's biases"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa'"),
+        ({"lora_bias": True}, "lora_bias: True"),
+        ({"layer_replication": [[0, 2], [0, 2]]}, "layer_replication: .* it makes layers of its own|layer_replication"),
+        ({"something_new": 3}, r"something_new: 3  \(it is not known here\)"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"r": 9}, "are not matrices of rank 9"),
+        ({"target_modules": ["q_proj", "out_proj"]}, "no matrices for the target_modules out_proj"),
+        ({"alpha_pattern": {"q_.*": 3}}, "alpha_pattern holds 'q_"),
+    ],
+)
+def test_what_cannot_be_merged_exactly_is_named(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    save("gptj", tmp_path / "source")
+    shutil.copytree(DATA / "gptj_rslora", tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / CONFIG).read_text())
+    (tmp_path / "adapter" / CONFIG).write_text(json.dumps({**config, **changes}))
+    with pytest.raises(CheckpointError, match=words):
+        open_source(find_archive(tmp_path / "source", GivenFiles(adapter=tmp_path / "adapter")))
+
+
+def changed(tmp_path: Path, rename: dict[str, str | None], **more: torch.Tensor) -> Path:
+    """Copy gptj's adapter with keys renamed or removed, and others added."""
+    shutil.copytree(DATA / "gptj_rslora", tmp_path / "adapter")
+    state = load_file(tmp_path / "adapter" / WEIGHTS)
+    kept = {rename.get(key, key): value for key, value in state.items() if rename.get(key, key)}
+    save_file({**kept, **more}, tmp_path / "adapter" / WEIGHTS)
+    return tmp_path / "adapter"
+
+
+KEY = "base_model.model.transformer.h.0.attn.q_proj.lora_A.weight"
+LAYER_7 = {KEY.replace("A.w", f"{side}.w"): KEY.replace("A.w", f"{side}.w").replace("h.0", "h.7") for side in "AB"}
+
+
+@pytest.mark.parametrize(
+    ("rename", "more", "words"),
+    [
+        ({KEY: None}, {}, "h.0.attn.q_proj.lora_A.weight is missing beside"),
+        (LAYER_7, {}, "the model has no transformer.h.7.attn.q_proj.weight"),
+        ({}, {KEY.replace("A.weight", "magnitude_vector"): torch.ones(32)}, "lora_magnitude_vector is no matrix"),
+        ({}, {"base_model.model.transformer.wte.weight": torch.ones(97, 32)}, r"\[97, 32\] does not fit wte.weight"),
+        ({}, {"base_model.model.score.weight": torch.ones(2, 32)}, "the model has no score.weight"),
+    ],
+)
+def test_every_key_of_an_adapter_is_used(
+    rename: dict[str, str | None], more: dict[str, torch.Tensor], words: str, tmp_path: Path
+) -> None:
+    save("gptj", tmp_path / "source")
+    with pytest.raises(CheckpointError, match=words):
+        open_source(find_archive(tmp_path / "source", GivenFiles(adapter=changed(tmp_path, rename, **more))))
+
+
+def test_a_tied_head_is_not_changed_by_half(tmp_path: Path) -> None:
+    save("gpt2", tmp_path / "source")
+    shutil.copytree(DATA / "gpt2", tmp_path / "adapter")
+    state = load_file(tmp_path / "adapter" / WEIGHTS)
+    for name, words in (("transformer.wte", "the embedding and the output projection"), ("lm_head", "has no lm_head")):
+        save_file({**state, f"base_model.model.{name}.weight": torch.ones(96, 32)}, tmp_path / "adapter" / WEIGHTS)
+        with pytest.raises(CheckpointError, match=words):
+            open_source(find_archive(tmp_path / "source", GivenFiles(adapter=tmp_path / "adapter")))
+
+
+def test_an_adapter_for_a_checkpoint_is_refused_with_the_key_to_give_it_by(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        open_source(find_archive(DATA / "gpt2"))
+    assert "export.model.adapter_path" in str(caught.value.hint)
+    save("gpt2", tmp_path / "source")
+    with pytest.raises(CheckpointError, match="adapter_path .*/none does not exist"):
+        find_archive(tmp_path / "source", GivenFiles(adapter=tmp_path / "none"))
+
+
+def test_a_number_that_is_none_in_an_adapter_is_named(tmp_path: Path) -> None:
+    save("gptj", tmp_path / "source")
+    adapter = changed(tmp_path, {})
+    state = load_file(adapter / WEIGHTS)
+    state[KEY][0, 0] = torch.nan
+    save_file(state, adapter / WEIGHTS)
+    with pytest.raises(
+        CheckpointError, match=r"model.layers.0.attention.query_key_value.weight holds \d+ values that are NaN"
+    ):
+        run(tmp_path / "source", tmp_path / "out", adapter)
