@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
-import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -13,12 +13,20 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is w
 
 
 class StopRequest:
-    """Whether and why the deployment shall end."""
+    """Whether and why the deployment shall end.
+
+    A handler runs in the thread that waits, so the two share a pipe and no lock: the handler of a ``threading.Event``
+    waits for ever where it interrupts the wait between taking and giving back the event's own lock.
+    """
 
     def __init__(self) -> None:
         self._parent = os.getppid()
-        self._signal = threading.Event()
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.reason = ""
+
+    def __del__(self) -> None:
+        os.close(self._reader)
+        os.close(self._writer)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
@@ -32,12 +40,13 @@ class StopRequest:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.reason = self.reason or signal.Signals(number).name
-        self._signal.set()
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of earlier requests
+            os.write(self._writer, b"\0")
 
     def came(self, timeout_s: float) -> bool:
         """Wait for a request for at most that long."""
-        if self._signal.wait(timeout_s):
-            return True
-        if os.getppid() != self._parent:
+        if not self.reason:
+            select.select([self._reader], [], [], timeout_s)
+        if not self.reason and os.getppid() != self._parent:
             self.reason = "the parent process ended"
         return bool(self.reason)

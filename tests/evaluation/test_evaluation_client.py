@@ -35,7 +35,7 @@ def test_rows_of_different_length_and_output_length_come_back_apart() -> None:
 def test_a_busy_server_has_a_minute_to_say_what_it_serves() -> None:
     with FakeTriton(count_up) as fake, Client(fake.url) as client:
         client.describe("fastertransformer")
-    assert 30 < min(fake.patience_s) <= 60
+    assert 30 < min(fake.patience_s) < 61  # the server counts from its own clock
 
 
 def test_a_request_has_the_names_shapes_and_types_of_the_gpt_guide() -> None:
