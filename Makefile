@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# How tests are shared out: tests/conftest.py.
-BOTH_CORES := --numprocesses=2 --dist=loadgroup
+# Three processes for two cores: a test that waits for a server or a deadline leaves its core to another. How tests are
+# shared out: tests/conftest.py.
+SHARED_OUT := --numprocesses=3 --dist=loadgroup
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test torture test-nemo test-lm-eval test-kernels environments check docs format golden lock clean
+.PHONY: help demo test torture test-nemo test-lm-eval test-kernels test-kernels-interpreted test-kernels-compiled \
+  test-kernels-compiled-3.6 environments check docs format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -14,9 +16,9 @@ help: ## list the targets
 demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the demonstration checkpoint
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]'
 
-test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in two processes
+test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in three processes
 	tests/install
-	$(RUN) -m pytest $(BOTH_CORES)
+	$(RUN) -m pytest $(SHARED_OUT)
 
 CAMPAIGN := hour
 torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints, command lines: an hour; CAMPAIGN=full: five
@@ -29,9 +31,15 @@ test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual
 test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
 	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
 
-test-kernels: $(VENV)/.tests .triton/.ready .triton-3.6/.ready ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
-	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest $(BOTH_CORES) tests/with_triton
+test-kernels: test-kernels-interpreted test-kernels-compiled test-kernels-compiled-3.6 ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
+
+test-kernels-interpreted: $(VENV)/.tests .triton/.ready
+	TRITON_INTERPRET=1 PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
+
+test-kernels-compiled: $(VENV)/.tests .triton/.ready
 	PYTHONPATH=.triton $(RUN) -m pytest tests/with_triton
+
+test-kernels-compiled-3.6: $(VENV)/.tests .triton-3.6/.ready
 	PYTHONPATH=.triton-3.6 $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
 
 environments: .venv-nemo/.ready .venv-lm-eval/.ready .triton/.ready .triton-3.6/.ready ## install what test-nemo, test-lm-eval and test-kernels need

@@ -13,8 +13,10 @@ import pytest
 pytest.register_assert_rewrite("support")  # its asserts say what differs, as those of the tests do
 
 ALLOWED_SKIPS = ("no GPU",)
-# Folders whose tests start servers or a cluster, and look at what is left on the machine: one after another.
-ALONE = {"bcp", "slurm", "integration", "torture"}
+# Folders whose tests share a cluster or the stages' results.
+TOGETHER = {"slurm", "torture"}
+# Folders that take longest come first, so that no process is left with one of them while the others have nothing to do.
+FIRST = ("slurm", "integration", "torture", "bcp", "engine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,9 +57,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def together(nodeid: str) -> str:
-    """Name what one worker runs in order: a file, whose fixtures are shared, or all that starts servers."""
+    """Name what one worker runs in order: a file or a folder, whose fixtures are shared."""
     file = PurePath(nodeid.partition("::")[0])
-    return "servers" if file.parent.name in ALONE else str(file)
+    return str(file.parent if file.parent.name in TOGETHER else file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: FIRST.index(item.path.parent.name) if item.path.parent.name in FIRST else len(FIRST))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 FILE = "import pytest, time\n@pytest.mark.parametrize('n', range(6))\ndef test_it(n): time.sleep(0.02)\n"
-FILES = ("slurm/test_a", "bcp/test_b", "unit/test_c", "unit/test_d")
+FILES = ("unit/test_a", "unit/test_b", "slurm/test_c", "slurm/test_d")
 
 
-def test_what_starts_servers_runs_in_one_process_and_so_does_a_file(tmp_path: Path) -> None:
+def test_what_shares_a_cluster_runs_in_one_process_and_first_and_so_does_a_file(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name in FILES:
         file = tmp_path / "tests" / f"{name}.py"
@@ -30,4 +30,4 @@ def test_what_starts_servers_runs_in_one_process_and_so_does_a_file(tmp_path: Pa
         workers[name].append(worker)
     assert {name: len(ran) for name, ran in workers.items()} == dict.fromkeys(FILES, 6), printed
     assert all(len(set(ran)) == 1 for ran in workers.values()), printed
-    assert workers["slurm/test_a"] == workers["bcp/test_b"] != workers["unit/test_c"], printed
+    assert workers["slurm/test_c"] == workers["slurm/test_d"] != workers["unit/test_a"], printed
