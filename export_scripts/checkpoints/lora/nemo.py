@@ -163,11 +163,12 @@ def _read_config(config: Mapping[str, Any], where: str) -> _Model:
             )
     rank = positive(lora.get("adapter_dim"), f"{where}: peft.lora_tuning.adapter_dim")
     alpha = lora.get("alpha")
+    activation = str(config.get("activation"))
     heads = positive(config.get("num_attention_heads"), f"{where}: num_attention_heads")
     return _Model(
         heads=heads,
         groups=positive(config.get("num_query_groups") or heads, f"{where}: num_query_groups"),
-        is_gated=config.get("activation") in _GATED,
+        is_gated=activation in _GATED or (bool(config.get("mcore_gpt")) and activation.endswith("glu")),
         scale=np.float32(number(rank if alpha is None else alpha, f"{where}: peft.lora_tuning.alpha") / rank),
         rank=rank,
     )
