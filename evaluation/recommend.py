@@ -42,6 +42,7 @@ from evaluation.report.ranking import (
 from evaluation.speed.figures import PERCENTILES
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status, nearest
+from handover.provenance import PROGRAM
 from handover.regular_file import SETTINGS_BYTES, read_text
 
 GROUP = "recommended"
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
         if ranking.best:
             name = ranking.goal if len(workloads) == 1 else f"{ranking.goal}_{_plain(ranking.workload)}"
             write_atomically(given.output / GROUP / f"{name}.yaml", render_override(ranking))
-            sys.stdout.write(f"python main.py --config-dir={given.output} +{GROUP}={name} stages=[export,deploy]\n")
+            sys.stdout.write(f"{PROGRAM} --config-dir={given.output} +{GROUP}={name} stages=[export,deploy]\n")
 
 
 def candidates_below(path: Path) -> list[Candidate]:

@@ -11,6 +11,8 @@ VERSION = "0.2.0"
 CODE = "code"
 """Key of ``made_by``: digest of the sources, which tells edits apart that a commit does not know."""
 _ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = "slipway" if (_ROOT / "cli.py").is_file() else "python main.py"
+"""What its users type: the console command where the package is installed."""
 _PACKAGES = ("ft_format", "handover", "launcher", "export_scripts", "deployment", "evaluation", "backends")
 
 

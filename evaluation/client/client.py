@@ -21,6 +21,7 @@ from evaluation.client.answer_tensors import Generation, read_completions, read_
 from evaluation.client.request_tensors import LearntPrompt, Sampling, prepare_ids, prepare_texts
 from evaluation.client.streaming import Turn, stream
 from handover.errors import ServerError
+from handover.provenance import PROGRAM
 
 _FIRST_PAUSE_S = 0.2
 _T5_INPUT = "max_output_len"
@@ -231,7 +232,7 @@ class Client:
         if _is_infrastructure(error) and not self.is_live():
             return UnreachableError(
                 f"no server answers at {self.url}: {error.message()}",
-                "start one with: python main.py stages=[deploy], or give --endpoint=<endpoint.json or host:port>",
+                f"start one with: {PROGRAM} stages=[deploy], or give --endpoint=<endpoint.json or host:port>",
             )
         reason = error.message().removeprefix("[request id: <id_unknown>] ")
         return RequestError(f"model '{model}' at {self.url}: {reason}")

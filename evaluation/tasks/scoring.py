@@ -18,6 +18,7 @@ from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_
 from evaluation.client.token_queries import Asker, Ids, Query
 from evaluation.client.tokenizer import Tokenizer
 from handover.errors import ConfigError, ServerError
+from handover.provenance import PROGRAM
 
 SCORES_INPUT, _DECODER_INPUT = "is_return_context_log_probs", "decoder_input_ids"
 
@@ -107,7 +108,7 @@ class Scorer:
             raise ConfigError(
                 f"{len(pairs)} texts cannot be scored: the model takes texts, it has no tensors for scores or these are"
                 " cut or begin with a special token, and no model inside it that takes token ids is served",
-                "serve the ensemble's models side by side, as python main.py stages=[export,deploy] does",
+                f"serve the ensemble's models side by side, as {PROGRAM} stages=[export,deploy] does",
             )
         if self._may_score:
             scores = [each for each in _in_one_pass(self._ids, self._client, pairs, self._is_t5) if each is not None]

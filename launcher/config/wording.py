@@ -12,6 +12,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException, OverrideParseException
 
 from handover.errors import ConfigError, SlipwayError, nearest, shortened
+from handover.provenance import PROGRAM
 from launcher.config import schema_help as legal
 from launcher.config.nemo_keys import key_hint, option_hint
 
@@ -58,9 +59,7 @@ def _missing_option(error: MissingConfigException) -> ConfigError:
     group, _, option = file.rpartition("/")
     root = group.split("/")[0]
     if not legal.options(root):
-        return ConfigError(
-            f"there is no {shortened(file) or 'such configuration'}", "python main.py --info config-groups"
-        )
+        return ConfigError(f"there is no {shortened(file) or 'such configuration'}", f"{PROGRAM} --info config-groups")
     named = file[len(root) + 1 :]
     known = option_hint(named) if root == "evaluation" else ""
     return ConfigError(f"there is no {root}={shortened(named)}", known or legal.legal_options(root, option))

@@ -31,14 +31,14 @@ class Installed:
     programs: Path
     directory: Path
 
-    def run(self, *argv: str) -> str:
+    def run(self, *argv: str, status: int = 0) -> str:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
             [str(self.programs / argv[0]), *argv[1:]],
             cwd=self.directory, env=environment, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        return done.stdout
+        assert done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stderr if status else done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,7 @@ def test_nothing_but_slipway_can_be_imported(installed: Installed) -> None:
 
 def test_slipway_serves_the_demonstration_from_any_directory(installed: Installed, tmp_path: Path) -> None:
     assert installed.run("slipway", "--version") == f"slipway {VERSION}\n"
+    assert "slipway --info config-groups" in installed.run("slipway", "--config-name=nosuch", status=1)
     installed.run("slipway", "stages=[convert,export,deploy,evaluate]", "evaluation.lambada.samples=4")
     results = installed.directory / "results" / "gpt3_demo" / "export_tp1_pp1_fp16_fp16"
     made_by = json.loads((results / "model_repo" / "manifest.json").read_text())["made_by"]
