@@ -41,7 +41,7 @@ _LINEAR = {
 }
 # Where a block's tensors lie, without "weight" or "bias", in each spelling. An attention called "attention" is that of
 # Megatron-LM before 2021.
-_LEGACY = {
+LEGACY = {
     "input_layernorm": ("input_layernorm.",),
     "attention.query_key_value": ("self_attention.query_key_value.", "attention.query_key_value."),
     "attention.dense": ("self_attention.dense.", "attention.dense."),
@@ -49,7 +49,7 @@ _LEGACY = {
     "mlp.dense_h_to_4h": ("mlp.dense_h_to_4h.",),
     "mlp.dense_4h_to_h": ("mlp.dense_4h_to_h.",),
 }
-_FULL_LAYER = {
+FULL_LAYER = {
     "input_layernorm": ("self_attention.layernorm_qkv.layer_norm_",),
     "attention.query_key_value": ("self_attention.layernorm_qkv.",),
     "attention.dense": ("self_attention.proj.",),
@@ -57,7 +57,7 @@ _FULL_LAYER = {
     "mlp.dense_h_to_4h": ("layernorm_mlp.fc1_",),
     "mlp.dense_4h_to_h": ("layernorm_mlp.fc2_",),
 }
-_CORE = {
+CORE = {
     "input_layernorm": ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
     "attention.query_key_value": ("self_attention.linear_qkv.",),
     "attention.dense": ("self_attention.linear_proj.",),
@@ -65,6 +65,10 @@ _CORE = {
     "mlp.dense_h_to_4h": ("mlp.linear_fc1.",),
     "mlp.dense_4h_to_h": ("mlp.linear_fc2.",),
 }
+
+TIED_COPY = "the last pipeline stage's copy of the tied embedding"
+TIED_COPIES = {"word_embeddings.weight": TIED_COPY, "word_embeddings_for_head.weight": TIED_COPY}
+"""Legacy keys of the embedding's copies."""
 
 
 # What lies beside the model in Megatron-LM's files and in distributed checkpoints.
@@ -91,13 +95,11 @@ def legacy(prefix: str, variant: GptVariant) -> SourceMap:
     rules = _outer(base, f"{base}output_layer.weight", variant)
     for stack in ("encoder", "transformer"):
         rules |= _norm(f"{base}{stack}.final_layernorm.", "model.final_layernorm", variant)
-        for spelling in (_LEGACY, _FULL_LAYER):
+        for spelling in (LEGACY, FULL_LAYER):
             rules |= _layers(f"{base}{stack}.layers.{{layer}}.", spelling, variant)
-    ignored = {
-        f"{prefix}word_embeddings.weight": "the last pipeline stage's copy of the tied embedding",
-        f"{prefix}word_embeddings_for_head.weight": "the last pipeline stage's copy of the tied embedding",
-    }
-    return SourceMap("NeMo GPT with legacy keys" if prefix else "Megatron-LM GPT", rules, _ignored(ignored, variant))
+    dropped = {f"{prefix}{key}": reason for key, reason in TIED_COPIES.items()}
+    name = "NeMo GPT with legacy keys" if prefix else "Megatron-LM GPT"
+    return SourceMap(name, rules, ignored(dropped, variant.is_rotary))
 
 
 def megatron_core(prefix: str, variant: GptVariant) -> SourceMap:
@@ -109,10 +111,10 @@ def megatron_core(prefix: str, variant: GptVariant) -> SourceMap:
     """
     head = f"{prefix}output_layer.weight"
     rules = _outer(prefix, head, variant) | _norm(f"{prefix}decoder.final_layernorm.", "model.final_layernorm", variant)
-    for spelling in (_CORE, _FULL_LAYER):
+    for spelling in (CORE, FULL_LAYER):
         rules |= _layers(f"{prefix}decoder.layers.{{layer}}.", spelling, variant)
-    ignored = {} if variant.has_untied_head else {head: "the last pipeline stage's copy of the tied embedding"}
-    return SourceMap("megatron-core GPT", rules, _ignored(ignored, variant))
+    dropped = {} if variant.has_untied_head else {head: TIED_COPY}
+    return SourceMap("megatron-core GPT", rules, ignored(dropped, variant.is_rotary))
 
 
 def is_legacy(keys: Iterable[str], prefix: str) -> bool:
@@ -155,9 +157,10 @@ def _layers(base: str, spelling: Mapping[str, tuple[str, ...]], variant: GptVari
     return rules
 
 
-def _ignored(more: Mapping[str, str], variant: GptVariant) -> dict[str, str]:
+def ignored(more: Mapping[str, str], is_rotary: bool) -> dict[str, str]:
+    """List the keys that are dropped on purpose, with the reason: those of training, and ``more``."""
     return {
-        **({"*rotary*.inv_freq": "computed from the configuration"} if variant.is_rotary else {}),
+        **({"*rotary*.inv_freq": "computed from the configuration"} if is_rotary else {}),
         "*._extra_state": "transformer-engine's FP8 scaling; None or bytes, no weights",
         "*._extra_state/shard_*": "transformer-engine's FP8 scaling; None or bytes, no weights",
         **_TRAINING,

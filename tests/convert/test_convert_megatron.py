@@ -178,7 +178,7 @@ def test_the_345m_model_has_sixteen_heads() -> None:
         ({"swiglu": True}, "activation: swiglu"),
         ({"normalization": "RMSNorm"}, "normalization: rmsnorm"),
         ({"position_embedding_type": "mrope"}, "position_embedding_type: mrope"),
-        ({"use_rotary_position_embeddings": True, "rotary_base": 500000}, "rotary_base: 500000"),
+        ({"use_rotary_position_embeddings": True, "rotary_interleaved": True}, "rotary_interleaved: True"),
         ({"add_position_embedding": False}, "position_embedding_type: none"),
         ({"num_experts": 8}, "num_moe_experts: 8"),
         ({"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm: True"),

@@ -17,6 +17,7 @@ from support.network_runs import open_network, prefill_logits
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.check import inspect_checkpoint
 from export_scripts.convert import convert
+from export_scripts.weights.schema import LlamaDims
 from handover.errors import CheckpointError
 
 IDS = np.random.default_rng(1).integers(0, VOCAB, (2, POSITIONS))
@@ -139,16 +140,23 @@ def test_alibi_is_a_variant_of_gpt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "field", "value"),
     [
-        ({"rotary_base": 500000}, "rotary_base: 500000  (it rotates with a base of 10000)"),
-        ({"seq_len_interpolation_factor": 2}, "seq_len_interpolation_factor: 2"),
-        ({"layernorm_epsilon": 1e-6}, "layernorm_epsilon: 1e-06"),
-        ({"rotary_percentage": 0.5}, "rotates 1 of a head's 2 elements"),
+        ({"rotary_base": 500000}, "rope_theta", 500000),
+        ({"seq_len_interpolation_factor": 2}, "rope_scaling_factor", 2),
+        ({"layernorm_epsilon": 1e-6}, "layernorm_eps", 1e-6),
     ],
 )
-def test_rotations_that_gptneox_does_not_have(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_rotations_that_gptneox_does_not_have_are_the_llama_familys(
+    change: dict[str, Any], field: str, value: float, tmp_path: Path
+) -> None:
     source = write(tmp_path / "g.nemo", without_positions(), position_embedding_type="rope", **change)
-    with pytest.raises(CheckpointError) as refused:
+    dims = inspect_checkpoint(source, 1, "fp32")
+    assert isinstance(dims, LlamaDims) and dims.layernorm_type == "layernorm"
+    assert getattr(dims, field) == value
+
+
+def test_a_rotation_of_no_pairs_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "g.nemo", without_positions(), position_embedding_type="rope", rotary_percentage=0.5)
+    with pytest.raises(CheckpointError, match="rotates 1 of a head's 2 elements"):
         inspect_checkpoint(source, 1, "fp32")
-    assert words in str(refused.value)

@@ -18,7 +18,10 @@ _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "max_position_embeddings"),
     *("position_embedding_type", "openai_gelu", "onnx_safe", "qk_layernorm", "window_size", "bias_gelu_fusion"),
     *("rotary_base", "rotary_interleaved", "use_rope_scaling", "add_bias_linear", "add_qkv_bias"),
-    *("apply_residual_connection_post_layernorm", "virtual_pipeline_model_parallel_size"),
+    *("apply_residual_connection_post_layernorm", "virtual_pipeline_model_parallel_size", "window_attn_skip_freq"),
+    *("moe_router_topk", "moe_router_pre_softmax", "moe_shared_expert_intermediate_size", "moe_layer_freq"),
+    *("moe_router_score_function", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
+    "moe_ffn_hidden_size",
 )
 # Heads of the models that were published without their arguments, by layers and hidden size: GPT-2's sizes.
 _HEADS = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}
@@ -34,6 +37,8 @@ def in_nemo_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
         words["position_embedding_type"] = "rope"
     if arguments.get("add_position_embedding") is False:
         words["position_embedding_type"] = "none"
+    if arguments.get("use_rope_scaling"):
+        words["scale_factor"] = arguments.get("rope_scaling_factor")
     words["rotary_percentage"] = arguments.get("rotary_percent", 1.0)
     words["seq_len_interpolation_factor"] = arguments.get("rotary_seq_len_interpolation_factor")
     norm = str(arguments.get("normalization", "LayerNorm")).lower()

@@ -8,10 +8,12 @@ from typing import Any, Protocol
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.rank_files import JoinAxis
+from export_scripts.checkpoints.nemo import llama_config
 from export_scripts.checkpoints.nemo.gpt_config import (
     check_expressible,
     has_zero_centred_norms,
     heads_per_group,
+    is_beyond_gpt,
     is_rotary,
     read_dims,
     remarks,
@@ -19,20 +21,22 @@ from export_scripts.checkpoints.nemo.gpt_config import (
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, special_ids
-from export_scripts.weights import megatron_gpt
+from export_scripts.weights import megatron_gpt, megatron_llama
 from export_scripts.weights.layouts import (
     qkv_by_block_to_block,
     qkv_by_element_to_block,
     qkv_by_group_to_block,
     qkv_by_head_to_block,
 )
-from export_scripts.weights.schema import Layout, LazyTensor, SourceMap, rows_of
-from ft_format.families import gpt, gptneox
+from export_scripts.weights.schema import DecoderDims, Layout, LazyTensor, SourceMap, rows_of
+from ft_format.families import gpt, gptneox, llama
+from ft_format.families.family import Family
 from handover.errors import CheckpointError
 
 CHECKPOINT_VERSION = "checkpoint_version"
 """Megatron-LM's own word in a configuration; NeMo has ``megatron_legacy`` for the first version's order."""
 
+_EMBEDDINGS = {"model.wte", llama.EMBEDDING_FILE}
 _LINEAR = ("*.attention.dense.bias", "*.mlp.*.bias")
 # Versions 2 and 3 have today's order.
 _OLD_ORDERS = {0: qkv_by_block_to_block, 1: qkv_by_element_to_block}
@@ -80,26 +84,87 @@ def gpt_source(
     Raises:
         CheckpointError: not a model that FasterTransformer's GPT can express.
     """
-    check_expressible(config)
+    if is_beyond_gpt(config):
+        model: _Model = _Llama()
+    else:
+        model = _Gpt()
+    model.check(config)
     state = open_state()
-    source_map = _source_map(archive, config, state.keys(), prefix)
+    source_map = model.table(archive, config, state.keys(), prefix)
     tensors = state.tensors(source_map.join_axis)
     # The configuration does not know the vocabulary's padding; a missing embedding is for the completeness check.
-    vocab_size = next((rows_of(t) for key, t in tensors.items() if "model.wte" in source_map.targets(key)), 0)
-    dims = read_dims(config, vocab_size)
+    vocab_size = next((rows_of(t) for key, t in tensors.items() if _EMBEDDINGS & {*source_map.targets(key)}), 0)
+    dims = model.dims(config, vocab_size, state.keys())
     _check_parts(source_map, tensors, dims.head_num // heads_per_group(config))
     tokenizer = given_tokenizer(archive) or open_tokenizer()
     return Source(
         archive=archive,
-        family=gptneox.FAMILY if is_rotary(config) else gpt.FAMILY,
+        family=model.family(config),
         source_map=source_map,
         dims=dims,
         tensors=tensors,
         tokenizer=tokenizer,
         ids=special_ids(archive, tokenizer),
         other_keys=state.other_keys(),
-        remarks=(*remarks(config), *more_remarks),
+        remarks=(*model.remarks(config), *more_remarks),
     )
+
+
+class _Model(Protocol):
+    """What FasterTransformer's model of a configuration is."""
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Refuse what it has not; CheckpointError."""
+
+    def family(self, config: Mapping[str, Any]) -> Family:
+        """Name it."""
+
+    def table(self, archive: Archive, config: Mapping[str, Any], keys: tuple[str, ...], prefix: str) -> SourceMap:
+        """Choose the table by the keys."""
+
+    def dims(self, config: Mapping[str, Any], vocab_size: int, keys: tuple[str, ...]) -> DecoderDims:
+        """Read the dimensions."""
+
+    def remarks(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Say what is expressed only nearly, one line each."""
+
+
+class _Gpt:
+    """GPT, and GPT-NeoX where positions are rotated."""
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        check_expressible(config)
+
+    def family(self, config: Mapping[str, Any]) -> Family:
+        return gptneox.FAMILY if is_rotary(config) else gpt.FAMILY
+
+    def table(self, archive: Archive, config: Mapping[str, Any], keys: tuple[str, ...], prefix: str) -> SourceMap:
+        return _source_map(archive, config, keys, prefix)
+
+    def dims(self, config: Mapping[str, Any], vocab_size: int, keys: tuple[str, ...]) -> DecoderDims:
+        return read_dims(config, vocab_size)
+
+    def remarks(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        return remarks(config)
+
+
+class _Llama:
+    """Llama and its relatives."""
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        llama_config.check_expressible(config)
+
+    def family(self, config: Mapping[str, Any]) -> Family:
+        return llama.FAMILY
+
+    def table(self, archive: Archive, config: Mapping[str, Any], keys: tuple[str, ...], prefix: str) -> SourceMap:
+        return megatron_llama.table(prefix, keys, llama_config.read_variant(config, keys))
+
+    def dims(self, config: Mapping[str, Any], vocab_size: int, keys: tuple[str, ...]) -> DecoderDims:
+        return llama_config.read_dims(config, vocab_size, keys)
+
+    def remarks(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        return ()
 
 
 def _check_parts(source_map: SourceMap, tensors: Mapping[str, PartedTensor], groups: int) -> None:
@@ -115,7 +180,7 @@ def _check_parts(source_map: SourceMap, tensors: Mapping[str, PartedTensor], gro
     """
     for key, tensor in tensors.items():
         if (
-            "query_key_value" not in "".join(source_map.targets(key))
+            "attention.query" not in "".join(source_map.targets(key))
             or tensor.axis is None
             or source_map.is_ignored(key)
         ):

@@ -23,7 +23,7 @@ from export_scripts.weights.schema import ModelDims
 from export_scripts.weights.values import epsilon, number, positive, shown
 from handover.errors import CheckpointError
 
-_CUSTOMIZATION = "mcore_customization_config"
+CUSTOMIZATION = "mcore_customization_config"
 _LIMITS: dict[str, Limit] = {
     **NEMO1_LIMITS,
     "position_embedding_type": Limit(
@@ -74,17 +74,27 @@ def check_expressible(config: Mapping[str, Any]) -> None:
     model_class = str(config.get("target", "")).rpartition(".")[2]
     if model_class and ("GPT" not in model_class or "Prompt" in model_class):
         raise CheckpointError(f"the checkpoint is a {model_class}, not a GPT", "export=gpt3/... converts GPT models")
-    found = problems(config, _LIMITS | _ROTARY_LIMITS if is_rotary(config) else _LIMITS)
-    found += problems(_customization(config), CORE_LIMITS, f"{_CUSTOMIZATION}.")
-    hidden, heads, channels = (config.get(key) for key in ("hidden_size", "num_attention_heads", "kv_channels"))
-    is_known = channels is not None and isinstance(hidden, int) and isinstance(heads, int)
-    if is_known and channels != int(hidden or 0) // int(heads or 1):
-        found.append(f"kv_channels: {shown(channels)}  (a head's size is hidden_size / num_attention_heads)")
-    if found:
+    if found := _problems(config):
         raise CheckpointError(
             "FasterTransformer's GPT cannot express this checkpoint\n  " + "\n  ".join(found),
             "the keys are those of model_config.yaml",
         )
+
+
+def is_beyond_gpt(config: Mapping[str, Any]) -> bool:
+    """Whether a model with rotary positions is more than FasterTransformer's GPT-NeoX: a Llama or a relative."""
+    return is_rotary(config) and bool(_problems(config))
+
+
+def _problems(config: Mapping[str, Any]) -> list[str]:
+    """List what FasterTransformer's GPT has not, one line each."""
+    found = problems(config, _LIMITS | _ROTARY_LIMITS if is_rotary(config) else _LIMITS)
+    found += problems(customization(config), CORE_LIMITS, f"{CUSTOMIZATION}.")
+    hidden, heads, channels = (config.get(key) for key in ("hidden_size", "num_attention_heads", "kv_channels"))
+    is_known = channels is not None and isinstance(hidden, int) and isinstance(heads, int)
+    if is_known and channels != int(hidden or 0) // int(heads or 1):
+        found.append(f"kv_channels: {shown(channels)}  (a head's size is hidden_size / num_attention_heads)")
+    return found
 
 
 def heads_per_group(config: Mapping[str, Any]) -> int:
@@ -102,16 +112,16 @@ def heads_per_group(config: Mapping[str, Any]) -> int:
     return heads // groups
 
 
-def _customization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def customization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is said to megatron-core past NeMo."""
-    section = config.get(_CUSTOMIZATION)
+    section = config.get(CUSTOMIZATION)
     return section if isinstance(section, Mapping) else {}
 
 
 def key_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Name the keys of NeMo's ``model_config.yaml`` that are set and not known, in one line."""
     unknown = unknown_keys(config, {*GPT_KNOWN, *_LIMITS, *_ROTARY_LIMITS})
-    unknown += unknown_keys(_customization(config), CORE_KNOWN, f"{_CUSTOMIZATION}.")
+    unknown += unknown_keys(customization(config), CORE_KNOWN, f"{CUSTOMIZATION}.")
     return remark_on(unknown, "model_config.yaml")
 
 

@@ -200,7 +200,9 @@ _NEMO1_HARMLESS = {
         "exp_manager",
     ),
 }
-GPT_KNOWN = frozenset({*CORE_KNOWN, *NEMO1_LIMITS, *_SECTIONS, *_NEMO1_HARMLESS} | {"bias", "megatron_legacy"})
+GPT_KNOWN = frozenset(
+    {*CORE_KNOWN, *NEMO1_LIMITS, *_SECTIONS, *_NEMO1_HARMLESS} | {"bias", "megatron_legacy", "qkv_bias"}
+)
 """Keys of NeMo 1's GPT, beside those of the limits in ``gpt_config.py``."""
 
 T5_KNOWN = frozenset(

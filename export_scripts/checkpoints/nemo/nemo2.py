@@ -28,6 +28,12 @@ _WEIGHTS = "weights/"
 _PREFIX = "module."
 # Activation functions by the last word of their names; the tanh form of GELU has several names.
 _ACTIVATIONS = {"gelu": "gelu", "openai_gelu": "gelu", "fast_gelu": "gelu", "silu": "silu", "relu": "relu"}
+_OF_LLAMA = (
+    *("low_freq_factor", "high_freq_factor", "old_context_len", "window_attn_skip_freq", "interleaved_attn_pattern"),
+    *("moe_router_topk", "moe_router_pre_softmax", "moe_shared_expert_intermediate_size", "moe_layer_freq"),
+    *("moe_router_score_function", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
+    "moe_ffn_hidden_size",
+)
 _TANH_GELU = ("openai_gelu", "fast_gelu")
 
 
@@ -67,12 +73,19 @@ def open_source(archive: Archive) -> Source:
         raise CheckpointError(f"{archive.path} is a {kind}, not a GPT")
     return gpt_source(
         archive,
-        in_nemo1_words(config),
+        {**in_nemo1_words(config), "apply_embedding_scaling": _is_gemma(model)},
         lambda: open_distributed(archive, _WEIGHTS),
         _PREFIX,
         lambda: _find_tokenizer(archive, model.get("tokenizer")),
         remark_on(unknown_keys(config, CORE_KNOWN), _MODEL_FILE),
     )
+
+
+def _is_gemma(model: Mapping[str, Any]) -> bool:
+    """Whether embeddings are scaled: no key says it, the classes of Gemma and Gemma 2 do it."""
+    config = model.get("config")
+    own = config.get("_target_") if isinstance(config, Mapping) else None
+    return any(f".{name}." in f"{model.get('_target_')} {own}" for name in ("gemma", "gemma2"))
 
 
 def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +96,7 @@ def in_nemo1_words(config: Mapping[str, Any]) -> dict[str, Any]:
         *("bias_activation_fusion", "apply_residual_connection_post_layernorm", "qk_layernorm", "window_size"),
         *("rotary_base", "seq_len_interpolation_factor", "rotary_interleaved", "add_bias_linear", "add_qkv_bias"),
     )
-    words = {name: config[name] for name in (*same, *CORE_LIMITS) if name in config}
+    words = {name: config[name] for name in (*same, *_OF_LLAMA, *CORE_LIMITS) if name in config}
     words["max_position_embeddings"] = config.get("seq_length")
     words["rotary_percentage"] = config.get("rotary_percent", 1.0)
     norm = str(config.get("normalization", "LayerNorm")).lower()

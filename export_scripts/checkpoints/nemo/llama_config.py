@@ -1,0 +1,243 @@
+"""What a NeMo configuration says of a model of the Llama family: what it has not, and the dimensions.
+
+Keys and defaults: NeMo 1.23 to 2.2, ``MegatronGPTModel`` and ``megatron_{llama,gemma,...}_config.yaml``; the words of
+NeMo 2 and of Megatron-LM are put into NeMo 1's by their readers. NeMo's importers copy ``sliding_window`` to the first
+number of ``window_size`` as it is, and so it is copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from export_scripts.checkpoints.nemo.gpt_config import CUSTOMIZATION, customization, has_zero_centred_norms
+from export_scripts.checkpoints.nemo.known_keys import CORE_LIMITS, NEMO1_LIMITS
+from export_scripts.checkpoints.nemo.limits import Limit, is_off, is_on, is_one_of, problems
+from export_scripts.weights import megatron_llama
+from export_scripts.weights.llama_settings import shortest
+from export_scripts.weights.megatron_llama import LlamaVariant
+from export_scripts.weights.schema import LlamaDims
+from export_scripts.weights.values import epsilon, number, positive, shown
+from ft_format.families.llama_dims import ALL_LAYERS, LAYER_NORM, LINEAR_ROPE, LLAMA3_ROPE, RMS_NORM
+from handover.errors import CheckpointError
+
+_FILE = "model_config.yaml"
+# Function of the feed-forward, and whether a gate is multiplied in; "gated" is how NeMo 2's words are put together.
+_ACTIVATIONS = {
+    **dict.fromkeys(("swiglu", "fast-swiglu", "gated silu"), ("silu", True)),
+    **dict.fromkeys(("geglu", "fast-geglu", "gated gelu"), ("gelu", True)),
+    **dict.fromkeys(("reglu", "fast-reglu", "gated relu"), ("relu", True)),
+    **dict.fromkeys(("squared-relu", "squared_relu"), ("squared_relu", False)),
+    **{name: (name, False) for name in ("gelu", "relu", "silu")},
+}
+_NORMS = {
+    "rmsnorm": RMS_NORM,
+    "rmsnorm1p": RMS_NORM,
+    **dict.fromkeys(("layernorm", "low_precision_layernorm", "layernorm1p"), LAYER_NORM),
+}
+_HONOURED = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "scale_factor")
+_OF_FALCON = ("parallel_attention", "new_decoder_architecture")
+"""Keys that Falcon's layers alone read; NeMo's configuration of Mistral sets one of them."""
+_CORE: dict[str, Limit] = {key: limit for key, limit in CORE_LIMITS.items() if key not in _HONOURED}
+_LIMITS: dict[str, Limit] = {
+    **{key: limit for key, limit in NEMO1_LIMITS.items() if key not in _HONOURED},
+    "apply_embedding_scaling": Limit(lambda value: True, ""),
+    "scale_positional_embedding": Limit(lambda value: True, ""),
+    "activation": Limit(is_one_of(*_ACTIVATIONS), f"its feed-forward has {', '.join(_ACTIVATIONS)}"),
+    "normalization": Limit(is_one_of(*_NORMS), f"it has {', '.join(_NORMS)}"),
+    "transformer_block_type": Limit(is_one_of("pre_ln"), "it has a norm before each block"),
+    "attention_type": Limit(is_one_of("multihead"), "it has plain attention"),
+    "headscale": Limit(is_off, "it does not scale heads"),
+    "normalize_attention_scores": Limit(is_on, "it divides scores by a root"),
+    "apply_residual_connection_post_layernorm": Limit(is_off, "its residual is taken before the norm"),
+    "rotary_interleaved": Limit(is_off, "it rotates halves, not pairs"),
+    "virtual_pipeline_model_parallel_size": Limit(is_one_of(None, 1), "interleaved pipeline stages are not read"),
+    "moe_router_pre_softmax": Limit(is_off, "the router's softmax is over the chosen experts"),
+    "moe_shared_expert_intermediate_size": Limit(is_off, "no expert is shared"),
+    "moe_layer_freq": Limit(is_one_of(None, 1), "its layers are all alike"),
+    "moe_router_score_function": Limit(is_one_of(None, "softmax"), "the router has a softmax"),
+    "moe_router_enable_expert_bias": Limit(is_off, "the router has no bias"),
+    "moe_router_topk_scaling_factor": Limit(is_one_of(None, 0, 1), "the router's numbers are not scaled"),
+    "megatron_legacy": Limit(is_off, "the fused query, key and value of today's order are read"),
+    "checkpoint_version": Limit(is_one_of(None, 2, 3), "the fused query, key and value of today's order are read"),
+    "interleaved_attn_pattern": Limit(is_off, "its layers rotate alike"),
+}
+_LLAMA31 = {"scale_factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 8192}
+"""NeMo's names of Llama 3.1's scaling and their defaults, which are megatron-core's constants as well."""
+
+
+def problems_of(config: Mapping[str, Any]) -> list[str]:
+    """List the keys in the way, one line each."""
+    is_falcon = config.get("normalization") != "rmsnorm"
+    found = problems({key: config[key] for key in config if is_falcon or key not in _OF_FALCON}, _LIMITS)
+    custom = {key: value for key, value in customization(config).items() if is_falcon or key not in _OF_FALCON}
+    found += problems(custom, _CORE, f"{CUSTOMIZATION}.")
+    if _experts(config) and config.get("moe_ffn_hidden_size") not in (None, config.get("ffn_hidden_size")):
+        found.append(
+            f"moe_ffn_hidden_size: {shown(config['moe_ffn_hidden_size'])}  (an expert is ffn_hidden_size wide)"
+        )
+    window = config.get("window_size")
+    if window and not (isinstance(window, (list, tuple)) and len(window) == 2 and window[1] in (0, None)):
+        found.append(f"window_size: {shown(window)}  (a token sees those before it: [number, 0])")
+    if _is_llama31(config) and config.get("seq_len_interpolation_factor") not in (None, 1):
+        factor = shown(config["seq_len_interpolation_factor"])
+        found.append(f"seq_len_interpolation_factor: {factor}  (beside Llama 3.1's scaling)")
+    return found
+
+
+def check_expressible(config: Mapping[str, Any]) -> None:
+    """Refuse what the family has not.
+
+    Raises:
+        CheckpointError: naming every key in the way, its value and the reason.
+    """
+    if found := problems_of(config):
+        raise CheckpointError(
+            "the Llama family cannot express this checkpoint\n  " + "\n  ".join(found),
+            f"the keys are those of {_FILE}",
+        )
+
+
+def read_variant(config: Mapping[str, Any], keys: Collection[str]) -> LlamaVariant:
+    """Read what the table depends on."""
+    return LlamaVariant(
+        is_gated=_activation(config)[1],
+        has_second_matrix=megatron_llama.has_second_matrix(keys),
+        has_untied_head=not config.get("share_embeddings_and_output_weights", True),
+        expert_num=_experts(config),
+    )
+
+
+def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] = ()) -> LlamaDims:
+    """Read the dimensions.
+
+    Args:
+        config: of the checkpoint.
+        vocab_size: rows of the embedding.
+        keys: of the checkpoint, which say what a configuration is silent about; none: nothing but it is known.
+
+    Raises:
+        CheckpointError: a key is missing or not what it must be.
+    """
+    hidden, heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
+    groups = _positive(config, "num_query_groups", heads)
+    if heads % groups:
+        raise CheckpointError(f"num_query_groups {groups} does not divide num_attention_heads {heads}")
+    if config.get("kv_channels") is None and hidden % heads:
+        raise CheckpointError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    size = _positive(config, "kv_channels", hidden // heads)
+    layers, is_gemma2 = _positive(config, "num_layers"), _is_gemma2(config, keys)
+    linear = _says_bias(config, keys, "dense.bias", "linear_proj.bias")
+    function, is_gated = _activation(config)
+    experts = _experts(config)
+    custom = {**config, **customization(config)}
+    scalar = _number(custom, "query_pre_attn_scalar")
+    window, which = _window(config, layers, is_gemma2)
+    return LlamaDims(
+        head_num=heads,
+        kv_head_num=groups,
+        size_per_head=size,
+        hidden_units=hidden,
+        inter_size=_positive(config, "ffn_hidden_size", 4 * hidden),
+        num_layer=layers,
+        vocab_size=vocab_size,
+        max_pos_seq_len=_positive(config, "max_position_embeddings", config.get("encoder_seq_length")),
+        rotary_embedding=_rotary_width(config, size),
+        layernorm_eps=epsilon(config.get("layernorm_epsilon", 1e-5), f"{_FILE}: layernorm_epsilon"),
+        has_untied_head=not config.get("share_embeddings_and_output_weights", True),
+        layernorm_type=_NORMS[str(config.get("normalization", "layernorm"))],
+        has_zero_centred_norms=has_zero_centred_norms(config) or config.get("normalization") == "rmsnorm1p",
+        activation_type=function,
+        is_gated=is_gated,
+        has_qkv_bias=linear or bool(config.get("add_qkv_bias") or config.get("qkv_bias")),
+        has_dense_bias=linear,
+        has_mlp_bias=linear,
+        qk_norm=bool(config.get("qk_layernorm")),
+        has_output_norms=is_gemma2,
+        embedding_scale=hidden**0.5 if config.get("apply_embedding_scaling") else 1.0,
+        attention_scalar=0.0 if scalar == size else scalar,
+        attn_logit_softcap=_number(custom, "attn_logit_softcapping"),
+        final_logit_softcap=_number(custom, "final_logit_softcapping"),
+        attention_window=window,
+        attention_window_layers=which,
+        expert_num=experts,
+        experts_per_token=_positive(config, "moe_router_topk", 2) if experts else 0,
+        **_rope(config),
+    )
+
+
+def _activation(config: Mapping[str, Any]) -> tuple[str, bool]:
+    """Read the feed-forward's function, and whether it has a gate; GELU is its tanh form where NeMo fuses it."""
+    name, is_gated = _ACTIVATIONS[str(config.get("activation", "gelu"))]
+    is_fused = config.get("bias_activation_fusion", config.get("bias_gelu_fusion", True)) and not config.get(
+        "onnx_safe"
+    )
+    return "exact_gelu" if name == "gelu" and not (is_fused or config.get("openai_gelu")) else name, is_gated
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_theta": number(config.get("rotary_base") or 10000, f"{_FILE}: rotary_base")}
+    factor = number(config.get("seq_len_interpolation_factor") or 1, f"{_FILE}: seq_len_interpolation_factor")
+    if factor != 1:
+        found |= {"rope_type": LINEAR_ROPE, "rope_scaling_factor": factor}
+    if _is_llama31(config):
+        said = {key: number(config.get(key) or default, f"{_FILE}: {key}") for key, default in _LLAMA31.items()}
+        found |= {"rope_type": LLAMA3_ROPE, "rope_scaling_factor": said["scale_factor"]}
+        found |= {f"rope_{key}": said[key] for key in ("low_freq_factor", "high_freq_factor")}
+        found["rope_original_max_position"] = int(said["old_context_len"])
+    return found
+
+
+def _is_llama31(config: Mapping[str, Any]) -> bool:
+    """Whether the rotation is scaled as in Llama 3.1: NeMo 1 has a key for it, NeMo 2 the factor alone."""
+    is_said = config.get("scale_positional_embedding", config.get("use_rope_scaling"))
+    return bool(is_said) or config.get("scale_factor") not in (None, 0, 1)
+
+
+def _is_gemma2(config: Mapping[str, Any], keys: Collection[str]) -> bool:
+    """Whether norms follow the blocks and every other layer has the window: by the keys or, without, by its caps."""
+    if keys:
+        return megatron_llama.has_output_norms(keys)
+    return bool({**config, **customization(config)}.get("attn_logit_softcapping"))
+
+
+def _window(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tuple[int, str]:
+    window = config.get("window_size")
+    if not window or window[0] in (-1, None):
+        return 0, ALL_LAYERS
+    size = positive(window[0], f"{_FILE}: window_size")
+    skipped = config.get("window_attn_skip_freq")
+    if isinstance(skipped, int) and skipped:
+        return size, shortest([number % skipped != 0 for number in range(1, layers + 1)])
+    if isinstance(skipped, (list, tuple)):
+        return size, shortest([bool(each) for each in skipped])
+    return size, "10" if is_gemma2 else ALL_LAYERS
+
+
+def _says_bias(config: Mapping[str, Any], keys: Collection[str], *places: str) -> bool:
+    """Whether linear layers have biases; a configuration that is silent leaves it to the keys."""
+    said = config.get("add_bias_linear", config.get("bias"))
+    return megatron_llama.has_key(keys, *places) if said is None else bool(said)
+
+
+def _rotary_width(config: Mapping[str, Any], size_per_head: int) -> int:
+    """Count the elements of a head that are rotated."""
+    width = int(size_per_head * number(config.get("rotary_percentage", 1.0), f"{_FILE}: rotary_percentage"))
+    if width < 2 or width % 2:
+        raise CheckpointError(f"rotary_percentage rotates {width} of a head's {size_per_head} elements, not pairs")
+    return width
+
+
+def _experts(config: Mapping[str, Any]) -> int:
+    """Count the experts of a layer; 0: it has one feed-forward."""
+    count = config.get("num_moe_experts")
+    return _positive(config, "num_moe_experts") if count not in (None, 0, 1) else 0
+
+
+def _number(config: Mapping[str, Any], key: str) -> float:
+    return number(config.get(key) or 0, f"{_FILE}: {key}")
+
+
+def _positive(config: Mapping[str, Any], key: str, default: Any = None) -> int:
+    value = config.get(key)
+    return positive(default if value is None else value, f"{_FILE}: {key}", "is it a GPT checkpoint?")

@@ -1,0 +1,163 @@
+"""NeMo's and Megatron-LM's Llama and its relatives as FT shards: every form computes transformers' logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.llama_configs import megatron_lm, nemo1, nemo2, padded_vocabulary
+from support.llama_files import (
+    chunked,
+    sentencepiece_model,
+    write_archive,
+    write_megatron_lm,
+    write_nemo1_tree,
+    write_nemo2_tree,
+    write_torch_dist,
+    write_zarr,
+)
+from support.llama_models import VOCAB, Saved, input_ids, saved
+from support.llama_shards_forward import forward
+from support.llama_state import core_state, local_norms, two_matrices
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.files.archive import open_archive
+from export_scripts.checkpoints.formats import open_source
+from export_scripts.conversion.check import inspect_checkpoint
+from export_scripts.convert import convert
+from export_scripts.weights.matching import match
+from handover.errors import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def assert_transformers_logits(path: Path, folder: Path, source: Saved, ranks: int = 2) -> None:
+    output = folder / f"{ranks}-gpu"
+    convert(ConvertArguments(path, output, ranks, "fp32", processes=1))
+    made = forward(output, input_ids())[..., :VOCAB]
+    assert np.abs(made - source.logits).max() < 1e-5 * max(1.0, float(np.abs(source.logits).max()))
+
+
+def state_of(source: Saved, ranks: int, stores_one_more: bool = False) -> dict[str, Any]:
+    return core_state(source.tensors, source.config, padded_vocabulary(source.config, ranks), stores_one_more)
+
+
+ARCHIVES = [
+    ("llama_mha", (1, 1)),
+    ("llama", (4, 1)),
+    ("llama_linear", (2, 2)),
+    ("llama31", (1, 2)),
+    ("llama32", (2, 2)),
+    ("mistral", (4, 1)),
+    ("nemotron", (2, 1)),
+    ("qwen2", (2, 2)),
+    ("gemma", (2, 1)),
+    ("gemma2", (4, 1)),
+    ("starcoder2", (2, 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "grid"), ARCHIVES)
+def test_archives(name: str, grid: tuple[int, int], tmp_path: Path) -> None:
+    source = saved(name)
+    config = nemo1(source.config, grid)
+    prefix = "model.module." if config["megatron_amp_O2"] else "model."
+    state = state_of(source, grid[0], stores_one_more=name == "gemma")
+    assert_transformers_logits(write_archive(tmp_path / "model.nemo", config, state, grid, prefix), tmp_path, source)
+
+
+@pytest.mark.parametrize("activation", ["fast-swiglu", "swiglu"])
+@pytest.mark.parametrize("grid", [(1, 1), (4, 2)])
+def test_legacy_archives(activation: str, grid: tuple[int, int], tmp_path: Path) -> None:
+    source = saved("llama_mha")
+    config = nemo1(source.config, grid, mcore_gpt=False, transformer_engine=False, activation=activation)
+    state = state_of(source, grid[0])
+    state = two_matrices(state) if activation == "swiglu" else state
+    path = write_archive(tmp_path / "model.nemo", config, state, grid, "model.language_model.")
+    assert_transformers_logits(path, tmp_path, source)
+
+
+def test_archives_of_the_local_specification(tmp_path: Path) -> None:
+    source = saved("llama")
+    state = local_norms(state_of(source, 2))
+    path = write_archive(tmp_path / "model.nemo", nemo1(source.config, (2, 1)), state, (2, 1))
+    assert_transformers_logits(path, tmp_path, source)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("llama", 4), ("nemotron", 1)])
+def test_zarr(name: str, ranks: int, tmp_path: Path) -> None:
+    source = saved(name)
+    folder = write_nemo1_tree(tmp_path / "tree", nemo1(source.config, (ranks, 1)))
+    write_zarr(folder, chunked(state_of(source, ranks), ranks))
+    assert_transformers_logits(tmp_path / "tree", tmp_path, source)
+
+
+@pytest.mark.parametrize(("is_stacked", "has_pairs"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("name", "ranks"), [("llama32", 4), ("gemma", 2), ("gemma2", 1), ("qwen3", 2), ("qwen2", 2)])
+def test_torch_dist(name: str, ranks: int, has_pairs: bool, is_stacked: bool, tmp_path: Path) -> None:
+    source = saved(name)
+    folder = write_nemo2_tree(tmp_path / "nemo2", nemo2(source.config, name))
+    write_torch_dist(folder, chunked(state_of(source, ranks), ranks, is_stacked, has_pairs))
+    assert_transformers_logits(tmp_path / "nemo2", tmp_path, source)
+
+
+@pytest.mark.parametrize(("name", "grid"), [("llama", (2, 2)), ("llama31", (4, 1)), ("nemotron", (1, 1))])
+def test_megatron_lm(name: str, grid: tuple[int, int], tmp_path: Path) -> None:
+    source = saved(name)
+    write_megatron_lm(tmp_path / "mlm", megatron_lm(source.config, grid), state_of(source, grid[0]), grid)
+    (tmp_path / "mlm/tokenizer.model").write_bytes(sentencepiece_model())
+    assert_transformers_logits(tmp_path / "mlm", tmp_path, source)
+
+
+@pytest.mark.parametrize("form", ["archive", "torch_dist"])
+def test_a_mixtral_is_read_whole(form: str, tmp_path: Path) -> None:
+    source, path = saved("mixtral"), tmp_path / "model"
+    state = state_of(source, 2)
+    if form == "archive":
+        path = write_archive(tmp_path / "model.nemo", nemo1(source.config, (2, 1)), state, (2, 1), "model.module.")
+    else:
+        write_torch_dist(write_nemo2_tree(path, nemo2(source.config, "mixtral")), chunked(state, 2))
+    found = open_source(open_archive(path))
+    assignments = match(found.schema(), found.source_map, found.dims, found.tensors, found.other_keys)
+    assert sum("experts" in each.name for each in assignments) == 2 * 4 * 3
+    with pytest.raises(CheckpointError, match="expert_num: 4  .*format=huggingface"):
+        inspect_checkpoint(path, 1, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rotary_interleaved": True}, "rotary_interleaved: True  ("),
+        ({"window_size": [4, 4]}, "window_size: [4, 4]  ("),
+        ({"activation": "quick_gelu"}, "activation: quick_gelu  ("),
+        ({"normalization": "scalenorm"}, "normalization: scalenorm  ("),
+        ({"megatron_legacy": True}, "megatron_legacy: True  ("),
+        ({"num_query_groups": 3}, "num_query_groups 3"),
+        ({"mcore_customization_config": {"softmax_scale": 0.1}}, "mcore_customization_config.softmax_scale: 0.1  ("),
+        ({"scale_positional_embedding": True, "seq_len_interpolation_factor": 2}, "seq_len_interpolation_factor: 2  ("),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_key_and_value(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    source = saved("llama")
+    path = write_archive(tmp_path / "model.nemo", nemo1(source.config, **changes), state_of(source, 1))
+    with pytest.raises(CheckpointError) as refused:
+        inspect_checkpoint(path, 1, "fp32")
+    assert named in str(refused.value)
+
+
+def test_falcons_parallel_attention_is_refused_and_mistrals_key_without_effect_is_not(tmp_path: Path) -> None:
+    source = saved("nemotron")
+    custom = {"parallel_attention": True}
+    path = write_archive(
+        tmp_path / "falcon.nemo", nemo1(source.config, mcore_customization_config=custom), state_of(source, 1)
+    )
+    with pytest.raises(CheckpointError, match="mcore_customization_config.parallel_attention: True"):
+        inspect_checkpoint(path, 1, "fp32")
+    source = saved("mistral")
+    config = nemo1(source.config)
+    assert config["mcore_customization_config"]["parallel_attention"]
+    inspect_checkpoint(
+        write_archive(tmp_path / "m.nemo", config, state_of(source, 1), (1, 1), "model.module."), 1, "fp32"
+    )
