@@ -12,8 +12,8 @@ import torch
 from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
 from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.ops.torch_attention import PagedView
-from backends.fastertransformer.engine.ops.torch_ops import TorchOps
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(layers=2, head_num=3, size_per_head=4, dtype=torch.float32)
@@ -35,7 +35,7 @@ def fill(cache: KvCache, slot: int, count: int) -> torch.Tensor:
     content = torch.randn(2, 2, 3, count, 4)
     steps = torch.arange(count)
     for block, (k, v) in zip(cache.memory, content, strict=True):
-        TorchOps(CPU).kv_write(block, cache.block_tables[slot, steps // PAGE], steps % PAGE, k, v)
+        Ops(CPU).kv_write(block, cache.block_tables[slot, steps // PAGE], steps % PAGE, k, v)
     return content
 
 

@@ -14,7 +14,7 @@ from backends.fastertransformer.engine.cache.kv_cache import PAGE
 from backends.fastertransformer.engine.model.linear import Norm
 from backends.fastertransformer.engine.model.packed_rows import NumberedRows
 from backends.fastertransformer.engine.model.positions import AttentionSpec, Relative, Rotary, Rotation
-from backends.fastertransformer.engine.ops.torch_ops import TorchOps
+from backends.fastertransformer.engine.ops.ops import Ops
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -138,6 +138,6 @@ def test_an_encoders_rows_attend_as_with_a_mask(has_bias: bool) -> None:
     bias = Relative(torch.randn(3, 32, device=DEVICE), is_both_ways=True) if has_bias else None
     rows = NumberedRows.of(np.zeros(187, int), np.zeros(2, int), np.array([170, 17]), 0).on(DEVICE)
     outs = []
-    for kind in (TorchOps, TritonOps):
+    for kind in (Ops, TritonOps):
         outs.append(kind(DEVICE).encoder_attention(rows, AttentionSpec(0.3, bias), q, None)(q, k, v, q))
     assert (outs[0] - outs[1]).abs().max() < 2e-5

@@ -15,7 +15,7 @@ from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.packed_rows import NumberedRows
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
-from backends.fastertransformer.engine.ops.torch_ops import TorchOps
+from backends.fastertransformer.engine.ops.ops import Ops
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -33,15 +33,13 @@ def test_inputs_are_kept_as_torch_keeps_them(knows_lengths: bool, tmp_path: Path
     lengths = [45, 7]
     rows = NumberedRows.of(np.random.default_rng(1).integers(0, 50, 52), np.zeros(2, int), np.array(lengths), 0)
     encoded, kept = [], []
-    for kind in (TorchOps, TritonOps):
+    for kind in (Ops, TritonOps):
         ops = kind(DEVICE)
         network = Network(config, weights, ops=ops)
         cache = KvCache(replace(shape, is_head_major=ops.is_head_major), DEVICE, 1 << 24, 64)
         cache.allocate(0, np.array([5, 5]), np.full(2, UNBOUNDED), np.array(lengths), {})
         given = rows.on(DEVICE)
-        encoded.append(
-            network.encode(given if knows_lengths or kind is TorchOps else given._replace(lengths=None), cache)
-        )
+        encoded.append(network.encode(given if knows_lengths or kind is Ops else given._replace(lengths=None), cache))
         held = cache.memory[0][:, cache.source_block_tables[:2, :2].flatten().long()].transpose(2, 3).flatten(1, 2)
         kept.append(torch.cat((held[:, :45], held[:, 64:71]), 1))
     for one, other in (encoded, kept):

@@ -19,8 +19,8 @@ from .model.network import Network
 from .model.precision import Precision, choose_device, choose_precision
 from .model.prefixes import read_prefixes
 from .model.weights import load_weights
-from .ops.base import Ops, choose_ops
 from .ops.kernels import problem_on
+from .ops.ops import Ops, choose_ops
 from .parallel.comm import GroupComm
 from .parallel.group import Group
 from .parallel.steps import RankZeroSteps

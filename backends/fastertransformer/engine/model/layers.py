@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ops.base import Attend, CrossAttend, Ops
+from ..ops.ops import Ops
 from ..parallel.comm import Comm
 from .config import Stack
 from .layouts import CrossWeights, LayerWeights
 from .linear import Norm
+from .positions import Attend, CrossAttend
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ int8: each output channel has a scale, its largest weight / 127, and its weights
 CPU that saves memory, not time: torch's own int8 product is 3 to 30 times slower there in fp32 than to convert and
 multiply (768 x 3072, 1 to 256 rows).
 
-What comes before and behind a product (norm, activation, residual) is ops.base.Ops.linear's.
+What comes before and behind a product (norm, activation, residual) is ops.ops.Ops.linear's.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
-from ..ops.base import Attend, Ops, choose_ops
+from ..ops.ops import Ops, choose_ops
 from ..parallel.comm import Comm
 from .config import ModelConfig, Stack
 from .layers import LayerContext, run_layer, scale_by_task, split_heads
 from .layouts import ModelWeights, StackWeights
 from .linear import Norm
 from .packed_rows import Rows
-from .positions import Alibi, AttentionSpec, Relative, Rotary
+from .positions import Alibi, Attend, AttentionSpec, Relative, Rotary
 
 
 class Network:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""q, k, v and a layer's memory of the cache -> attended; q, k, v and the result are [B, H, 1, D] or [1, H, T, D]."""
+
+CrossAttend = Callable[[Tensor, Tensor], Tensor]
+"""q, [B, H, 1, D] or [1, H, T, D], and a layer's memory of the cache -> attended, of q's shape."""
 
 _MAX_DISTANCE = 128  # of T5's buckets; FasterTransformer and Hugging Face agree on it
 

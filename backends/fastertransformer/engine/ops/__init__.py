@@ -1,1 +1,1 @@
-"""The operations of a network, with Triton's kernels or with torch; base.py says what they are."""
+"""The operations of a network, with Triton's kernels or with torch; ops.py says what they are."""

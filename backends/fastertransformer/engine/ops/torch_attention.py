@@ -16,147 +16,96 @@ from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
 from ..model.packed_rows import Rows
-from ..model.positions import AttentionSpec, Rotation
+from ..model.positions import Attend, AttentionSpec
 
 KvWrite = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
-class RowAttention:
-    """Packed rows, each of which attends to itself.
+def within_rows(
+    rows: Rows, spec: AttentionSpec, like: Tensor, is_causal: bool, scores: list[Tensor] | None = None
+) -> Callable[..., Tensor]:
+    """Prepare attention of packed rows, of known lengths, to themselves; see Ops.encoder_attention."""
+    mask: Tensor | None = None
+    if spec.bias:
+        steps = torch.arange(rows.longest, device=like.device)
+        is_seen = (steps <= steps[:, None]) | (not is_causal)
+        mask = biased(is_seen, spec.bias(steps[None], steps[None]), like)  # [1, H, S, S]
 
-    Args:
-        rows: packed rows of known lengths.
-        spec: scale and bias.
-        like: gives device and type of keys.
-        is_causal: whether a token sees those before it only.
-        scores: every call appends its attention weights, fp32 [B, H, S, S]; None: they are not wanted.
-    """
-
-    def __init__(
-        self, rows: Rows, spec: AttentionSpec, like: Tensor, is_causal: bool, scores: list[Tensor] | None = None
-    ) -> None:
-        self._rows, self._spec, self._is_causal, self._scores = rows, spec, is_causal, scores
-        self._mask: Tensor | None = None
-        if spec.bias:
-            steps = torch.arange(rows.longest, device=like.device)
-            is_seen = (steps <= steps[:, None]) | (not is_causal)
-            self._mask = biased(is_seen, spec.bias(steps[None], steps[None]), like)  # [1, H, S, S]
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Attend from q to k and v, [1, H, T, D] each."""
-        if self._is_causal and self._mask is None and has_flash_kernel(q):
-            return flash_rows(q, k, v, self._rows, self._spec.scale)
-        lengths, scale = self._rows.lengths, self._spec.scale
-        assert lengths, "only the Triton kernels read the lengths on the device"
-        out, kept = torch.empty_like(q), []
-        rows = zip(*(torch.split(each, lengths, 2) for each in (q, k, v, out)), strict=True)
-        for length, (query, key, value, target) in zip(lengths, rows, strict=True):
-            mask = None if self._mask is None else self._mask[..., :length, :length]
-            if self._scores is None:
-                is_causal = self._is_causal and mask is None
-                target[:] = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
+    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
+        if is_causal and mask is None and has_flash_kernel(q):
+            return flash_rows(q, k, v, rows, spec.scale)
+        assert rows.lengths, "only the Triton kernels read the lengths on the device"
+        out, all_weights = torch.empty_like(q), []
+        parts = zip(*(torch.split(each, rows.lengths, 2) for each in (q, k, v, out)), strict=True)
+        for length, (query, key, value, target) in zip(rows.lengths, parts, strict=True):
+            own = None if mask is None else mask[..., :length, :length]
+            if scores is None:
+                causes = is_causal and own is None
+                target[:] = F.scaled_dot_product_attention(query, key, value, own, is_causal=causes, scale=spec.scale)
             else:
-                scores = (query @ key.transpose(2, 3)).float() * scale
-                weights = (scores if mask is None else scores + mask).softmax(-1)
+                products = (query @ key.transpose(2, 3)).float() * spec.scale
+                weights = (products if own is None else products + own).softmax(-1)
                 target[:] = weights.to(value.dtype) @ value
-                kept.append(F.pad(weights, (0, self._rows.longest - length) * 2))
-        if self._scores is not None:
-            self._scores.append(torch.cat(kept))
+                all_weights.append(F.pad(weights, (0, rows.longest - length) * 2))
+        if scores is not None:
+            scores.append(torch.cat(all_weights))
         return out
 
-
-class PrefillAttention:
-    """New packed rows: their keys and values are rotated and written, then each row attends to itself.
-
-    Args:
-        cache: of which memory is written to.
-        rows: packed rows.
-        rotation: of queries and keys; None: none.
-        kv_write: see Ops.kv_write.
-        attend: within the rows.
-    """
-
-    def __init__(
-        self, cache: KvCache, rows: Rows, rotation: Rotation | None, kv_write: KvWrite, attend: RowAttention
-    ) -> None:
-        self._places = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
-        self._rotation, self._kv_write, self._attend = rotation, kv_write, attend
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-        """Write k and v, [1, H, T, D] each, to a layer's memory, and attend to them."""
-        q, k = (self._rotation(q), self._rotation(k)) if self._rotation else (q, k)
-        self._kv_write(memory, *self._places, k[0], v[0])
-        return self._attend(q, k, v)
+    return attend
 
 
-class ExtendAttention:
-    """Packed rows that continue what their slots hold; see Ops.extend_attention for the arguments."""
+def extend_rows(
+    cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor, kv_write: KvWrite
+) -> Attend:
+    """Prepare attention of packed rows that continue what their slots hold; see Ops.extend_attention."""
+    _, positions, slots, ends, _ = rows
+    begins, counts, every = ends[:-1].long(), ends.diff(), torch.arange(len(slots), device=like.device)
+    first, starts = slots[begins], positions[begins][:, None]
+    windows, steps = cache.windows[first], torch.arange(rows.longest, device=like.device)
+    rotate = spec.rotation(positions[None], like)
+    # All rows are padded to one length: behind a row's last token, that token is repeated at later positions.
+    padded = starts + steps  # [B, n]
+    tokens = begins[:, None] + torch.minimum(steps, counts[:, None] - 1)  # [B, n]
+    row = torch.searchsorted(ends[1:], every, right=True, out_int32=True)
+    origin = row, every - begins[row]
+    held = entry_positions(starts[:, 0] - 1, windows, longest)  # [B, S]
+    keys, too_old = torch.cat((held, padded), 1), (padded - windows[:, None])[:, :, None]
+    is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= padded[:, :, None])
+    mask = biased(is_seen[:, None], spec.bias(padded, keys) if spec.bias else None, like)
+    entries = positions % cache.windows[slots]
+    places = cache.block_tables[slots, entries // PAGE], entries % PAGE
+    pages = cache.block_tables[first, : -(-longest // PAGE)]
 
-    def __init__(
-        self, cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor, kv_write: KvWrite
-    ) -> None:
-        _, positions, slots, ends, _ = rows
-        begins, counts, every = ends[:-1].long(), ends.diff(), torch.arange(len(slots), device=like.device)
-        first, starts = slots[begins], positions[begins][:, None]
-        windows, steps = cache.windows[first], torch.arange(rows.longest, device=like.device)
-        self._scale, self._rotation = spec.scale, spec.rotation(positions[None], like)
-        self._kv_write = kv_write
-        # All rows are padded to one length: behind a row's last token, that token is repeated at later positions.
-        padded = starts + steps  # [B, n]
-        self._tokens = begins[:, None] + torch.minimum(steps, counts[:, None] - 1)  # [B, n]
-        row = torch.searchsorted(ends[1:], every, right=True, out_int32=True)
-        self._origin = row, every - begins[row]
-        held = entry_positions(starts[:, 0] - 1, windows, longest)  # [B, S]
-        keys, too_old = torch.cat((held, padded), 1), (padded - windows[:, None])[:, :, None]
-        is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= padded[:, :, None])
-        self._mask = biased(is_seen[:, None], spec.bias(padded, keys) if spec.bias else None, like)
-        entries = positions % cache.windows[slots]
-        self._places = cache.block_tables[slots, entries // PAGE], entries % PAGE
-        self._pages, self._longest = cache.block_tables[first, : -(-longest // PAGE)], longest
+    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        q, k = (rotate(q), rotate(k)) if rotate else (q, k)
+        query, *new = (each[0][:, tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
+        before = (part[pages].transpose(1, 2).flatten(2, 3)[:, :, :longest] for part in memory)
+        all_keys, values = (torch.cat(parts, 2) for parts in zip(before, new, strict=True))  # [B, H, S + n, D]
+        attended = F.scaled_dot_product_attention(query, all_keys, values, mask, scale=spec.scale)
+        kv_write(memory, *places, k[0], v[0])
+        return attended.transpose(1, 2)[origin].transpose(0, 1)[None]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-        """Attend to what memory has and to k and v, [1, H, T, D] each, which are then written to it."""
-        q, k = (self._rotation(q), self._rotation(k)) if self._rotation else (q, k)
-        query, *new = (each[0][:, self._tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
-        held = (part[self._pages].transpose(1, 2).flatten(2, 3)[:, :, : self._longest] for part in memory)
-        keys, values = (torch.cat(parts, 2) for parts in zip(held, new, strict=True))  # [B, H, S + n, D]
-        attended = F.scaled_dot_product_attention(query, keys, values, self._mask, scale=self._scale)
-        self._kv_write(memory, *self._places, k[0], v[0])
-        return attended.transpose(1, 2)[self._origin].transpose(0, 1)[None]
+    return attend
 
 
-class DecodeAttention:
-    """One token of every row; see Ops.decode_attention for the arguments."""
+def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor) -> Attend:
+    """Prepare attention of one token of every row; see Ops.decode_attention."""
+    mask: Tensor | None = None
+    rotate = spec.rotation(positions[:, None], like)
+    entries = positions % windows
+    entries = tables.gather(1, (entries // PAGE)[:, None])[:, 0] * PAGE + entries % PAGE
+    lengths = torch.minimum(positions + 1, windows)
+    view = PagedView(tables, lengths)
+    if spec.bias:
+        held = entry_positions(positions, windows, int(lengths.max()))
+        mask = biased((held >= 0)[:, None, None], spec.bias(positions[:, None], held), like)  # [B, H, 1, S]
 
-    def __init__(self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor) -> None:
-        self._scale, self._mask = spec.scale, None
-        self._rotation = spec.rotation(positions[:, None], like)
-        entries = positions % windows
-        self._entries = tables.gather(1, (entries // PAGE)[:, None])[:, 0] * PAGE + entries % PAGE
-        lengths = torch.minimum(positions + 1, windows)
-        self._view = PagedView(tables, lengths)
-        if spec.bias:
-            held = entry_positions(positions, windows, int(lengths.max()))
-            self._mask = biased((held >= 0)[:, None, None], spec.bias(positions[:, None], held), like)  # [B, H, 1, S]
+    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        q, k = (rotate(q), rotate(k)) if rotate else (q, k)
+        write_entries(memory, entries, k[:, :, 0], v[:, :, 0])
+        return view.attend(q, memory, mask, spec.scale)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-        """Write k and v, [B, H, 1, D] each, to a layer's memory, and attend to what is there."""
-        q, k = (self._rotation(q), self._rotation(k)) if self._rotation else (q, k)
-        write_entries(memory, self._entries, k[:, :, 0], v[:, :, 0])
-        return self._view.attend(q, memory, self._mask, self._scale)
-
-
-class CrossAttention:
-    """Attention to the encoder's keys and values; see Ops.cross_attention for the arguments."""
-
-    def __init__(self, tables: Tensor, lengths: Tensor, scale: float) -> None:
-        self._view, self._scale = PagedView(tables, lengths), scale
-
-    def __call__(self, q: Tensor, memory: Tensor) -> Tensor:
-        """Attend from q, [n, H, 1, D] or [1, H, n, D], to what a layer's memory has."""
-        if q.shape[2] > 1:
-            return self(q.transpose(0, 2), memory).transpose(0, 2)
-        return self._view.attend(q, memory, None, self._scale)
+    return attend
 
 
 class PagedView:

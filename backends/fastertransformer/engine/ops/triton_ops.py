@@ -8,14 +8,13 @@ from torch import Tensor
 from ..cache.kv_cache import PAGE, KvCache
 from ..model.linear import Linear, Norm
 from ..model.packed_rows import Rows
-from ..model.positions import AttentionSpec
-from .base import Attend, CrossAttend
+from ..model.positions import Attend, AttentionSpec, CrossAttend
 from .kernels import decode_attention, elementwise, gemm, kv_write, prefill_attention, sampling
+from .ops import Ops
 from .torch_attention import flash_rows, has_flash_kernel
-from .torch_ops import TorchOps
 
 
-class TritonOps(TorchOps):
+class TritonOps(Ops):
     """See Ops for what each method does."""
 
     can_capture = True

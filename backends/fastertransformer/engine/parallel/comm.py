@@ -19,7 +19,7 @@ from torch import Tensor
 from ..model.config import ModelConfig
 from ..model.layouts import vocabulary_part
 from ..model.linear import Linear
-from ..ops.base import Ops
+from ..ops.ops import Ops
 from ..sampling.sampling import NOT_FINITE
 from .group import Group
 from .peer_memory import open_peer_memory

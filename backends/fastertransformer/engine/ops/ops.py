@@ -1,35 +1,34 @@
 """What a network computes with: one object, chosen when a model is loaded, whose methods are all its operations.
 
-torch_ops.py has every operation in torch. triton_ops.py has those on an NVIDIA GPU for which a profile has shown a gain
-from a kernel of our own. The network, the cache and the sampler call these methods and do not ask what is behind them.
+``Ops`` has every operation in torch: for a CPU, and for a GPU on which Triton cannot compile. ``triton_ops.TritonOps``
+replaces those for which a profile on an NVIDIA GPU has shown a gain from a kernel of our own. The network and the
+sampler call these methods and do not ask what is behind them.
 
 B: rows of a call; T: tokens of all of them together; H: heads; D: size of a head; V: vocabulary.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from ..cache.kv_cache import KvCache
-from ..model.linear import Linear, Norm
+from ..cache.kv_cache import PAGE, KvCache
+from ..model.linear import ACTIVATIONS, Linear, Norm
 from ..model.packed_rows import Rows
-from ..model.positions import AttentionSpec
+from ..model.positions import Attend, AttentionSpec, CrossAttend
+from ..sampling import sampling
+from . import torch_attention
 from .kernels import can_run_on
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""q, k, v and a layer's memory of the cache -> attended; q, k, v and the result are [B, H, 1, D] or [1, H, T, D]."""
 
-CrossAttend = Callable[[Tensor, Tensor], Tensor]
-"""q, [B, H, 1, D] or [1, H, T, D], and a layer's memory of the cache -> attended, of q's shape."""
-
-
-class Ops(ABC):
+class Ops:
     """The operations of a network on one device.
+
+    Args:
+        device: of the network.
 
     Attributes:
         can_capture: whether steps can be captured as CUDA graphs: no operation needs a number on the host.
@@ -39,11 +38,15 @@ class Ops(ABC):
     can_capture = False
     is_head_major = False
 
-    @abstractmethod
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._has_cublas = device, device.type == "cuda"
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Normalize x, [..., width]."""
+        if norm.is_rms:
+            return F.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
+        return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
 
-    @abstractmethod
     def linear(
         self,
         linear: Linear,
@@ -61,16 +64,49 @@ class Ops(ABC):
             activation: gelu (by tanh), relu, silu or nothing.
             residual: [..., out], contiguous; is overwritten with the result. None: nothing is added.
         """
+        x = self.norm(x, norm) if norm else x
+        if self._has_cublas and x.dtype != torch.float32:
+            return self._by_cublas(linear, x, activation, residual)
+        y = ACTIVATIONS[activation](linear(x))
+        if residual is None:
+            return y
+        residual += y
+        return residual
 
-    @abstractmethod
+    def _by_cublas(self, linear: Linear, x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
+        """Compute linear; cuBLASLt applies gelu or relu, or adds the residual, before it rounds."""
+        flat, matrix, outputs = x.reshape(-1, x.shape[-1]), self._matrix(linear), len(linear.weight)
+        if residual is not None and linear.bias is None and not activation:
+            rows = residual.view(-1, outputs)
+            torch.addmm(rows, flat, matrix.T, out=rows)
+            return residual
+        if activation in ("gelu", "relu"):
+            y = torch._addmm_activation(linear.bias_or_zeros(x), flat, matrix.T, use_gelu=activation == "gelu")
+        else:
+            y = ACTIVATIONS[activation](F.linear(flat, matrix, linear.bias))
+        y = y.view(*x.shape[:-1], outputs)
+        if residual is None:
+            return y
+        residual += y
+        return residual
+
+    def _matrix(self, linear: Linear) -> Tensor:
+        """Give the weight in x's type, [out, in]."""
+        return linear.weight if linear.scales is None else linear.weight * linear.scales[:, None]
+
     def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
         """Compute one rank's summand of a row-parallel product: in fp32 where that costs nothing, else in x's type."""
+        return linear(x)
 
-    @abstractmethod
     def linear_fp32(self, linear: Linear, x: Tensor, norm: Norm | None = None) -> Tensor:
         """Compute norm(x) @ weight.T + bias in fp32, whatever the types of x and the weight are."""
+        x = self.norm(x, norm) if norm else x
+        if linear.weight.dtype == torch.float32:
+            return linear(x.float())
+        flat = torch.mm(x.reshape(-1, x.shape[-1]), self._matrix(linear).T, out_dtype=torch.float32)
+        y = flat.view(*x.shape[:-1], -1)
+        return y if linear.bias is None else y + linear.bias
 
-    @abstractmethod
     def embed(self, ids: Tensor, positions: Tensor, tokens: Tensor, table: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Look up the next token of each row and its position, and add them.
 
@@ -79,15 +115,16 @@ class Ops(ABC):
             positions: int64 [B]; those behind the table's last count as the last.
             tokens: [V, hidden].
             table: [positions, hidden], or None.
-            dtype: of the result.
+            dtype: of the result; on a GPU both tables have it.
 
         Returns:
             [B, hidden].
         """
+        x = F.embedding(ids, tokens).to(dtype)
+        return x if table is None else x + F.embedding(positions.clamp(max=len(table) - 1), table)
 
-    @abstractmethod
     def argmax_step(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
-        """Choose each row's most likely token, and prepare the next step with it.
+        """Choose each row's argmax, write it as the next input token, and advance the position.
 
         Args:
             logits: fp32 [B, V], contiguous.
@@ -97,8 +134,11 @@ class Ops(ABC):
         Returns:
             int64 [B]; see sampling.sampling.argmax.
         """
+        tokens = sampling.argmax(logits)
+        ids.copy_(tokens.clamp(min=0))
+        positions += 1
+        return tokens
 
-    @abstractmethod
     def draw_tokens(
         self, logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, largest: int, is_narrow: bool
     ) -> Tensor:
@@ -116,12 +156,16 @@ class Ops(ABC):
         Returns:
             int64 [n].
         """
+        logits = logits[rows]
+        if not is_narrow:
+            return sampling.draw(sampling.keep_top_p(sampling.keep_top_k(logits, top_k, largest), top_p), uniform)
+        values, ids = sampling.narrow_to_top_k(logits, top_k, largest)
+        return ids.gather(1, sampling.draw(sampling.keep_top_p(values, top_p), uniform)[:, None])[:, 0]
 
-    @abstractmethod
     def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v, [H, T, D], to the pages, int32 [T], and offsets, int64 [T], of a layer's memory."""
+        torch_attention.write_entries(memory, pages * PAGE + offsets, k.transpose(0, 1), v.transpose(0, 1))
 
-    @abstractmethod
     def encoder_attention(self, rows: Rows, spec: AttentionSpec, like: Tensor, scores: list[Tensor] | None) -> Attend:
         """Prepare attention of whole rows to themselves, in both directions.
 
@@ -131,12 +175,21 @@ class Ops(ABC):
             like: gives device and type of keys.
             scores: every call appends its attention weights, fp32 [B, H, S, S]; None: they are not wanted.
         """
+        return torch_attention.within_rows(rows, spec, like, is_causal=False, scores=scores)
 
-    @abstractmethod
     def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> Attend:
         """Prepare causal attention of new rows to themselves; each call writes keys and values to the cache."""
+        attend = torch_attention.within_rows(rows, spec, like, is_causal=True)
+        places = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        rotate = spec.rotation(rows.positions[None], like)
 
-    @abstractmethod
+        def write_and_attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+            q, k = (rotate(q), rotate(k)) if rotate else (q, k)
+            self.kv_write(memory, *places, k[0], v[0])
+            return attend(q, k, v)
+
+        return write_and_attend
+
     def extend_attention(self, cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor) -> Attend:
         """Prepare causal attention of rows that continue what their slots hold, several tokens of each.
 
@@ -147,8 +200,8 @@ class Ops(ABC):
             spec: scale, bias and rotary.
             like: gives device and type of keys.
         """
+        return torch_attention.extend_rows(cache, rows, longest, spec, like, self.kv_write)
 
-    @abstractmethod
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
     ) -> Attend:
@@ -161,8 +214,8 @@ class Ops(ABC):
             spec: scale, bias and rotary.
             like: gives device and type of keys.
         """
+        return torch_attention.decode_rows(positions, tables, windows, spec, like)
 
-    @abstractmethod
     def cross_attention(self, tables: Tensor, lengths: Tensor, scale: float) -> CrossAttend:
         """Prepare attention to the keys and values that the cache holds of the encoder's output.
 
@@ -171,9 +224,17 @@ class Ops(ABC):
             lengths: int64 [n], all of which is seen.
             scale: of q k.
         """
+        view = torch_attention.PagedView(tables, lengths)
 
-    def warm_up_sampling(self, vocab_size: int) -> None:  # noqa: B027 (torch needs nothing)
-        """Compile what draw_tokens needs for logits of this many columns."""
+        def attend(q: Tensor, memory: Tensor) -> Tensor:
+            if q.shape[2] > 1:
+                return attend(q.transpose(0, 2), memory).transpose(0, 2)
+            return view.attend(q, memory, None, scale)
+
+        return attend
+
+    def warm_up_sampling(self, vocab_size: int) -> None:
+        """Compile what draw_tokens needs for logits of this many columns: torch needs nothing."""
 
 
 @lru_cache
@@ -183,6 +244,4 @@ def choose_ops(device: torch.device) -> Ops:
         from .triton_ops import TritonOps  # needs Triton, which torch for NVIDIA's GPUs brings along
 
         return TritonOps(device)
-    from .torch_ops import TorchOps
-
-    return TorchOps(device)
+    return Ops(device)
