@@ -84,7 +84,7 @@ def test_what_is_saved_comes_back_in_another_slot_and_counts_while_it_is_away() 
     content = fill(cache, 1, 80)
     saved = cache.save(1, 70)
     cache.free(2, 0, np.array([], int), np.array([], int))
-    assert len(cache._pool) == 12 - 3 and cache.bytes_of_saved(70) == 3 * PAGE_BYTES
+    assert len(cache._pool) == 12 - 3 and cache.bytes_of([(1, 70, 0)]) == 3 * PAGE_BYTES
     place(cache, 0, 5)
     fill(cache, 0, 5)
     place(cache, 1, 100, saved={1: saved})

@@ -21,7 +21,7 @@ from .model.prefixes import read_prefixes
 from .model.weights import load_weights
 from .ops.kernels import problem_on
 from .ops.ops import Ops, choose_ops
-from .parallel.comm import GroupComm
+from .parallel.comm import Comm
 from .parallel.group import Group
 from .parallel.steps import RankZeroSteps
 from .parallel.workers import WorkerProcesses, needs_workers
@@ -140,13 +140,13 @@ def load_steps(settings: Settings, device: torch.device | None = None, group: Gr
     with torch.inference_mode():
         part = _read(settings, device, group)
         ops = choose_ops(device)
-        comm = GroupComm(group, part.config, part.precision.compute, device, ops) if group else None
+        comm = Comm(ops, part.config, part.weights.like, group)
         network = Network(part.config, part.weights, comm, ops)
         sizes = part.config, settings.tensor_para_size, part.precision, device, part.partition
         prefixes = read_prefixes(settings.checkpoint, *sizes)
         cache = _reserve_cache(settings, part, device, ops, group)
     description = _describe(settings, part, cache)
-    if group and comm:
+    if group:
         description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {part.partition.layers}"
         description += f", {comm.note}" if comm.is_split else ""
     _log.info(description)

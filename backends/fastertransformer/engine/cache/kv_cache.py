@@ -1,9 +1,9 @@
 """The KV cache: keys and values of all running sequences, in pages whose addresses never change.
 
 A slot holds one row: a sequence, or one beam of it; the scheduler keeps the rows that decode in the first slots. All
-memory that the cache may take is reserved once, in pages of PAGE tokens. A row is allocated as many as it will ever
-need when it starts, and a block table on the device says which they are. So nothing is copied when rows start, grow,
-move or end; a CUDA graph of a step stays valid; and memory goes by what each row needs, not by the longest. The keys
+memory that the cache may take is reserved once, in pages of PAGE tokens. A row is allocated all pages that it will ever
+need when it starts, and a block table on the device lists them. So nothing is copied when rows start, grow, move or
+end; a CUDA graph of a step stays valid; and each row takes the memory that it needs, not that of the longest. The keys
 and values of an encoder's output are in pages of the same memory, in a block table of their own.
 
 The token at position p of a row is in its entry p % window: a row with a window keeps the last tokens only, and its
@@ -36,15 +36,15 @@ class KvCache:
     """Keys and values by layer and page.
 
     Args:
-        shape: of one token and of the layers.
-        device: where they live.
+        shape: dimensions.
+        device: of the memory and the tables.
         budget_bytes: that the pages may take.
         longest: entries that a row has at most.
 
     Attributes:
-        memory: a layer each: [2 (k, v), pages, H, PAGE, D].
+        memory: of each layer, [2 (k, v), pages, H, PAGE, D].
         block_tables: int32, pages of each slot, see BlockTable.on_device.
-        source_block_tables: pages of each slot's encoder output; without columns where there is no encoder.
+        source_block_tables: pages of each slot's encoder output; no columns if there is no encoder.
         windows: int64 [MOST_SLOTS], on the device; 1 of a free slot.
         sources: int64 [2, MOST_SLOTS], on the device: the length of each slot's encoder input, 1 of a free slot, and
             its IA3 task, -1 for none.
@@ -72,10 +72,6 @@ class KvCache:
         """Give the bytes that sequences need together."""
         return sum(rows * (_pages(entries) + _pages(source)) for rows, entries, source in needs) * self._page_bytes
 
-    def bytes_of_saved(self, entries: int) -> int:
-        """Give the bytes of a saved row."""
-        return _pages(entries) * self._page_bytes
-
     def room(self, slots: slice) -> int:
         """Give the number of entries that the largest of some slots has room for."""
         return PAGE * max(map(len, self._own.owned[slots]))
@@ -83,14 +79,7 @@ class KvCache:
     def allocate(
         self, first: int, needs: Array, windows: Array, sources: Array, saved: Mapping[int, list[int]]
     ) -> None:
-        """Allocate the slots from ``first`` on to new rows.
-
-        Args:
-            first: slot; those before it keep what they have.
-            needs: int64 [n], entries of each.
-            windows: int64 [n].
-            sources: int64 [n], entries of the encoder's output; 0: there is none.
-            saved: the leading pages of some slots; see save.
+        """Allocate the slots from ``first`` on to new rows, some of which begin with saved pages; see Steps.allocate.
 
         Raises:
             EngineError: not enough free pages or slots.
@@ -107,14 +96,7 @@ class KvCache:
         self.windows[first:end] = upload(windows, self._device)
 
     def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
-        """Free slots. Pages change owners, and nothing is copied.
-
-        Args:
-            count: slots in use.
-            kept: slots in use afterwards.
-            targets: int64 [n], slots that others move to.
-            sources: int64 [n], the slots that move.
-        """
+        """Free slots, and move others into the gaps; see Steps.free. Pages change owners, and nothing is copied."""
         moved = dict(zip(targets.tolist(), sources.tolist(), strict=True))
         for table in (self._own, self._source):
             table.free(kept, moved)
@@ -125,7 +107,7 @@ class KvCache:
         self.sources[0, kept:count] = 1
 
     def copy(self, targets: Array, sources: Array, length: int) -> None:
-        """Overwrite slots with what the first ``length`` entries of others hold; all are read before any is written."""
+        """Copy the first ``length`` entries of slots to others; all sources are read before any target is written."""
         both = [self._own.pages_of(each, _pages(length)) + self._source.pages_of(each) for each in (targets, sources)]
         to, of = upload(np.array(both, np.int64), self._device)
         for block in self.memory:
@@ -134,13 +116,13 @@ class KvCache:
         self.sources[:, where[0]] = self.sources[:, where[1]]
 
     def clear(self, slots: Array) -> None:
-        """Fill slots with zeros, as new ones are; see _zeros."""
+        """Fill slots with zeros; see _zeros."""
         pages = upload(np.array(self._own.pages_of(slots) + self._source.pages_of(slots)), self._device)
         for block in self.memory:
             block[:, pages] = 0
 
     def save(self, slot: int, length: int) -> list[int]:
-        """Keep the first ``length`` entries of a slot that is about to be freed; returns their pages."""
+        """Take the first ``length`` entries from a slot that is about to be freed; returns their pages."""
         return self._own.detach(slot, _pages(length))
 
     def free_saved(self, saved: list[int]) -> None:
@@ -160,10 +142,10 @@ class KvCache:
 
 
 def _zeros(shape: CacheShape, pages: int, device: torch.device) -> Tensor:
-    """Make a layer's memory.
+    """Allocate a layer's memory.
 
-    Zeros, not empty: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN. A host gives memory when it
-    is written to, not before.
+    It is zeroed: a masked entry is multiplied by 0, and 0 times a leftover NaN is NaN. A host allocates physical memory
+    only when it is written to.
     """
     heads, size = shape.head_num, shape.size_per_head
     if shape.is_head_major:

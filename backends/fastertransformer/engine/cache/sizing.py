@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..request.schema import Array
 
-CacheNeed = tuple[int, int, int]  # of a sequence: rows, entries of each, entries of its encoder's output
+CacheNeed = tuple[int, int, int]  # of a sequence: rows, entries of each row, entries of its encoder's output
 
 MOST_SLOTS = 1024  # so that per-slot tensors have one size and never move
 UNBOUNDED = 1 << 31  # window of a slot that keeps every token
@@ -25,13 +25,13 @@ class CacheShape:
     """Dimensions of one process's cache.
 
     Attributes:
-        layers: that this process holds.
-        head_num: key and value heads of each that this process holds.
-        size_per_head: width of one.
+        layers: of this process.
+        head_num: key and value heads of each layer in this process.
+        size_per_head: width of one head.
         dtype: number format of keys and values.
         has_cross: whether each slot also keeps the keys and values of an encoder's output.
         is_head_major: whether a page has each head's entries side by side, as the kernels read them; else each token's
-            heads, so that torch can read a row whose pages are contiguous as one piece.
+            heads, so that torch can read a row whose pages are contiguous as one tensor.
     """
 
     layers: int
@@ -56,9 +56,9 @@ def upload(array: Array, device: torch.device) -> Tensor:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that a device has free: of a GPU as its driver says, of the host as far as the cgroup lets us."""
+    """Give the free memory of a device: of a GPU by its driver, of the host within the limit of this cgroup."""
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds on to it
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch
         return int(torch.cuda.mem_get_info(device)[0] + unused)
     available = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
     for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else []:
@@ -70,7 +70,7 @@ def free_bytes(device: torch.device) -> int:
             used = int((_CGROUP / "memory.current").read_text())
             lines = (_CGROUP / "memory.stat").read_text().splitlines()
             counts = {name: int(count) for name, count in (line.split() for line in lines)}
-            # What is cached of files, mapped shards above all, makes room when it is needed.
+            # The page cache, mapped shards above all, is evicted when memory is needed.
             available.append(int(limit) - used + counts.get("active_file", 0) + counts.get("inactive_file", 0))
     except (OSError, ValueError):
         pass  # no cgroup v2 here

@@ -63,7 +63,6 @@ class Stack:
         rotary_dim: how many numbers of each head are rotated.
         rotates_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
         buckets: of relative positions.
-        attention_scale: what q k is multiplied with.
     """
 
     head_num: int
@@ -182,14 +181,7 @@ _NORM = one_of({"pre_layernorm": True, "post_layernorm": False})
 
 
 def _common(ini: ConfigIni, family: Family, dims: GptDims | T5Dims, first_prompt_id: int) -> dict[str, Any]:
-    """Read what all families call alike.
-
-    Args:
-        ini: the file.
-        family: of the model.
-        dims: of the model.
-        first_prompt_id: of the virtual tokens, where the file does not say it.
-    """
+    """Read the keys that all families have; virtual tokens begin at first_prompt_id if the file does not say where."""
     section = ini[family.main]
     return {
         "family": family.name,

@@ -1,8 +1,7 @@
 """What a network's weights are, and which tensors of the checkpoint become which of them.
 
-Which tensors there are, with their shapes and the axes that ranks cut, the family's table in ft_format says. A network
-is described once, as what it reads: what weights.Reader does with that is to check the files, to count the memory, or
-to load.
+The family's table in ft_format lists the tensors, with their shapes and the axes that ranks split. ``read_model`` says
+once which tensors a network reads; a weights.Reader checks the files, counts the memory, or loads.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ class LayerWeights:
     """One transformer layer.
 
     Attributes:
-        input_norm: before attention, or behind it where norms follow.
+        input_norm: before attention, or after it in a post-norm model.
         qkv: hidden -> 3 * heads * head_size: all q, then all k, then all v.
         attention_out: heads * head_size -> hidden.
-        post_norm: likewise of the MLP; None where it works on attention's input.
+        post_norm: the same for the MLP; None where the MLP works on attention's input.
         mlp_in: hidden -> inter.
-        mlp_gate: likewise; multiplied in.
+        mlp_gate: hidden -> inter; multiplied with mlp_in's output.
         mlp_out: inter -> hidden.
-        cross: where there is an encoder.
+        cross: attention to the encoder's output; None: there is no encoder.
         ia3: what k, v and the MLP's inner layer are multiplied with, [tasks, ...] each.
     """
 
@@ -73,8 +72,8 @@ class StackWeights:
     """This process's layers of a stack.
 
     Attributes:
-        layers: those.
-        final_norm: behind the last one.
+        layers: in their order.
+        final_norm: after the last layer.
         position_bias: by head: ALiBi's slopes [heads], or the bias by bucket [heads, buckets]; None otherwise.
     """
 
@@ -94,9 +93,9 @@ class ModelWeights:
         encoder, decoder: stacks; a GPT has the latter only, a T5 encoder alone the former only.
         head: hidden -> vocab; token_embedding's matrix where the checkpoint has no head. None where this process does
             not predict.
-        like: an empty tensor on the device, in the format that is multiplied.
-        size_bytes: of all of it.
-        saved_bytes: how much more that would be without int8.
+        like: an empty tensor on the device, of the type that is computed in.
+        size_bytes: of all tensors.
+        saved_bytes: how much larger they would be without int8.
     """
 
     token_embedding: Tensor
@@ -130,17 +129,17 @@ class Partition:
 
 
 def vocabulary_part(vocab_size: int, rank: int, ranks: int) -> range:
-    """Give the tokens that a tensor rank predicts: all have as many, or one more."""
+    """Give the tokens that a tensor rank predicts; the ranks' numbers of tokens differ by one at most."""
     return range(vocab_size * rank // ranks, vocab_size * (rank + 1) // ranks)
 
 
 def read_model(read: Reader, config: ModelConfig, partition: Partition, has_head: bool) -> ModelWeights:
-    """Read a process's partition of the checkpoint that config.ini calls for.
+    """Read a process's part of a checkpoint.
 
     Args:
         read: gives the tensors.
         config: of the whole model.
-        partition: which part of it.
+        partition: which part.
         has_head: whether there is a file for the head; a family without tied heads must have it.
     """
     is_t5 = config.encoder is not None

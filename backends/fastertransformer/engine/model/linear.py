@@ -55,11 +55,10 @@ class Linear:
     Args:
         weight: [out, in].
         bias: [out] or None.
-        is_lent: whether the weight's memory will be used for something else.
+        is_lent: whether the caller reuses the weight's memory, so that it must be copied.
 
     Attributes:
         weight: [out, in], packed on a CPU.
-        bias: [out] or None.
         scales: [out] of an int8 weight; None: the weight is not int8.
         size_bytes: of weight and bias.
         folded: what kernels have computed once of this weight and a norm, by the norm's weight; see gemm.fold.
@@ -98,13 +97,7 @@ class Linear:
 
 
 class Int8Linear(Linear):
-    """A matrix kept as int8 with a scale for each output channel, and a bias; nothing else of it is kept.
-
-    Args:
-        weight: [out, in].
-        bias: [out] or None.
-        is_lent: whether the weight's memory will be used for something else; it is never kept.
-    """
+    """A matrix quantized to int8 with a scale for each output channel, and a bias; the weight given is not kept."""
 
     scales: Tensor
 

@@ -33,13 +33,13 @@ class Network:
     """A network, or one process's part of it.
 
     Args:
-        config: of the whole.
-        weights: tensors.
+        config: of the whole network.
+        weights: of this process's part.
         comm: with the processes that hold the other parts; None: there are none.
-        ops: operations; None: those that are chosen for the device.
+        ops: operations; None: choose_ops chooses them for the device.
 
     Attributes:
-        config, weights, comm, ops: those.
+        can_capture: whether packed inputs can be captured as CUDA graphs.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Network:
         self.config = config
         self.weights = weights
         self.ops = ops or choose_ops(weights.like.device)
-        self.comm = comm or Comm(self.ops)
-        self._like = weights.like  # a tensor on this process's device, in the format of keys and values
+        self.comm = comm or Comm(self.ops, config, weights.like)
+        self._like = weights.like
         self._spec = _attention_spec(config, weights.decoder, is_both_ways=False)
         self._encoder_spec = _attention_spec(config.encoder or config, weights.encoder, is_both_ways=True)
         self.can_capture = self.ops.can_capture and not config.ia3_num_tasks
@@ -65,7 +65,7 @@ class Network:
 
         Args:
             rows: packed rows; none has more tokens than its window.
-            cache: where keys and values go.
+            cache: is written to.
             embeddings: [T, hidden] in place of the token embeddings; a token whose first number is NaN keeps its own.
             longest: at least the entries of the cache that a row has afterwards; 0: all are new rows, which is faster.
 
@@ -86,7 +86,7 @@ class Network:
             ids: [B] token ids.
             positions: [B], each token's position in its row.
             slots: of each row; a slice is faster than indices.
-            cache: holds the keys and values of the tokens before.
+            cache: holds the keys and values of the tokens before, and is written to.
 
         Returns:
             [B, hidden], before the final norm.
@@ -122,7 +122,7 @@ class Network:
 
         Args:
             rows: packed rows.
-            cache: where keys and values go.
+            cache: is written to.
             embeddings: see extend.
             attentions: an empty list, which takes the attention weights of each layer, fp32 [B, H, S, S], S being the
                 longest row; None: they are not wanted.

@@ -1,10 +1,10 @@
-"""Decide where and in which number format the network runs.
+"""Choose the device and the number formats of a network.
 
-data_type is what config.pbtxt asks for. A GPU runs all three natively. A CPU is measured, not trusted (AMD EPYC with
-AVX512_BF16, 2 cores, torch 2.13, F.linear 768 x 3072): fp16 matrices are 4 times slower than fp32 from a batch of
-about 32, so fp16 is weights rounded to fp16 and arithmetic in fp32; bf16 is 2 to 2.7 times faster than fp32 where the
-processor multiplies bf16 and slower elsewhere. The last matrix (hidden to vocabulary) gives fp32 logits everywhere, as
-in FasterTransformer: bf16 logits have steps of 1/16 at 10, which would make ties and shift log-probabilities.
+config.pbtxt's data_type is fp32, fp16 or bf16, all of which a GPU computes in natively. On a CPU (measured on an AMD
+EPYC with AVX512_BF16, 2 cores, torch 2.13, F.linear 768 x 3072) fp16 matrices are 4 times slower than fp32 ones from a
+batch of about 32, so weights are rounded to fp16 and computed with in fp32. bf16 is 2 to 2.7 times faster than fp32
+where the processor has bf16 instructions, and slower elsewhere. The head gives fp32 logits everywhere, as in
+FasterTransformer: bf16 logits have steps of 1/16 at 10, which would make ties and shift log-probabilities.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Precision:
     """Number formats of one engine.
 
     Attributes:
-        rounded: every weight is rounded to this format first: what data_type asks for.
-        compute: matrices and KV cache are kept and multiplied in this format.
-        note: one line for the log that says what happens.
-        is_int8: whether the layers' matrices are kept as int8, and on a GPU the head's (see linear.py).
+        rounded: data_type, to which every weight is rounded first.
+        compute: the format in which matrices and KV cache are stored and multiplied.
+        note: one line for a log.
+        is_int8: whether the layers' matrices are quantized to int8, and on a GPU the head's too (see linear.py).
     """
 
     rounded: torch.dtype
@@ -64,8 +64,8 @@ def choose_device(instance_kind: str = "", instance_device_id: int = 0, local_ra
     """Choose the device of one instance.
 
     FasterTransformer's published config.pbtxt says KIND_CPU although the backend runs on GPUs, so KIND_CPU does not
-    forbid a GPU: an instance takes a GPU wherever there is one, and the given one if it says KIND_GPU. Hide GPUs with
-    CUDA_VISIBLE_DEVICES to run on the CPU. Of several processes on a host, each takes the GPU of its local rank.
+    forbid a GPU: an instance uses a GPU if there is one, and the given one if it says KIND_GPU. Hide GPUs with
+    CUDA_VISIBLE_DEVICES to run on the CPU. If several processes run on a host, each uses the GPU of its local rank.
 
     Raises:
         EngineError: KIND_GPU on a machine without that GPU.

@@ -1,6 +1,6 @@
-"""Where the content of shards comes from: the files of a checkpoint, or nowhere, to plan or to measure.
+"""Sources of shards: mapped files, shapes without content to plan with, or random numbers to measure with.
 
-Each source gives a shard by its file name and shape, in the order in which the network is put together.
+Each gives a shard by its file name and shape, in the order in which layouts.read_model reads them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Shards = Callable[[str, tuple[int, ...]], Tensor]
 Order = list[tuple[str, tuple[int, ...]]]
 """File name and shape of each shard, as they are asked for."""
 
-_SPREAD = 0.02  # of weights: what GPT-2 and NeMo begin a training with
+_STD = 0.02  # of weights, as GPT-2 and NeMo initialize them
 
 
 def mapped(directory: Path, dtype: torch.dtype) -> Shards:
-    """Map the files, [*shape] each: nothing is read before it is copied."""
+    """Map files: nothing is read before it is copied."""
     return lambda file, shape: map_file(directory / file, shape, dtype)
 
 
 def map_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Map a file of raw numbers; what has no numbers has no file.
+    """Map a file of raw numbers; an empty tensor has no file.
 
     Raises:
-        WeightsError: it is missing or has another size.
+        WeightsError: the file is missing or has another size.
     """
     if not (size := torch.Size(shape).numel()):
         return torch.empty(shape, dtype=dtype)
@@ -39,11 +39,7 @@ def map_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def check_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Refuse a file that is missing or has another size; what has no numbers has no file.
-
-    Raises:
-        WeightsError: says which and why.
-    """
+    """Raise a WeightsError if a file is missing or has another size; an empty tensor has no file."""
     if torch.Size(shape).numel() and (problem := _problem(path, shape, dtype)):
         raise WeightsError(f"{path}: {problem}")
 
@@ -75,11 +71,11 @@ def _problem(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 
 def made_up(dtype: torch.dtype, device: torch.device) -> Shards:
-    """Make random numbers on the device, the same for a file every time: norms' weights around 1, others around 0."""
+    """Make random numbers, the same for a file every time: norms' weights around 1, other tensors around 0."""
 
     def shard(file: str, shape: tuple[int, ...]) -> Tensor:
         generator = torch.Generator(device).manual_seed(zlib.crc32(file.encode()))
         mean = 1.0 if len(shape) == 1 and "weight" in file.split(".") else 0.0
-        return torch.empty(shape, dtype=dtype, device=device).normal_(mean, _SPREAD, generator=generator)
+        return torch.empty(shape, dtype=dtype, device=device).normal_(mean, _STD, generator=generator)
 
     return shard

@@ -1,11 +1,11 @@
 """Copy files to a GPU at the rate of its link: several threads read ahead into pinned memory, which the GPU copies.
 
 A shard that is mapped and copied is transferred page by page, by one thread, through a buffer of the driver's, at a
-fraction of the link's rate. Here threads read parts of the files, in the order in which the shards will be asked for,
+fraction of the link's rate. Here threads read parts of the files, in the order in which the shards will be requested,
 and each piece of a part is copied to the GPU while the next one is read. All pieces together stay in the processor's
-cache, from which the GPU copies them. A thread that releases Python's global lock (GIL) for a call then waits for all
-other threads: that took as long as the reading. So each piece releases it once, to be read; the copy is started by the
-driver's own function, which is called with the lock held, where torch's would release it.
+cache, from which the GPU copies them. A thread that releases Python's global lock (GIL) waits for all other threads
+afterwards, which took as long as reading. So each piece releases it once, to be read; the copy is started by the
+driver's own function, which is called with the GIL held, where torch's would release it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from torch import Tensor
 from ..errors import WeightsError
 from .shards import Order, Shards, check_file
 
-AHEAD_BYTES = 1 << 30  # that are read ahead; a larger file is read by itself
+AHEAD_BYTES = 1 << 30  # prefetched at most; a larger file is read by itself
 _PART_BYTES = 32 << 20  # what a thread reads of a file at a time
 _PIECE_BYTES = 8 << 20
 _THREADS = max(4, min(12, len(os.sched_getaffinity(0))))  # with 16 a load took longer
 _cuda: Any = torch.cuda  # torch has no types for the functions that are used here
-_BUFFERS = _THREADS + 4  # one for each thread; the others are being copied
+_BUFFERS = _THREADS + 4  # one for each thread, and some that are being copied
 
 
 @dataclass
@@ -54,12 +54,12 @@ class _Buffer:
 class StagedFiles:
     """A context manager that gives the shards of a checkpoint on a device, in a given order.
 
-    It pins its memory in the background as soon as it is made, while the caller still plans.
+    It starts to pin its memory in the background when it is constructed, while the caller still plans.
 
     Args:
         directory: of the files.
-        dtype: of the numbers in the files.
-        device: where they go.
+        dtype: of the files' content.
+        device: of the tensors that it gives.
     """
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -81,14 +81,14 @@ class StagedFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the threads, and wait for the copies that are under way."""
+        """End the threads, and wait for pending copies."""
         self._pool.shutdown(cancel_futures=True)
         if self._is_gpu and not (self._pinned.cancelled() or self._pinned.exception()):
             self._stream.synchronize()
             _cuda.check_error(_cuda.cudart().cudaHostUnregister(self._memory.data_ptr()))
 
     def in_order(self, order: Order) -> Shards:
-        """Give the source of shards that will be asked for in this order."""
+        """Give a source of shards that must be requested in this order."""
         self._coming.extend(order)
         return self._give
 
@@ -96,7 +96,7 @@ class StagedFiles:
         while self._coming and (not self._read or self._ahead_bytes < AHEAD_BYTES):
             self._begin(*self._coming.popleft())
         name, content, parts = self._read.popleft()
-        assert name == file, f"{file} was asked for, {name} was to come"
+        assert name == file, f"{file} was requested, {name} is next"
         for part in parts:
             part.result()
         self._ahead_bytes -= content.nbytes
@@ -170,7 +170,7 @@ def _driver() -> Any:
 
 
 def _huge_pages(size_bytes: int) -> Tensor:
-    """Give memory in pages of 2 MB, where the kernel has them: pinning those takes a fraction of the time."""
+    """Give memory in pages of 2 MB, if the kernel has such pages: they are pinned in a fraction of the time."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -1,8 +1,8 @@
-"""Read FasterTransformer's shards into tensors, or refuse; never serve anything else.
+"""Read FasterTransformer's shards into tensors, or refuse them.
 
-A shard is the raw little-endian content of one tensor's slice, without a header; layouts.py says which there are. They
-are mapped, not read: each becomes a tensor of its own on the device, one after another. FasterTransformer only warns
-where a file is missing or short and serves uninitialised memory; here that is an error which names every such file.
+A shard is the raw little-endian content of one tensor's slice, without a header; ft_format says which files there are.
+FasterTransformer only warns where a file is missing or short and serves uninitialised memory; here that is an error
+which names every such file.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def load_weights(
     sharers: int = 1,
     are_made_up: bool = False,
 ) -> ModelWeights:
-    """Read shards, one tensor at a time, if they are whole and there is room for all of them.
+    """Read shards, one tensor at a time, if they are complete and the device has memory for all of them.
 
     Args:
-        directory: holds the shards, ``<T>-gpu``.
-        config: its config.ini.
+        directory: of the shards, ``<T>-gpu``.
+        config: of the whole model.
         tensor_para_size: ranks that the shards were written for.
         precision: number formats.
-        device: where the tensors go.
-        partition: None for the whole network: any number of shards, joined in this one process.
+        device: of the tensors.
+        partition: None for the whole network: any number of shards, concatenated in this process.
         sharers: processes that load an equal part into the same memory at the same time.
-        are_made_up: whether the numbers are random instead: to measure a model whose shards do not exist.
+        are_made_up: whether the weights are random and no shard is read: to measure a model without a checkpoint.
 
     Raises:
-        WeightsError: names every shard, of any rank, that is missing or has another size, or a tensor_para_size that
-            does not fit. Or the device has not the memory.
+        WeightsError: shards of any rank are missing or have another size (all are named), tensor_para_size does not
+            fit, or the device has too little memory.
     """
     _check_ranks(directory, config, tensor_para_size)
     source_type, whole = TORCH_TYPES[config.weight_data_type], Partition(range(config.num_layer))
@@ -58,7 +58,7 @@ def load_weights(
         has_head = not are_made_up and (directory / f"{config.head}.bin").exists()
         partition, plans = partition or whole, {}
         for each in {whole, partition}:
-            # On torch's meta device tensors have no content: so what loads a network tells how much memory that takes.
+            # On torch's meta device tensors have no content: the code that loads also counts the memory and the files.
             order: Order = []
             how = config, tensor_para_size, precision, torch.device("meta"), is_cpu, each.rank
             plans[each] = Reader(*how, planned(source_type, order)), order
@@ -71,8 +71,8 @@ def load_weights(
         need_bytes = plan.size_bytes + 2 * plan.largest_bytes + AHEAD_BYTES * is_staged
         _check_room(directory, precision, need_bytes, device, sharers)
         if staged:
-            # All of it once: torch keeps it and cuts it up, where the driver takes its time for each tensor's memory.
-            with suppress(torch.OutOfMemoryError):  # in one piece
+            # Allocate everything once: torch caches and divides it, where the driver is slow for each tensor's memory.
+            with suppress(torch.OutOfMemoryError):  # there may be no such contiguous piece
                 torch.empty(need_bytes, dtype=torch.uint8, device=device)
             shards = staged.in_order(order)
         else:
@@ -105,12 +105,12 @@ def _check_ranks(directory: Path, config: ModelConfig, tensor_para_size: int) ->
 
 
 class Reader:
-    """Reads tensors of one checkpoint onto a device: one rank's shards, or all of them joined (rank None).
+    """Reads tensors of one checkpoint onto a device: one rank's shards, or all of them concatenated (rank None).
 
     Attributes:
         head_type: number format of the head; a CPU multiplies it in fp32 (see precision.py).
-        size_bytes: of what was read, as it is kept.
-        saved_bytes: by int8.
+        size_bytes: of what was read, as it is stored.
+        saved_bytes: how much larger that would be without int8.
         largest_bytes: of the largest tensor.
     """
 
@@ -137,7 +137,7 @@ class Reader:
         return name in self._tensors
 
     def _copy(self, name: str, split_axis: int | None, target: Tensor) -> None:
-        """Copy a tensor's file, or the ranks' side by side, into what has their shape together."""
+        """Copy a tensor's file, or the ranks' files side by side, into a tensor of their common shape."""
         files = [f"{name}.bin"] if split_axis is None else [f"{name}.{rank}.bin" for rank in self._ranks]
         for file, place in zip(files, target.chunk(len(files), split_axis or 0), strict=True):
             shard = self._shards(file, tuple(place.shape))
@@ -146,10 +146,10 @@ class Reader:
             place.copy_(shard)
 
     def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Give memory for the time until the next tensor is read.
+        """Give memory that is valid until the next tensor is read.
 
-        It is the same memory each time: the C library's heap would grow to twice the weights if tensors that go and
-        tensors that stay were allocated by turns.
+        The same memory is reused: the C library's heap would grow to twice the weights if temporary and permanent
+        tensors were allocated by turns.
         """
         size = torch.Size(shape).numel()
         if dtype not in self._buffers or self._buffers[dtype].numel() < size:
@@ -157,7 +157,7 @@ class Reader:
         return self._buffers[dtype][:size].view(shape)
 
     def _here(self, shape: tuple[int, ...], split_axis: int | None) -> tuple[int, ...]:
-        """Shape of what is read here of a tensor that the ranks cut along an axis."""
+        """Give the shape of this process's part of a tensor that the ranks split along an axis."""
         part = len(self._ranks)
         return tuple(n * part // self._tensor_para_size if axis == split_axis else n for axis, n in enumerate(shape))
 
@@ -166,11 +166,11 @@ class Reader:
         self.largest_bytes = max(self.largest_bytes, size_bytes)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Read a tensor as it is: a copy of our own, for the file may change under a running server.
+        """Read a tensor in its stored layout: a copy, for the file may change under a running server.
 
         Args:
             name: file name up to ``.{rank}.bin`` or ``.bin``.
-            dtype: None for the one that is multiplied.
+            dtype: None for the type that is computed in.
         """
         shape, split_axis, _ = self._tensors[name]
         target = self.empty(self._here(shape, split_axis), dtype)
@@ -189,9 +189,9 @@ class Reader:
         """Read the head, or this rank's rows of it; see linear.py. With int8 weights a GPU's is int8 too.
 
         Args:
-            name: None: it has the table's matrix, of which a CPU keeps a second form.
-            table: see name.
-            bias: all of it, or None.
+            name: None: the head is tied to the table, which a CPU then stores in a second form.
+            table: token embedding, [vocab, hidden]; None with a name.
+            bias: of the whole vocabulary, or None.
         """
         is_int8 = self._precision.is_int8 and not self._is_cpu
         if name and is_int8:
@@ -216,17 +216,17 @@ class Reader:
         return Linear(matrix, bias, is_lent=name is not None and len(matrix) < shape[0])
 
     def column_parallel(self, *names: str) -> Linear:
-        """Read matrices of which each rank has some outputs; those of several names follow each other."""
+        """Read matrices that are split by their output; the matrices of several names follow each other."""
         biases = [f"{name}.bias" for name in names if f"{name}.bias" in self]
         return self._linear([f"{name}.weight" for name in names], self._side_by_side(biases) if biases else None)
 
     def row_parallel(self, name: str, *biases: str) -> Linear:
-        """Read a matrix of which each rank has some inputs.
+        """Read a matrix that is split by its input.
 
         Args:
             name: of the matrix, without ``.weight``.
-            biases: names of which the model has one at most; by default the matrix's own. A bias is written once, and
-                one rank adds it; or every rank adds its part, where the table says that the ranks sum it up.
+            biases: names of which the model has one at most; by default the matrix's own. One rank adds the bias; or
+                every rank adds its part, where the family's table says that the ranks' parts are summed.
         """
         bias = None
         for found in (each for each in biases or (f"{name}.bias",) if each in self):
@@ -248,9 +248,9 @@ class Reader:
         return linear
 
     def _side_by_side(self, names: Sequence[str], first: int = 0) -> Tensor:
-        """Read tensors of one shape: their axes from the first on become one, in which they follow each other.
+        """Read tensors of one shape: their axes from ``first`` on become one, along which they are concatenated.
 
-        A matrix (first 1) is lent until the next one is read.
+        A matrix (first 1) is in memory that the next one reuses.
         """
         shape, split_axis, _ = self._tensors[names[0]]
         here = self._here(shape, split_axis)
@@ -261,7 +261,7 @@ class Reader:
         return target
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """Give memory on the device, in the format that is multiplied if no other is named."""
+        """Give memory on the device, of the type that is computed in if no other is named."""
         return torch.empty(shape, dtype=dtype or self._precision.compute, device=self._device)
 
     def slopes(self, head_num: int) -> Tensor:
@@ -270,7 +270,7 @@ class Reader:
         return slopes if self._rank is None else slopes.chunk(self._tensor_para_size)[self._rank]
 
     def ia3(self, *names: str) -> tuple[Tensor, ...] | None:
-        """Read vectors by task; a last row of ones is for rows without one (task -1). None: the model has none."""
+        """Read IA3 vectors by task; a last row of ones is for rows without a task (-1). None: the model has none."""
         tables = [self.tensor(f"{name}.ia3.weight") for name in names if f"{name}.ia3.weight" in self]
         return tuple(torch.cat((table, torch.ones_like(table[:1]))) for table in tables) or None
 

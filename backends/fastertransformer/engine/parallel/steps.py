@@ -20,7 +20,6 @@ from ..errors import GroupLostError
 from ..model.network import Network
 from ..model.prefixes import Prefix
 from ..steps.steps import Steps
-from .comm import GroupComm
 from .control import ControlChannel
 from .group import Group, first_line
 
@@ -48,8 +47,7 @@ class RankZeroSteps(Steps):
 
     def raise_if_peer_timed_out(self) -> None:
         """Override Steps."""
-        comm = self.network.comm
-        if isinstance(comm, GroupComm) and comm.has_timed_out():
+        if self.network.comm.has_timed_out():
             raise self._group_lost(TimeoutError("no numbers from a rank for half a minute"))
 
     @contextmanager

@@ -37,9 +37,9 @@ class Candidate:
     """A continuation of a beam.
 
     Attributes:
-        parent: which beam it continues.
-        token: the next one; without meaning behind a beam that has ended.
-        rank: what candidates are ordered by.
+        parent: index of the beam that it continues.
+        token: to append; without meaning if the beam has ended.
+        rank: by which candidates are ordered.
         score: sum of log-probabilities.
         gain: the token's part of the score.
     """
@@ -57,10 +57,10 @@ class Beam:
 
     Attributes:
         tokens: generated so far.
-        log_probs: of these tokens; empty where the request does not need them.
-        score: sum of log-probabilities, where the request needs it.
-        has_ended: whether an end_id or a stop word has come.
-        rank: what beams are ordered by when they have ended.
+        log_probs: of these tokens; empty if the request does not need them.
+        score: sum of log-probabilities, if the request needs it.
+        has_ended: whether it ends with an end_id or a stop word.
+        rank: by which beams that have ended are ordered.
     """
 
     tokens: array[int] = field(default_factory=lambda: array("I"))  # an array is copied into an answer as a whole
@@ -80,9 +80,9 @@ def candidates(
 
     Args:
         log_probs: [K, V], log softmax of the penalised logits.
-        beams: those that have ended have a single continuation, which leaves their score as it is.
+        beams: a beam that has ended has a single continuation, which does not change its score.
         params: of the sequence; with an end_id outside the vocabulary no beam ends by it.
-        length: by which scores are divided, see above.
+        length: by which scores are divided, see the module's docstring.
     """
     width, vocab = log_probs.shape
     device = log_probs.device

@@ -1,7 +1,7 @@
-"""Choose the next token of every row from its logits, on the device, and copy the tokens to the host behind it.
+"""Choose the next token of every row from its logits on the device, and copy the tokens to the host asynchronously.
 
-The chosen tokens go into the network's next step on the device. The host reads them later, so it need not wait before
-it launches that step. Beam search and bad words need the host's help: it then waits; see Sequence.needs_host.
+The chosen tokens are the network's next input on the device. The host reads them later, so it need not wait before it
+launches the next step. For beam search and bad words the host must know them and waits; see Sequence.needs_host.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PendingTokens:
             self._event.record()
 
     def wait(self) -> list[tuple[tuple[Sequence, int], int, Several[float]]]:
-        """Wait for the copy; give each slot's owner, token, and two log-probabilities (none if no row needs them)."""
+        """Wait for the copy; returns each slot's owner, token, and two log-probabilities, if any row needs them."""
         if self._event:
             self._event.synchronize()
         log_probs = [()] * len(self._owners) if self._log_probs is None else self._log_probs.T.tolist()
@@ -83,9 +83,9 @@ def _integers(row: SamplingParams) -> tuple[int, ...]:
 
 
 class Sampler:
-    """The sampling parameters of the row in each slot, and the chain of sampling applied to all slots at once.
+    """The sampling parameters of the row in each slot, and the sampling of all slots at once.
 
-    A row's parameters are uploaded when it joins and move with it between slots. In between only banned words are.
+    A row's parameters are uploaded when it joins, and move with it between slots. Later only bad words are uploaded.
 
     Args:
         steps: the network and its cache.

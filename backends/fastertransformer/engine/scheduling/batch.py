@@ -1,6 +1,6 @@
-"""The sequences that decode, and which of them is in which slot.
+"""The sequences that decode, and the slot of each.
 
-Slots are filled from the first on: where a sequence frees its slots, the last ones move in.
+Slots are filled from the first on: when a sequence frees its slots, the last ones move into the gaps.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Batch:
         return len(self._sequences)
 
     def prefill(self, new: list[Sequence], pop_saved: Callable[[Sequence], int]) -> Tensor | None:
-        """Allocate slots to sequences, and run their contexts.
+        """Allocate slots to new sequences, and run their contexts.
 
         Args:
             new: sequences that join.
-            pop_saved: gives the key of the cache entries that were saved of a sequence; see Sessions.pop_saved.
+            pop_saved: see Sessions.pop_saved.
 
         Returns:
-            The last hidden state of each of their slots; see run_contexts.
+            See run_contexts.
         """
         first = len(self._owners)
         self._sequences += new
-        # Their first beams are adjacent, for one pass of the network prefills those.
+        # The first beams are adjacent, for one pass of the network prefills them.
         self._owners += [(sequence, 0) for sequence in new]
         self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         rows = self._owners[first:]
@@ -75,7 +75,7 @@ class Batch:
         """Launch a step that gives every slot its next token.
 
         Args:
-            hidden: last hidden state of those that were just prefilled, [n, hidden]; None: every slot decodes.
+            hidden: last hidden state of the slots that were just prefilled, [n, hidden]; None: every slot decodes.
         """
         for sequence in self._sequences:
             sequence.launched += 1
@@ -90,8 +90,8 @@ class Batch:
             self._has_changed = False
         self.pending.append(self._sampler.sample(before, parts))
 
-    def wipe(self, sequences: list[Sequence]) -> None:
-        """Zero the cache of sequences, so that infinite numbers do not spoil the next ones in their slots."""
+    def clear(self, sequences: list[Sequence]) -> None:
+        """Zero the cache of sequences, so that infinite numbers do not remain for the next sequences in their slots."""
         self._steps.clear(np.array([slot for sequence in sequences for slot in sequence.slots]))
 
     def free(self, sequences: list[Sequence]) -> None:

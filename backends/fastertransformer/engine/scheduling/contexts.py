@@ -1,4 +1,4 @@
-"""Prefill: run the contexts of new sequences through the network, and compute the outputs that contexts alone give."""
+"""Prefill: run the contexts of new sequences, and compute the outputs that depend on contexts alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
         first: slot.
 
     Returns:
-        The last hidden state of each of these slots, [n, hidden]; None: what has an encoder begins with a step.
+        The last hidden state of each of these slots, [n, hidden]; None: a decoder with an encoder begins with a step.
     """
     new = [sequence for sequence, beam in owners if not beam]
     states: list[Tensor] = []  # of each context, [T, hidden]
@@ -49,16 +49,16 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
 
 
 def _extend(steps: Steps, new: list[Sequence], first: int) -> list[Tensor]:
-    """Run contexts; give the hidden states of each, [T, hidden]."""
+    """Run contexts; returns the hidden states of each, [T, hidden]."""
     ids, lengths, embeddings = _packed([sequence.context for sequence in new])
     hidden = steps.extend(ids, np.array([sequence.start for sequence in new]), lengths, first, embeddings)
     return list(torch.split(hidden, lengths.tolist()))
 
 
 def _continue_session(steps: Steps, sequence: Sequence) -> Tensor:
-    """Run a session's context in passes no longer than its window; give its hidden states, [T, hidden].
+    """Run a session's context in passes no longer than its window; returns its hidden states, [T, hidden].
 
-    Tokens of the session whose keys and values were lost are run before it.
+    If the keys and values of the session's earlier tokens were lost, these tokens are run before it.
     """
     start, ids, window, slot = sequence.start, sequence.context.ids, sequence.window, sequence.slots[0]
     if sequence.lacks_past:
@@ -121,7 +121,7 @@ def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> Tensor:
 
 
 def _packed(contexts: list[Context]) -> tuple[Array, Array, Array | None]:
-    """Concatenate contexts: ids [T], lengths [B], and embeddings [T, hidden] where any has some."""
+    """Concatenate contexts: ids [T], lengths [B], and embeddings [T, hidden] if any context has some."""
     ids, lengths = np.concatenate([each.ids for each in contexts]), np.array([len(each.ids) for each in contexts])
     given = [each.embeddings for each in contexts if each.embeddings is not None]
     if not given:

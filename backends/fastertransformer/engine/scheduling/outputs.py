@@ -25,15 +25,14 @@ def output_tensors(job: Job) -> dict[str, Array]:
             they are those of its own tokens. (FasterTransformer does not follow a beam back in output_log_probs.)
         context_embeddings: fp32 [B, K, hidden]: only where a row has is_return_context_embeddings.
         context_log_probs: fp32 [B, L], and context_argmax_ids: uint32 [B, L]: only where a row has
-            is_return_context_log_probs. Of each token of the input its log-probability (without temperature and
-            penalty) after those before it, and the most probable token in its place. 0 for a row's first token (but
-            a decoder's comes after start_id), for tokens of a conversation's earlier requests, in padding and in the
-            other rows.
+            is_return_context_log_probs. For each input token its log-probability (without temperature and penalty)
+            given the tokens before it, and the argmax in its place. 0 for a row's first token (but a decoder's comes
+            after start_id), for tokens of a session's earlier requests, in padding and in the other rows.
         output_hidden_state: fp32 [B, S, hidden], of an encoder without a decoder, which has none of the above. S is
             input_ids' width.
-        output_attentions: fp32 [B, layers, heads, S, S], beside it where any row has is_return_attentions: how much of
-            each key (last axis) each query takes; 0 in padding. (FasterTransformer leaves undefined numbers in the
-            rows of queries that are padding.)
+        output_attentions: fp32 [B, layers, heads, S, S], beside it if any row has is_return_attentions: the weight of
+            each key (last axis) for each query; 0 in padding. (FasterTransformer leaves undefined numbers in the rows
+            of queries that are padding.)
     """
     request, rows = job.request, job.sequences
     width, source_width = max(len(each.shown) for each in rows), request.source_width

@@ -1,11 +1,11 @@
 """Decide which sequences are in the next step, and take it.
 
 A step is one token for every sequence in the batch. New sequences join with their context's last hidden state, so they
-get their first token at the same time as the others their next.
+get their first token in the step that gives the other sequences their next.
 
 A GPU is kept busy by stepping ahead: a step is launched before the tokens of the last one are read (on the device they
-go from step to step). A sequence that turns out to have ended has then had one step too many, whose token is dropped.
-One that reaches its length has not, for that is known beforehand.
+go from step to step). If a sequence turns out to have ended, the token of its surplus step is dropped. A sequence that
+reaches its length has no surplus step, for that is known beforehand.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Scheduler:
         is_inflight: whether sequences join a batch that is under way; else a batch is filled, and the next one begins
             when it is done (FasterTransformer's static batching).
         session_idle_s: seconds after which an idle session is dropped.
-        steps_ahead: whether a step is launched before the last one's tokens are known; None: on a GPU.
-        known_sessions: sessions that began on other steps; see Sessions.
+        steps_ahead: whether a step is launched before the last one's tokens are read; None: only on a GPU.
+        known_sessions: see Sessions.
 
     Attributes:
         sessions: conversations.
@@ -120,7 +120,7 @@ class Scheduler:
             self._isolate(list(suspects), f"generation failed: {error}")
 
     def _isolate(self, failed: list[Sequence], problem: str) -> None:
-        """Restart sequences that have failed together, one after the other, to find out which of them fails.
+        """Restart sequences of a failed step one by one, to find out which of them fails.
 
         A sequence that was alone in the step fails its request.
         """
@@ -135,7 +135,7 @@ class Scheduler:
 
     @torch.inference_mode()  # the cache was made in it, and may be written to
     def give_up(self, problem: str, only_begun: bool = False) -> list[Job]:
-        """Answer requests with a problem: those that have been in the batch, or all; give the others, in order."""
+        """Fail the requests that have been in the batch, or all requests; returns the other ones, in order."""
         jobs = _jobs([*self._batch, *self._waiting])
         with suppress(GroupLostError):  # no rank is left to take the step with
             self._batch.free(list(self._batch))
@@ -181,7 +181,7 @@ class Scheduler:
         return tokens <= _PREFILL_TOKENS and not is_alone
 
     def _read_tokens(self) -> list[Sequence]:
-        """Wait for the oldest pending tokens and append them; give the sequences that got one."""
+        """Wait for the oldest pending tokens and append them; returns the sequences that got one."""
         tokens = self._batch.pending.popleft().wait()
         self._steps.raise_if_rank_lost()
         present = set(self._batch)  # others were freed since
@@ -198,7 +198,7 @@ class Scheduler:
             sequence.end_step()
         if overflowed:
             self._steps.raise_if_peer_timed_out()
-            self._batch.wipe([sequence for sequence in self._batch if sequence.job in overflowed])
+            self._batch.clear([sequence for sequence in self._batch if sequence.job in overflowed])
         for job, row in overflowed.items():
             problem = f"generation failed: the network's numbers overflow in row {row}"
             hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"

@@ -22,10 +22,10 @@ class Answer:
     """An answer to a request.
 
     Attributes:
-        tensors: the output so far by FasterTransformer's names, see outputs.py; None with a problem.
-        problem: why there are no tensors.
+        tensors: the output so far by FasterTransformer's names, see outputs.py; None: the request failed.
+        problem: why it failed.
         is_final: whether this is the last answer. A request that does not stream gets one only.
-        code: the problem's kind, a name of pb_utils.TritonError.
+        code: of the failure, a name of pb_utils.TritonError.
     """
 
     tensors: dict[str, Array] | None
@@ -39,13 +39,13 @@ class Job:
     """A request that has been submitted.
 
     Attributes:
-        request: what is asked for.
+        request: its parsed tensors.
         answer: is called with each answer.
         is_streaming: whether it is answered after every token.
-        is_cancelled: says whether the client has cancelled or gone.
-        session: key of the conversation that it continues; None: none.
-        sequences: one for each row, from the time that the scheduler has it.
-        has_begun: whether one of them has been in the batch.
+        is_cancelled: returns whether the client has cancelled or disconnected.
+        session: key of its session; None: none.
+        sequences: one for each row, once the scheduler has it.
+        has_begun: whether a sequence has been in the batch.
     """
 
     request: Request
@@ -72,19 +72,19 @@ class Sequence:
     """One row of a request and its beams.
 
     Attributes:
-        job: whose row it is.
-        row: which.
-        shown: int64 [n], what its answer begins with: a conversation so far, and the input without prompts.
+        job: the request.
+        row: index in the request.
+        shown: int64 [n], what its answer begins with: the session so far, and the input without prompts.
         sampling: its parameters.
-        beams: what has been generated.
-        endings: beams that have ended and were taken out, of an encoder-decoder.
+        beams: generated tokens and scores.
+        endings: beams that have ended and were removed from the search, of an encoder-decoder.
         count: tokens of each beam that the host knows.
         launched: tokens of each beam for which a step was launched.
         is_done: whether nothing more is generated.
         slots: of the beams, while it is in the batch.
         isolate_until: it runs alone until it has this many tokens, because a step that it shared has failed (0: the
-            prefill has failed, and its own is run alone); None: no step has failed.
-        context_outputs: its part of the outputs that its context alone gives, by name; see contexts.py.
+            prefill has failed, and is repeated alone); None: no step has failed.
+        context_outputs: its outputs that depend on its context alone, by name; see contexts.py.
         session_row: the row of a session that it continues; see sessions.py.
         start: entries of the cache before its context: a session's, or a prefix prompt's.
         lacks_past: whether the session's entries were lost, and must be computed again.
@@ -111,7 +111,7 @@ class Sequence:
         self.source = request.sources[self.row] if request.sources else None
         self.source_length = len(self.source.ids) if self.source else 0
         self.bad_words, self.stop_words = self.sampling.bad_words, self.sampling.stop_words
-        # Its next tokens cannot be chosen before the host knows the last ones, or it has no room for more.
+        # The host must know its last tokens before the next are chosen, or it has no room for more.
         self.needs_host = self.width > 1 or bool(self.bad_words) or not self.max_tokens
         self._begin()
 
@@ -133,12 +133,12 @@ class Sequence:
 
     @property
     def max_entries(self) -> int:
-        """Entries of the cache that each beam takes in the end."""
+        """Entries of the cache that each beam takes at the end."""
         return min(self.start + len(self.context.ids) + self.max_tokens, self.window)
 
     @property
     def need(self) -> tuple[int, int, int]:
-        """What the cache must have room for; see cache.sizing.CacheNeed."""
+        """The cache entries that it needs; see cache.sizing.CacheNeed."""
         return self.width, self.max_entries, self.source_length
 
     @property
@@ -148,14 +148,14 @@ class Sequence:
 
     @property
     def cached(self) -> int:
-        """Tokens of each beam that have keys and values, or will have after the steps that were launched."""
+        """Tokens of each beam whose keys and values are cached when the launched steps are done."""
         if self.source:  # the first step runs the last token of its context
             return len(self.context.ids) - 1 + self.launched
         return self.start + len(self.context.ids) + max(0, self.launched - 1)
 
     @property
     def cached_entries(self) -> int:
-        """Entries of the cache that the cached tokens of a beam take."""
+        """Entries of the cache that a beam's cached tokens take."""
         return min(self.cached, self.window)
 
     def tail(self, beam: Beam, count: int) -> list[int]:
@@ -169,10 +169,10 @@ class Sequence:
         """Append a token to a beam.
 
         Args:
-            beam: one of this sequence.
-            token: the new one.
-            gain: what it adds to the score; None: the request needs neither that nor ``log_prob``.
-            log_prob: its log-probability in the answer.
+            beam: of this sequence.
+            token: to append.
+            gain: is added to the score; None: the request needs neither the score nor ``log_prob``.
+            log_prob: the token's log-probability in the answer.
         """
         words = self.stop_words
         is_stop = bool(words) and words.is_completed_by(token, self.tail(beam, words.reach))
@@ -190,7 +190,7 @@ class Sequence:
         return len(self.context.ids) + len(self.beams[0].tokens) - self.beams[0].has_ended
 
     def branch(self, found: list[Candidate]) -> list[Candidate]:
-        """Choose the K beams that go on from the candidates, and make them this sequence's beams."""
+        """Choose the K best of the candidates, and make them this sequence's beams."""
         if self.source:
             found = [each for place, each in enumerate(found) if not self._remove_ended(each, place)]
         chosen = found[: self.width]

@@ -5,7 +5,7 @@ START begins a session, the next ones send only what is new, and each answer sho
 end_id or a stop word has ended continues without that last token, which the next input overwrites there.
 ``memory_len`` keeps the last tokens' keys and values only. FasterTransformer has one session an instance; here there
 are as many as memory allows, and the one that has been idle longest is evicted for a request that does not fit
-otherwise. A cancelled request leaves the tokens it has generated; a failed one leaves the session as it was before.
+otherwise. A cancelled request keeps the tokens that it has generated; a failed one leaves the session as it was before.
 Keys and values that were lost with a failed step are computed again from the tokens when they are needed.
 """
 
@@ -28,12 +28,12 @@ from .sequence import Job, Sequence
 
 @dataclass
 class SessionRow:
-    """One row of a session, as a request has left it.
+    """One row of a session, after a request.
 
     Attributes:
         tokens: of the whole conversation.
         cached: how many of them have keys and values.
-        key: under which those are saved; None: they are in the batch, or lost.
+        key: under which these are saved; None: they are in the batch, or lost.
         entries: of the cache that are saved.
     """
 
@@ -49,9 +49,9 @@ class Session:
 
     Attributes:
         rows: one for each row of its requests.
-        session_len: tokens that each row may have; 0: as many as the model has positions.
+        session_len: the most tokens of a row; 0: as many as the model has positions.
         memory_len: tokens whose keys and values are kept; 0: all.
-        is_busy: whether a request is under way.
+        is_busy: whether a request is in progress.
         used_s: when the last request ended.
     """
 
@@ -69,7 +69,7 @@ class Sessions:
         steps: hold the saved keys and values.
         config: dimensions.
         idle_s: seconds after which an idle session is dropped.
-        known: sessions that began on other steps, which were lost with all keys and values.
+        known: sessions that began before the worker processes were restarted, and whose keys and values are lost.
 
     Attributes:
         known: all sessions, by key.
@@ -95,14 +95,14 @@ class Sessions:
     def idle_bytes(self) -> int:
         """Bytes that are saved of idle sessions. A busy session's are part of its request's need."""
         rows = [row for each in self._idle.values() for row in each.rows]
-        return sum(self._steps.cache.bytes_of_saved(row.entries) for row in rows if row.key is not None)
+        return self._steps.cache.bytes_of((1, row.entries, 0) for row in rows if row.key is not None)
 
     @property
     def _idle(self) -> dict[int | str, Session]:
         return {key: each for key, each in self.known.items() if not each.is_busy}
 
     def join(self, job: Job) -> None:
-        """Begin or continue the session that a request names, if it names one, in the request's sequences.
+        """Begin or continue the session that a request names, if any, in the request's sequences.
 
         Raises:
             RequestError: there is no such session, it is busy, or the request does not fit it.
@@ -149,7 +149,7 @@ class Sessions:
                 raise RequestError(f"row {sequence.row} {what}")
 
     def pop_saved(self, sequence: Sequence) -> int:
-        """Give the key under which a row's entries are saved, to restore them into the cache; -1: none are saved."""
+        """Give the key under which a row's entries are saved, which are about to be restored; -1: none are saved."""
         key, row = -1, sequence.session_row
         if row and row.key is not None:
             key, row.key = row.key, None
@@ -169,7 +169,7 @@ class Sessions:
         sequence.session_row = SessionRow(tokens, cached, key, entries)
 
     def finish(self, job: Job, has_failed: bool) -> None:
-        """End a request: its session continues with its rows, or with those before it if it has failed."""
+        """End a request: its session has its rows from now on, or the earlier ones if it has failed."""
         rows = [sequence.session_row for sequence in job.sequences if sequence.session_row]
         if job.session not in self.known or not rows:  # it has not joined
             return

@@ -1,7 +1,7 @@
-"""CUDA graphs: one launch in place of some hundreds, for decode steps of some numbers of rows, and inputs of tokens.
+"""CUDA graphs: one launch in place of some hundreds, for decode steps of certain row counts, and inputs of tokens.
 
-A graph reads everything that differs from one replay to the next (ids, positions, windows, pages) from the device's
-memory, at addresses that never change, so it is captured once, when the model is loaded. A step of fewer rows than were
+A graph reads everything that differs from one replay to the next (ids, positions, windows, pages) from device memory,
+at addresses that never change, so it is captured once, when the model is loaded. A step of fewer rows than were
 captured is padded with free slots, which write to page 0.
 """
 
@@ -22,7 +22,7 @@ from ..model.packed_rows import NumberedRows, Rows
 
 Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, see sampling.argmax
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-# Few enough to be captured in seconds, so near to each other that beyond 64 tokens padding is less than a quarter.
+# Few enough to be captured in seconds, and close enough that beyond 64 tokens padding is less than a quarter.
 TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64), *range(1024, 2049, 128))
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 def most_rows(tokens: int) -> int:
     """Give the most rows that a graph of inputs of ``tokens`` tokens has room for.
 
-    Each row costs a block of queries that may be empty (see PackedRows.cut); an eighth of the tokens keeps these few
-    beside the tokens' own blocks.
+    Each row costs a block of queries that may be empty (see PackedRows.cut); with an eighth of the tokens such blocks
+    are few.
     """
     return max(16, min(64, tokens // 8))
 
@@ -41,27 +41,27 @@ class Graphs(Generic[T]):
     """CUDA graphs by size.
 
     Args:
-        take: runs the work of a size; its result is in the same memory at each replay.
+        run: computes a size; each replay writes its result to the same memory.
         pool: memory that several graphs share, so that a result is valid until the next replay of any of them.
     """
 
-    def __init__(self, take: Callable[[int], T], pool: Any) -> None:
-        self._take, self._pool = take, pool
+    def __init__(self, run: Callable[[int], T], pool: Any) -> None:
+        self._run, self._pool = run, pool
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, T]] = {}
 
     def capture(self, size: int) -> None:
-        """Run the work of a size, which compiles all it needs, and capture it."""
+        """Run a size, which compiles its kernels, and capture it."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._take(size)
+            self._run(size)
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-            result = self._take(size)
+            result = self._run(size)
         self._graphs[size] = graph, result
 
-    def run(self, size: int) -> T:
+    def replay(self, size: int) -> T:
         """Replay the graph of a size."""
         graph, result = self._graphs[size]
         graph.replay()
@@ -81,8 +81,8 @@ class StepGraphs:
         decode: runs one token of each of this many rows.
 
     Attributes:
-        largest_input: tokens of the largest captured input; 0: none is.
-        largest_step: rows of the largest captured decode step; 0: none is.
+        largest_input: tokens of the largest captured input; 0: none is captured.
+        largest_step: rows of the largest captured decode step; 0: none is captured.
     """
 
     def __init__(self, network: Network, cache: KvCache, decode: Callable[[int], Chosen]) -> None:
@@ -107,7 +107,7 @@ class StepGraphs:
         if not (size := self._decode.size_of(count)):
             self._warn_uncaptured("decode step", f"{count} rows", f"steps of up to {self.largest_step} rows")
             return None
-        logits, tokens = self._decode.run(size)
+        logits, tokens = self._decode.replay(size)
         return logits[:count], tokens[:count]
 
     def begin(self, rows: NumberedRows) -> Tensor | None:
@@ -123,7 +123,7 @@ class StepGraphs:
         # The padding is a row of its own, and the rows behind it have no tokens.
         ends = np.concatenate((rows.ends, np.full(len(self._ends) - len(rows.ends), size)))
         self._ends.copy_(upload(ends.astype(np.int32), self._device))
-        return self._begin.run(size)[:count]
+        return self._begin.replay(size)[:count]
 
     def _warn_uncaptured(self, kind: str, size: str, limit: str) -> None:
         """Warn, once for each kind of step, that no CUDA graph covers this size."""
@@ -134,6 +134,6 @@ class StepGraphs:
             )
 
     def _run_contexts(self, size: int) -> Tensor:
-        take = self._network.encode if self._cache.shape.has_cross else self._network.extend
+        run = self._network.encode if self._cache.shape.has_cross else self._network.extend
         ids, positions, slots = self._tokens[:, :size]
-        return take(Rows(ids, positions, slots, self._ends[: most_rows(size) + 2], None), self._cache)
+        return run(Rows(ids, positions, slots, self._ends[: most_rows(size) + 2], None), self._cache)

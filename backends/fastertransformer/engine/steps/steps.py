@@ -1,7 +1,7 @@
-"""The steps of generation: what the scheduler and the sampler ask of the network, on the slots of the cache.
+"""The steps of generation: what the scheduler and the sampler call, on the slots of the cache.
 
-The process that samples calls these; where several processes hold the network, ``parallel`` has all of them take the
-same steps. So a step's arguments are numbers and numpy arrays, and its result stays on the device.
+Rank 0 calls these; if several processes hold the network, ``parallel`` makes all of them take the same steps. So a
+step's arguments are numbers and numpy arrays, and its result stays on the device.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Steps:
 
     Args:
         network: all of it, or this process's part.
-        cache: of that part.
-        prefixes: keys and values of that part, by task.
+        cache: of this process.
+        prefixes: of this process's layers and heads, by task.
 
     Attributes:
         collective: by name, the steps that all processes take together.
@@ -69,14 +69,14 @@ class Steps:
         self._decoded: Tensor | None = None  # this process's logits of the last decode
 
     def together(self, name: str, arguments: Sequence[object]) -> AbstractContextManager[None]:
-        """Have the other processes take the step too; a process that is alone has none."""
+        """Make the other processes take the step too; a process that is alone has none."""
         return nullcontext()
 
     def raise_if_rank_lost(self) -> None:
-        """Raise GroupLostError where another process was lost: what the device gives then means nothing."""
+        """Raise GroupLostError if another process was lost: the device's results are then invalid."""
 
     def raise_if_peer_timed_out(self) -> None:
-        """Raise GroupLostError where numbers are not finite because another process has stopped answering."""
+        """Raise GroupLostError if numbers are not finite because another process has timed out."""
 
     @_step
     def allocate(
@@ -93,14 +93,17 @@ class Steps:
         """Allocate the slots from ``first`` on to new rows; arrays are int64 [n].
 
         Args:
-            first: slot; those before it keep what they have.
-            needs: entries of the cache that each will take.
-            positions: of each row's first token behind its context.
-            windows: how many tokens each keeps.
+            first: slot; the slots before it are unchanged.
+            needs: entries of the cache that each row will take.
+            positions: of each row's first token after its context.
+            windows: how many tokens each row keeps.
             sources: tokens of each row's encoder input; 0: there is none.
-            keys: of the saved entries that each continues, see save; -1: none.
-            tasks: whose prefix each begins with; -1: no prefix.
+            keys: of the saved entries that each row continues, see save; -1: none.
+            tasks: whose prefix each row begins with; -1: no prefix.
             ids: next input token of rows that begin with a decode step; None: contexts are run first.
+
+        Raises:
+            EngineError: not enough free pages or slots.
         """
         saved = {slot: self._saved.pop(key) for slot, key in enumerate(keys.tolist(), first) if key >= 0}
         self.cache.allocate(first, needs, windows, sources, saved)
@@ -113,7 +116,14 @@ class Steps:
 
     @_step
     def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
-        """Free slots; see KvCache.free."""
+        """Free slots, and move others into the gaps.
+
+        Args:
+            count: slots in use.
+            kept: slots in use afterwards.
+            targets: int64 [n], slots that others move to.
+            sources: int64 [n], the slots that move.
+        """
         self.cache.free(count, kept, targets, sources)
         if len(targets):
             to, of = upload(np.stack((targets, sources)), self.device)
@@ -129,19 +139,18 @@ class Steps:
         embeddings: Array | None = None,
         wants_attentions: int = 0,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run the encoder, and write its output's keys and values to the slots from ``first`` on.
+        """Run the encoder, and write its output's keys and values to the slots from ``first`` on; see Network.encode.
 
         Args:
-            ids: int64 [T], one row behind the other.
+            ids: int64 [T], packed.
             lengths: int64 [B] of the rows, T together.
             tasks: int64 [B], IA3 task of each row; -1: none.
             first: slot of the first row.
             embeddings: see extend.
-            wants_attentions: whether the attention weights are wanted.
+            wants_attentions: whether to return the attention weights.
 
         Returns:
-            [T, hidden], valid until the next step; and the attention weights of each layer, fp32 [B, H, S, S], S being
-            the longest row; empty where they are not wanted.
+            [T, hidden], valid until the next step; and the attention weights of each layer, or an empty list.
         """
         known = upload(np.stack((lengths, tasks)), self.device)
         self.cache.sources[:, first : first + len(lengths)] = known
@@ -157,11 +166,11 @@ class Steps:
         """Run several tokens of each of the rows in the slots from ``first`` on; see Network.extend.
 
         Args:
-            ids: int64 [T], one row behind the other.
+            ids: int64 [T], packed.
             starts: int64 [B], position of each row's first token.
             lengths: int64 [B] of the rows, T together.
             first: slot of the first row.
-            embeddings: fp32 [T, hidden], NaN where a token has its own; None: all have.
+            embeddings: fp32 [T, hidden], NaN where a token's own embedding is used; None: everywhere.
 
         Returns:
             [T, hidden], before the final norm; valid until the next step.
@@ -222,7 +231,7 @@ class Steps:
 
     @_step
     def predict(self, count: int) -> Tensor:
-        """Give the logits of ``count`` hidden states of rank 0, by all processes that have a part of the head."""
+        """Compute the logits of ``count`` hidden states of rank 0 in all processes that have a part of the head."""
         given, self._given = self._given, None
         if given is None:
             given = self.network.weights.like.new_empty(count, self.config.hidden_units)
@@ -265,7 +274,7 @@ class Steps:
 
     @_step
     def copy(self, targets: Array, sources: Array, length: int) -> None:
-        """Overwrite slots with what the first ``length`` entries of others hold: int64 [n] each."""
+        """Copy the first ``length`` entries of slots to others, int64 [n] each; see KvCache.copy."""
         self.cache.copy(targets, sources, length)
 
     @_step
@@ -275,7 +284,7 @@ class Steps:
 
     @_step
     def save(self, slot: int, length: int, key: int) -> None:
-        """Save a slot's first ``length`` entries under a key; the slot is about to be freed."""
+        """Save a slot's first ``length`` entries under a key; see KvCache.save."""
         self._saved[key] = self.cache.save(slot, length)
 
     @_step

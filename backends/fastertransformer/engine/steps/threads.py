@@ -1,10 +1,9 @@
-"""How many threads torch computes with on a CPU: of the process, of a thread, and of each step.
+"""How many threads torch computes with on a CPU: in the process, and in each step.
 
-At the end of a product its threads wait for each other, which takes 10 to 60 us: awake on cores that are free, asleep
-on cores that others want too. Products that take no longer than that are computed by one thread. Measured on an AMD
-EPYC with layers of 256 numbers (0.2 to 0.3 million a matrix): 27 us by one thread and 24 by two for a row, 89 and 55
-for 32; and on two cores of a Xeon of which something else kept one busy, 20 tokens took 57 ms with one thread, 93 with
-two.
+At the end of a product its threads wait for each other, which takes 10 us on idle cores and up to 60 us on cores that
+other processes use too. Products that take no longer than that are computed by one thread. Measured on an AMD EPYC with
+layers of 256 numbers (0.2 to 0.3 million a matrix): 27 us with one thread and 24 with two for one row, 89 and 55 for 32
+rows; on two cores of a Xeon, one of them busy, 20 tokens took 57 ms with one thread and 93 with two.
 """
 
 from __future__ import annotations

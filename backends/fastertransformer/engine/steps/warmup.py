@@ -1,7 +1,7 @@
 """Warm-up: when a model is loaded, compile the kernels of its steps and capture these as CUDA graphs; see graphs.py.
 
-This takes seconds. It ends at a limit; steps that were not captured until then run without graph replay. So do large
-inputs that keep the GPU busy for longer than the host takes to launch their kernels: a graph would not help them.
+This takes seconds, and stops at a limit; steps that were not captured until then run without graph replay. So do large
+inputs whose GPU time exceeds the time that the host takes to launch their kernels: a graph would not help them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
 
 
 def _take_inputs(steps: Steps, deadline: float) -> None:
-    """Run inputs in all ways that there are: new rows, and rows that are continued."""
+    """Run inputs of new rows, and of rows that are continued."""
     for tokens in _INPUT_TOKENS:
         if time.perf_counter() >= deadline:
             return
@@ -84,14 +84,14 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
 
 
 def _rows_of(steps: Steps, tokens: int) -> tuple[Array, Array, Array]:
-    """Give ids, starts and lengths of new rows that have this many tokens together, or nearly."""
+    """Give ids, starts and lengths of new rows that have about this many tokens together."""
     rows = -(-tokens // steps.config.max_pos_seq_len)
     lengths = np.full(rows, tokens // rows)
     return np.zeros(lengths.sum(), np.int64), np.zeros_like(lengths), lengths
 
 
 def _take_input(steps: Steps, rows: tuple[Array, Array, Array]) -> Tensor:
-    """Run an input, and give its hidden states."""
+    """Run an input; returns its hidden states."""
     ids, starts, lengths = rows
     if steps.config.encoder:
         return steps.encode(ids, lengths, np.full_like(lengths, -1), 0)[0]

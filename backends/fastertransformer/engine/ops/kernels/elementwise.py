@@ -34,17 +34,7 @@ def _embed(
 
 
 def embed(ids: Tensor, positions: Tensor, tokens: Tensor, places: Tensor | None) -> Tensor:
-    """Look up tokens and positions and add them.
-
-    Args:
-        ids: int64 [B].
-        positions: int64 [B]; those behind the table's last count as the last.
-        tokens: [V, width].
-        places: [positions, width], of the same type; None: there are none.
-
-    Returns:
-        [B, width].
-    """
+    """Look up tokens and positions and add them, as Ops.embed says; both tables have the type of the result."""
     width = tokens.shape[1]
     ids, positions = ids.contiguous(), positions.contiguous()
     out = torch.empty(len(ids), width, dtype=tokens.dtype, device=tokens.device)

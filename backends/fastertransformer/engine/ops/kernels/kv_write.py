@@ -55,41 +55,11 @@ def _kv_write(
 
 
 def kv_write(k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor) -> None:
-    """Write keys and values of tokens to a layer's memory.
-
-    Args:
-        k: [H, T, D]; the last axis without gaps.
-        v: as k.
-        memory: of a layer, [2, pages, H, PAGE, D].
-        pages: int32 [T].
-        offsets: int64 [T], place of each token in its page.
-    """
-    _launch(k, k, v, memory, pages, offsets, offsets, None)
+    """Write k and v, [H, T, D], whose last axis has no gaps, to a layer's memory; see Ops.kv_write."""
+    rotate_and_write(k, k, v, memory, pages, offsets, offsets, None)
 
 
 def rotate_and_write(
-    q: Tensor, k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor, positions: Tensor, rotary: Rotary
-) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys, and write keys and values; see kv_write.
-
-    Args:
-        q: [H, T, D].
-        k: as q.
-        v: as k.
-        memory: see kv_write.
-        pages: see kv_write.
-        offsets: see kv_write.
-        positions: int64 [T].
-        rotary: how.
-
-    Returns:
-        Rotated queries and keys, [H, T, D] each.
-    """
-    rotated = _launch(q, k, v, memory, pages, offsets, positions, rotary)
-    return rotated[0].transpose(0, 1), rotated[1].transpose(0, 1)
-
-
-def _launch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -99,11 +69,25 @@ def _launch(
     positions: Tensor,
     rotary: Rotary | None,
 ) -> Tensor:
-    """Launch the kernel; returns the rotated queries and keys, [2, T, H, D], or nothing without rotary."""
+    """Rotate queries and keys, [H, T, D] each, and write keys and values to a layer's memory; see Ops.kv_write.
+
+    Args:
+        q: the last axis without gaps.
+        k: as q.
+        v: as q.
+        memory: of a layer, [2, pages, H, PAGE, D].
+        pages: int32 [T].
+        offsets: int64 [T], place of each token in its page.
+        positions: int64 [T].
+        rotary: how to rotate; None: nothing is rotated.
+
+    Returns:
+        Rotated queries and keys, [2, H, T, D]; no tokens where nothing is rotated.
+    """
     heads, tokens, size = k.shape
     if not q.stride() == k.stride() == v.stride():
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    rotated = torch.empty((2, tokens, heads, size) if rotary else (2, 0), dtype=k.dtype, device=k.device)
+    rotated = torch.empty((2, tokens if rotary else 0, heads, size), dtype=k.dtype, device=k.device)
     width = triton.next_power_of_2(size)
     many = min(triton.next_power_of_2(heads), max(1, _BLOCK // width))
     _kv_write[(tokens, triton.cdiv(heads, many))](
@@ -113,4 +97,4 @@ def _launch(
         page_tokens=memory.shape[3], heads=heads, size=size, width=width, many=many,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, num_warps=4,
     )  # fmt: skip
-    return rotated
+    return rotated.transpose(1, 2)

@@ -113,18 +113,7 @@ def _draw(logits, rows, top_k, top_p, uniform, tokens, columns, block: tl.conste
 
 
 def draw_tokens(logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    """Draw a token for some rows; see sampling.keep_top_k, keep_top_p and draw, one behind the other.
-
-    Args:
-        logits: fp32 [B, V].
-        rows: int64 [n].
-        top_k: int64 [n]; 0 keeps all.
-        top_p: fp32 [n]; 1 keeps all.
-        uniform: fp64 [n] in [0, 1).
-
-    Returns:
-        int64 [n].
-    """
+    """Draw a token for some rows, as Ops.draw_tokens says."""
     logits, tokens = logits.contiguous(), torch.empty_like(rows)
     block = min(_BLOCK, max(32, triton.next_power_of_2(logits.shape[1])))
     _draw[(len(rows),)](
@@ -177,16 +166,7 @@ def _argmax_step(
 
 
 def argmax_step(logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
-    """Choose each row's argmax, write it as the next input token, and advance the position.
-
-    Args:
-        logits: fp32 [B, V], contiguous.
-        ids: int64 [B]; takes the tokens.
-        positions: int64 [B]; each is raised by 1.
-
-    Returns:
-        int64 [B]; see sampling.argmax.
-    """
+    """Choose each row's argmax and prepare the next step with it, as Ops.argmax_step says."""
     rows, columns = logits.shape
     partial, finished = scratch_of(logits.device).get(rows, rows * _PARTS * 2)
     tokens = torch.empty_like(ids)
