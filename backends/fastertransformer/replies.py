@@ -1,13 +1,13 @@
-"""One thread sends all answers to Triton, and asks it which clients have gone.
+"""One thread sends all answers to Triton, and polls which clients have disconnected.
 
-``execute`` only opens a reply and returns, so the next requests enter while this one is still being worked on; its
-answers are sent later through Triton's response sender, which non-decoupled models may use too (seen with Triton 2.51).
+``execute`` only opens a reply and returns, so the next requests enter while this one is computed; its answers are sent
+later through Triton's response sender, which non-decoupled models may use too (seen with Triton 2.51).
 
-One thread owns all senders. Sending costs the sender's process 0.04 to 0.3 ms and asking whether a client has gone
-0.08 to 0.25 ms (measured, Triton 2.51), for which the engine's steps shall not wait. A sender must not be asked once
-its final answer is sent: Triton has freed the memory that it would read. (With several threads that send and another
-that asks, tritonserver died under the load of ``benchmarks/under_load.py``.) Requests take turns. Where tokens come
-faster than Triton takes them, an answer that has waited for long is skipped: the next one holds all its tokens.
+One thread owns all senders. Sending takes 0.04 to 0.3 ms and polling a client 0.08 to 0.25 ms (measured, Triton 2.51),
+for which the engine's steps must not wait. A sender must not be polled once its final answer is sent: Triton has freed
+the memory that it would read. (With several threads that send and another that polls, tritonserver died under the load
+of ``benchmarks/under_load.py``.) Requests take turns. If tokens are generated faster than Triton sends them, an answer
+that has waited for long is skipped: the next one holds all its tokens.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 _TEXT_START = "text_start"
 _LONGEST_WAIT_S = 0.1  # of an answer that is followed by another
-_FIRST_PAUSE_S = 5e-3  # before a client is asked for the first time: contexts are run then
-_LEAST_PAUSE_S = 10e-3  # between two questions whether the same client has gone
-_PATIENCE_S = 10e-3  # a question that is due waits so long for an answer to be sent: it is a while then to the next
-_SHARE_OF_QUESTIONS = 0.2  # of the thread's time, at most
+_FIRST_PAUSE_S = 5e-3  # before a client is polled for the first time: its context is run then
+_LEAST_PAUSE_S = 10e-3  # between two polls of one client
+_POLL_DELAY_S = 10e-3  # by which a poll that is due is delayed if an answer is to be sent
+_POLL_SHARE = 0.2  # of the thread's time, at most
 
 
 class Reply:
@@ -39,18 +39,18 @@ class Reply:
 
     Args:
         request: Triton's.
-        announce: is called when there is something to send (false), and when the client is to be watched (true).
+        announce: is called when an answer is to be sent (false), and when the client is to be polled (true).
         deadline: of time.monotonic, after which the request is cancelled.
 
     Attributes:
-        is_cancelled: whether the client has gone or no longer wants an answer.
+        is_cancelled: whether the client has disconnected or cancelled the request.
         sender: Triton's.
-        wanted: outputs.
-        waiting: when each answer came, it, and whether it is final.
-        opened: when the request came.
+        wanted: names of the requested outputs.
+        waiting: answers to be sent: the time of each, its content, and whether it is final.
+        opened: time of the request.
         is_queued: whether the thread knows that an answer is waiting.
-        is_done: whether the final answer is sent, after which the sender must not be touched.
-        last_lengths: sequence_length of the last answer that was sent, [B, beam]; None: there was none.
+        is_done: whether the final answer is sent, after which the sender must not be used.
+        last_lengths: sequence_length of the last answer that was sent, [B, beam]; None: none was sent.
     """
 
     def __init__(self, request: Any, announce: Callable[[Reply, bool], None], deadline: float = math.inf) -> None:
@@ -65,9 +65,9 @@ class Reply:
         self._announce, self._lock, self._is_sent = announce, threading.Lock(), threading.Event()
 
     def has_gone(self) -> bool:
-        """Say whether the client has gone, as the engine asks between its steps.
+        """Say whether the client has disconnected; the engine calls it between its steps.
 
-        It is watched from the second question on: before the first step this would only wake a thread that takes turns
+        The client is polled from the second call on: before the first step this would only wake a thread that competes
         with the engine's, and no request can be cancelled in that step.
         """
         if self._was_asked and not self._is_watched:
@@ -78,7 +78,7 @@ class Reply:
 
     @property
     def has_expired(self) -> bool:
-        """Whether the time that a request may take is over."""
+        """Whether the request's time limit is exceeded."""
         return time.monotonic() > self._deadline
 
     def send(self, tensors: Tensors, is_final: bool) -> None:
@@ -102,7 +102,7 @@ class Reply:
             self._announce(self, False)
 
     def pop(self) -> tuple[Any, bool]:
-        """Give the answer that is to be sent next, and whether it is the last."""
+        """Give the next answer to be sent, and whether it is the last."""
         with self._lock:
             came, content, is_final = self.waiting.popleft()
             if self.waiting and time.monotonic() - came > _LONGEST_WAIT_S:
@@ -121,22 +121,21 @@ class Reply:
         self._is_sent.wait()
 
     def end(self) -> None:
-        """Note that the final answer is sent, and wake threads that wait for it."""
+        """Record that the final answer is sent, and wake threads that wait for it."""
         self.is_done = True
         self._is_sent.set()
 
 
 class Replies:
-    """The thread that sends answers and asks whether clients have gone.
+    """The thread that sends answers and polls clients.
 
     Args:
         triton: the module triton_python_backend_utils.
         output_types: numpy type of each output in config.pbtxt.
-        has_axis: outputs get a first axis of length 1, as models with sequence batching have it.
-        labels: of the metrics, which count the requests whose client went away before they were done, and the time of
-            those that were answered.
-        is_decoupled: whether a request has several answers. What ends them is then empty: pytriton's client takes the
-            final answer for one without content.
+        has_axis: whether outputs get a first axis of length 1, as models with sequence batching have it.
+        labels: of the metrics: the number of cancelled requests, and the time of those that were answered.
+        is_decoupled: whether a request has several answers. An empty response then follows the last one: pytriton's
+            client expects a final response without content.
         limit_s: seconds after which a request is cancelled; 0: never.
     """
 
@@ -162,35 +161,35 @@ class Replies:
             for name, meaning in counters.items()
         ]
         self._cancelled, self._duration_us = (family.Metric(labels=dict(labels)) for family in self._families)
-        # Replies that have something to send, and new ones.
+        # Replies with an answer to send (false), and replies whose clients are to be polled (true).
         self._ready: queue.SimpleQueue[tuple[Reply, bool] | None] = queue.SimpleQueue()
-        self._open: deque[Reply] = deque()  # of the thread alone, the one to be asked next in front
+        self._polled: deque[Reply] = deque()  # used by the thread alone; the next one to be polled is the first
         self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
         self._thread.start()
 
     def open(self, request: Any) -> Reply:
-        """Take over the answering of a request."""
+        """Open the reply to a request."""
         deadline = time.monotonic() + self._limit_s
         return Reply(request, lambda reply, is_new: self._ready.put((reply, is_new)), deadline)
 
     def close(self) -> None:
-        """End the thread, when Triton has had every final answer, and give the metric back.
+        """End the thread, once every final answer is sent, and free the metrics.
 
-        A metric lies in the shared memory of Triton's stub and is cleared there when Python frees it. At the end of the
-        interpreter that memory is gone: the stub would end by SIGSEGV (Triton 2.51).
+        A metric is in shared memory of Triton's stub, where it is cleared when Python frees it. When the interpreter
+        ends, that memory is unmapped before: the stub would end by SIGSEGV (Triton 2.51).
         """
         self._ready.put(None)
         self._thread.join()
         self._cancelled = self._duration_us = self._families = None
 
     def _run(self) -> None:
-        next_question = 0.0
+        next_poll = 0.0
         while True:
-            pause = max(0.0, next_question + _PATIENCE_S - time.monotonic()) if self._open else None
+            pause = max(0.0, next_poll + _POLL_DELAY_S - time.monotonic()) if self._polled else None
             try:
                 item = self._ready.get(timeout=pause)
             except queue.Empty:
-                next_question = self._ask_next()
+                next_poll = self._poll_next()
                 continue
             if item is None:
                 return
@@ -198,28 +197,28 @@ class Replies:
             if not is_new:
                 self._send_next(reply)
             elif not reply.is_done:
-                if not self._open:
-                    next_question = time.monotonic() + _FIRST_PAUSE_S
-                self._open.append(reply)
-            delay = 0.0 if self._ready.empty() else _PATIENCE_S
-            if self._open and time.monotonic() >= next_question + delay:
-                next_question = self._ask_next()
+                if not self._polled:
+                    next_poll = time.monotonic() + _FIRST_PAUSE_S
+                self._polled.append(reply)
+            delay = 0.0 if self._ready.empty() else _POLL_DELAY_S
+            if self._polled and time.monotonic() >= next_poll + delay:
+                next_poll = self._poll_next()
 
-    def _ask_next(self) -> float:
-        """Ask for one reply whether its client has gone; give the time of the next question."""
+    def _poll_next(self) -> float:
+        """Poll one client; returns the time of the next poll."""
         start = time.monotonic()
-        reply = self._open[0]
+        reply = self._polled[0]
         reply.is_cancelled = reply.is_cancelled or bool(reply.sender.is_cancelled())
-        self._open.rotate(-1)
+        self._polled.rotate(-1)
         now = time.monotonic()
-        return now + max((now - start) / _SHARE_OF_QUESTIONS, _LEAST_PAUSE_S / len(self._open))
+        return now + max((now - start) / _POLL_SHARE, _LEAST_PAUSE_S / len(self._polled))
 
     def _send_next(self, reply: Reply) -> None:
         content, is_final = reply.pop()
         self._send(reply, content, is_final)
         if is_final:
-            with suppress(ValueError):  # answered before it was watched
-                self._open.remove(reply)
+            with suppress(ValueError):  # answered before it was polled
+                self._polled.remove(reply)
             if not isinstance(content, tuple) and not reply.is_cancelled:
                 self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
             reply.end()
@@ -258,10 +257,10 @@ class Replies:
 
 
 def _text_start(reply: Reply, tensors: Tensors) -> npt.NDArray[Any]:
-    """Say, [B, beam], behind how many tokens those begin that the answer before did not have.
+    """Give, [B, beam], the number of tokens before the first one that the previous answer did not have.
 
-    The first answer's begin behind the input, where that is shown. Beams may be others from one answer to the next, so
-    with several each answer's begin there.
+    In the first answer this is the input's length, if the input is shown. With several beams it is so in every answer,
+    for an answer's beams need not continue those of the previous one.
     """
     lengths = np.asarray(tensors["sequence_length"])
     inputs = np.asarray(tensors.get("response_input_lengths", np.zeros_like(lengths)))

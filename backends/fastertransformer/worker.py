@@ -1,7 +1,7 @@
 """A worker: a rank other than 0, which takes the steps that rank 0 announces until rank 0 ends.
 
-``python3 -m backends.fastertransformer.worker``. The variable SLIPWAY_RANKS says which rank it is (see
-engine/parallel/rank.py), and rank 0 says what to load. It needs no Triton.
+``python3 -m backends.fastertransformer.worker``. The variable SLIPWAY_RANKS has its rank (see engine/parallel/rank.py),
+and rank 0 sends the settings. It needs no Triton.
 """
 
 from __future__ import annotations

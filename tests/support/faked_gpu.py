@@ -16,15 +16,15 @@ from backends.fastertransformer.engine.steps import graphs
 class DoneAgain:
     """In place of CUDA graphs, by size."""
 
-    def __init__(self, take: Callable[[int], Any], pool: object) -> None:
-        self.take, self.sizes = take, list[int]()
+    def __init__(self, run: Callable[[int], Any], pool: object) -> None:
+        self.run, self.sizes = run, list[int]()
 
     def capture(self, size: int) -> None:
         self.sizes.append(size)
-        self.take(size)
+        self.run(size)
 
-    def run(self, size: int) -> Any:
-        return self.take(size)
+    def replay(self, size: int) -> Any:
+        return self.run(size)
 
     def size_of(self, count: int, has_room: Callable[[int], bool] = lambda _: True) -> int:
         return min((size for size in self.sizes if size >= count and has_room(size)), default=0)

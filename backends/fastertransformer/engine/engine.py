@@ -35,7 +35,7 @@ class Engine:
     """A loaded model, and the thread that generates.
 
     Args:
-        loaded: the network and its cache, and the worker processes.
+        loaded: the network, its cache, and the worker processes.
         settings: of the model.
         max_rows: sequences in one step at most.
         prompts: see prompts.read_prompt_tables.
@@ -57,7 +57,7 @@ class Engine:
         self._thread.start()
 
     def _use(self, loaded: Loaded) -> None:
-        """Schedule on a loaded model from now on."""
+        """Generate with a loaded model from now on."""
         self._loaded, self._steps = loaded, loaded.steps
         self.description = loaded.description
         is_inflight, idle_s = self._settings.has_inflight_batching, self._settings.session_idle_s
@@ -81,7 +81,7 @@ class Engine:
         """Submit a request, and return at once.
 
         Args:
-            request: as parse gave it.
+            request: see parse.
             answer: is called from the engine's thread, so it must be quick: once, or with is_streaming after every
                 step in which the request gets tokens, with the output so far. Only the last call has is_final.
             is_streaming: see answer.
@@ -202,8 +202,8 @@ def open_engine(
     """Load a checkpoint and start.
 
     Args:
-        settings: what to load and how to run it.
-        device: None for a GPU where there is one, else the CPU.
+        settings: of the model.
+        device: None: a GPU if there is one, else the CPU.
         group: the process group that holds the network, of which this is rank 0; None: the engine starts the worker
             processes that it needs, see parallel/workers.py.
         max_rows: sequences in one step at most.

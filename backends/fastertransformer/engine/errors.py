@@ -1,10 +1,10 @@
-"""Errors of the engine; their messages say what, where and what is legal."""
+"""Errors of the engine."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """The engine cannot do what it was asked to do.
+    """The engine cannot do what was requested.
 
     Args:
         problem: what is wrong, where, and what is legal.
@@ -20,11 +20,11 @@ class ConfigIniError(EngineError):
 
 
 class WeightsError(EngineError):
-    """Shards are missing or have the wrong size. Nothing is ever served in their place."""
+    """Shards are missing or have the wrong size."""
 
 
 class RequestError(EngineError):
-    """A request is malformed or asks for something that is not honoured; the message names the tensor."""
+    """A request is malformed or not supported; the message names the tensor."""
 
 
 class GroupLostError(EngineError):

@@ -1,4 +1,4 @@
-"""Load a checkpoint: read the weights, reserve the cache, and build the steps of this process of a group."""
+"""Load a checkpoint: read the weights, reserve the cache, and build the steps of this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .steps.threads import begin_thread, choose_threads
 from .steps.warmup import warm_up
 
 _log = logging.getLogger(__name__)
-_SPARE_BYTES = 1 << 30  # of a GPU, for what contexts and captured steps work on
+_SPARE_BYTES = 1 << 30  # of a GPU, for intermediate results of contexts and captured steps
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Loaded:
 
     Attributes:
         steps: the network and its cache.
-        description: what runs, where and how, in one line.
-        threads: that torch computes with on a CPU.
-        group: of processes; None: there is only this one.
-        workers: those of them that this one has started; None: none.
+        description: model, device and precision in one line.
+        threads: of torch on a CPU.
+        group: the process group; None: there is only this process.
+        workers: the processes of the group that this one has started; None: none.
     """
 
     steps: Steps
@@ -53,13 +53,13 @@ class Loaded:
     workers: WorkerProcesses | None
 
     def close(self) -> None:
-        """End in good order, the other processes too."""
+        """Shut down, the other processes too."""
         self.steps.close()
         if self.workers:
             self.workers.wait()
 
     def abandon(self) -> None:
-        """End the other processes, whatever they do, and part from them."""
+        """Kill the other processes and leave the group."""
         if self.workers:
             self.workers.kill()
         if self.group:
@@ -67,16 +67,7 @@ class Loaded:
 
 
 def load(settings: Settings, device: torch.device, group: Group | None = None) -> Loaded:
-    """Load a checkpoint, start the other processes if they are this one's to start, and warm up.
-
-    Args:
-        settings: what to load and how to run it.
-        device: of this process.
-        group: see engine.open_engine.
-
-    Raises:
-        EngineError: see open_engine.
-    """
+    """Load a checkpoint, start the worker processes if no launcher has, and warm up; see engine.open_engine."""
     workers = None
     with ExitStack() as undo:
         if group is None and needs_workers(settings, device):
@@ -86,9 +77,8 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
         if group:
             undo.callback(group.close)
         threads = choose_threads(settings.cpu_threads, group.ranks.local_size if group else 1)
-        # libgomp keeps workers for each thread that computes. Once all of them are more than there are cores, none
-        # spins at a barrier any more: each operator takes two wake-ups, 60 us where it took 10. So loading's end with
-        # its thread.
+        # libgomp keeps workers for each thread that computes. If there are more of them than cores, none spins at a
+        # barrier: each operator takes two wake-ups, 60 us instead of 10. So loading has a thread that ends.
         with ThreadPoolExecutor(1, "loading", begin_thread, (threads, device)) as loading:
             try:
                 steps, description = loading.submit(load_steps, settings, device, group).result()
@@ -115,15 +105,7 @@ def _out_of_memory(settings: Settings, device: torch.device, error: torch.OutOfM
 
 @dataclass(frozen=True)
 class _Part:
-    """What this process has read: its part of the checkpoint.
-
-    Attributes:
-        config: of the whole model.
-        precision: number formats.
-        partition: which part it is.
-        weights: of that part.
-        seconds: that reading took.
-    """
+    """This process's part of the checkpoint, and the seconds that reading it took."""
 
     config: ModelConfig
     precision: Precision
@@ -167,7 +149,7 @@ def _read(settings: Settings, device: torch.device, group: Group | None) -> _Par
 
 
 def _reserve_cache(settings: Settings, part: _Part, device: torch.device, ops: Ops, group: Group | None) -> KvCache:
-    """Reserve the KV cache in the memory that is left: for equally many tokens in all processes of a group."""
+    """Reserve the KV cache in the free memory: for the same number of tokens in all processes of a group."""
     config, decoder = part.config, part.weights.decoder
     heads = config.head_num // (1 if part.partition.rank is None else settings.tensor_para_size)
     shape = CacheShape(
@@ -187,12 +169,12 @@ def _reserve_cache(settings: Settings, part: _Part, device: torch.device, ops: O
 
 
 def _sharers(device: torch.device, group: Group | None) -> int:
-    """Give the number of processes that share this device's memory."""
+    """Give the number of processes that use this device's memory."""
     return group.ranks.local_size if group and device.type == "cpu" else 1
 
 
 def _describe(settings: Settings, part: _Part, cache: KvCache) -> str:
-    """Describe in one line what was loaded, for a log."""
+    """Describe the loaded model in one line, for a log."""
     config, weights, rank, shards = part.config, part.weights, part.partition.rank, settings.tensor_para_size
     what = f"{shards} shards" if rank is None else f"shard {rank} of {shards}"
     saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
@@ -206,11 +188,7 @@ def _describe(settings: Settings, part: _Part, cache: KvCache) -> str:
 
 
 def _check_kernels(settings: Settings, device: torch.device) -> None:
-    """Refuse a GPU for which the kernels cannot be compiled, unless its user goes on without them.
-
-    Raises:
-        EngineError: what is missing, and how to go on.
-    """
+    """Raise an EngineError if the kernels cannot be compiled for a GPU, unless the settings allow torch's kernels."""
     if not (problem := problem_on(device)):
         return
     advice = (
@@ -227,12 +205,12 @@ def _check_kernels(settings: Settings, device: torch.device) -> None:
 
 
 def choose_budget(settings: Settings, free: int, device: torch.device) -> int:
-    """Decide how many bytes the cache may take of those that are free.
+    """Choose how many of the free bytes the cache may take.
 
     Raises:
-        EngineError: kv_cache_bytes is more than a GPU has left, where all of it is reserved at once.
+        EngineError: kv_cache_bytes is more than a GPU, where all of it is reserved at once, has free.
     """
-    usual = free // 2  # a host has other work
+    usual = free // 2  # other processes of a host need memory too
     if device.type != "cpu":
         usual = max(usual, min(int(0.9 * free), free - _SPARE_BYTES))
     budget = settings.kv_cache_bytes or int(settings.kv_cache_fraction * free) or usual

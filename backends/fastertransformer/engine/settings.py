@@ -32,22 +32,22 @@ class Settings:
         pipeline_para_size: stages of layers over several processes; a single process runs all layers. Shards do not
             depend on it.
         data_type: fp32, fp16 or bf16 at run time, whatever the shards are.
-        cpu_threads: of torch; 0 for one a core.
+        cpu_threads: of torch; 0: one for each core.
         model_type: one of ft_format.families.MODEL_TYPES.
         int8_mode: 1: the layers' matrices are quantized to int8.
-        has_inflight_batching: whether a request joins a batch that is under way; else it waits for the next one.
-        kv_cache_fraction: part of the memory that is free behind the weights which the KV cache may take; 0: 0.9 of a
+        has_inflight_batching: whether a request joins a running batch; else it waits for the next one.
+        kv_cache_fraction: part of the memory that the weights leave free which the KV cache may take; 0: 0.9 of a
             GPU's, 0.5 of a host's.
-        kv_cache_bytes: the same as a number, in each process; 0: by the fraction.
+        kv_cache_bytes: the same in bytes, for each process; 0: by the fraction.
         has_process_per_rank: whether the engine starts a process for each rank, unless a launcher has; None: if each
-            can have a GPU of its own. Otherwise this one process does all ranks' work.
-        has_made_up_weights: whether the weights are random and no shard is read: for measuring, config.pbtxt has no
+            can have a GPU of its own. Otherwise this process computes for all ranks.
+        has_made_up_weights: whether the weights are random and no shard is read: for measurements; config.pbtxt has no
             parameter for it.
-        has_peer_sums: whether the processes of a stage may all-reduce through peer memory, where they can.
-        allows_torch_kernels: whether a GPU for which this engine's kernels cannot be compiled is used all the same, by
-            torch's kernels, which take about six times as long.
+        has_peer_sums: whether the processes of a stage may all-reduce through peer memory.
+        allows_torch_kernels: whether a GPU for which this engine's kernels cannot be compiled is used with torch's
+            kernels, which take about six times as long.
         request_timeout_s: seconds after which an unfinished request is cancelled; 0: never. Triton does not notice
-            that an HTTP client has hung up.
+            that an HTTP client has disconnected.
         session_idle_s: seconds after which an idle session is dropped; config.pbtxt's max_sequence_idle_microseconds.
     """
 
@@ -82,11 +82,10 @@ class Settings:
 def read_settings(parameters: Mapping[str, str], model_directory: Path, version: str) -> Settings:
     """Check config.pbtxt's parameters.
 
-    enable_custom_all_reduce is accepted as 0 or 1 and has no effect: NCCL chooses its own way. int8_mode is 0 or
-    1. This engine's own parameters are ``cpu_threads`` (the environment variable SLIPWAY_CPU_THREADS stands in
-    for it), ``inflight_batching`` (1, or 0 for FasterTransformer's static batching), ``kv_cache_fraction``,
-    ``kv_cache_bytes``, ``process_per_rank`` (0 or 1; without it 1 where each rank can have a GPU of its own),
-    ``torch_kernels`` (0 or 1, or the environment variable SLIPWAY_TORCH_KERNELS) and ``request_timeout_s``.
+    enable_custom_all_reduce is accepted as 0 or 1 and has no effect: NCCL chooses its own way. This engine's own
+    parameters, see Settings, are ``cpu_threads`` (by default the environment variable SLIPWAY_CPU_THREADS),
+    ``inflight_batching`` (0 is FasterTransformer's static batching), ``kv_cache_fraction``, ``kv_cache_bytes``,
+    ``process_per_rank``, ``torch_kernels`` (by default SLIPWAY_TORCH_KERNELS) and ``request_timeout_s``.
 
     Args:
         parameters: by key.

@@ -2,8 +2,8 @@
 
 Rank 0 writes its address into a file, for which the others wait (see handshake.py). Each has two connections to rank 0.
 One is for messages: they arrive sooner than by a broadcast of gloo's. On the other both ends send a heartbeat every
-second. A rank that sends none any more, or hangs up, is lost, however it ended and whatever the other ranks wait for. A
-network that lacks a rank cannot compute, so every process that notices ends. Where there are several hosts, further
+second. A rank whose heartbeats stop, or that hangs up, is lost, however it ended and whatever the other ranks wait for.
+A network that lacks a rank cannot compute, so every process that detects the loss ends. With several hosts, further
 connections lead to rank 0's store (see store_tunnel.py).
 """
 
@@ -38,14 +38,14 @@ class ControlChannel:
 
     Args:
         ranks: of this process.
-        startup_message: what rank 0 tells every rank that connects.
-        check: raises an EngineError where it is of no use to wait for the other ranks any more.
+        startup_message: rank 0's, to every rank that connects.
+        check: raises an EngineError if the other ranks can no longer be expected.
         store_port: of rank 0's store, on its loopback.
 
     Attributes:
         startup_message: rank 0's.
-        lost: what has happened, once a rank is lost.
-        at_loss: callbacks for that moment, called from any thread.
+        lost: what has happened, once a rank is lost; empty before.
+        at_loss: callbacks for a loss, called from any thread.
         is_fatal: whether this process exits soon after a loss.
 
     Raises:
@@ -116,7 +116,7 @@ class ControlChannel:
 
     @property
     def tunnel_port(self) -> int | None:
-        """Port of this host's loopback that leads to rank 0's store; None where all ranks share one loopback."""
+        """Port of this host's loopback that leads to rank 0's store; None if all ranks run on one host."""
         return self._entrance.port if isinstance(self._entrance, StoreTunnel) else None
 
     def _of(self, purpose: int) -> dict[Connection, int]:
@@ -174,7 +174,7 @@ class ControlChannel:
             os._exit(1)
 
     def wait_for_loss(self, timeout_s: float = 2.0) -> str:
-        """Wait for a report of a loss, longer than it takes to see that a process has ended."""
+        """Wait for a report of a loss, for longer than it takes to detect that a process has ended."""
         self._is_lost.wait(timeout_s)
         return self.lost
 
@@ -182,16 +182,16 @@ class ControlChannel:
         """Send a message to rank 0, or from rank 0 to all others.
 
         Raises:
-            OSError: one of them is gone.
+            OSError: a rank has disconnected.
         """
         for connection in self._of(_MESSAGES):
             connection.send_bytes(message)
 
     def receive(self, timeout_s: float | None = None) -> list[bytes]:
-        """Wait for the next message of rank 0, which is empty where no other follows, or of each of the others.
+        """Wait for the next message of rank 0 (empty: it is the last one), or of each of the other ranks.
 
         Raises:
-            OSError: one of them is gone, or has sent nothing in time.
+            OSError: a rank has disconnected, or has sent nothing in time.
         """
         messages = []
         for connection in self._of(_MESSAGES):

@@ -1,4 +1,4 @@
-"""The process group that holds a network: how its processes join and end.
+"""The process group that holds a network: joining, partitioning, and shutdown.
 
 Rank r is the tensor rank r % T of the pipeline stage r // T, as in FasterTransformer.
 """
@@ -30,7 +30,7 @@ from .workers import WorkerProcesses
 _SHUTDOWN_S = 20.0
 _group_numbers = itertools.count()  # of the groups that this process has begun as rank 0
 _ending = threading.Lock()
-# A step may take as long as it likes; the control channel notices ranks that are lost.
+# A step has no time limit; the control channel detects ranks that are lost.
 _NO_TIMEOUT = timedelta(days=3650)
 
 
@@ -40,23 +40,22 @@ class Group:
     Args:
         ranks: of this process.
         device: of this process.
-        settings: of the model; rank 0 has them, and the others are given its.
-        workers: the others, where this process has started them.
+        settings: of the model, in rank 0; None in the other ranks, which receive rank 0's.
+        workers: the other processes, if this process has started them.
 
     Attributes:
-        ranks: of this process.
         settings: rank 0's.
         is_first: whether this is the first group that rank 0's process has begun.
         rank: of this process.
         tensor_size: processes of each stage.
-        stages: of all.
-        tensor_rank, stage: this process's place.
-        neighbours: torch's group of this stage; its default group is of all.
+        stages: number of pipeline stages.
+        tensor_rank, stage: of this process.
+        neighbours: torch's group of this stage; its default group is of all stages.
         control: messages and heartbeats between rank 0 and the others.
 
     Raises:
-        EngineError: their number is not tensor_para_size x pipeline_para_size, not all came in time, or this process
-            is in another group.
+        EngineError: the number of processes is not tensor_para_size x pipeline_para_size, not all have joined in time,
+            or this process is in another group.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class Group:
 
     @property
     def lost(self) -> str:
-        """What has happened, once another process is lost."""
+        """What has happened, once another process is lost; empty before."""
         return self.control.lost
 
     def survive_losses(self, workers: WorkerProcesses) -> None:
@@ -123,14 +122,14 @@ class Group:
         self.control.is_fatal = False
 
     def close(self) -> None:
-        """Leave the process group, whatever becomes of the others; this process can then join another."""
+        """Leave the process group, whatever the others do; this process can then join another."""
         self.control.close()
         ending = threading.Thread(target=_abort if self.lost and self._is_on_gpu else _destroy, daemon=True)
         ending.start()
         ending.join(_SHUTDOWN_S)  # NCCL waits for the others, which may be gone
 
     def partition(self, config: ModelConfig) -> Partition:
-        """Give this process's part of the network; layers are divided over stages as FasterTransformer does."""
+        """Give this process's part of the network; layers are divided over stages as in FasterTransformer."""
         encoder_layers = self._part(config.encoder.num_layer) if config.encoder else None
         is_first = self.stage == 0
         return Partition(self._part(config.num_layer), self.tensor_rank, is_first, is_first, encoder_layers)
@@ -140,11 +139,7 @@ class Group:
         return range(layers)[self.stage * depth : (self.stage + 1) * depth]
 
     def all_reduce_min(self, number: int) -> int:
-        """Wait until every process has loaded its part; give the minimum of their numbers.
-
-        Raises:
-            EngineError: one of them was lost.
-        """
+        """Give the minimum of all processes' numbers; raises an EngineError if a process was lost while loading."""
         least = torch.tensor([number])
         with self.loss_is_an_error("another rank could not load its part"):
             dist.all_reduce(least, op=dist.ReduceOp.MIN)
@@ -152,7 +147,7 @@ class Group:
 
     @contextmanager
     def loss_is_an_error(self, problem: str) -> Iterator[None]:
-        """Turn what torch.distributed raises into an EngineError that begins with the problem."""
+        """Turn an exception of torch.distributed into an EngineError that begins with the problem."""
         try:
             yield
         except (RuntimeError, OSError) as error:

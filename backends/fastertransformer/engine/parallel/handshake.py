@@ -1,10 +1,10 @@
 """How ranks connect to rank 0, and no other process can.
 
-Rank 0 listens on a free port and writes its address and a random key into a file that its owner alone can read. Both
+Rank 0 listens on a free port and writes its address and a random key into a file that only its owner can read. Both
 ends of a connection prove that they know the key, by the HMAC challenges of ``multiprocessing.connection``; the other
-rank then says what the connection is for and which rank it is. (``multiprocessing.connection.Listener`` answers one
-caller after another and waits for each as long as it likes.) Here a handshake as a whole has three seconds, and several
-take place at a time, so a stranger that is slow or silent delays no rank.
+rank then sends its rank and the purpose of the connection. (``multiprocessing.connection.Listener`` accepts one
+connection after another, without a time limit.) Here a handshake has three seconds, and several run at a time, so a
+client that is slow or silent delays no rank.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class HandshakeListener:
 
     Args:
         ranks: of this process, rank 0.
-        startup_message: what rank 0 tells every rank that connects.
-        accept: is called with the purpose of a connection, the rank at its other end, and the connection, in a thread
-            of each handshake.
+        startup_message: is sent to every rank that connects.
+        accept: is called with the purpose of a connection, the rank at its other end, and the connection, in the
+            handshake's thread.
     """
 
     def __init__(self, ranks: Ranks, startup_message: bytes, accept: Callable[[int, int, Connection], None]) -> None:
@@ -117,7 +117,7 @@ def connect(address: dict[str, str], rank: int, purpose: int) -> tuple[Connectio
 
 @contextmanager
 def _handshake(line: socket.socket) -> Iterator[Connection]:
-    """Give a connection over a socket, and hang up where the handshake fails or is late; it then raises an OSError."""
+    """Give a connection over a socket for a handshake; if that fails or times out, hang up and raise an OSError."""
     line.settimeout(None)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection = Connection(os.dup(line.fileno()))
@@ -137,12 +137,12 @@ def _handshake(line: socket.socket) -> Iterator[Connection]:
 
 
 def socket_of(connection: Connection) -> socket.socket:
-    """Give a socket of its own that shares the connection."""
+    """Give a socket of the same connection, which is closed separately."""
     return socket.socket(fileno=os.dup(connection.fileno()))
 
 
 def hang_up(connection: Connection) -> None:
-    """Close both directions of a connection; a thread that reads from it is woken."""
+    """Close both directions of a connection, which wakes a thread that reads from it."""
     with suppress(OSError), socket_of(connection) as line:
         line.shutdown(socket.SHUT_RDWR)
 
@@ -161,4 +161,4 @@ def _addresses(ranks: Ranks) -> tuple[str, str]:
         address = socket.gethostbyname(name)
         if not ipaddress.ip_address(address).is_loopback:
             return address, address
-    return name, ""  # this host resolves its own name to loopback: other hosts know better which interface it is
+    return name, ""  # this host resolves its own name to loopback, other hosts may resolve it to an interface

@@ -1,7 +1,7 @@
-"""All-reduce over GPUs that write into each other's memory: for a decode step's few numbers, faster than NCCL.
+"""All-reduce over GPUs that write into each other's memory: for a decode step's small tensors, faster than NCCL.
 
-Every process has memory that the others of its stage have mapped (torch's symmetric memory; without multicast, which
-is switched off here). Where memory cannot be mapped, NCCL does every all-reduce.
+Every process has memory that the others of its stage have mapped (torch's symmetric memory; multicast is switched off
+here). If memory cannot be mapped, NCCL does every all-reduce.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 
 class PeerMemory:
-    """Mapped memory of the processes that share each layer.
+    """Mapped memory of the processes of a stage.
 
     Args:
         memory: int64, this process's, which the others write to: for sums first, then for the argmax.
         addresses: of all processes' memory.
-        rank: of this process among them.
+        rank: of this process in the stage.
         handle: keeps the others' memory mapped.
     """
 
@@ -63,7 +63,7 @@ class PeerMemory:
         )
 
     def has_timed_out(self) -> bool:
-        """Say whether a kernel has stopped waiting for another process, after which no kernel waits."""
+        """Say whether a kernel has timed out waiting for another process, after which no kernel waits."""
         return bool(self._lost.item())
 
     def stop_waiting(self) -> None:
@@ -89,8 +89,8 @@ def open_peer_memory(group: Group, device: torch.device, most: int) -> PeerMemor
         return None
     first = group.stage * size
     can = group.settings.has_peer_sums and group.ranks.is_one_host and can_run_on(device)
-    # torch finds the others' memory by how often each process has looked for some (it counts, in StoreExchange). For a
-    # worker that was restarted, or belongs to a second engine, rank 0 would wait for ever.
+    # torch matches the processes' memory by a counter in each process (StoreExchange). It differs for a worker that was
+    # restarted, or belongs to a second engine: rank 0 would wait for ever.
     can = can and group.is_first
     can = can and all(
         other == group.rank or torch.cuda.can_device_access_peer(device, other) for other in range(first, first + size)

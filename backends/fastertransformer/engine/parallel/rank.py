@@ -1,4 +1,4 @@
-"""Which rank this process is: its launcher says so in the environment variable SLIPWAY_RANKS."""
+"""The rank of this process, which its launcher gives it in the environment variable SLIPWAY_RANKS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import EngineError
 
 VARIABLE = "SLIPWAY_RANKS"
 ALONE = "alone"
-"""Its value for a process that is alone, whatever else its environment says."""
+"""Value of VARIABLE for a process that is alone, whatever a launcher's variables say."""
 
 LAUNCHER_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -18,17 +18,17 @@ LAUNCHER_VARIABLES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("RANK", "WORLD_SIZE"),
 )
-"""Rank and number of processes, as common launchers set them."""
+"""Variables of common launchers: rank, and number of processes."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process among several.
+    """The rank of one of several processes.
 
     Attributes:
-        rank, world_size: of all.
-        local_rank, local_size: of those on this host.
-        rendezvous: file on a filesystem that all share; rank 0 writes it.
+        rank, world_size: among all processes.
+        local_rank, local_size: among the processes of this host.
+        rendezvous: file on a filesystem that all processes share; rank 0 writes it.
         run: distinguishes this start from earlier ones with the same file.
         timeout_s: seconds until all must have connected.
         silence_s: seconds without a heartbeat after which a rank is lost.
@@ -61,12 +61,12 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks | None:
 def refuse_unassigned_rank(environment: Mapping[str, str], size: int) -> None:
     """Refuse to serve a whole model in each of the processes that a launcher has started for its ranks.
 
-    ``srun --ntasks=2 tritonserver`` by hand makes two servers, each with the whole model, where one model over two
-    processes was meant.
+    ``srun --ntasks=2 tritonserver`` by hand starts two servers, each with the whole model, where one model over two
+    processes was intended.
 
     Args:
         environment: of this process.
-        size: ranks of the model; one that has a single rank may be served any number of times.
+        size: ranks of the model; a model with a single rank may be served any number of times.
 
     Raises:
         EngineError: this process is one of several, and no variable says which rank it is.

@@ -1,15 +1,16 @@
 """Rank 0 generates as if it held the whole network (see steps/steps.py); the other ranks take the same steps.
 
-``RankZeroSteps`` announces every step before it takes it, and ``follow`` takes what is announced. Only the steps and
-their arguments are sent: the other ranks know neither requests nor sampling.
+``RankZeroSteps`` announces every step before it takes it, and ``follow`` takes the steps that are announced. Only the
+steps and their arguments are sent: the other ranks know neither requests nor sampling.
 """
 
 from __future__ import annotations
 
 import logging
 import marshal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,12 @@ class RankZeroSteps(Steps):
             raise self._group_lost(TimeoutError("no numbers from a rank for half a minute"))
 
     @contextmanager
-    def together(self, name: str, arguments: Sequence[Any]) -> Iterator[None]:
-        """Override Steps."""
+    def announced(self, name: str, arguments: Sequence[Any]) -> Iterator[None]:
+        """Announce a step, which is then taken; if it fails, find out whether it has failed in all ranks.
+
+        Raises:
+            GroupLostError: the ranks are no longer in step.
+        """
         self.raise_if_rank_lost()
         try:
             self._group.control.send(packed(name, arguments))
@@ -68,8 +73,8 @@ class RankZeroSteps(Steps):
     def _has_failed_everywhere(self, error: Exception) -> bool:
         """Say whether a step that has failed here has failed in all other ranks too; if so, tell them to continue.
 
-        What a request causes (an unforeseen input, too little memory) all ranks meet at the same place, for all take
-        the same steps: they are still in step with each other, and that request alone fails.
+        An error that a request causes (an unforeseen input, too little memory) is raised in the same step by all ranks.
+        They are then still in step with each other, and only that request fails.
         """
         control = self._group.control
         with suppress(OSError):
@@ -89,6 +94,19 @@ class RankZeroSteps(Steps):
         self._group.control.announce_shutdown()
         super().close()
         self._group.close()
+
+
+def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(step)
+    def take(self: RankZeroSteps, /, *arguments: Any) -> Any:
+        with self.announced(step.__name__, arguments):
+            return step(self, *arguments)
+
+    return take
+
+
+for _name, _step in Steps.collective.items():
+    setattr(RankZeroSteps, _name, _announced(_step))
 
 
 def follow(steps: Steps, group: Group) -> None:

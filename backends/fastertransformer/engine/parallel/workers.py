@@ -29,7 +29,7 @@ _PACKAGES = (str(Path(__file__).resolve().parents[3]), str(Path(ft_format.__file
 
 
 def needs_workers(settings: Settings, device: torch.device) -> bool:
-    """Say whether each rank gets a process: as the settings say, otherwise if each can have a GPU of its own."""
+    """Say whether each rank gets a process: by the settings, or else if each can have a GPU of its own."""
     size = settings.tensor_para_size * settings.pipeline_para_size
     if settings.has_process_per_rank is not None:
         return settings.has_process_per_rank and size > 1
@@ -60,19 +60,19 @@ class WorkerProcesses:
         ]
 
     def check(self) -> None:
-        """Raise an EngineError where one of them has ended."""
+        """Raise an EngineError if a worker has ended."""
         for rank, process in enumerate(self._processes, 1):
             if (status := process.poll()) is not None:
                 raise EngineError(f"rank {rank} is lost: its process has ended with status {status}")
 
     def kill(self) -> None:
-        """Kill them."""
+        """Kill the workers."""
         for process in self._processes:
             process.kill()
         self.wait()
 
     def wait(self) -> None:
-        """Wait until they have exited, which rank 0 has told them to."""
+        """Wait until the workers have exited, as rank 0 has told them to."""
         for process in self._processes:
             try:
                 process.wait(_SHUTDOWN_S)

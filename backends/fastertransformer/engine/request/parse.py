@@ -1,7 +1,6 @@
-"""What a client asked for: named tensors, checked, as one row per sequence.
+"""Requests: a client's named tensors (see schema.py), checked, as one row per sequence.
 
-Which tensors there are: schema.py. Scalars come as [B, 1] from clients, or as [B] where the config.pbtxt reshapes
-them.
+Scalars are [B, 1] from clients, or [B] if config.pbtxt reshapes them.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ class Request:
     """B sequences to continue.
 
     Attributes:
-        shown: B: what the answer shows of the input, so without prompts, int64 [n]; of an encoder-decoder what its
-            decoder begins with.
-        sampling: B: how each row is generated.
+        shown: B: the part of the input that the answer shows, which is without prompts, int64 [n]; of an
+            encoder-decoder what its decoder begins with.
+        sampling: B: parameters of each row.
         contexts: B: what each row's generation starts from, prompts included.
-        sources: B: what the encoder is given; empty without one.
-        source_width: of the tensor that it came in, padding included.
-        starts_session: whether it begins a conversation, as START says.
-        ends_session: whether it is the conversation's last, as END says.
-        session_len, memory_len: of the conversation that it begins: tokens that it may have, and tokens whose keys and
-            values are kept; 0: no limit. The first row's, which are all rows', as in FasterTransformer.
+        sources: B: the encoder's inputs; empty without an encoder.
+        source_width: of the tensor with the encoder's inputs, padding included.
+        starts_session: whether it begins a session (START).
+        ends_session: whether it is the session's last request (END).
+        session_len, memory_len: of the session that it begins: the most tokens, and the tokens whose keys and values
+            are kept; 0: no limit. The first row's values apply to all rows, as in FasterTransformer.
     """
 
     shown: Sequence[Array]
@@ -132,7 +131,7 @@ def _check_names(tensors: Mapping[str, Array], schema: InputSchema) -> None:
 
 
 def _decoder_contexts(tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig) -> list[Context]:
-    """Say what decoders begin with: each row's decoder_input_ids behind its start_id."""
+    """Give what decoders begin with: each row's start_id, then its decoder_input_ids."""
     starts, lengths, batch = scalars["start_id"], scalars["decoder_input_lengths"], len(scalars["start_id"])
     sent = [name for name in ("decoder_input_ids", "decoder_input_lengths") if name in tensors]
     if len(sent) == 1:
@@ -144,7 +143,7 @@ def _decoder_contexts(tensors: Mapping[str, Array], scalars: Mapping[str, Array]
     most = np.where(np.arange(width) < lengths[:, None], ids, 0).max(1, initial=0)
     refuse_rows("decoder_input_ids' largest", most, most >= config.vocab_size, legal)
     rows = zip(starts.tolist(), ids, lengths.tolist(), strict=True)
-    return [Context(np.array([start, *line[:length]], np.int64)) for start, line, length in rows]
+    return [Context(np.array([start, *tokens[:length]], np.int64)) for start, tokens, length in rows]
 
 
 def _check_combinations(tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig) -> None:

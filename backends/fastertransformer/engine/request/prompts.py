@@ -1,9 +1,9 @@
-"""Prompts that are not tokens of the vocabulary: embeddings sent with a request, or learnt and kept in the checkpoint.
+"""Prompts that are not tokens of the vocabulary: embeddings sent with a request, or learned and stored as weights.
 
 FasterTransformer's numbers for ``request_prompt_type`` and config.ini's ``prompt_learning_type``: 0 none; 1 soft prompt
-(a request's embeddings stand in front of its input); 2 prefix prompt (a task's keys and values of every layer, see
-prefixes.py; a request cannot bring its own); 3 p/prompt tuning (ids from ``prompt_learning_start_id`` on stand for rows
-of a table: the task's, or the request's own). Positions count prompts; answers and penalties leave them out.
+(a request's embeddings precede its input); 2 prefix prompt (a task's keys and values of every layer, see prefixes.py; a
+request cannot send its own); 3 p/prompt tuning (ids from ``prompt_learning_start_id`` on are rows of a table: the
+task's, or the request's own). Positions count prompts; answers and penalties leave them out.
 Sources: ``ParallelGpt.cc``, ``gpt_kernels.cu``, ``ParallelGptTritonModel.cc``.
 """
 
@@ -31,11 +31,11 @@ class Context:
     """What a row's generation starts from.
 
     Attributes:
-        ids: int64 [T], at least one; any legal id where an embedding stands.
-        embeddings: fp32 [T, hidden], NaN where the token has its own; None: all have.
-        prefix: the task whose prefix precedes all that; -1: none.
+        ids: int64 [T], T > 0; any legal id in place of an embedding.
+        embeddings: fp32 [T, hidden], NaN where the token's own embedding is used; None: everywhere.
+        prefix: the task whose prefix precedes the ids; -1: none.
         prefix_length: entries of the cache that the prefix takes.
-        ia3_task: whose IA3 adapters an encoder's input goes through; -1: none.
+        ia3_task: whose IA3 adapters apply to an encoder's input; -1: none.
     """
 
     ids: Array
@@ -46,17 +46,16 @@ class Context:
 
     @property
     def own_tokens(self) -> Array:
-        """Whether a token, and no prompt's embedding, stands at each place, bool [T]."""
+        """Whether each place is a token, not a prompt's embedding, bool [T]."""
         shown: Array = np.ones(len(self.ids), bool) if self.embeddings is None else np.isnan(self.embeddings[:, 0])
         return shown
 
 
 def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | None:
-    """Read the tables that config.ini's tasks name, ``model.prompt_table.<task_name>.weight.bin``.
+    """Read the tables of config.ini's tasks, ``model.prompt_table.<task_name>.weight.bin``.
 
     Returns:
-        fp32 [prompt_length, hidden] of each task, by its number; None where its prompt_learning_type is not p/prompt
-        tuning.
+        fp32 [prompt_length, hidden] of each task, by its number; None if prompt_learning_type is not p/prompt tuning.
 
     Raises:
         WeightsError: a table is missing or has another size.
@@ -80,11 +79,11 @@ def place_prompts(
     config: ModelConfig,
     prompts: Sequence[Array] | None,
 ) -> tuple[list[Context], list[Array]]:
-    """Put prompts where they belong.
+    """Insert prompts into the inputs.
 
     Args:
         tensors: of the request.
-        scalars: those of one value a row, checked, [B] each.
+        scalars: its checked tensors of one value a row, [B] each.
         ids: int64 [B, L].
         lengths: [B]; a row without input starts from its start_id.
         config: dimensions.
@@ -94,7 +93,8 @@ def place_prompts(
         What each row starts from, and the part of its input that is shown, int64 [n] each.
 
     Raises:
-        RequestError: a prompt tensor is malformed or incomplete, a task does not exist, an id stands for nothing.
+        RequestError: a prompt tensor is malformed or incomplete, a task does not exist, or an id is neither in the
+            vocabulary nor in the prompt's table.
     """
     kinds, own = _request_prompts(tensors, scalars, config)
     tasks = scalars[_TASK].tolist() if _TASK in tensors else []
@@ -102,21 +102,21 @@ def place_prompts(
         _check_tasks(scalars[_TASK], config, prompts)
     first_virtual, contexts, shown = config.prompt_learning_start_id, [], []
     for row, (kind, table) in enumerate(zip(kinds.tolist(), own, strict=True)):
-        line = ids[row, : lengths[row]]
-        is_empty = not len(line)
+        tokens = ids[row, : lengths[row]]
+        is_empty = not len(tokens)
         if tasks and prompts is not None and kind == PromptType.NONE:
             kind, table = PromptType.TUNED, prompts[tasks[row]]
-        # Which row of the table stands at each place; below 0: a token does.
-        places = line - first_virtual if kind == PromptType.TUNED else np.full_like(line, -1)
-        if (places >= len(table)).any():
+        # The row of the table that replaces each token; negative: the token stays.
+        virtual = tokens - first_virtual if kind == PromptType.TUNED else np.full_like(tokens, -1)
+        if (virtual >= len(table)).any():
             legal = f"{first_virtual} + 0 to {len(table) - 1}"
-            raise RequestError(f"input_ids holds {line.max()}; the prompt's ids are {legal}")
-        shown.append(line[places < 0])
+            raise RequestError(f"input_ids holds {tokens.max()}; the prompt's ids are {legal}")
+        shown.append(tokens[virtual < 0])
         if kind == PromptType.SOFT:
-            line, places = (np.concatenate((np.arange(len(table)), each)) for each in (line, places))
-        if not len(line):
-            line, places = _begin_with_start_id(scalars["start_id"], row, config)
-        context = _context(line, places, table)
+            tokens, virtual = (np.concatenate((np.arange(len(table)), each)) for each in (tokens, virtual))
+        if not len(tokens):
+            tokens, virtual = _begin_with_start_id(scalars["start_id"], row, config)
+        context = _context(tokens, virtual, table)
         if tasks and config.has_prefixes and (entries := config.prompt_tasks[tasks[row]][1]):
             if is_empty:
                 raise RequestError(f"row {row} has no input: a prefix prompt must come with one")
@@ -129,34 +129,34 @@ def place_prompts(
 
 
 def _begin_with_start_id(start_ids: Array, row: int, config: ModelConfig) -> tuple[Array, Array]:
-    """Give the token that a row without input starts from, and that no prompt stands there."""
+    """Give the token that a row without input starts from, and that it is not virtual."""
     is_beyond = (np.arange(len(start_ids)) == row) & (start_ids >= config.vocab_size)
     legal = f"below vocab_size {config.vocab_size}, for a row without input starts from it"
     refuse_rows("start_id", start_ids, is_beyond, legal)
     return start_ids[row : row + 1].astype(np.int64), np.full(1, -1)
 
 
-def _context(line: Array, places: Array, table: Array) -> Context:
-    """Let rows of a table stand at places, [T], that are 0 or more; tokens, [T], at the others."""
-    is_prompt = places >= 0
+def _context(tokens: Array, virtual: Array, table: Array) -> Context:
+    """Replace tokens, [T], by the rows of a table that ``virtual``, [T], numbers; a negative one keeps the token."""
+    is_prompt = virtual >= 0
     if not is_prompt.any():
-        return Context(line)
-    embeddings = np.where(is_prompt[:, None], table[np.maximum(places, 0)], np.float32(np.nan))
-    return Context(np.where(is_prompt, 0, line), embeddings)
+        return Context(tokens)
+    embeddings = np.where(is_prompt[:, None], table[np.maximum(virtual, 0)], np.float32(np.nan))
+    return Context(np.where(is_prompt, 0, tokens), embeddings)
 
 
 def _request_prompts(
     tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig
 ) -> tuple[Array, list[Array]]:
-    """Check a request's own prompts: the type of each row's, [B] (0: none), and its embeddings, fp32 [n, hidden].
+    """Check a request's own prompts; returns each row's type, [B] (0: none), and embeddings, fp32 [n, hidden].
 
-    FasterTransformer applies no prompt, and warns, where one of the three tensors is missing; here that is an error
-    unless there is nothing to apply.
+    FasterTransformer applies no prompt, and warns, if one of the three tensors is missing; here that is an error unless
+    there is nothing to apply.
     """
     lengths, kinds = scalars[_LENGTHS], scalars[_TYPE]
     batch = len(kinds)
     sent = [name for name in (_EMBEDDING, _LENGTHS, _TYPE) if name in tensors]
-    if config.encoder and _EMBEDDING in sent and _TYPE not in sent:  # T5 has one kind only, and no tensor that says so
+    if config.encoder and _EMBEDDING in sent and _TYPE not in sent:  # T5 has one type only, and no tensor for it
         sent, kinds = [*sent, _TYPE], np.full(batch, PromptType.TUNED)
     if _EMBEDDING in sent:
         checked(_EMBEDDING, tensors[_EMBEDDING], (np.float32, np.float16), batch, "n", config.hidden_units)
@@ -169,14 +169,14 @@ def _request_prompts(
     legal = "0, 1 (soft) or 3 (tuned): a prefix prompt comes from the checkpoint only"
     refuse_rows(_TYPE, kinds, ~np.isin(kinds, (PromptType.NONE, PromptType.SOFT, PromptType.TUNED)), legal)
     own = [embedding[row, : lengths[row]].astype(np.float32) for row in range(batch)]
-    for row, mine in enumerate(own):
-        if not np.isfinite(mine).all():
+    for row, embeddings in enumerate(own):
+        if not np.isfinite(embeddings).all():
             raise RequestError(f"{_EMBEDDING} holds a number in row {row} that is not finite")
     return kinds, own
 
 
 def _check_tasks(tasks: Array, config: ModelConfig, prompts: Sequence[Array] | None) -> None:
-    """Check that there are tasks, and each row's."""
+    """Refuse tasks that the checkpoint does not have."""
     if prompts is None and not config.has_prefixes:
         if config.prompt_learning_type == PromptType.PREFIX:
             raise RequestError(

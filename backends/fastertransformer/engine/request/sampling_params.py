@@ -18,14 +18,14 @@ class SamplingParams:
 
     Attributes:
         max_tokens: tokens to generate at most; 0: only the context is computed.
-        end_id: token that ends the row; one outside the vocabulary never comes.
+        end_id: token that ends the row; one outside the vocabulary is never generated.
         beam_width: of all rows of the request; 1 is sampling.
         top_k, top_p: as resolve_top_k_top_p gives them.
         top_p_decay, top_p_min: in (0, 1].
         random_seed: the bits of an unsigned seed, as int64.
         is_sampled: whether the token is drawn at random; else it is the argmax.
-        bad_words: words that must not come.
-        stop_words: words that end the row when they have come.
+        bad_words: words that are never generated.
+        stop_words: words that end the row when they are complete.
     """
 
     max_tokens: int

@@ -40,7 +40,7 @@ class Scalar:
     high: float = np.inf
 
     def read(self, name: str, tensors: Mapping[str, Array], batch: int, default: float | None) -> Array:
-        """Check a tensor, [B] or [B, 1] -> [B]; the default, or this one's own, where it is not sent."""
+        """Check a tensor, [B] or [B, 1] -> [B]; if it is not sent: ``default``, or else this scalar's own."""
         if name not in tensors:
             value = self.default if default is None else default
             assert value is not None  # required tensors are checked by name first
@@ -58,14 +58,14 @@ class Scalar:
 
 @lru_cache(maxsize=4096)
 def _constant(batch: int, value: float, dtype: type) -> Array:
-    """Make the values of a tensor that is not sent; most of a request's are, so they are made once for each size."""
+    """Make the values of a tensor that is not sent; they are cached, for most tensors of a request are not sent."""
     values: Array = np.full(batch, value, dtype)
     values.flags.writeable = False
     return values
 
 
 def checked(name: str, array: Array, dtypes: tuple[type, ...], *shape: int | str) -> Array:
-    """Give the tensor, or refuse it if it has none of these types, or another shape; a word is for any number."""
+    """Give the tensor, or refuse it if it has none of these types, or another shape; a string in it means any size."""
     if array.dtype not in dtypes:
         expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise RequestError(f"{name} has type {array.dtype.name}, expected {expected}")
@@ -118,12 +118,12 @@ _CONTROLS = ("START", "END")  # of Triton's sequence batcher
 
 @dataclass(frozen=True)
 class InputSchema:
-    """What a family of models calls its inputs.
+    """The inputs of a family of models.
 
     Attributes:
-        lengths: of the inputs.
-        output: most tokens to generate; empty where nothing is generated.
-        absent: what cannot be sent; such scalars have their defaults.
+        lengths: name of the tensor with the inputs' lengths.
+        output: name of the tensor with the most tokens to generate; empty if nothing is generated.
+        absent: inputs that cannot be sent; such scalars have their defaults.
     """
 
     lengths: str
@@ -132,12 +132,12 @@ class InputSchema:
 
     @cached_property
     def scalars(self) -> dict[str, Scalar]:
-        """All of one value a row."""
+        """All inputs of one value a row."""
         return {**dict.fromkeys(filter(None, (self.lengths, self.output)), _REQUIRED), **SCALARS}
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Of all inputs."""
+        """The names of all inputs."""
         return frozenset(("input_ids", *self.scalars, *_LISTS, *_CONTROLS)) - self.absent
 
 

@@ -1,8 +1,8 @@
-"""Bad and stop words: lists of token sequences, a list for each row.
+"""Bad and stop words: a list of token sequences for each row.
 
-Layout: FasterTransformer's GPT guide: int32 [B, 2, n]; row 0 holds the tokens of all words one after another, row 1 the
-end of each word among them, filled up with -1. Meaning: ``ban_bad_words.cu`` and ``stop_criteria_kernels.cu``: both
-compare with input and output alike, so a word may begin in the prompt; its last token is always a generated one.
+Layout: FasterTransformer's GPT guide: int32 [B, 2, n]; row 0 holds the concatenated tokens of all words, row 1 the end
+of each word in row 0, padded with -1. Meaning: ``ban_bad_words.cu`` and ``stop_criteria_kernels.cu``: both compare with
+input and output, so a word may begin in the prompt; its last token is always a generated one.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ class WordList:
     """The words of one row.
 
     Args:
-        words: token ids of each; a word without tokens is complete after every token.
+        words: token ids of each word; a word without tokens is complete after every token.
     """
 
     def __init__(self, words: Iterable[Sequence[int]] = ()) -> None:
-        self._last_tokens: dict[tuple[int, ...], set[int]] = defaultdict(set)  # by what precedes them in the word
+        self._last_tokens: dict[tuple[int, ...], set[int]] = defaultdict(set)  # by the tokens before it in the word
         self._has_empty_word = False
         for word in words:
             if word:
                 self._last_tokens[tuple(word[:-1])].add(word[-1])
             else:
                 self._has_empty_word = True
-        self.reach = max(map(len, self._last_tokens), default=0)  # tokens that must be known to tell a completion
+        self.reach = max(map(len, self._last_tokens), default=0)  # earlier tokens that completions compares
 
     def __bool__(self) -> bool:
         return bool(self._last_tokens) or self._has_empty_word
 
     def is_completed_by(self, token: int, sequence: Sequence[int]) -> bool:
-        """Say whether a token, put behind a sequence, completes a word; see completions."""
+        """Say whether a token completes a word when it is appended to a sequence; see completions."""
         return self._has_empty_word or token in self.completions(sequence)
 
     def completions(self, sequence: Sequence[int]) -> set[int]:
-        """Give the tokens that, put behind a sequence, complete a word.
+        """Give the tokens that complete a word when they are appended to a sequence.
 
         Args:
             sequence: input and output so far, or its last ``reach`` tokens.
@@ -55,15 +55,15 @@ class WordList:
 
 
 def parse_word_lists(name: str, tensors: Mapping[str, Array], batch: int) -> list[WordList]:
-    """Read a word list tensor, [B, 2, n]; where it is not sent there are no words.
+    """Read a word list tensor, [B, 2, n]; without the tensor there are no words.
 
-    A token outside the vocabulary is legal: it never comes. An empty list is [[0], [-1]]. A word without tokens, as in
-    [[0], [0]], is what it is in FasterTransformer's kernels: nothing among bad words, but complete at once among stop
-    words, so that the row ends behind its first token (the published sample_request_single.json has such a list).
+    A token outside the vocabulary is legal and never generated. An empty list is [[0], [-1]]. A word without tokens, as
+    in [[0], [0]], means what it means in FasterTransformer's kernels: nothing as a bad word, but a stop word that is
+    complete after the row's first token (the published sample_request_single.json has such a list).
 
     Raises:
-        RequestError: the shape is another, the ends do not ascend from 0 to at most n and then stay -1, or a token id
-            is below 0.
+        RequestError: the tensor has another shape, the ends do not ascend from 0 to at most n and then stay -1, or a
+            token id is negative.
     """
     if name not in tensors:
         return [WordList()] * batch

@@ -119,7 +119,7 @@ class Sampler:
                 table[to] = table[of]
 
     def set_owners(self, owners: Owners) -> None:
-        """Note which row is in each slot, so that the host knows what a step needs without asking the device."""
+        """Set the row of each slot, from which the host knows what a step needs without reading from the device."""
         self._owners, rows = owners, [sequence.sampling for sequence, _ in owners]
         self._columns = _Columns(*self._floats[: len(rows)].T, *self._integers[: len(rows)].T)
         self._has_bad_words = any(row.bad_words for row in rows)
@@ -130,18 +130,18 @@ class Sampler:
         sampled = [slot for slot, row in enumerate(rows) if row.is_sampled]
         scored = [slot for slot, row in enumerate(rows) if row.needs_token_log_probs]
         self._sampled, self._scored = (upload(np.array(each, np.int64), self._device) for each in (sampled, scored))
-        self._has_top_p_alone = any(not rows[slot].top_k for slot in sampled)
+        self._is_narrow = all(rows[slot].top_k for slot in sampled)
         self._largest_top_k = max((rows[slot].top_k for slot in (*sampled, *scored)), default=0)
         changes_logits = self._has_temperature or self._has_penalty or self._has_min_length
         needs_logits = changes_logits or sampled or scored or any(each.needs_host for each, _ in owners)
         self._is_greedy = not needs_logits  # in every row the argmax of unchanged logits is taken
 
     def sample(self, before: int, parts: Several[Chosen]) -> PendingTokens:
-        """Choose the next token of each slot, and have the next step begin with it.
+        """Choose the next token of each slot, which is the next step's input.
 
         Args:
-            before: slots whose rows have just had a decode step, which has written their argmax where the next begins.
-            parts: logits and argmax of those slots, and of the others, as far as there are any.
+            before: slots whose rows have just had a decode step, which has set their argmax as the next input.
+            parts: logits and argmax of these slots, if any, and of the other slots, if any.
         """
         tokens, log_probs = _joined([each[1] for each in parts]), None
         if self._is_greedy:
@@ -154,7 +154,7 @@ class Sampler:
         return PendingTokens(self._owners, tokens, log_probs)
 
     def _sample(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose by fp32 logits [N, V]; give tokens, and the log-probabilities that rows request."""
+        """Choose by fp32 logits [N, V]; returns tokens, and the log-probabilities that rows request."""
         logits, log_probs = self._penalise(logits), None
         tokens = logits.argmax(dim=-1)
         if len(self._sampled):
@@ -185,13 +185,11 @@ class Sampler:
 
     def _draw(self, logits: Tensor) -> Tensor:
         """Draw a token for each slot that samples, [n], from penalised logits [N, V]."""
-        columns = self._columns
-        drawn_from = columns.top_k, columns.top_p, columns.random_seed, columns.generated
-        top_k, top_p, seed, count = (each[self._sampled] for each in drawn_from)
-        uniform = sampling.draw_uniform(seed, count)
-        is_narrow = not self._has_top_p_alone
+        columns, slots = self._columns, self._sampled
+        uniform = sampling.draw_uniform(columns.random_seed[slots], columns.generated[slots])
+        top_k, top_p = columns.top_k[slots], columns.top_p[slots]
         ops = self._steps.network.ops
-        return ops.draw_tokens(logits, self._sampled, top_k, top_p, uniform, self._largest_top_k, is_narrow)
+        return ops.draw_tokens(logits, slots, top_k, top_p, uniform, self._largest_top_k, self._is_narrow)
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
         """Choose a sequence's next beams and write their tokens into [N]."""

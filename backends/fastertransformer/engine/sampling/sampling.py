@@ -91,13 +91,10 @@ def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
         top_k: [B].
         largest: of top_k, known on the host.
     """
-    largest = min(largest, logits.shape[-1])
     if largest == 0:
         return logits
-    values, ids = logits.topk(largest, dim=-1)  # [B, largest], descending
-    beyond = torch.arange(largest, device=logits.device) >= top_k[:, None]
-    kept = torch.full_like(logits, MASKED).scatter(1, ids, values.masked_fill(beyond, MASKED))
-    return torch.where((top_k == 0)[:, None], logits, kept)
+    values, ids = _top_k(logits, top_k, largest)
+    return torch.where((top_k == 0)[:, None], logits, torch.full_like(logits, MASKED).scatter(1, ids, values))
 
 
 def narrow_to_top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor, Tensor]:
@@ -110,10 +107,16 @@ def narrow_to_top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor
         top_k: [B]; none is 0.
         largest: of top_k, known on the host.
     """
-    values, ids = logits.topk(min(largest, logits.shape[-1]), dim=-1)  # descending
-    beyond = torch.arange(values.shape[1], device=logits.device) >= top_k[:, None]
+    values, ids = _top_k(logits, top_k, largest)
     ids, order = ids.sort(dim=-1)
-    return values.masked_fill(beyond, MASKED).gather(1, order), ids
+    return values.gather(1, order), ids
+
+
+def _top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """Give the largest logits of each row, descending, [B, largest], masked behind its k-th, and their tokens."""
+    values, ids = logits.topk(min(largest, logits.shape[-1]), dim=-1)
+    beyond = torch.arange(values.shape[1], device=logits.device) >= top_k[:, None]
+    return values.masked_fill(beyond, MASKED), ids
 
 
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
@@ -200,7 +203,5 @@ def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor, largest: int)
     largest = min(largest, logits.shape[-1])
     if largest <= 1:
         return full, reported
-    values = logits.topk(largest, dim=-1).values  # [B, largest]
-    beyond = torch.arange(largest, device=logits.device) >= top_k[:, None]
-    within = chosen - values.masked_fill(beyond, MASKED).logsumexp(dim=-1)
+    within = chosen - _top_k(logits, top_k, largest)[0].logsumexp(dim=-1)
     return full, torch.where(top_k > 1, within, reported)

@@ -7,10 +7,8 @@ step's arguments are numbers and numpy arrays, and its result stays on the devic
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -26,23 +24,18 @@ from ..sampling.sampling import argmax
 from .graphs import Chosen, StepGraphs
 from .threads import StepThreads
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_Step = TypeVar("_Step", bound=Callable[..., Any])
+_collective_steps: dict[str, Callable[..., Any]] = {}
 
 
-def _step(take: Callable[Concatenate[Steps, _P], _R]) -> Callable[Concatenate[Steps, _P], _R]:
-    """Decorate a method that all processes call together; see Steps.collective."""
-
-    @wraps(take)
-    def together(self: Steps, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with self.together(take.__name__, args):
-            return take(self, *args, **kwargs)
-
-    return together
+def _collective(step: _Step) -> _Step:
+    """Register a method that all processes call together; see Steps.collective."""
+    _collective_steps[step.__name__] = step
+    return step
 
 
 class Steps:
-    """The steps of one process. A step's arguments are passed by position.
+    """The steps of one process.
 
     Args:
         network: all of it, or this process's part.
@@ -50,12 +43,12 @@ class Steps:
         prefixes: of this process's layers and heads, by task.
 
     Attributes:
-        collective: by name, the steps that all processes take together.
+        collective: by name, the steps that all processes take together; their arguments are passed by position.
         ids: int64 [MOST_SLOTS], on the device: the next input token of each slot.
         positions: int64 [MOST_SLOTS], on the device: the position of that token.
     """
 
-    collective: ClassVar[dict[str, Callable[..., Any]]]
+    collective: ClassVar[Mapping[str, Callable[..., Any]]] = _collective_steps
 
     def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
         self.network, self.cache, self._prefixes = network, cache, prefixes
@@ -68,17 +61,13 @@ class Steps:
         self._given: Tensor | None = None  # rank 0's hidden states, for predict
         self._decoded: Tensor | None = None  # this process's logits of the last decode
 
-    def together(self, name: str, arguments: Sequence[object]) -> AbstractContextManager[None]:
-        """Make the other processes take the step too; a process that is alone has none."""
-        return nullcontext()
-
     def raise_if_rank_lost(self) -> None:
         """Raise GroupLostError if another process was lost: the device's results are then invalid."""
 
     def raise_if_peer_timed_out(self) -> None:
         """Raise GroupLostError if numbers are not finite because another process has timed out."""
 
-    @_step
+    @_collective
     def allocate(
         self,
         first: int,
@@ -114,7 +103,7 @@ class Steps:
             if task >= 0:
                 self.cache.restore(slot, self._prefixes[task])
 
-    @_step
+    @_collective
     def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
         """Free slots, and move others into the gaps.
 
@@ -129,7 +118,7 @@ class Steps:
             to, of = upload(np.stack((targets, sources)), self.device)
             self.ids[to], self.positions[to] = self.ids[of], self.positions[of]
 
-    @_step
+    @_collective
     def encode(
         self,
         ids: Array,
@@ -161,7 +150,7 @@ class Steps:
         asked = attentions if wants_attentions else None
         return self.network.encode(*self._uploaded(rows, embeddings), asked), attentions
 
-    @_step
+    @_collective
     def extend(self, ids: Array, starts: Array, lengths: Array, first: int, embeddings: Array | None = None) -> Tensor:
         """Run several tokens of each of the rows in the slots from ``first`` on; see Network.extend.
 
@@ -193,7 +182,7 @@ class Steps:
         given = None if embeddings is None else upload(embeddings, self.device)
         return rows.on(self.device), self.cache, given
 
-    @_step
+    @_collective
     def decode(self, count: int) -> Chosen:
         """Run one token of each of the first rows, and advance their positions.
 
@@ -229,7 +218,7 @@ class Steps:
         self._given = hidden.reshape(-1, hidden.shape[-1])
         return self.predict(len(self._given)).view(*hidden.shape[:-1], -1)
 
-    @_step
+    @_collective
     def predict(self, count: int) -> Tensor:
         """Compute the logits of ``count`` hidden states of rank 0 in all processes that have a part of the head."""
         given, self._given = self._given, None
@@ -246,7 +235,7 @@ class Steps:
         logits = chosen[0]
         return logits if logits.shape[1] == self.config.vocab_size else self.gather_logits()
 
-    @_step
+    @_collective
     def gather_logits(self) -> Tensor:
         """Gather the processes' parts of the last decode step's logits, [N, V], in rank 0."""
         if not self.network.weights.head or self._decoded is None:
@@ -258,12 +247,12 @@ class Steps:
         self.ids[first : first + len(tokens)] = tokens
         self.broadcast_tokens(first, first + len(tokens))
 
-    @_step
+    @_collective
     def broadcast_tokens(self, first: int, end: int) -> None:
         """Broadcast rank 0's next input tokens of slots."""
         self.network.comm.broadcast(self.ids[first:end])
 
-    @_step
+    @_collective
     def capture(self, rows: int, tokens: int) -> None:
         """Capture a decode step of some rows, or inputs of some tokens, as a CUDA graph; all slots must be free."""
         if self._graphs is None:
@@ -272,22 +261,22 @@ class Steps:
         self.positions.zero_()
         self.cache.clear_sources()
 
-    @_step
+    @_collective
     def copy(self, targets: Array, sources: Array, length: int) -> None:
         """Copy the first ``length`` entries of slots to others, int64 [n] each; see KvCache.copy."""
         self.cache.copy(targets, sources, length)
 
-    @_step
+    @_collective
     def clear(self, slots: Array) -> None:
         """Zero slots, int64 [n], so that no non-finite number stays in them."""
         self.cache.clear(slots)
 
-    @_step
+    @_collective
     def save(self, slot: int, length: int, key: int) -> None:
         """Save a slot's first ``length`` entries under a key; see KvCache.save."""
         self._saved[key] = self.cache.save(slot, length)
 
-    @_step
+    @_collective
     def free_saved(self, key: int) -> None:
         """Free what was saved under a key, if anything."""
         if key in self._saved:
@@ -298,6 +287,3 @@ class Steps:
         if self._graphs:
             self._graphs = None
             gc.collect()  # at once: NCCL cannot close its connections while a graph still uses them
-
-
-Steps.collective = {name: step for name, step in vars(Steps).items() if hasattr(step, "__wrapped__")}

@@ -28,34 +28,34 @@ def _all_reduce_add(
 ):  # fmt: skip
     program = tl.program_id(0)
     ranks = tl.arange(0, padded)
-    theirs = tl.load(addresses + ranks, ranks < size, 0)
+    peers = tl.load(addresses + ranks, ranks < size, 0)
     if uses_pdl:
         gdc_launch_dependents()
         gdc_wait()
     turn = tl.load(turns + program) + 1
-    looks = tl.where(tl.load(lost, volatile=True) == 0, patience, 0)
+    polls_left = tl.where(tl.load(lost, volatile=True) == 0, patience, 0)
     half = (turn & 1) * (size * most)
     for start in range(program * block, count, programs * block):
         at = start + tl.arange(0, block)
         bits = tl.load(part + at, at < count, 0).to(tl.float32).to(tl.int32, bitcast=True)
         words = (bits.to(tl.int64) & 0xFFFFFFFF) | (turn.to(tl.int64) << 32)
-        places = theirs[:, None].to(tl.pointer_type(tl.int64)) + (half + rank * most + at)[None, :]
-        is_there = (ranks < size)[:, None] & (at < count)[None, :]
-        tl.store(places, tl.broadcast_to(words[None, :], (padded, block)), is_there)
+        cells = peers[:, None].to(tl.pointer_type(tl.int64)) + (half + rank * most + at)[None, :]
+        is_valid = (ranks < size)[:, None] & (at < count)[None, :]
+        tl.store(cells, tl.broadcast_to(words[None, :], (padded, block)), is_valid)
     for start in range(program * block, count, programs * block):
         at = start + tl.arange(0, block)
-        is_there = (ranks < size)[:, None] & (at < count)[None, :]
-        places = memory + (half + ranks[:, None] * most + at[None, :])
-        words = tl.load(places, is_there, 0, volatile=True)
-        missing = tl.sum(tl.sum((is_there & ((words >> 32) != turn)).to(tl.int32), 0), 0)
-        while (missing > 0) & (looks > 0):
-            words = tl.load(places, is_there, 0, volatile=True)
-            missing = tl.sum(tl.sum((is_there & ((words >> 32) != turn)).to(tl.int32), 0), 0)
-            looks = tl.where(tl.load(lost, volatile=True) == 0, looks - 1, 0)
+        is_valid = (ranks < size)[:, None] & (at < count)[None, :]
+        cells = memory + (half + ranks[:, None] * most + at[None, :])
+        words = tl.load(cells, is_valid, 0, volatile=True)
+        missing = tl.sum(tl.sum((is_valid & ((words >> 32) != turn)).to(tl.int32), 0), 0)
+        while (missing > 0) & (polls_left > 0):
+            words = tl.load(cells, is_valid, 0, volatile=True)
+            missing = tl.sum(tl.sum((is_valid & ((words >> 32) != turn)).to(tl.int32), 0), 0)
+            polls_left = tl.where(tl.load(lost, volatile=True) == 0, polls_left - 1, 0)
         if missing > 0:
             tl.store(lost, 1)
         numbers = words.to(tl.int32).to(tl.float32, bitcast=True)
-        total = tl.sum(tl.where(is_there, numbers, 0.0), 0) + tl.load(x + at, at < count, 0).to(tl.float32)
+        total = tl.sum(tl.where(is_valid, numbers, 0.0), 0) + tl.load(x + at, at < count, 0).to(tl.float32)
         total = tl.where(missing > 0, float("nan"), total)
         tl.store(x + at, total.to(x.dtype.element_ty), at < count)
     tl.debug_barrier()  # all have read it
@@ -94,38 +94,38 @@ def _all_reduce_argmax(
 ):  # fmt: skip
     row = tl.program_id(0)
     ranks = tl.arange(0, padded)
-    is_there = ranks < size
-    theirs = tl.load(addresses + ranks, is_there, 0).to(tl.pointer_type(tl.int64))
+    is_valid = ranks < size
+    peers = tl.load(addresses + ranks, is_valid, 0).to(tl.pointer_type(tl.int64))
     if uses_pdl:
         gdc_wait()
         gdc_launch_dependents()
     turn = tl.load(turns + row) + 1
-    looks = tl.where(tl.load(lost, volatile=True) == 0, patience, 0)
-    mine = tl.load(tokens + row)
-    value = tl.load(logits + row.to(tl.int64) * columns + tl.maximum(mine, 0))
-    token = tl.where(mine == not_finite, not_finite, mine + first)
+    polls_left = tl.where(tl.load(lost, volatile=True) == 0, patience, 0)
+    own_token = tl.load(tokens + row)
+    value = tl.load(logits + row.to(tl.int64) * columns + tl.maximum(own_token, 0))
+    token = tl.where(own_token == not_finite, not_finite, own_token + first)
     stamp = turn.to(tl.int64) << 32
     # A value and its token, of every rank: [2 halves, ranks, rows, 2].
     half = (turn & 1) * size
     at = ((half + rank) * most + row) * 2
-    tl.store(theirs + at, stamp | (value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) + ranks * 0, is_there)
-    tl.store(theirs + at + 1, stamp | (token & 0xFFFFFFFF) + ranks * 0, is_there)
-    places = memory + ((half + ranks) * most + row) * 2
-    values = tl.load(places, is_there, 0, volatile=True)
-    found = tl.load(places + 1, is_there, 0, volatile=True)
-    missing = tl.sum((is_there & (((values >> 32) != turn) | ((found >> 32) != turn))).to(tl.int32), 0)
-    while (missing > 0) & (looks > 0):
-        values = tl.load(places, is_there, 0, volatile=True)
-        found = tl.load(places + 1, is_there, 0, volatile=True)
-        missing = tl.sum((is_there & (((values >> 32) != turn) | ((found >> 32) != turn))).to(tl.int32), 0)
-        looks = tl.where(tl.load(lost, volatile=True) == 0, looks - 1, 0)
+    tl.store(peers + at, stamp | (value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) + ranks * 0, is_valid)
+    tl.store(peers + at + 1, stamp | (token & 0xFFFFFFFF) + ranks * 0, is_valid)
+    cells = memory + ((half + ranks) * most + row) * 2
+    values = tl.load(cells, is_valid, 0, volatile=True)
+    found = tl.load(cells + 1, is_valid, 0, volatile=True)
+    missing = tl.sum((is_valid & (((values >> 32) != turn) | ((found >> 32) != turn))).to(tl.int32), 0)
+    while (missing > 0) & (polls_left > 0):
+        values = tl.load(cells, is_valid, 0, volatile=True)
+        found = tl.load(cells + 1, is_valid, 0, volatile=True)
+        missing = tl.sum((is_valid & (((values >> 32) != turn) | ((found >> 32) != turn))).to(tl.int32), 0)
+        polls_left = tl.where(tl.load(lost, volatile=True) == 0, polls_left - 1, 0)
     if missing > 0:
         tl.store(lost, 1)
-    numbers = tl.where(is_there, values.to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
+    numbers = tl.where(is_valid, values.to(tl.int32).to(tl.float32, bitcast=True), -float("inf"))
     candidates = found.to(tl.int32)  # a token that is not finite is below all others
-    is_best = is_there & (numbers == tl.max(numbers, 0))
+    is_best = is_valid & (numbers == tl.max(numbers, 0))
     best = tl.min(tl.where(is_best, candidates, 0x7FFFFFFF), 0)
-    is_lost = (tl.min(tl.where(is_there, candidates, 0), 0) < 0) | (missing > 0)
+    is_lost = (tl.min(tl.where(is_valid, candidates, 0), 0) < 0) | (missing > 0)
     tl.store(tokens + row, tl.where(is_lost, not_finite, best).to(tl.int64))
     tl.store(ids + row, tl.where(is_lost, 0, best).to(tl.int64))
     tl.debug_barrier()

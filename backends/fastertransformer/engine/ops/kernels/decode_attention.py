@@ -85,12 +85,12 @@ def _attend(  # noqa: C901 (one kernel)
     window = tl.load(windows + row, cache_modifier=".cg")
     length = tl.minimum(position + 1, window).to(tl.int32)
     newest = tl.where(is_new, position % window, -1).to(tl.int32)  # cell of the token itself
-    share = tl.maximum(tl.cdiv(tl.cdiv(length, pieces), block) * block, least)
-    share = tl.where(length <= 2 * least, 2 * least, share)
-    start = piece * share
+    piece_cells = tl.maximum(tl.cdiv(tl.cdiv(length, pieces), block) * block, least)
+    piece_cells = tl.where(length <= 2 * least, 2 * least, piece_cells)
+    start = piece * piece_cells
     if start >= length:
         return
-    end = tl.minimum(start + share, length)
+    end = tl.minimum(start + piece_cells, length)
     dims = tl.arange(0, width)
     is_dim = dims < size
     base = memory + head * page_tokens * size + dims[None, :]
@@ -106,19 +106,19 @@ def _attend(  # noqa: C901 (one kernel)
     values = tl.load(base + values_at + place, is_read, 0.0, cache_modifier=".cg")
     if uses_pdl:
         gdc_wait()
-    at = row.to(tl.int64) * row_stride + head * head_stride + dims
-    query = tl.load(q + at, is_dim, 0.0).to(tl.float32)
+    source = row.to(tl.int64) * row_stride + head * head_stride + dims
+    query = tl.load(q + source, is_dim, 0.0).to(tl.float32)
     if rotation != 0:
         other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, log2_base, rotation)
-        beside = row.to(tl.int64) * row_stride + head * head_stride + other
-        query = query * cos + tl.load(q + beside, is_rotated, 0.0).to(tl.float32) * sin
+        partner = row.to(tl.int64) * row_stride + head * head_stride + other
+        query = query * cos + tl.load(q + partner, is_rotated, 0.0).to(tl.float32) * sin
     query *= scale  # has log2(e) in it
     own_score = _LEAST
     own_value = tl.zeros((width,), tl.float32)
     if (newest >= start) & (newest < end):
-        key, value = tl.load(k + at, is_dim, 0.0), tl.load(v + at, is_dim, 0.0)
+        key, value = tl.load(k + source, is_dim, 0.0), tl.load(v + source, is_dim, 0.0)
         if rotation != 0:
-            rotated = key.to(tl.float32) * cos + tl.load(k + beside, is_rotated, 0.0).to(tl.float32) * sin
+            rotated = key.to(tl.float32) * cos + tl.load(k + partner, is_rotated, 0.0).to(tl.float32) * sin
             key = rotated.to(key.dtype)
         page = tl.load(tables + row * table_stride + newest // page_tokens).to(tl.int64)
         cell = memory + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
@@ -128,7 +128,7 @@ def _attend(  # noqa: C901 (one kernel)
         if kind == 2:
             own_score += tl.load(bias + head * distances) * LOG2_E
         own_value = value.to(tl.float32)
-    # Every place in a block has its own highest score and sums: put together once at the end, not for every block.
+    # Every place in a block has its own highest score and sums: they are merged once at the end, not for every block.
     most = tl.full((block,), _LEAST, tl.float32)
     total = tl.zeros((block,), tl.float32)
     sums = tl.zeros((block, width), tl.float32)
@@ -150,9 +150,9 @@ def _attend(  # noqa: C901 (one kernel)
         keys = tl.load(base + place, is_read, 0.0)
         higher = tl.maximum(most, scores)
         weights = tl.exp2(scores - higher)
-        fade = tl.exp2(most - higher)
-        total = total * fade + weights
-        sums = sums * fade[:, None] + weights[:, None] * values.to(tl.float32)
+        rescale = tl.exp2(most - higher)
+        total = total * rescale + weights
+        sums = sums * rescale[:, None] + weights[:, None] * values.to(tl.float32)
         values = tl.load(base + values_at + place, is_read, 0.0)
         most = higher
     highest = tl.maximum(tl.max(most, 0), own_score)
@@ -165,15 +165,15 @@ def _attend(  # noqa: C901 (one kernel)
     if not is_cut:
         tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)
         return
-    count = tl.cdiv(length, share)
+    count = tl.cdiv(length, piece_cells)
     if count == 1:
         tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)
         return
     # [B, H, pieces, width + 2]: sums, then the highest score and the total.
-    mine = partial + (row * heads + head).to(tl.int64) * pieces * (width + 2)
-    tl.store(mine + piece * (width + 2) + dims, sums)
-    tl.store(mine + piece * (width + 2) + width, most)
-    tl.store(mine + piece * (width + 2) + width + 1, total)
+    own_part = partial + (row * heads + head).to(tl.int64) * pieces * (width + 2)
+    tl.store(own_part + piece * (width + 2) + dims, sums)
+    tl.store(own_part + piece * (width + 2) + width, most)
+    tl.store(own_part + piece * (width + 2) + width + 1, total)
     tl.debug_barrier()
     before = tl.atomic_add(finished + row * heads + head, 1, sem="acq_rel", scope="gpu")
     if before != count - 1:
@@ -182,12 +182,12 @@ def _attend(  # noqa: C901 (one kernel)
     total = 0.0
     sums = tl.zeros((width,), tl.float32)
     for other in range(0, count):
-        its = mine + other * (width + 2)
-        its_most = tl.load(its + width, cache_modifier=".cg")
-        higher = tl.maximum(most, its_most)
-        loss, its_gain = tl.exp2(most - higher), tl.exp2(its_most - higher)
-        total = total * loss + tl.load(its + width + 1, cache_modifier=".cg") * its_gain
-        sums = sums * loss + tl.load(its + dims, cache_modifier=".cg") * its_gain
+        other_part = own_part + other * (width + 2)
+        other_most = tl.load(other_part + width, cache_modifier=".cg")
+        higher = tl.maximum(most, other_most)
+        own_rescale, other_gain = tl.exp2(most - higher), tl.exp2(other_most - higher)
+        total = total * own_rescale + tl.load(other_part + width + 1, cache_modifier=".cg") * other_gain
+        sums = sums * own_rescale + tl.load(other_part + dims, cache_modifier=".cg") * other_gain
         most = higher
     tl.store(finished + row * heads + head, 0)
     tl.store(target, (sums / total).to(out.dtype.element_ty), is_dim)

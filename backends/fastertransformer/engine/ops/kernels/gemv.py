@@ -20,14 +20,14 @@ from .int8 import GROUP, digits_of, sums_of_groups
 
 
 @triton.jit
-def _load_tile(places, start, inputs, block_k: tl.constexpr, is_split: tl.constexpr):
+def _load_tile(weight_rows, start, inputs, block_k: tl.constexpr, is_split: tl.constexpr):
     """Load a tile of the weight: its numbers, or words of four int8 numbers."""
     if is_split:
         width: tl.constexpr = block_k // 4
         k, end = start // 4 + tl.arange(0, width), inputs // 4
     else:
         k, end = start + tl.arange(0, block_k), inputs
-    return tl.load(places + k[None, :], (k < end)[None, :], 0, eviction_policy="evict_first")
+    return tl.load(weight_rows + k[None, :], (k < end)[None, :], 0, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -102,15 +102,15 @@ def gemv(  # noqa: C901 (one kernel)
     """
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     is_n = n < outputs
-    places = weight
+    weight_rows = weight
     width = inputs
     if is_split:
-        places = weight.to(tl.pointer_type(tl.int32), bitcast=True)
+        weight_rows = weight.to(tl.pointer_type(tl.int32), bitcast=True)
         width = inputs // 4
-    places += tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * width
+    weight_rows += tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * width
     tiles, gains = (), ()
     for step in tl.static_range(ahead):
-        tiles += (_load_tile(places, step * block_k, inputs, block_k, is_split),)  # type: ignore[assignment]
+        tiles += (_load_tile(weight_rows, step * block_k, inputs, block_k, is_split),)  # type: ignore[assignment]
     for step in tl.static_range(ahead):
         gains += (_load_gains(gain, step * block_k, inputs, norm, block_k, is_split),)  # type: ignore[assignment]
     factors = tl.load(scales + n, is_n, 0).to(tl.float32) if has_scales else 1.0
@@ -131,7 +131,7 @@ def gemv(  # noqa: C901 (one kernel)
         )  # fmt: skip
     if not is_whole:
         for start in range(ahead * block_k, inputs, block_k):
-            tile = _load_tile(places, start, inputs, block_k, is_split)
+            tile = _load_tile(weight_rows, start, inputs, block_k, is_split)
             some = _load_gains(gain, start, inputs, norm, block_k, is_split)
             sums, ones, squares = _accumulate(
                 sums, ones, squares, tile, some, x, start, inputs, norm, block_k, piece, is_native, is_split

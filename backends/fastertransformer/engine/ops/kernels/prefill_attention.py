@@ -102,10 +102,10 @@ def _over_blocks(  # noqa: C901 (one kernel)
         else:
             higher = tl.maximum(most, tl.max(scores, 1) * scale + shift)
             weights = tl.exp2(scores * scale - (higher - shift)[:, None])
-        fade = tl.exp2(most - higher)
-        total = total * fade + tl.sum(weights, 1)
+        rescale = tl.exp2(most - higher)
+        total = total * rescale + tl.sum(weights, 1)
         values = _loaded(v + at + offsets, n, length, size, width, is_edge)
-        sums = tl.dot(weights.to(values.dtype), values, sums * fade[:, None], input_precision="ieee")
+        sums = tl.dot(weights.to(values.dtype), values, sums * rescale[:, None], input_precision="ieee")
         most = higher
     return sums, total, most
 

@@ -28,15 +28,15 @@ def _keys(values):
 
 
 @triton.jit
-def _weights(line, first, columns, most, block: tl.constexpr):
+def _weights(row_logits, first, columns, most, block: tl.constexpr):
     """Columns from first on: keys, the least behind the last one, and exp(value - most)."""
     at = first + tl.arange(0, block)
-    values = tl.load(line + at, at < columns, -float("inf"))
+    values = tl.load(row_logits + at, at < columns, -float("inf"))
     return tl.where(at < columns, _keys(values), -2147483648), tl.exp(values - most)
 
 
 @triton.jit
-def _least(line, columns, most, wanted, counts: tl.constexpr, block: tl.constexpr):
+def _least(row_logits, columns, most, wanted, counts: tl.constexpr, block: tl.constexpr):
     """The largest key that, with all above it, has ``wanted`` numbers (counts) or so much weight."""
     found = tl.full((), -2147483648, tl.int64)
     for step in range(16):
@@ -45,7 +45,7 @@ def _least(line, columns, most, wanted, counts: tl.constexpr, block: tl.constexp
         two = tl.zeros((block,), tl.float32)
         three = tl.zeros((block,), tl.float32)
         for first in range(0, columns, block):
-            keys, weights = _weights(line, first, columns, most, block)
+            keys, weights = _weights(row_logits, first, columns, most, block)
             if counts:
                 weights = tl.full((block,), 1.0, tl.float32)
             one += tl.where(keys >= (found + unit).to(tl.int32), weights, 0.0)
@@ -57,13 +57,13 @@ def _least(line, columns, most, wanted, counts: tl.constexpr, block: tl.constexp
 
 
 @triton.jit
-def _above(line, columns, most, least, block: tl.constexpr):
+def _above(row_logits, columns, most, least, block: tl.constexpr):
     """How many numbers are above a key, and their weight; the weight of a number that has the key."""
     count = tl.zeros((block,), tl.float32)
     weight = tl.zeros((block,), tl.float32)
     own = tl.zeros((block,), tl.float32)
     for first in range(0, columns, block):
-        keys, weights = _weights(line, first, columns, most, block)
+        keys, weights = _weights(row_logits, first, columns, most, block)
         count += tl.where(keys > least, 1.0, 0.0)
         weight += tl.where(keys > least, weights, 0.0)
         own = tl.maximum(own, tl.where(keys == least, weights, 0.0))
@@ -73,32 +73,32 @@ def _above(line, columns, most, least, block: tl.constexpr):
 @triton.jit(do_not_specialize=("columns",))
 def _draw(logits, rows, top_k, top_p, uniform, tokens, columns, block: tl.constexpr):
     program = tl.program_id(0)
-    line = logits + tl.load(rows + program) * columns
+    row_logits = logits + tl.load(rows + program) * columns
     k, p = tl.load(top_k + program).to(tl.float32), tl.load(top_p + program)
     highest = tl.full((block,), -float("inf"), tl.float32)
     for first in range(0, columns, block):
         at = first + tl.arange(0, block)
-        highest = tl.maximum(highest, tl.load(line + at, at < columns, -float("inf")))
+        highest = tl.maximum(highest, tl.load(row_logits + at, at < columns, -float("inf")))
     most = tl.max(highest)
     # Kept are all above ``least``, and of those that have it, in their order, as many as have the weight ``rest``.
     least = tl.full((), -2147483648, tl.int32)
-    above, whole, own = _above(line, columns, most, least, block)
+    above, whole, own = _above(row_logits, columns, most, least, block)
     rest = whole * 0
     if (k > 0) & (k < columns):
-        least = _least(line, columns, most, k, True, block)
-        above, whole, own = _above(line, columns, most, least, block)
+        least = _least(row_logits, columns, most, k, True, block)
+        above, whole, own = _above(row_logits, columns, most, least, block)
         rest = (k - above) * own
     if p < 1:
         wanted = tl.maximum(p * (whole + rest), 1e-37)
-        least = _least(line, columns, most, wanted, False, block)
-        above, whole, own = _above(line, columns, most, least, block)
+        least = _least(row_logits, columns, most, wanted, False, block)
+        above, whole, own = _above(row_logits, columns, most, least, block)
         rest = wanted - whole
     target = tl.load(uniform + program).to(tl.float32) * (whole + rest)
     sum_before = whole * 0
     ties_before = whole * 0
     chosen, last = columns, 0
     for first in range(0, columns, block):
-        keys, weights = _weights(line, first, columns, most, block)
+        keys, weights = _weights(row_logits, first, columns, most, block)
         is_tie = keys == least
         ties = ties_before + tl.cumsum(is_tie.to(tl.float32))
         share = tl.minimum(weights, tl.maximum(rest - (ties - 1) * own, 0.0))
@@ -140,21 +140,21 @@ def _argmax_step(
     share = tl.cdiv(tl.cdiv(columns, parts), block) * block
     most, best = -float("inf"), columns
     for first in range(part * share, tl.minimum((part + 1) * share, columns), block):
-        at = first + tl.arange(0, block)
-        values = tl.load(logits + row * columns + at, at < columns, -float("inf"))
+        column = first + tl.arange(0, block)
+        values = tl.load(logits + row * columns + column, column < columns, -float("inf"))
         highest = tl.max(values, 0)
-        place = tl.min(tl.where(values == highest, at, columns), 0)
+        place = tl.min(tl.where(values == highest, column, columns), 0)
         best = tl.where(highest > most, place, best)
         most = tl.maximum(most, highest)
-    mine = partial + row * parts * 2
-    tl.store(mine + part, most)
-    tl.store(mine + parts + part, best.to(tl.float32, bitcast=True))
+    row_partial = partial + row * parts * 2
+    tl.store(row_partial + part, most)
+    tl.store(row_partial + parts + part, best.to(tl.float32, bitcast=True))
     tl.debug_barrier()
     if tl.atomic_add(finished + row, 1, sem="acq_rel", scope="gpu") != parts - 1:
         return
-    those = tl.arange(0, parts)
-    values = tl.load(mine + those, cache_modifier=".cg")
-    places = tl.load(mine + parts + those, cache_modifier=".cg").to(tl.int32, bitcast=True)
+    every_part = tl.arange(0, parts)
+    values = tl.load(row_partial + every_part, cache_modifier=".cg")
+    places = tl.load(row_partial + parts + every_part, cache_modifier=".cg").to(tl.int32, bitcast=True)
     best = tl.min(tl.where(values == tl.max(values, 0), places, columns), 0)
     best = tl.minimum(best, columns - 1)  # of NaN, which is lost
     first_value = tl.load(logits + row * columns)

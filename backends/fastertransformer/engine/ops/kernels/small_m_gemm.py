@@ -29,7 +29,7 @@ def small_m_gemm(  # noqa: C901 (one kernel)
     blocks = tl.cdiv(rows, padded)  # next to each other, for they read the same part of the matrix
     n = tl.program_id(0) // blocks * block_n + tl.arange(0, block_n)
     m = tl.program_id(0) % blocks * padded + tl.arange(0, padded)
-    places = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs
+    weight_rows = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs
     steps = tl.cdiv(inputs, block_k * splits)
     first = tl.program_id(1) * steps * block_k
     if uses_pdl:
@@ -42,7 +42,7 @@ def small_m_gemm(  # noqa: C901 (one kernel)
     for step in tl.range(0, steps, num_stages=stages):
         k = first + step * block_k + tl.arange(0, block_k)
         is_k = k < inputs
-        tile = tl.load(places + k[None, :], is_k[None, :], 0, eviction_policy="evict_first")
+        tile = tl.load(weight_rows + k[None, :], is_k[None, :], 0, eviction_policy="evict_first")
         v = tl.load(x + k[:, None], is_row & is_k[:, None], 0)
         if is_split:
             sums = tl.dot(tile, v, sums, out_dtype=tl.int32)
@@ -54,17 +54,17 @@ def small_m_gemm(  # noqa: C901 (one kernel)
         high, low = tl.split(tl.permute(tl.reshape(sums, (block_n, 2, padded)), (0, 2, 1)))
         sums = (high.to(tl.float32) * 256 + low.to(tl.float32)) * tl.load(units + m, m < rows, 0)[None, :]
     total = tl.trans(sums)  # [padded, block_n]
-    cells = m[:, None] * outputs + n[None, :]
-    is_there = (n < outputs)[None, :] & (m < rows)[:, None]
+    outputs_at = m[:, None] * outputs + n[None, :]
+    is_valid = (n < outputs)[None, :] & (m < rows)[:, None]
     is_last = True
     if splits > 1:
-        tl.store(parts + tl.program_id(1) * rows * outputs + cells, total, is_there)
+        tl.store(parts + tl.program_id(1) * rows * outputs + outputs_at, total, is_valid)
         tl.debug_barrier()  # every thread's part is written before any says so
         is_last = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel") == splits - 1
         if is_last:
             total = tl.zeros([padded, block_n], tl.float32)
             for split in range(splits):
-                total += tl.load(parts + split * rows * outputs + cells, is_there, 0.0, cache_modifier=".cg")
+                total += tl.load(parts + split * rows * outputs + outputs_at, is_valid, 0.0, cache_modifier=".cg")
             tl.store(arrivals + tl.program_id(0), 0)
     if is_last:
         if has_scales:
@@ -73,5 +73,5 @@ def small_m_gemm(  # noqa: C901 (one kernel)
             total += tl.load(bias + n, n < outputs, 0).to(tl.float32)[None, :]
         total = activated(total, activation)
         if has_residual:
-            total += tl.load(residual + cells, is_there, 0).to(tl.float32)
-        tl.store(y + cells, total.to(y.dtype.element_ty), is_there)
+            total += tl.load(residual + outputs_at, is_valid, 0).to(tl.float32)
+        tl.store(y + outputs_at, total.to(y.dtype.element_ty), is_valid)
