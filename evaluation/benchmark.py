@@ -19,13 +19,7 @@ from evaluation.arguments import BenchmarkArguments
 from evaluation.client.answer_tensors import read_generations
 from evaluation.client.client import Client, UnreachableError
 from evaluation.client.request_tensors import NEVER_END_ID, IdsRequest, prepare_ids
-from evaluation.client.served_model import (
-    DeployedModel,
-    check_identity,
-    expected_digest,
-    find_endpoint,
-    inspect_endpoint,
-)
+from evaluation.client.served_model import DeployedModel, open_target
 from evaluation.speed.costs import CostMeter, server_log
 from evaluation.speed.figures import Context, compute_figures
 from evaluation.speed.provenance import timestamp
@@ -40,18 +34,15 @@ Point = tuple[int, int, int]
 def main(argv: Sequence[str]) -> None:
     """Measure every point, write the table, and fail if no point could be measured."""
     arguments = BenchmarkArguments.from_argv(argv, description=__doc__)
-    expected = expected_digest(arguments.model_digest, arguments.model_repository)
-    endpoint = find_endpoint(arguments.endpoint)
-    check_identity(endpoint, expected)
+    target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, arguments.model_repository)
+    interface, served, endpoint = target.interface, target.served, target.served.endpoint
+    if not interface.takes_ids:
+        raise ConfigError(
+            f"model '{arguments.model}' takes no token ids, so lengths cannot be set through it",
+            "take model=fastertransformer",
+        )
     # A request that is sent again would be measured as one slow request: no retries here.
     with Client(endpoint.grpc_url, arguments.timeout_s, retries=0) as client:
-        interface = client.describe(arguments.model)
-        if not interface.takes_ids:
-            raise ConfigError(
-                f"model '{arguments.model}' takes no token ids, so lengths cannot be set through it",
-                "take model=fastertransformer",
-            )
-        served = inspect_endpoint(endpoint, interface.parameters)
         arguments = replace(arguments, lengths=arguments.lengths or usual_lengths(served.max_positions))
         vocab_size, points = find_vocab_size(arguments.vocab_size, served), plan_points(arguments)
 
@@ -65,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
 
         sweep = Sweep(
             name="benchmark",
-            deployment=Deployment(arguments.endpoint, endpoint, arguments.model, expected),
+            deployment=Deployment(arguments.endpoint, endpoint, arguments.model),
             output=arguments.output,
             table=STATIC_TABLE,
             points=_rows(arguments, served, points),

@@ -28,11 +28,11 @@ except ModuleNotFoundError as error:
     raise
 
 from evaluation.client.client import Client
-from evaluation.client.served_model import check_identity, check_still_served, find_endpoint, inspect_endpoint
+from evaluation.client.served_model import check_still_served, open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.harness_writing import Writer
-from evaluation.tasks.scoring import Scorer, model_inside
-from evaluation.tasks.target import ask_all, in_batches
+from evaluation.tasks.scoring import Scorer
+from evaluation.tasks.target import ask_all, check_takes_rows, in_batches
 from handover.errors import ConfigError, ServerError, exit_status
 
 Item = TypeVar("Item")
@@ -81,32 +81,23 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         device: str | None = None,
     ) -> None:
         super().__init__()
-        endpoint = find_endpoint(url)
-        check_identity(endpoint, model_digest)
-        with Client(endpoint.grpc_url) as client:
-            interface = client.describe(model)
-            inside = None if interface.takes_ids else model_inside(client, interface)
-        if not (interface.takes_ids or interface.takes_text) or interface.has_sessions:
-            raise ConfigError(
-                f"model '{model}' at {endpoint.grpc_url} takes neither token ids nor an ensemble's texts, row by row",
-                "take model=fastertransformer or model=ensemble",
-            )
+        wanted = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else rows  # it may be "auto:4"
+        target = open_target(url, model, model_digest, batch_size=wanted)
+        check_takes_rows(target)
+        interface, served = target.interface, target.served
         is_t5 = self._is_t5 = interface.is_encoder_decoder
         self.backend = "seq2seq" if is_t5 else "causal"  # the harness then encodes context and target apart
-        served = inspect_endpoint(endpoint, inside[1].parameters if inside else interface.parameters)
-        self._endpoint, self._model, self._timeout_s = endpoint, model, timeout_s
+        self._endpoint, self._model, self._timeout_s = served.endpoint, model, timeout_s
         self._tokenizer = load_tokenizer(Path(_known(tokenizer or served.directory, "tokenizer", "its directory")))
         positions = max_length or served.max_positions or (_T5_POSITIONS if is_t5 else None)
         self.max_length: int = _known(positions, "max_length", "the model's positions")
         self._end_id: int = _known(served.end_id if end_id is None else end_id, "end_id")
         start_id = self._end_id if is_t5 else served.start_id  # to an encoder start_id means nothing
         self._prefix_id: int = _known(start_id if prefix_token_id is None else prefix_token_id, "prefix_token_id")
-        wanted = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else rows  # it may be "auto:4"
-        self.batch_size, self._concurrency = max(1, min(wanted, interface.max_batch_size)), max(1, concurrency)
+        self.batch_size, self._concurrency = target.batch_size, max(1, concurrency)
         self.max_gen_toks = max_gen_toks
-        ids_model = model if interface.takes_ids else inside[0] if inside else None
         self._writer = Writer(
-            *(model, not interface.takes_ids, ids_model, self._tokenizer, self.max_length, max_gen_toks),
+            *(model, not interface.takes_ids, target.ids_model, self._tokenizer, self.max_length, max_gen_toks),
             *(self._prefix_id, self._end_id, is_t5),
         )
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evaluation.arguments import LambadaArguments
+from evaluation.client.served_model import Target
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.lambada.data import KNOWN_FILES, check_data, read_texts
 from evaluation.tasks.lambada.score import score_sample, summarise
 from evaluation.tasks.lambada.span_scoring import SpanScorer
 from evaluation.tasks.lambada.spans import Sample, Span, prepare_sample
 from evaluation.tasks.outcome import Outcome
-from evaluation.tasks.target import Target, find_target, find_tokenizer
+from evaluation.tasks.target import find_target, find_tokenizer
 from handover.errors import exit_status
 
 TASK = "lambada"

@@ -14,25 +14,15 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
-from tritonclient import grpc as triton
-
-from evaluation.client.client import Client
-from evaluation.client.served_model import (
-    DeployedModel,
-    check_identity,
-    expected_digest,
-    find_endpoint,
-    inspect_endpoint,
-)
+from evaluation.client.served_model import DeployedModel, open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.speed.costs import server_log
 from evaluation.speed.exports import write_point, write_summary
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from evaluation.speed.sweep import Deployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
 from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, Row
-from evaluation.speed.under_load import Target, measure_point, probe
+from evaluation.speed.under_load import LoadTarget, measure_point, probe
 from evaluation.speed.workload import Prompt, Words, read_prompt_file
-from handover.endpoint import Endpoint
 from handover.errors import ConfigError, exit_status
 from handover.regular_file import read_bytes
 
@@ -41,10 +31,7 @@ def main(argv: Sequence[str]) -> None:
     """Measure every point, write the files, and fail if no point could be measured."""
     arguments = LoadArguments.from_argv(argv, description=__doc__)
     check_arguments(arguments)
-    expected = expected_digest(arguments.model_digest, arguments.model_repository)
-    endpoint = find_endpoint(arguments.endpoint)
-    check_identity(endpoint, expected)
-    arguments, target, points = _prepare(arguments, endpoint)
+    arguments, target, points = _prepare(arguments)
 
     def measure(row: Row, advance: Callable[[], None]) -> Row:
         measured = measure_point(arguments, target, row, advance)
@@ -53,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
 
     sweep = Sweep(
         name="load",
-        deployment=Deployment(arguments.endpoint, endpoint, arguments.model, expected),
+        deployment=Deployment(arguments.endpoint, target.endpoint, arguments.model),
         output=arguments.output,
         table=LOAD_TABLE,
         points=points,
@@ -69,21 +56,20 @@ def main(argv: Sequence[str]) -> None:
     sweep.finish(rows)
 
 
-def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[LoadArguments, Target, list[Row]]:
+def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[Row]]:
     """Ask the server what it serves, and plan the points: rows without figures."""
-    with Client(endpoint.grpc_url, arguments.timeout_s, retries=0) as client:
-        interface = client.describe(arguments.model)
+    target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, arguments.model_repository)
+    interface, served = target.interface, target.served
     if not interface.takes_ids and not interface.takes_text:
         raise ConfigError(
             f"model '{arguments.model}' takes neither token ids nor text",
             "take model=fastertransformer or model=ensemble",
         )
-    is_decoupled, queue_delay_us, max_batch_size = _transaction_policy(endpoint, arguments.model)
+    is_decoupled = interface.is_decoupled
     if arguments.streaming not in (None, is_decoupled):
         have = "streams its answers (decoupled)" if is_decoupled else "does not stream (it is not decoupled)"
         raise ConfigError(f"model '{arguments.model}' {have}", f"take streaming={str(is_decoupled).lower()}")
     arguments = dataclasses.replace(arguments, streaming=is_decoupled)
-    served = inspect_endpoint(endpoint, interface.parameters)
     prompts = _read_prompts(arguments, served)
     if interface.takes_text and not all(prompt.text for prompt in prompts):
         raise ConfigError(
@@ -94,13 +80,13 @@ def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[LoadArgument
     row = Row(
         mode=CLOSED,
         triton_model=arguments.model,
-        max_batch_size=max_batch_size,
-        max_queue_delay_us=queue_delay_us,
+        max_batch_size=interface.max_batch_size,
+        max_queue_delay_us=interface.max_queue_delay_us,
         is_streaming=is_decoupled,
     )
     row = describe_deployment(served, row, _decisive(arguments))
-    target = Target(
-        endpoint,
+    load_target = LoadTarget(
+        served.endpoint,
         server_log(arguments.endpoint),
         vocab_size,
         tuple(prompts),
@@ -108,7 +94,7 @@ def _prepare(arguments: LoadArguments, endpoint: Endpoint) -> tuple[LoadArgument
         row.gpus,
         interface.is_encoder_decoder,
     )
-    return arguments, target, plan_points(arguments, row, served.max_positions)
+    return arguments, load_target, plan_points(arguments, row, served.max_positions)
 
 
 def plan_points(arguments: LoadArguments, template: Row, max_positions: int | None) -> list[Row]:
@@ -126,14 +112,6 @@ def plan_points(arguments: LoadArguments, template: Row, max_positions: int | No
         for rate in sorted(set(arguments.request_rates))
     ]
     return [dataclasses.replace(row, workload=name) for name, row in product(workloads, [*closed, *opened])]
-
-
-def _transaction_policy(endpoint: Endpoint, model: str) -> tuple[bool, int | None, int]:
-    """Whether the model is decoupled, what its batcher waits in microseconds, and its largest batch."""
-    with triton.InferenceServerClient(endpoint.grpc_url) as client:
-        config = client.get_model_config(model).config
-    delay_us = config.dynamic_batching.max_queue_delay_microseconds if config.HasField("dynamic_batching") else None
-    return bool(config.model_transaction_policy.decoupled), delay_us, max(1, config.max_batch_size)
 
 
 def _read_prompts(arguments: LoadArguments, served: DeployedModel) -> list[Prompt]:

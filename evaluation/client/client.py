@@ -51,6 +51,8 @@ class ModelInterface:
         has_sessions: it is stateful: its tensors have a first axis of length 1 more.
         is_encoder_decoder: it answers to a prompt instead of continuing it, or is an ensemble around such a model.
         steps: names of the models that an ensemble is made of.
+        is_decoupled: it may give several answers to a request, which are streamed.
+        max_queue_delay_us: what its dynamic batcher waits for further requests; None without a batcher.
     """
 
     inputs: frozenset[str]
@@ -59,6 +61,8 @@ class ModelInterface:
     has_sessions: bool = False
     is_encoder_decoder: bool = False
     steps: tuple[str, ...] = ()
+    is_decoupled: bool = False
+    max_queue_delay_us: int | None = None
 
     @property
     def takes_ids(self) -> bool:
@@ -115,6 +119,7 @@ class Client:
         answer = self._call(self._connection.get_model_config, model, client_timeout=_PATIENCE_S)
         config = answer.config
         inputs = frozenset(tensor.name for tensor in config.input)
+        batcher = config.dynamic_batching if config.HasField("dynamic_batching") else None
         passed_on = (name for step in config.ensemble_scheduling.step for name in step.input_map)
         return ModelInterface(
             inputs=inputs,
@@ -123,6 +128,8 @@ class Client:
             has_sessions="session_len" in inputs,
             is_encoder_decoder=_T5_INPUT in {*inputs, *passed_on},
             steps=tuple(step.model_name for step in config.ensemble_scheduling.step),
+            is_decoupled=bool(config.model_transaction_policy.decoupled),
+            max_queue_delay_us=None if batcher is None else batcher.max_queue_delay_microseconds,
         )
 
     def generate_ids(

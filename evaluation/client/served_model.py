@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.client.client import Client
+from evaluation.client.client import Client, ModelInterface, RequestError
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.values import COUNT, INDEX, Values
@@ -45,6 +45,70 @@ class DeployedModel:
     start_id: int | None = None
     end_id: int | None = None
     first_prompt_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A served model that requests are sent to.
+
+    Attributes:
+        served: the deployment behind it.
+        model: Triton's name of the model.
+        interface: what the model takes.
+        ids_model: Triton's name of the model that takes token ids: the same one or, of an ensemble, one of its steps;
+            None where there is none.
+        batch_size: rows of a request, at most what the model takes.
+    """
+
+    served: DeployedModel
+    model: str
+    interface: ModelInterface
+    ids_model: str | None
+    batch_size: int
+
+    @property
+    def url(self) -> str:
+        """``host:port`` of gRPC."""
+        return self.served.endpoint.grpc_url
+
+
+def open_target(
+    source: str, model: str, model_digest: str | None = None, repository: Path | None = None, batch_size: int = 1
+) -> Target:
+    """Find a deployment, check that it serves the right weights, and read what the model takes.
+
+    Args:
+        source: as for ``find_endpoint``.
+        model: Triton's name of the model.
+        model_digest: digest of the model repository that must be served; see ``expected_digest``.
+        repository: the model repository that must be served.
+        batch_size: rows of a request.
+
+    Raises:
+        ServerError: no server answers, it has no such model, or it serves other weights.
+        ArtefactError: the repository's manifest or the served model's config.ini is damaged.
+    """
+    endpoint = find_endpoint(source)
+    check_identity(endpoint, expected_digest(model_digest, repository))
+    with Client(endpoint.grpc_url) as client:
+        interface = client.describe(model)
+        inside = (model, interface) if interface.takes_ids else model_inside(client, interface)
+    # An ensemble has no checkpoint of its own; the model inside it has one.
+    served = inspect_endpoint(endpoint, (inside[1] if inside else interface).parameters)
+    rows = max(1, min(batch_size, interface.max_batch_size))
+    return Target(served, model, interface, inside[0] if inside else None, rows)
+
+
+def model_inside(client: Client, ensemble: ModelInterface) -> tuple[str, ModelInterface] | None:
+    """Find the step of an ensemble that takes token ids, if the server also serves that model by itself."""
+    for name in ensemble.steps:
+        try:
+            interface = client.describe(name)
+        except RequestError:
+            continue
+        if interface.takes_ids:
+            return name, interface
+    return None
 
 
 def find_endpoint(source: str | Path | None, results: Path = DEFAULT_RESULTS) -> Endpoint:
@@ -153,19 +217,18 @@ def check_server(endpoint: Endpoint, parameters: Mapping[str, str]) -> None:
         )
 
 
-def check_unchanged(source: str | Path | None, began: Endpoint, model: str, model_digest: str | None = None) -> None:
+def check_unchanged(source: str | Path | None, began: Endpoint, model: str) -> None:
     """Refuse to go on where the deployment was replaced by one of another model since a measurement began.
 
     Args:
-        source: as ``find_endpoint`` was given it.
-        began: the endpoint at that time.
-        model: Triton's name of the model that is asked.
-        model_digest: that must be served; None for that of the beginning.
+        source: the source that ``find_endpoint`` read the endpoint from.
+        began: the endpoint when the measurement began.
+        model: Triton's name of the model that requests are sent to.
 
     Raises:
-        ServerError: it is another model, or the deployment is gone.
+        ServerError: the deployment serves another model, or is gone.
     """
-    check_identity(find_endpoint(source), model_digest or began.model_digest or None)
+    check_identity(find_endpoint(source), began.model_digest or None)
     check_still_served(began, model)
 
 

@@ -11,16 +11,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from evaluation.client.client import Client, ModelInterface
+from evaluation.client.client import Client
 from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
-from evaluation.client.served_model import (
-    DeployedModel,
-    check_identity,
-    check_unchanged,
-    expected_digest,
-    find_endpoint,
-    inspect_endpoint,
-)
+from evaluation.client.served_model import DeployedModel, Target, check_unchanged, open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
 from evaluation.parity.comparison import Outcome, Position, Served, compare, decide
@@ -43,18 +36,18 @@ def main(argv: Sequence[str]) -> None:
     arguments = ParityArguments.from_argv(argv, description=__doc__)
     check_arguments(arguments)
     prompts = read_prompts(arguments)
-    served, interface = _inspect(arguments)
-    encoded = _encode(arguments, prompts, served)
-    answers = ask(arguments, served.endpoint.grpc_url, interface, encoded)
+    target = _open(arguments)
+    encoded = _encode(arguments, prompts, target.served)
+    answers = ask(arguments, target, encoded)
     arguments.output.mkdir(parents=True, exist_ok=True)
     reference, notes = open_reference(
         arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH, GivenFiles(arguments.adapter)
     )
-    precision = _precision(served, interface)
+    precision = _precision(target)
     limits = arguments.limits_by_precision[precision]
     positions = _compare(answers, reference, limits["tie"])
-    findings = survey(arguments, served, interface, reference, answers, precision)
-    check_unchanged(arguments.endpoint, served.endpoint, arguments.model)
+    findings = survey(arguments, target, reference, answers, precision)
+    check_unchanged(arguments.endpoint, target.served.endpoint, arguments.model)
     outcome, notes = conclude(decide(positions, limits), findings), (*notes, *findings.notes)
     source = {
         "computed_by": reference.name,
@@ -63,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         "precision": precision,
         "limits": limits,
     }
-    write_results(arguments, served, positions, outcome, source, findings)
+    write_results(arguments, target.served, positions, outcome, source, findings)
     sys.stdout.write("\n".join(_lines(outcome, reference, notes)) + "\n")
     if outcome.verdict == FAILS:
         raise ServerError(
@@ -72,15 +65,15 @@ def main(argv: Sequence[str]) -> None:
         )
 
 
-def ask(arguments: ParityArguments, url: str, interface: ModelInterface, prompts: Sequence[Ids]) -> list[Served]:
+def ask(arguments: ParityArguments, target: Target, prompts: Sequence[Ids]) -> list[Served]:
     """Have the server continue every prompt and score its tokens.
 
     Raises:
         ServerError: a request failed; nothing is compared then.
     """
-    is_t5, rows = interface.is_encoder_decoder, min(arguments.batch_size, interface.max_batch_size)
+    is_t5, rows = target.interface.is_encoder_decoder, target.batch_size
     answers: list[Served] = []
-    with Client(url, arguments.timeout_s) as client, Progress("parity", len(prompts), "prompts") as progress:
+    with Client(target.url, arguments.timeout_s) as client, Progress("parity", len(prompts), "prompts") as progress:
         scorer = None if is_t5 else Scorer(client, arguments.model, rows)
         for start in range(0, len(prompts), rows):
             batch = [tuple(prompt) for prompt in prompts[start : start + rows]]
@@ -117,14 +110,12 @@ def conclude(outcome: Outcome, findings: Findings) -> Outcome:
     return replace(outcome, reasons=(*outcome.reasons, *findings.shown))
 
 
-def _inspect(arguments: ParityArguments) -> tuple[DeployedModel, ModelInterface]:
-    endpoint = find_endpoint(arguments.endpoint)
-    check_identity(endpoint, expected_digest(None, arguments.model_repository))
-    with Client(endpoint.grpc_url) as client:
-        interface = client.describe(arguments.model)
-    if not interface.takes_ids:
+def _open(arguments: ParityArguments) -> Target:
+    rows, repository = arguments.batch_size, arguments.model_repository
+    target = open_target(arguments.endpoint, arguments.model, repository=repository, batch_size=rows)
+    if not target.interface.takes_ids:
         raise ConfigError(f"model '{arguments.model}' takes no token ids", "take model=fastertransformer")
-    return inspect_endpoint(endpoint, interface.parameters), interface
+    return target
 
 
 def _encode(arguments: ParityArguments, prompts: list[str | Ids], served: DeployedModel) -> list[Ids]:
@@ -135,8 +126,8 @@ def _encode(arguments: ParityArguments, prompts: list[str | Ids], served: Deploy
     return encode_prompts(prompts, tokenizer, served.vocab_size, room)
 
 
-def _precision(served: DeployedModel, interface: ModelInterface) -> str:
-    formats = served_formats(served, interface)
+def _precision(target: Target) -> str:
+    formats = served_formats(target)
     return served_precision(formats.weight_data_type, formats.data_type, formats.int8_mode)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluation.client.client import Client, ModelInterface
-from evaluation.client.served_model import DeployedModel
+from evaluation.client.client import Client
+from evaluation.client.served_model import Target
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import Served
 from evaluation.parity.distances import compare_plainly
@@ -41,8 +41,7 @@ class _Asked:
 
 def survey(
     arguments: ParityArguments,
-    served: DeployedModel,
-    interface: ModelInterface,
+    target: Target,
     reference: Reference,
     answers: Sequence[Served],
     precision: str,
@@ -51,8 +50,7 @@ def survey(
 
     Args:
         arguments: of the run.
-        served: the deployment.
-        interface: of its model.
+        target: the served model.
         reference: the source.
         answers: to the prompts, for the positions that they visited.
         precision: the coarsest of the served model's formats.
@@ -60,8 +58,8 @@ def survey(
     Raises:
         ServerError: a request failed.
     """
-    room, visited = _room(served, interface, reference), [len(each.prompt) + len(each.tokens) for each in answers]
-    asked = _ask(arguments, served.endpoint.grpc_url, interface, room) if arguments.passages else None
+    room, visited = _room(target, reference), [len(each.prompt) + len(each.tokens) for each in answers]
+    asked = _ask(arguments, target, room) if arguments.passages else None
     if isinstance(asked, _Asked):
         visited += [each.tokens.shape[1] for each in asked.passages]
     line = unvisited(room, visited)
@@ -69,27 +67,28 @@ def survey(
     if not isinstance(asked, _Asked):
         doubts = (asked,) if asked and precision in _COARSE else ()
         return Findings(doubts=doubts, notes=(*notes, asked or "evaluation.parity.passages is 0: none was scored"))
-    found = _compare(arguments, served, interface, reference, asked, precision)
+    found = _compare(arguments, target, reference, asked, precision)
     return replace(found, notes=(*found.notes, *notes))
 
 
-def served_formats(served: DeployedModel, interface: ModelInterface) -> Formats:
-    """Number formats of a deployment, as far as it says them."""
-    settings = {**interface.parameters, **served.endpoint.settings}
-    weights = settings.get("weight_data_type") or served.weight_data_type
+def served_formats(target: Target) -> Formats:
+    """Read the number formats of a deployment, as far as it says them."""
+    settings = {**target.interface.parameters, **target.served.endpoint.settings}
+    weights = settings.get("weight_data_type") or target.served.weight_data_type
     return Formats(weights, settings.get("data_type", ""), settings.get("int8_mode", ""))
 
 
-def _room(served: DeployedModel, interface: ModelInterface, reference: Reference) -> Room:
-    # What ids from a tuned prompt's first one on stand for is no token.
+def _room(target: Target, reference: Reference) -> Room:
+    # Ids from the first one of a tuned prompt on stand for learnt vectors, not for tokens.
+    served = target.served
     limits = (reference.vocab_size, served.vocab_size, served.first_prompt_id)
-    return Room(min(each for each in limits if each), served.max_positions, interface.is_encoder_decoder)
+    return Room(min(each for each in limits if each), served.max_positions, target.interface.is_encoder_decoder)
 
 
-def _ask(arguments: ParityArguments, url: str, interface: ModelInterface, room: Room) -> _Asked | str:
-    """Passages and what the server makes of them, or why it makes nothing of them."""
-    rows = min(arguments.batch_size, interface.max_batch_size)
-    with Client(url, arguments.timeout_s) as client:
+def _ask(arguments: ParityArguments, target: Target, room: Room) -> _Asked | str:
+    """Have the server score passages; a str says why it cannot."""
+    rows = target.batch_size
+    with Client(target.url, arguments.timeout_s) as client:
         scorer = Scorer(client, arguments.model, rows)
         try:
             spare = 0 if room.has_encoder else scorer.spare_positions(0)
@@ -103,20 +102,19 @@ def _ask(arguments: ParityArguments, url: str, interface: ModelInterface, room: 
 
 def _compare(
     arguments: ParityArguments,
-    served: DeployedModel,
-    interface: ModelInterface,
+    target: Target,
     reference: Reference,
     asked: _Asked,
     precision: str,
 ) -> Findings:
-    formats = served_formats(served, interface)
+    formats = served_formats(target)
     if isinstance(reference, HuggingFaceReference) and formats.are_known:
-        twin = reference.twin(formats, served.endpoint.engine == _SLIPWAY)
+        twin = reference.twin(formats, target.served.endpoint.engine == _SLIPWAY)
 
         def more(first: int, wanted: int) -> tuple[Passages, Scores]:
-            rows = min(arguments.batch_size, interface.max_batch_size)
+            rows = target.batch_size
             passages = make_more_passages(asked.room, first, wanted, arguments.longest_passage)
-            with Client(served.endpoint.grpc_url, arguments.timeout_s) as client:
+            with Client(target.url, arguments.timeout_s) as client:
                 return passages, ask_scores(Scorer(client, arguments.model, rows), passages, rows)
 
         return twin.compare(asked.passages, asked.scores, arguments.scale_error, arguments.max_passages, more)

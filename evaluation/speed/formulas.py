@@ -52,11 +52,6 @@ def accuracy(hits: Sequence[bool]) -> float | None:
     return mean([float(hit) for hit in hits])
 
 
-def accuracy_standard_error(hits: Sequence[bool]) -> float | None:
-    """Standard error of the share of hits, 0 to 1: sqrt(p * (1 - p) / (n - 1)); None below two samples."""
-    return standard_error([float(hit) for hit in hits])
-
-
 def perplexity(log_probs: Sequence[float]) -> float | None:
     """Perplexity per document: exp(-sum(log p) / n), with one summed natural log probability a document.
 

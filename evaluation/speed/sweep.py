@@ -34,13 +34,11 @@ class Deployment:
         source: endpoint as the user gave it, from which it is read again during the sweep.
         endpoint: as it was when the sweep began.
         model: Triton's name of the model.
-        model_digest: that must be served; None for any.
     """
 
     source: str
     endpoint: Endpoint
     model: str
-    model_digest: str | None
 
     def check_unchanged(self) -> None:
         """Refuse to go on where the deployment was replaced.
@@ -48,7 +46,7 @@ class Deployment:
         Raises:
             ServerError: it was, or it is gone.
         """
-        check_unchanged(self.source, self.endpoint, self.model, self.model_digest)
+        check_unchanged(self.source, self.endpoint, self.model)
 
     def check_alive(self) -> None:
         """Refuse to measure further points of a server that is gone.

@@ -266,8 +266,3 @@ LOAD_TABLE = Table(
     ),
 )
 TABLES = (STATIC_TABLE, LOAD_TABLE)
-
-
-def table_of(row: Row) -> Table:
-    """The table that a row belongs to."""
-    return STATIC_TABLE if row.mode == STATIC else LOAD_TABLE

@@ -29,7 +29,7 @@ _SPARE_REPEATS = 1
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """What is asked.
 
     Attributes:
@@ -67,7 +67,7 @@ class Measured:
 
 
 def measure_point(
-    arguments: LoadArguments, target: Target, row: Row, advance: Callable[[], None] = lambda: None
+    arguments: LoadArguments, target: LoadTarget, row: Row, advance: Callable[[], None] = lambda: None
 ) -> Measured:
     """Measure one point; a point without a single success is a failed row with empty figures.
 
@@ -108,7 +108,7 @@ def measure_point(
     return Measured(row, records, (*(window.started_ns for window in windows), windows[-1].ended_ns))
 
 
-def probe(arguments: LoadArguments, target: Target, row: Row) -> None:
+def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
     """Have one real generation come back before anything is measured.
 
     Raises:
@@ -125,7 +125,9 @@ def probe(arguments: LoadArguments, target: Target, row: Row) -> None:
         raise ServerError(f"no generation came back from '{arguments.model}': {record.error}")
 
 
-def plan_point(arguments: LoadArguments, row: Row, target: Target, advance: Callable[[], None] = lambda: None) -> Plan:
+def plan_point(
+    arguments: LoadArguments, row: Row, target: LoadTarget, advance: Callable[[], None] = lambda: None
+) -> Plan:
     """Size warm-up and repeats of a point by its load."""
     context = _context(arguments, target)
     if row.mode == CLOSED:
@@ -143,7 +145,7 @@ def plan_point(arguments: LoadArguments, row: Row, target: Target, advance: Call
     return Plan(warmup, requests, arguments.repeats, arguments.max_point_s, is_enough)
 
 
-def prepare_requests(arguments: LoadArguments, target: Target, row: Row, plan: Plan) -> list[Encoded]:
+def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, plan: Plan) -> list[Encoded]:
     """Encode the requests of a point before its load starts.
 
     What is drawn depends on the seed and the point only, so that two deployments are asked the same.
@@ -162,7 +164,7 @@ def prepare_requests(arguments: LoadArguments, target: Target, row: Row, plan: P
 
 
 async def _load(
-    arguments: LoadArguments, target: Target, row: Row, plan: Plan, requests: list[Encoded]
+    arguments: LoadArguments, target: LoadTarget, row: Row, plan: Plan, requests: list[Encoded]
 ) -> tuple[Recorder, dict[str, float | None]]:
     readings: list[dict[str, float]] = []
     loop = asyncio.get_running_loop()
@@ -184,5 +186,5 @@ async def _load(
     return recorder, server_figures(before, readings[-1])
 
 
-def _context(arguments: LoadArguments, target: Target) -> Context:
+def _context(arguments: LoadArguments, target: LoadTarget) -> Context:
     return Context(dict(arguments.slos), target.gpus)

@@ -9,9 +9,10 @@ from evaluation.arguments import TaskArguments
 from evaluation.client.answer_tensors import read_completions
 from evaluation.client.client import Client
 from evaluation.client.request_tensors import LearntPrompt, Sampling, prepare_texts
+from evaluation.client.served_model import Target
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.prompt_template import Template, split_virtual
-from evaluation.tasks.target import Target, ask_all, in_batches
+from evaluation.tasks.target import ask_all, in_batches
 from handover.errors import ConfigError
 
 Ids = tuple[int, ...]

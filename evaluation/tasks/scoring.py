@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evaluation.client.answer_tensors import Generation
-from evaluation.client.client import Client, ModelInterface, RequestError
+from evaluation.client.client import Client, ModelInterface
 from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.served_model import model_inside
 from evaluation.client.token_queries import Asker, Ids, Query
 from evaluation.client.tokenizer import Tokenizer
 from handover.errors import ConfigError, ServerError
@@ -166,18 +167,6 @@ def check_answers(model: str, can_score: bool) -> None:
             f"model {model} is an encoder-decoder that takes no {_DECODER_INPUT}: nothing scores given tokens there",
             "export it again and serve it with the drop-in engine; FasterTransformer's own T5 can only generate",
         )
-
-
-def model_inside(client: Client, ensemble: ModelInterface) -> tuple[str, ModelInterface] | None:
-    """Find the model in an ensemble that takes token ids, where the server serves it by itself too."""
-    for name in ensemble.steps:
-        try:
-            interface = client.describe(name)
-        except RequestError:
-            continue
-        if interface.takes_ids:
-            return name, interface
-    return None
 
 
 def prompt_log_prob(answer: Generation) -> float:

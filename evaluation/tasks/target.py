@@ -5,19 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from evaluation.arguments import TaskArguments
-from evaluation.client.client import Client, ModelInterface, RequestError
-from evaluation.client.served_model import (
-    DeployedModel,
-    check_identity,
-    expected_digest,
-    find_endpoint,
-    inspect_endpoint,
-)
+from evaluation.client.client import Client, RequestError
+from evaluation.client.served_model import Target, open_target
 from evaluation.client.tokenizer import Tokenizer, load_tokenizer
 from evaluation.tasks.check import check_task
 from evaluation.tasks.scoring import may_score
@@ -28,48 +21,33 @@ Question = TypeVar("Question", bound=Hashable)
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True)
-class Target:
-    """The model that a task asks.
-
-    Attributes:
-        served: the deployment behind it.
-        interface: what it takes.
-        batch_size: rows a request.
-    """
-
-    served: DeployedModel
-    interface: ModelInterface
-    batch_size: int
-
-    @property
-    def url(self) -> str:
-        """``host:port`` of gRPC."""
-        return self.served.endpoint.grpc_url
-
-
 def find_target(task: str, arguments: TaskArguments) -> Target:
-    """Find the model to ask, and prove that it is the one meant and one that the task can be computed from.
+    """Find the model, and check that it is the right one and that the task can be computed from its answers.
 
     Raises:
-        ServerError: no server answers, it has no such model, or it serves another one than was asked for.
+        ServerError: no server answers, it has no such model, or it serves other weights than those asked for.
         ConfigError: the task cannot be computed from this model's answers.
     """
-    endpoint = find_endpoint(arguments.endpoint)
-    check_identity(endpoint, expected_digest(arguments.model_digest, arguments.model_repository))
-    with Client(endpoint.grpc_url) as client:
-        interface = client.describe(arguments.model)
-        # An ensemble has no checkpoint of its own; the one inside has.
-        inner = interface if interface.takes_ids or endpoint.model_repository else _engine(client)
-    place = f"model '{arguments.model}' at {endpoint.grpc_url}"
+    repository, rows = arguments.model_repository, arguments.batch_size
+    target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, repository, rows)
+    check_takes_rows(target)
+    interface = target.interface
+    check_task(task, _name(target), interface.is_encoder_decoder, may_score(interface))
+    return target
+
+
+def check_takes_rows(target: Target) -> None:
+    """Refuse a model that takes neither token ids nor texts row by row, such as one with sessions.
+
+    Raises:
+        ConfigError: the model is such a one.
+    """
+    interface = target.interface
     if not (interface.takes_ids or interface.takes_text) or interface.has_sessions:
         raise ConfigError(
-            f"{place} takes neither FasterTransformer's token ids nor an ensemble's texts, row by row",
+            f"{_name(target)} takes neither FasterTransformer's token ids nor an ensemble's texts, row by row",
             "take model=fastertransformer or model=ensemble",
         )
-    check_task(task, place, interface.is_encoder_decoder, may_score(interface))
-    served = inspect_endpoint(endpoint, inner.parameters)
-    return Target(served, interface, min(arguments.batch_size, interface.max_batch_size))
 
 
 def find_tokenizer(target: Target, source: Path | None) -> Tokenizer:
@@ -149,9 +127,5 @@ def in_batches(questions: Sequence[Question], batch_size: int) -> list[Sequence[
     return [questions[start : start + batch_size] for start in range(0, len(questions), batch_size)]
 
 
-def _engine(client: Client) -> ModelInterface:
-    """Describe the model behind an ensemble of a server that is not ours; empty if it has another name."""
-    try:
-        return client.describe("fastertransformer")
-    except RequestError:
-        return ModelInterface(frozenset(), 1, {})
+def _name(target: Target) -> str:
+    return f"model '{target.model}' at {target.url}"

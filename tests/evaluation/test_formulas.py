@@ -15,7 +15,7 @@ def test_accuracy_is_the_share_of_hits() -> None:
 
 def test_accuracy_standard_error_by_hand() -> None:
     # 3 of 4: mean 0.75, squared deviations 3 * 0.0625 + 0.5625 = 0.75, / 3 = 0.25, / 4 = 0.0625, root 0.25
-    assert formulas.accuracy_standard_error([True, False, True, True]) == pytest.approx(0.25)
+    assert formulas.standard_error([True, False, True, True]) == pytest.approx(0.25)
 
 
 def test_standard_error_by_hand() -> None:

@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from evaluation.arguments import TaskArguments
 from evaluation.client.answer_tensors import Generation
 from evaluation.client.client import Client, RequestError
+from evaluation.client.served_model import Target
 from evaluation.client.token_queries import Asker, Query
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.lambada.score import Answer, Verdict, judge_scored
 from evaluation.tasks.lambada.spans import Span
 from evaluation.tasks.scoring import check_answers, may_score, prompt_log_prob
-from evaluation.tasks.target import Target, ask_all, in_batches
+from evaluation.tasks.target import ask_all, in_batches
 
 
 class SpanScorer:
