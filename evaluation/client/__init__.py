@@ -1,1 +1,1 @@
-"""Ask a served model: tensors of requests and answers, streams, tokenizers, and what stands behind an endpoint."""
+"""The client of a served model: request and answer tensors, streaming, tokenizers, and the model behind an endpoint."""

@@ -1,4 +1,4 @@
-"""What comes back: the tensors of an answer, named and shaped as in FasterTransformer backend's guides, by row."""
+"""The tensors of an answer, read row by row; names and shapes are those of FasterTransformer backend's guides."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from handover.errors import ServerError
 
 @dataclass(frozen=True)
 class Completion:
-    """What an ensemble gave back for one text.
+    """An ensemble's answer to one text.
 
     Attributes:
-        text: the prompt and what follows it, or what an encoder-decoder wrote.
-        length: tokens of prompt and answer, or of the answer of an encoder-decoder; None if the model does not say.
-        scores: what was asked for beside the text; its tokens are not known here, so they are empty.
+        text: the prompt and its completion; of an encoder-decoder, the completion alone.
+        length: tokens of prompt and completion or, of an encoder-decoder, of the completion; None if the model does not
+            return it.
+        scores: the requested log probabilities; ``tokens`` is empty, because a text model does not return token ids.
     """
 
     text: str
@@ -30,16 +31,17 @@ class Completion:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated for one row.
+    """The generated tokens of one row, with the requested log probabilities.
 
     Attributes:
-        tokens: generated token ids, the end token included where it came.
-        cum_log_prob: sum of the natural log probabilities of the generated tokens and, if it was asked
-            for, of the prompt's tokens but the first; None if not asked for.
-        log_probs: of each generated token, with top_k among the top k only; None if not asked for.
-        prompt_log_probs: of each of the prompt's tokens but the first or, of an encoder-decoder, of those that its
-            decoder began with; None if not asked for or not known.
-        prompt_argmax: the most probable token in each of these places; likewise.
+        tokens: generated token ids, with the end token if one was generated.
+        cum_log_prob: sum of the natural log probabilities of the generated tokens and, if requested, of the prompt's
+            tokens but the first; None if not requested.
+        log_probs: natural log probability of each generated token, with top_k among the top k only; None if not
+            requested.
+        prompt_log_probs: natural log probability of each prompt token but the first or, of an encoder-decoder, of each
+            token of the decoder's input; None if not requested or not returned.
+        prompt_argmax: argmax at each of these positions; None as for ``prompt_log_probs``.
     """
 
     tokens: tuple[int, ...]
@@ -50,15 +52,15 @@ class Generation:
 
 
 def read_completions(rows: int, answer: triton.InferResult, is_encoder_decoder: bool = False) -> list[Completion]:
-    """Take the texts out of an ensemble's answer, with what else it says of each row.
+    """Read the texts of an ensemble's answer, with the requested log probabilities of each row.
 
     Args:
-        rows: that were sent.
-        answer: to them.
-        is_encoder_decoder: the ensemble is one around a T5.
+        rows: number of prompts in the request.
+        answer: the answer to that request.
+        is_encoder_decoder: whether the ensemble contains an encoder-decoder.
 
     Raises:
-        ServerError: it has another number of texts.
+        ServerError: the answer has another number of texts.
     """
     texts, lengths = answer.as_numpy("OUTPUT_0"), answer.as_numpy("sequence_length")
     if texts is None or texts.size != rows:
@@ -75,12 +77,12 @@ def read_completions(rows: int, answer: triton.InferResult, is_encoder_decoder: 
 
 
 def read_generations(request: IdsRequest, answer: triton.InferResult) -> list[Generation]:
-    """Take the generated part out of an answer, and prove that it continues what it should.
+    """Read the generated tokens of an answer, and check that each row continues its prompt.
 
     ``output_ids`` is [rows, beams, longest input + longest output] and ``sequence_length`` [rows, beams];
-    generated tokens follow directly after each row's own input. The first beam is read. Our engine counts
-    ``sequence_length`` from a row's own input, FasterTransformer from the longest input of the batch; both
-    are understood. Of an encoder-decoder both hold the decoder's tokens alone.
+    generated tokens follow directly after each row's own input. Only the first beam is read. The drop-in engine counts
+    ``sequence_length`` from the row's own input, FasterTransformer from the longest input of the batch; both are read
+    correctly. For an encoder-decoder both tensors hold the decoder's tokens alone.
 
     Raises:
         ServerError: a tensor is missing or misshapen, or a row does not begin with its prompt.
@@ -117,15 +119,15 @@ def _scores(
     given: int | None = None,
     first: int = 1,
 ) -> Generation:
-    """Read what was asked for beside the tokens of a row.
+    """Read the requested log probabilities of a row.
 
     Args:
-        arrays: see _score_arrays.
-        row: which.
-        tokens: generated.
-        generated: how many were; None: all that there are.
-        given: how many came before them; None: likewise.
-        first: of these that has a log probability.
+        arrays: the tensors that ``_score_arrays`` returns.
+        row: index of the row.
+        tokens: generated token ids.
+        generated: number of generated tokens; None for the whole length of the tensor.
+        given: number of tokens before the generated ones; None for the whole length of the tensor.
+        first: index of the first of these that has a log probability.
     """
     cum_log_probs, log_probs, scores, best = arrays
     return Generation(

@@ -26,33 +26,33 @@ from handover.provenance import PROGRAM
 _FIRST_PAUSE_S = 0.2
 _T5_INPUT = "max_output_len"
 _PATIENCE_S = 60.0
-"""For questions that cost a server nothing: a machine that is busy, or a server that was stopped for a while, is not
-gone. A server that is gone refuses a connection, which is noticed at once."""
+"""Limit of requests for metadata. It is long, because a busy host or a paused server is still alive; a server that has
+exited refuses the connection, which the client notices at once."""
 _DECOUPLED = "decoupled transaction policy"
-"""In Triton's refusal of a unary request to a model that may give several answers."""
+"""Part of Triton's error for a unary request to a model that may send several answers."""
 
 
 class UnreachableError(ServerError):
-    """No server answers at the address; every further request would fail the same way."""
+    """No server answers at the address, so that every further request would fail in the same way."""
 
 
 class RequestError(ServerError):
-    """The server is there, but this request was refused, failed or ran out of time."""
+    """The server answers, but it refused this request, failed on it or exceeded the time limit."""
 
 
 @dataclass(frozen=True)
 class ModelInterface:
-    """What a served model takes and how much of it.
+    """The inputs of a served model and the limits of its requests.
 
     Attributes:
         inputs: names of its input tensors.
-        max_batch_size: rows that one request may have.
-        parameters: of its config.pbtxt, as text.
-        has_sessions: it is stateful: its tensors have a first axis of length 1 more.
-        is_encoder_decoder: it answers to a prompt instead of continuing it, or is an ensemble around such a model.
-        steps: names of the models that an ensemble is made of.
-        is_decoupled: it may give several answers to a request, which are streamed.
-        max_queue_delay_us: what its dynamic batcher waits for further requests; None without a batcher.
+        max_batch_size: largest number of rows in one request.
+        parameters: the parameters of its config.pbtxt, as text.
+        has_sessions: whether the model is stateful; its tensors then have an additional first axis of length 1.
+        is_encoder_decoder: whether the model, or the model inside an ensemble, is an encoder-decoder.
+        steps: names of the models of an ensemble.
+        is_decoupled: whether the model may send several answers to one request, over a stream.
+        max_queue_delay_us: how long its dynamic batcher waits for further requests; None without a batcher.
     """
 
     inputs: frozenset[str]
@@ -66,12 +66,12 @@ class ModelInterface:
 
     @property
     def takes_ids(self) -> bool:
-        """Whether it speaks FasterTransformer's token id tensors."""
+        """Whether the model takes FasterTransformer's tensors of token ids."""
         return "input_ids" in self.inputs
 
     @property
     def takes_text(self) -> bool:
-        """Whether it speaks the ensemble's text tensors."""
+        """Whether the model takes the text tensors of FasterTransformer's ensemble."""
         return "INPUT_0" in self.inputs
 
 
@@ -80,9 +80,9 @@ class Client:
 
     Args:
         url: ``host:port`` of its gRPC endpoint.
-        timeout_s: limit of one request.
+        timeout_s: limit of one request in seconds.
         retries: how often a request is sent again after an infrastructure error (the connection was
-            refused or broke, or Triton said UNAVAILABLE); answers and time-outs are never retried.
+            refused or broke, or Triton answered UNAVAILABLE); model errors and timeouts are never retried.
     """
 
     def __init__(self, url: str, timeout_s: float = 600.0, retries: int = 3) -> None:
@@ -103,7 +103,7 @@ class Client:
         self._connection.close()
 
     def is_live(self) -> bool:
-        """Ask whether a server answers at all."""
+        """Return whether a server answers."""
         try:
             return bool(self._connection.is_server_live(client_timeout=_PATIENCE_S))
         except InferenceServerException:
@@ -152,7 +152,7 @@ class Client:
 
         Raises:
             UnreachableError: no server answers.
-            RequestError: the request was refused, failed or ran out of time.
+            RequestError: the request was refused, failed or exceeded the time limit.
             ServerError: the answer does not continue the prompts.
         """
         request = prepare_ids(
@@ -178,22 +178,22 @@ class Client:
         model: str = "ensemble",
         sampling: Sampling | None = None,
     ) -> list[str]:
-        """Generate from texts; each answer is the prompt and what follows it, or what an encoder-decoder wrote.
+        """Generate from texts; each answer is the prompt with its completion, or the completion of an encoder-decoder.
 
         Raises:
             UnreachableError: no server answers.
-            RequestError: the request was refused, failed or ran out of time.
+            RequestError: the request was refused, failed or exceeded the time limit.
             ServerError: the server answered a different number of texts.
         """
         answer = self.send(model, prepare_texts(prompts, output_length, sampling))
         return [completion.text for completion in read_completions(len(prompts), answer)]
 
     def send(self, model: str, inputs: Sequence[triton.InferInput]) -> triton.InferResult:
-        """Send one request and wait for its answer; for a decoupled model the last of its answers.
+        """Send one request and return its answer; of a decoupled model, the last of its answers.
 
         Raises:
             UnreachableError: no server answers.
-            RequestError: the request was refused, failed or ran out of time.
+            RequestError: the request was refused, failed or exceeded the time limit.
         """
         if model not in self._decoupled:
             try:
@@ -210,11 +210,11 @@ class Client:
     def stream(
         self, model: str, inputs: Sequence[triton.InferInput], turn: Turn | None = None
     ) -> Iterator[triton.InferResult]:
-        """Send one request and give its answers as they come; see ``evaluation.client.streaming``.
+        """Send one request and yield its answers as they arrive; see ``evaluation.client.streaming``.
 
         Raises:
             UnreachableError: no server answers.
-            RequestError: the request was refused, failed or ran out of time.
+            RequestError: the request was refused, failed or exceeded the time limit.
         """
         try:
             yield from stream(self._connection, model, inputs, self.timeout_s, turn)

@@ -1,4 +1,4 @@
-"""Text as it comes, and conversations whose earlier turns the server remembers."""
+"""Streamed text, and conversations whose earlier turns the server keeps in its KV cache."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Conversation:
     """A conversation with a stateful text model.
 
     Args:
-        client: connected to the server.
-        model: an ensemble of a stateful store.
-        session: names the conversation; not empty.
-        session_len: tokens of all turns together at most.
-        memory_len: tokens that the model still sees, the last ones.
+        client: connection to the server.
+        model: an ensemble of a repository that was exported with sessions.
+        session: id of the session; not 0 and not empty.
+        session_len: maximum number of tokens of all turns together.
+        memory_len: number of the latest tokens that the model attends to.
     """
 
     def __init__(self, client: Client, model: str, session: int | str, session_len: int, memory_len: int) -> None:
@@ -31,40 +31,40 @@ class Conversation:
         self._has_begun = False
 
     def say(self, prompt: str, output_length: int, sampling: Sampling, is_last: bool) -> Iterator[str]:
-        """Take a turn; give what was generated in it so far, longer each time.
+        """Send the next turn and yield the text generated in it so far, longer with each answer.
 
         Raises:
-            ServerError: the server is unreachable, refuses or fails; it has forgotten the conversation, above all.
+            ServerError: the server is unreachable, refuses or fails; above all, it no longer has the session.
         """
         turn = Turn(self._session, not self._has_begun, is_last)
         inputs = add_session(prepare_texts([prompt], output_length, sampling), *self._limits)
         before = self._text
         for text in _texts(self._client, self._model, inputs, turn):
             self._text = text
-            yield _behind(text, before, prompt)
+            yield _completion(text, before, prompt)
         self._has_begun, self._limits = True, (None, None)
 
 
 def stream_text(client: Client, model: str, prompt: str, output_length: int, sampling: Sampling) -> Iterator[str]:
-    """Ask a text model; give the completion so far, longer each time.
+    """Send a prompt to a text model and yield the completion so far, longer with each answer.
 
     Raises:
         ServerError: the server is unreachable, refuses or fails.
     """
     continues_the_prompt = not client.describe(model).is_encoder_decoder
     for text in _texts(client, model, prepare_texts([prompt], output_length, sampling), None):
-        yield _behind(text, "", prompt) if continues_the_prompt else text
+        yield _completion(text, "", prompt) if continues_the_prompt else text
 
 
-def show(texts: Iterable[str], as_it_comes: bool) -> None:
-    """Print the completion: what each answer adds as soon as it is there, or the whole at once."""
+def show(texts: Iterable[str], is_streaming: bool) -> None:
+    """Print a completion: with streaming each answer's addition as it arrives, otherwise the whole at the end."""
     shown = ""
     for text in texts:
-        added = text.removeprefix(shown) if as_it_comes else ""
+        added = text.removeprefix(shown) if is_streaming else ""
         sys.stdout.write(added)
         sys.stdout.flush()
         shown = text
-    sys.stdout.write("\n" if as_it_comes else f"{shown}\n")
+    sys.stdout.write("\n" if is_streaming else f"{shown}\n")
     sys.stdout.flush()
 
 
@@ -76,7 +76,7 @@ def _texts(client: Client, model: str, inputs: Sequence[InferInput], turn: Turn 
         yield values.reshape(-1)[0].decode(errors="replace")
 
 
-def _behind(text: str, before: str, prompt: str) -> str:
-    """Leave out what was there before and the prompt, where the tokenizer gives the prompt back as it was."""
+def _completion(text: str, before: str, prompt: str) -> str:
+    """Remove the earlier turns and, where the text repeats it unchanged, the prompt."""
     start = text.find(prompt, len(before)) if text.startswith(before) else -1
     return text[start + len(prompt) :] if start >= 0 else text.removeprefix(before)

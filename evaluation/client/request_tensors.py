@@ -25,15 +25,15 @@ _P_TUNING = 3
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen; the default is greedy.
+    """Sampling parameters; the default is greedy decoding.
 
     Attributes:
-        top_k: number of candidates; 1 is greedy, 0 leaves the choice to top_p.
-        top_p: probability mass of the candidates; 0 switches it off.
+        top_k: number of most probable tokens to sample from; 1 is greedy, 0 leaves the limit to top_p.
+        top_p: probability mass of the nucleus to sample from; 0 switches it off.
         temperature: divisor of the logits.
         repetition_penalty: 1 for none.
         random_seed: row i of a batch samples with ``random_seed + i``.
-        beam_width: beams; 1 for none. The first is read.
+        beam_width: number of beams; 1 for no beam search. The first beam is the answer.
     """
 
     top_k: int = 1
@@ -55,12 +55,12 @@ fewer than a million tokens alone always fills a nucleus of 1e-6.
 
 @dataclass(frozen=True)
 class LearntPrompt:
-    """What a p-tuned task learnt: rows of a table, for which ids beyond the vocabulary stand. Answers leave them out.
+    """The prompt of a p-tuned task: learnt vectors, which ids beyond the vocabulary stand for. Answers omit these ids.
 
     Attributes:
-        task: number of the task, whose table the checkpoint has.
-        first_id: the id that stands for the first row.
-        table: float16 [rows, hidden], where the request brings it itself.
+        task: number of the task in the checkpoint.
+        first_id: the id that stands for the first vector.
+        table: float16 [vectors, hidden], where the request itself contains the vectors.
     """
 
     task: int
@@ -73,11 +73,12 @@ class IdsRequest:
     """A batch for a model that takes token ids, ready to be sent.
 
     Attributes:
-        shown: token ids that each row of the answer begins with: its prompt or, of an encoder-decoder, what its
-            decoder was made to begin with.
-        output_lengths: tokens to generate for each row.
+        shown: token ids that each row of the answer begins with: its prompt or, of an encoder-decoder, the decoder's
+            input.
+        output_lengths: number of tokens to generate for each row.
         inputs: the tensors of the request.
-        is_encoder_decoder: the first of those shown has a log probability too: it comes after the start token.
+        is_encoder_decoder: whether the model is an encoder-decoder; its first shown token follows the start token and
+            has a log probability too.
     """
 
     shown: tuple[tuple[int, ...], ...]
@@ -103,18 +104,18 @@ def prepare_ids(
     """Build the tensors of one batch.
 
     Args:
-        prompts: token ids, at least one a row; shorter rows are padded with token 0, which is not read.
-        output_lengths: tokens to generate, for all rows or for each.
-        sampling: greedy if None.
+        prompts: token ids of each row, at least one; shorter rows are padded with token 0, which is not read.
+        output_lengths: number of tokens to generate, for all rows or for each.
+        sampling: sampling parameters; None for greedy decoding.
         end_id: token that ends a row; None for the model's own, NEVER_END_ID for none.
-        log_probs: ask for the generated tokens' log probabilities.
-        context_log_probs: let cum_log_prob sum over the prompt's tokens too; implies log_probs.
-        prompt_log_probs: ask for the log probability of each of the prompt's tokens or, of an encoder-decoder, of those
-            that its decoder begins with; the drop-in engine alone knows it.
-        stop_words: of each row, token sequences that end it; none by default.
-        is_encoder_decoder: the model is a T5, whose lengths have other names.
-        begun: of each row, tokens that an encoder-decoder's decoder begins with; the drop-in engine alone takes them.
-        learnt: what ids beyond the vocabulary stand for.
+        log_probs: request the log probabilities of generated tokens.
+        context_log_probs: add the prompt's tokens to the sum in cum_log_prob; implies log_probs.
+        prompt_log_probs: request the log probability of each prompt token or, of an encoder-decoder, of each token of
+            the decoder's input; only the drop-in engine returns them.
+        stop_words: for each row, token sequences that end it; none by default.
+        is_encoder_decoder: whether the model is a T5, whose length tensors have other names.
+        begun: for each row, the decoder's input of an encoder-decoder; only the drop-in engine takes it.
+        learnt: the vectors that ids beyond the vocabulary stand for.
     """
     rows = len(prompts)
     wanted = (output_lengths,) * rows if isinstance(output_lengths, int) else tuple(output_lengths)
@@ -131,7 +132,7 @@ def prepare_ids(
         inputs.append(_tensor("stop_words_list", word_lists(stop_words)))
     if learnt is not None:
         inputs += _learnt_tensors(learnt, rows, is_encoder_decoder)
-        prompts = [[token for token in prompt if token < learnt.first_id] for prompt in prompts]  # all that is shown
+        prompts = [[token for token in prompt if token < learnt.first_id] for prompt in prompts]  # as in answers
     if is_encoder_decoder:
         inputs += _begun_tensors(begun)
         prompts = begun or [()] * rows
@@ -139,10 +140,10 @@ def prepare_ids(
 
 
 def word_lists(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32]:
-    """Lay words out as FasterTransformer does, int32 [rows, 2, n]: all tokens, and where each word ends; then -1.
+    """Lay words out as FasterTransformer does, int32 [rows, 2, n]: all tokens, then the end of each word, else -1.
 
     Args:
-        rows: words of each row as token ids; an empty word is left out.
+        rows: words of each row as token ids; empty words are left out.
     """
     flat = [[token for word in words for token in word] for words in rows]
     lists = np.zeros((len(rows), 2, max(1, *map(len, flat))), np.int32)
@@ -193,12 +194,12 @@ def _as_csv(rows: Sequence[Sequence[str]]) -> npt.NDArray[np.object_]:
 def add_session(
     inputs: Sequence[triton.InferInput], session_len: int | None, memory_len: int | None
 ) -> tuple[triton.InferInput, ...]:
-    """Turn the tensors of one prompt into those of a stateful model: [1, n] becomes [1, 1, n].
+    """Reshape the tensors of one prompt for a stateful model: [1, n] becomes [1, 1, n].
 
     Args:
-        inputs: of a batch of one.
-        session_len: tokens of the whole conversation at most; None where it has begun.
-        memory_len: tokens that are remembered; None for all, or where the conversation has begun.
+        inputs: tensors of a batch of one.
+        session_len: maximum number of tokens of the whole session; None after its first turn.
+        memory_len: number of latest tokens that the model attends to; None for all, or after the first turn.
     """
     limits = {"session_len": session_len, "memory_len": memory_len}
     inputs = [*inputs, *(_tensor(name, np.array([[n]], np.uint32)) for name, n in limits.items() if n is not None)]
@@ -210,7 +211,7 @@ def add_session(
 def _answer_tensors(
     rows: int, end_id: int | None, log_probs: bool, context_log_probs: bool, prompt_log_probs: bool
 ) -> list[triton.InferInput]:
-    """Say where an answer ends and what it shall hold beside the tokens."""
+    """Build the tensors for the end token and for the requested log probabilities."""
     asked = {
         "is_return_log_probs": log_probs or context_log_probs,
         "is_return_context_cum_log_probs": context_log_probs,
@@ -221,7 +222,7 @@ def _answer_tensors(
 
 
 def _learnt_tensors(learnt: LearntPrompt, rows: int, is_encoder_decoder: bool) -> list[triton.InferInput]:
-    """Name the task, or bring its table; T5 has no tensor for the kind of prompt."""
+    """Build the tensors that name the task or contain its vectors; T5 has no tensor for the kind of prompt."""
     if learnt.table is None:
         return [_tensor("prompt_learning_task_name_ids", np.full((rows, 1), learnt.task, np.uint32))]
     tensors = [
@@ -237,7 +238,7 @@ def _begun_tensors(begun: Sequence[Sequence[int]]) -> list[triton.InferInput]:
 
 
 def _padded(name: str, lengths_name: str, rows: Sequence[Sequence[int]]) -> list[triton.InferInput]:
-    """Lay token ids out side by side, and say how many each row has."""
+    """Build a padded tensor of token ids, and the tensor of their numbers."""
     ids = np.zeros((len(rows), max(map(len, rows))), np.uint32)
     for row, line in enumerate(rows):
         ids[row, : len(line)] = line

@@ -1,4 +1,4 @@
-"""What stands behind an endpoint: the model's directory, dimensions and identity."""
+"""The model behind an endpoint: its interface, directory, dimensions and identity."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _MODEL = "fastertransformer"
 
 @dataclass(frozen=True)
 class DeployedModel:
-    """A deployment and what is known about its model.
+    """A deployment, with the directory and the dimensions of its model.
 
     Attributes:
-        endpoint: where it listens.
-        name: that the model was exported under; empty if unknown.
-        directory: of the FT checkpoint that is served, ``fastertransformer/1/<T>-gpu``; None where it is
+        endpoint: address and identity of the running server.
+        name: the name that the model was exported under; empty if unknown.
+        directory: directory of the served FT checkpoint, ``fastertransformer/1/<T>-gpu``; None where it is
             not on this machine.
-        vocab_size: tokens, padding included; None if unknown.
+        vocab_size: number of tokens with padding; None if unknown.
         max_positions: input and output tokens of one sequence; None if unknown, or if there is no limit.
-        weight_data_type: of the shards, as config.ini says; empty if unknown.
-        start_id, end_id: of the tokens that begin and end a text; None if unknown.
-        first_prompt_id: ids from it on stand for tuned prompts; None: there are none.
+        weight_data_type: data type of the shards according to config.ini; empty if unknown.
+        start_id, end_id: ids of the tokens that start and end a text; None if unknown.
+        first_prompt_id: first id that stands for a learnt vector of a p-tuned prompt; None without such prompts.
     """
 
     endpoint: Endpoint
@@ -127,11 +127,11 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
     """Find the served model's directory and read its dimensions from ``config.ini``.
 
     Args:
-        endpoint: where the deployment listens.
-        parameters: of the served model's config.pbtxt, as the server says them.
+        endpoint: address and identity of the running server.
+        parameters: parameters of the model's config.pbtxt as the server returns them.
 
     Raises:
-        ServerError: another server than the endpoint's answers; see check_server.
+        ServerError: another server answers at the endpoint's address; see ``check_server``.
         ArtefactError: config.ini cannot be read, or a value in it is not legal.
     """
     check_server(endpoint, parameters or {})
@@ -157,14 +157,14 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
 
 
 def _max_positions(ini: ConfigIni, section: Values) -> int | None:
-    """Return the rows of the position table; None where positions have no limit or nothing is said of it."""
+    """Return the rows of the position table; None where positions have no limit or it is unknown."""
     if "structure" in ini and ini["structure"].get("position_embedding_type", str, "") == "absolute":
         return section.find("relative_attention_num_buckets_or_max_pos_seq_len", COUNT)
     return section.find("max_pos_seq_len", INDEX)
 
 
 def _first(ini: ConfigIni, *keys: str) -> int | None:
-    """Return the token id under the first of the keys that a section has; None: no section has one."""
+    """Return the token id under the first of the keys that exists in any section; None without one."""
     found = ((key, section) for key in keys if (section := ini.with_key(key)))
     return next((section.get(key, INDEX) for key, section in found), None)
 
@@ -173,11 +173,11 @@ def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
     """Refuse a deployment that serves another model than the one asked for.
 
     Args:
-        endpoint: of a running deployment.
-        model_digest: of the model repository's manifest that should be served; None to accept any.
+        endpoint: endpoint of a running deployment.
+        model_digest: digest of the model repository that must be served; None to accept any.
 
     Raises:
-        ServerError: the endpoint says another digest, or its repository was replaced after it started.
+        ServerError: the endpoint has another digest, or its repository was replaced after it started.
     """
     if model_digest is not None and endpoint.model_digest != model_digest:
         raise ServerError(
@@ -189,7 +189,7 @@ def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
     try:
         current = Manifest.read(Path(endpoint.model_repository)).digest
     except ArtefactError:
-        return  # the repository lies on another machine: nothing to compare with
+        return  # the repository is on another machine, so that its digest cannot be read
     if current != endpoint.model_digest:
         raise ServerError(
             f"the endpoint serves model {endpoint.model_digest}, but {endpoint.model_repository} now holds {current}",
@@ -198,16 +198,16 @@ def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
 
 
 def check_server(endpoint: Endpoint, parameters: Mapping[str, str]) -> None:
-    """Refuse a server whose model has other weights than the endpoint says.
+    """Refuse a server whose model has other weights than the endpoint file says.
 
-    The file may be an old one: its server is gone, and another has taken its port.
+    The file may be outdated: its server has exited, and another one listens on the same port.
 
     Args:
-        endpoint: what is said to be there.
-        parameters: of the served model's config.pbtxt, as the server says them.
+        endpoint: content of the endpoint file.
+        parameters: parameters of the model's config.pbtxt as the server returns them.
 
     Raises:
-        ServerError: both say which weights they are, and not the same.
+        ServerError: both have a digest of the weights, and the digests differ.
     """
     said, found = endpoint.settings.get(WEIGHTS_DIGEST), parameters.get(WEIGHTS_DIGEST)
     if said and found and said != found:
@@ -218,7 +218,7 @@ def check_server(endpoint: Endpoint, parameters: Mapping[str, str]) -> None:
 
 
 def check_unchanged(source: str | Path | None, began: Endpoint, model: str) -> None:
-    """Refuse to go on where the deployment was replaced by one of another model since a measurement began.
+    """Refuse to continue a measurement if the deployment serves another model than when it began.
 
     Args:
         source: the source that ``find_endpoint`` read the endpoint from.
@@ -233,10 +233,10 @@ def check_unchanged(source: str | Path | None, began: Endpoint, model: str) -> N
 
 
 def check_still_served(began: Endpoint, model: str) -> None:
-    """Refuse what was asked of a deployment whose repository or server was replaced meanwhile.
+    """Refuse the answers of a deployment whose repository or server was replaced in the meantime.
 
     Raises:
-        ServerError: it was, or no server answers any more.
+        ServerError: one of them was replaced, or no server answers any more.
     """
     check_identity(began, None)
     with Client(began.grpc_url) as client:
@@ -244,7 +244,7 @@ def check_still_served(began: Endpoint, model: str) -> None:
 
 
 def expected_digest(model_digest: str | None, model_repository: Path | None) -> str | None:
-    """Digest that an endpoint must serve: the one given, or the one of the given repository; None for any.
+    """Return the digest that an endpoint must serve: the given one, or the given repository's; None for any.
 
     Raises:
         ArtefactError: the repository's manifest is damaged.
@@ -255,7 +255,7 @@ def expected_digest(model_digest: str | None, model_repository: Path | None) -> 
 
 
 def has_random_weights(endpoint: Endpoint) -> bool:
-    """Whether the deployment, or the repository that it serves, says that its weights are random."""
+    """Return whether the deployment, or the manifest of its repository, says that the weights are random."""
     if endpoint.settings.get(RANDOM_WEIGHTS):
         return True
     if not endpoint.model_repository or not Path(endpoint.model_repository).is_dir():

@@ -1,6 +1,6 @@
-"""Answers one after another, over a gRPC stream: what a decoupled model gives, and a place in a conversation.
+"""Requests over a gRPC stream: a decoupled model sends several answers to one request, a stateful one keeps sessions.
 
-A model that is not decoupled can be asked in the same way; its one answer is the last one too.
+A model that is not decoupled accepts the same requests and sends one answer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tritonclient.utils import InferenceServerException
 
 @dataclass(frozen=True)
 class Turn:
-    """A request's place in a conversation with a stateful model.
+    """A request's place in a session of a stateful model.
 
     Attributes:
-        session: names the conversation; not 0 and not empty.
-        is_first, is_last: whether it begins and ends the conversation.
+        session: id of the session; not 0 and not empty.
+        is_first, is_last: whether the request starts and ends the session.
     """
 
     session: int | str
@@ -36,19 +36,20 @@ def stream(
     timeout_s: float,
     turn: Turn | None = None,
 ) -> Iterator[triton.InferResult]:
-    """Send one request and give its answers as they come.
+    """Send one request and yield its answers as they arrive.
 
-    The request is cancelled when the caller stops early. A connection carries one stream at a time.
+    The request is cancelled when the caller stops reading early. A connection carries one stream at a time.
 
     Args:
-        connection: to the server.
-        model: its name.
-        inputs: the tensors.
-        timeout_s: limit of all answers together.
-        turn: for a stateful model.
+        connection: connection to the server.
+        model: Triton's name of the model.
+        inputs: the request's tensors.
+        timeout_s: limit until the last answer, in seconds.
+        turn: the request's place in a session; None for a model without state.
 
     Raises:
-        InferenceServerException: the server refused or failed, or (status DEADLINE_EXCEEDED) the time was up.
+        InferenceServerException: the server refused the request or failed, or the time limit was exceeded (status
+            DEADLINE_EXCEEDED).
     """
     arrived: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
     deadline = time.monotonic() + timeout_s
@@ -71,7 +72,7 @@ def stream(
 
 
 def is_final(result: triton.InferResult) -> bool:
-    """Whether no answer follows this one; Triton marks each answer of a stream."""
+    """Return whether an answer is the last of its request, which Triton says in each answer of a stream."""
     return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
 

@@ -1,6 +1,6 @@
-"""Questions about token ids, put to a model that takes ids or, as texts, to an ensemble.
+"""Queries in token ids, sent to a model that takes token ids or, as texts, to an ensemble.
 
-A question whose text the tokenizer would not encode to the same tokens is not put to an ensemble.
+A query is sent to an ensemble only if the tokenizer encodes its text to the same token ids.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, order=True)
 class Query:
-    """One row to send: greedy, never stopped by an end token.
+    """One row of a request: it is decoded greedily, and no end token stops it.
 
     Attributes:
-        output_length: tokens to generate.
-        prompt: token ids; those of an encoder with the token that ends its input.
-        begun: what an encoder-decoder's decoder begins with.
-        wants_sum: the prompt's log probability is asked for.
-        wants_each: that of each of its tokens is; of an encoder-decoder, of each of those in ``begun``.
+        output_length: number of tokens to generate.
+        prompt: token ids; for an encoder they end with its end token.
+        begun: the decoder's input of an encoder-decoder, without the start token.
+        wants_sum: whether the log probability of the whole prompt is requested.
+        wants_each: whether the log probability of each prompt token is requested; for an encoder-decoder, of each
+            token in ``begun``.
     """
 
     output_length: int
@@ -37,13 +38,13 @@ class Query:
 
 
 class Asker:
-    """Puts questions to one model.
+    """Sends queries to one model.
 
     Args:
-        model: Triton's name of it.
-        interface: what it takes.
-        tokenizer: of a model for texts.
-        end_id: that such a model puts behind an encoder's input.
+        model: Triton's name of the model.
+        interface: the model's inputs.
+        tokenizer: the tokenizer of a text model.
+        end_id: the token that a text model appends to an encoder's input.
     """
 
     def __init__(
@@ -53,10 +54,13 @@ class Asker:
         self._ending: Ids = (end_id,) if interface.is_encoder_decoder and end_id is not None else ()
 
     def ask(self, client: Client, queries: Sequence[Query]) -> list[Generation | None]:
-        """Ask in one request, all for the same scores; None: it has no text that is encoded to its tokens.
+        """Send queries for the same kind of scores in one request.
+
+        Returns:
+            The answer to each query; None where no text is encoded to the query's token ids.
 
         Raises:
-            ServerError: the server failed, or encodes a text differently.
+            ServerError: the server failed, or its tokenizer encodes a text differently.
         """
         if self._interface.takes_ids:
             return list(
@@ -82,8 +86,8 @@ class Asker:
         return answers
 
     def _text(self, prompt: Ids) -> str | None:
-        """The text that is encoded to a prompt; None: there is none."""
-        assert self._tokenizer is not None, "a model for texts comes with its tokenizer"
+        """Return the text that is encoded to a prompt; None if there is none."""
+        assert self._tokenizer is not None, "a text model comes with its tokenizer"
         text = self._tokenizer.decode(prompt[: len(prompt) - len(self._ending)])
         return text if (*self._tokenizer.encode(text), *self._ending) == prompt else None
 
@@ -110,7 +114,8 @@ class Asker:
                 f"the ensemble made {completion.length - wanted} tokens of a text of {given}:"
                 " its tokenizer is another one"
             )
-        # Only a generation of the text's own tokens is a text that is encoded to them; others need no names.
+        # The ids are read back by encoding the text. They are the generated ids where the text continues as its source
+        # does; otherwise they are only known to differ, which is all that callers need.
         scores, scored = completion.scores, given if is_t5 else given - 1
         each, best = scores.prompt_log_probs, scores.prompt_argmax
         return replace(

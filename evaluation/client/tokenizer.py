@@ -16,11 +16,11 @@ MERGES_NAMES = ("merges.txt", "gpt2-merges.txt")
 SENTENCEPIECE_NAME = "tokenizer.model"
 PIPELINE_NAME = "tokenizer.json"
 _SENTINEL = re.compile("<extra_id_[0-9]+>")
-"""T5's marks for gaps: the one kind of special token that belongs into a text."""
+"""T5's sentinel tokens: the only special tokens that may occur in a text."""
 
 
 class Plain(Protocol):
-    """Text to token ids and back; neither direction adds or hides special tokens."""
+    """A tokenizer without post-processing: neither direction adds or removes special tokens."""
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -30,34 +30,34 @@ class Plain(Protocol):
 
 
 class Tokenizer(Plain, Protocol):
-    """Text to token ids and back, as the models for text do it."""
+    """A tokenizer with post-processing, as an ensemble applies it."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, with what the tokenizer puts around it: a start token, if it has one."""
+        """Return the token ids of a text, with the start and end tokens that the tokenizer adds, if any."""
 
     def encode_part(self, text: str) -> list[int]:
-        """Return the token ids of a part of a text, by itself: a word, an answer, what is between two marks."""
+        """Return the token ids of a part of a text, such as a word or an answer, without added tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without what stands before it."""
+        """Return the text of token ids, without the start token that the tokenizer adds."""
 
 
 class TextTokenizer:
-    """A tokenizer that puts tokens around a text."""
+    """A tokenizer that adds start and end tokens to a text."""
 
     def __init__(self, plain: Plain, text_ids: TextIds) -> None:
         self._plain, self.text_ids = plain, text_ids
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, with what stands around it."""
+        """Return the token ids of a text, with the added start and end tokens."""
         return [*self.text_ids.before, *self._plain.encode(text), *self.text_ids.after]
 
     def encode_part(self, text: str) -> list[int]:
-        """Return the token ids of a part of a text, by itself."""
+        """Return the token ids of a part of a text, without added tokens."""
         return self._plain.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without what stands before it."""
+        """Return the text of token ids, without the start token that the tokenizer adds."""
         before = self.text_ids.before
         return self._plain.decode(ids[len(before) :] if before and tuple(ids[: len(before)]) == before else ids)
 
@@ -123,7 +123,7 @@ class SentencePieceTokenizer:
 
 
 def load_tokenizer(source: Path) -> TextTokenizer:
-    """Load the tokenizer with what it puts around a text; see ``_load_plain``."""
+    """Load a tokenizer with the start and end tokens that it adds; see ``_load_plain`` for the source."""
     return TextTokenizer(_load_plain(source), read_text_ids(source if source.is_dir() else source.parent))
 
 
@@ -135,7 +135,7 @@ def _load_plain(source: Path) -> Plain:
             ``gpt2-merges.txt``, as FasterTransformer's scripts call them), or ``tokenizer.model``.
 
     Raises:
-        ArtefactError: none of these files is there, or they cannot be read.
+        ArtefactError: none of these files exists, or they cannot be read.
     """
     if source.is_file():
         return _open(PipelineTokenizer if source.suffix == ".json" else SentencePieceTokenizer, source)
