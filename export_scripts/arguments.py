@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
+from handover.errors import ConfigError
 from handover.ranges import (
     BATCH,
+    FILE_BYTES,
     FLAG,
     INSTANCES,
     LIMIT_S,
@@ -23,15 +25,20 @@ from handover.ranges import (
     YEAR_S,
 )
 
+FASTERTRANSFORMER, HUGGINGFACE = FORMATS = ("fastertransformer", "huggingface")
+"""What a conversion writes."""
+
 
 @dataclass(frozen=True)
 class ConvertArguments(ScriptArguments):
-    """From a training checkpoint to FasterTransformer shards."""
+    """From a training checkpoint to FasterTransformer shards, or to a directory of Hugging Face."""
 
     checkpoint: Path = field(metadata={"help": "archive, unpacked directory, or directory that holds one of them"})
-    output: Path = field(metadata={"help": "directory to write the FT checkpoint into"})
-    tensor_para_size: int = field(metadata={RANGE: PARALLEL, "help": "number of shards of each split tensor"})
-    weight_data_type: str = field(metadata={"help": "fp32, fp16 or bf16: on disk"})
+    output: Path = field(metadata={"help": "directory to write into"})
+    tensor_para_size: int = field(
+        default=1, metadata={RANGE: PARALLEL, "help": "number of shards of each split tensor; Hugging Face has one"}
+    )
+    weight_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16: on disk"})
     processes: int = field(default=1, metadata={RANGE: PROCESSES, "help": "parallel workers at most"})
     load_checkpoints_to_cpu: bool = field(
         default=True, metadata={"help": "accepted and without effect: no GPU is used, its detour is not quicker"}
@@ -60,6 +67,21 @@ class ConvertArguments(ScriptArguments):
     tokenizer: Path | None = field(
         default=None, metadata={"help": "tokenizer's directory or file, in the place of the checkpoint's own"}
     )
+    format: str | None = field(
+        default=None, metadata={"help": "fastertransformer or huggingface: what is written; the first without it"}
+    )
+    largest_file_bytes: int | None = field(
+        default=None,
+        metadata={
+            RANGE: FILE_BYTES,
+            "help": "format huggingface: bytes of tensors in a file of weights, at most; 5 GB without it",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a format that is not written."""
+        if self.format not in (None, *FORMATS):
+            raise ConfigError(f"--format={self.format} is not written", f"legal: {', '.join(FORMATS)}")
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ try:
 except ImportError:  # a container that lacks it: the same sums, later
     from zlib import crc32
 
-__all__ = ["CRC32_BLOCKS", "SHA256", "BlockSums", "Digest", "crc32", "file_digest", "new_digest"]
+__all__ = ["BLOCK_BYTES", "CRC32_BLOCKS", "SHA256", "BlockSums", "Digest", "crc32", "file_digest", "new_digest"]
 
 SHA256, CRC32_BLOCKS = "sha256", "crc32-1m"
-_BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
+"""Bytes of a file that one CRC-32 stands for."""
 _CHUNK_BYTES = 8 << 20
 
 
@@ -35,29 +36,38 @@ class Digest(Protocol):
 
 
 class BlockSums:
-    """SHA-256 over the CRC-32 of each MiB, as four bytes each, the most significant first."""
+    """SHA-256 over the CRC-32 of each MiB, as four bytes each, the most significant first.
 
-    def __init__(self) -> None:
+    Args:
+        offset: of the first byte in its file; blocks end where the file's do, so that the first may be a part of one.
+    """
+
+    def __init__(self, offset: int = 0) -> None:
         self._sums = bytearray()
         self._sum = 0
-        self._size_bytes = 0
+        self._size_bytes = offset % BLOCK_BYTES
+        self._has_begun = False
 
     def update(self, content: memoryview | bytes) -> None:
         """Go on with the next bytes."""
         view = memoryview(content)
         while len(view):
-            piece = view[: _BLOCK_BYTES - self._size_bytes]
+            piece = view[: BLOCK_BYTES - self._size_bytes]
             self._sum = crc32(piece, self._sum)
             self._size_bytes += len(piece)
+            self._has_begun = self._size_bytes < BLOCK_BYTES
             view = view[len(piece) :]
-            if self._size_bytes == _BLOCK_BYTES:
+            if not self._has_begun:
                 self._sums += self._sum.to_bytes(4, "big")
                 self._sum = self._size_bytes = 0
 
+    def sums(self) -> bytes:
+        """Give the CRC-32 of each block so far, the last one as far as it goes."""
+        return bytes(self._sums) + (self._sum.to_bytes(4, "big") if self._has_begun else b"")
+
     def hexdigest(self) -> str:
         """Give the digest of all so far."""
-        last = self._sum.to_bytes(4, "big") if self._size_bytes else b""
-        return hashlib.sha256(self._sums + last).hexdigest()
+        return hashlib.sha256(self.sums()).hexdigest()
 
 
 def new_digest(algorithm: str) -> Digest:

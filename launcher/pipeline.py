@@ -10,7 +10,7 @@ from pathlib import Path
 
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
-from launcher.config.schema import ClusterType, Config, Stage
+from launcher.config.schema import ClusterType, Config, ModelFormat, Stage
 from launcher.config.secrets import passed_by_name
 from launcher.plan import checks
 from launcher.plan.mounts import with_mounts
@@ -114,13 +114,18 @@ def show_size(config: Config, paths: RunPaths) -> None:
     from export_scripts.checkpoints.given import GivenFiles
     from export_scripts.checkpoints.huggingface.hub import is_fetched
     from export_scripts.conversion.sizing import measure
+    from export_scripts.targets.huggingface.sizing import measure_huggingface
 
     model = config.export.model
     if paths.hub_name and not is_fetched(paths.hub_name, paths.checkpoint):
         sys.stdout.write(f"convert: hf:{paths.hub_name} will be fetched into {paths.checkpoint} first\n")
         return
     size, data_type = model.tensor_model_parallel_size, str(model.weight_data_type)
-    sizing = measure(paths.checkpoint, size, data_type, model.processes, GivenFiles(paths.adapter, paths.tokenizer))
+    given = GivenFiles(paths.adapter, paths.tokenizer)
+    if model.format is ModelFormat.huggingface:
+        sizing = measure_huggingface(paths.checkpoint, data_type, model.processes, given)
+    else:
+        sizing = measure(paths.checkpoint, size, data_type, model.processes, given)
     sys.stdout.write("".join(f"convert: {line}\n" for line in sizing.lines()))
 
 

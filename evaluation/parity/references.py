@@ -32,7 +32,8 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
 from export_scripts.checkpoints.lora.update import MergedTensor
 from export_scripts.checkpoints.source import Source
-from export_scripts.convert import convert, workers_of
+from export_scripts.conversion.job import workers_of
+from export_scripts.convert import convert
 from export_scripts.repository.interfaces.serving import MODEL_TYPES
 from handover.errors import ConfigError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
@@ -11,6 +12,19 @@ from export_scripts.weights.schema import LazyTensor, SourceMap
 from ft_format.config_ini import Sections
 from ft_format.families.family import Family
 from ft_format.layout import Dims, TensorSpec, whole_tensors
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A Hugging Face model as its directory has it: what it is converted back to, key by key.
+
+    Attributes:
+        config: ``config.json``.
+        tensors: by the names in the files; copies and what is computed are left out.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, LazyTensor]
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,9 @@ class Source:
         extra_targets: tensors beyond the family's schema, by name.
         extra_config: sections and keys of ``config.ini`` beyond the family's.
         extra_files: what is written beside the shards, by name.
+        own: the model as Hugging Face has it; None: the source is no directory of Hugging Face's.
+        activation: the feed-forward's function in transformers' words, where ``dims`` cannot say it; empty: they do.
+        is_padded: whether training added rows to the embedding beyond the tokenizer's.
     """
 
     archive: Archive
@@ -44,6 +61,9 @@ class Source:
     extra_targets: Mapping[str, TensorSpec] = field(default_factory=dict)
     extra_config: Sections = field(default_factory=dict)
     extra_files: Mapping[str, bytes] = field(default_factory=dict)
+    own: OwnModel | None = None
+    activation: str = ""
+    is_padded: bool = False
 
     def files(self) -> Mapping[str, TensorSpec]:
         """List every file of FasterTransformer's by name, without ``.<rank>.bin``."""

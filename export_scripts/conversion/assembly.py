@@ -70,6 +70,11 @@ class Assembly:
         return types.pop() if len(types) == 1 and len(self.terms) == 1 and not self.elementwise else "fp32"
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all bytes of a piece lie together and in the box's order."""
+        return all(_is_plain(piece.view) for piece in self.pieces())
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of the sources for one element of the first axis."""
         size_bytes = sum(piece.view.size * piece.view.itemsize for term in self.terms for piece in term)

@@ -4,6 +4,9 @@ The journal is a file in the output directory: a line with the identity of the w
 shard. A line is written before its shard gets its final name, so that every file in the directory is known; a
 shard counts as finished only if the file is there with the recorded content. After a power loss lines may be damaged
 or missing: a file that is not listed but has a name that this conversion writes is written again.
+
+A large file that several processes write has a line for each part that is finished; until it is whole its name ends
+with ``GROWING``.
 """
 
 from __future__ import annotations
@@ -12,16 +15,36 @@ import json
 import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handover.digests import file_digest
+from handover.digests import BlockSums, file_digest
 from handover.durable import make_directory, remove_temporaries, sync, write_atomically
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import WORK_FILE, FileRecord, Manifest, artefact_files
 
 FILE_NAME = ".journal.jsonl"
+GROWING = ".partial"
+"""End of the name of a file that is not whole yet."""
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class PartRecord:
+    """A part of a file that grows.
+
+    Attributes:
+        path: relative to the output directory, with ``GROWING``.
+        offset, size_bytes: of the part in the file.
+        sums: CRC-32 of each of the file's blocks, as far as the part reaches, in hexadecimal digits.
+    """
+
+    path: str
+    offset: int
+    size_bytes: int
+    sums: str
 
 
 class Journal:
@@ -34,6 +57,7 @@ class Journal:
 
     Attributes:
         finished: records of finished shards by file name.
+        parts: records of finished parts of files that grow, by file name and offset.
 
     Raises:
         ArtefactError: the directory holds files that no conversion wrote.
@@ -42,20 +66,22 @@ class Journal:
     def __init__(self, root: Path, identity: dict[str, Any], names: Collection[str] = ()) -> None:
         make_directory(root)
         self._path = root / FILE_NAME
-        written_by, records = _read(self._path)
+        written_by, records, parts = _read(self._path)
         is_ours = written_by is not None or (root / WORK_FILE).is_file()
         present = set(artefact_files(root)) - {FILE_NAME}
-        known = {record.path for record in records} | _listed(root, is_ours) | set(names if is_ours else ())
+        noted = {record.path for record in records} | {part.path for part in parts}
+        known = noted | _listed(root, is_ours) | set(names if is_ours else ())
         _check_ours(root, present - known)
         is_same = written_by == json.loads(json.dumps(identity))
         self.finished = _proved(root, records) if is_same else {}
-        _remove(root, present - self.finished.keys())
-        lines = [json.dumps(identity), *(_line(record) for record in self.finished.values())]
+        self.parts = {(part.path, part.offset): part for part in parts if _is_whole(root, part)} if is_same else {}
+        _remove(root, present - self.finished.keys() - {name for name, _ in self.parts})
+        lines = [json.dumps(identity), *map(_line, self.finished.values()), *map(_line, self.parts.values())]
         write_atomically(self._path, "\n".join(lines))
         self._stream = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
-    def add(self, record: FileRecord) -> None:
-        """Write down a shard that is whole, just before it gets its name.
+    def add(self, record: FileRecord | PartRecord) -> None:
+        """Write down a shard that is whole, just before it gets its name, or a part that is written.
 
         A line begins with its line feed: one that a full disk cut off then spoils no other. It is one write, which
         the processes that share the journal do not mix.
@@ -77,26 +103,32 @@ class Journal:
         sync(self._path.parent)
 
 
-def _line(record: FileRecord) -> str:
+def _line(record: FileRecord | PartRecord) -> str:
     return json.dumps(vars(record))
 
 
-def _read(path: Path) -> tuple[Any, list[FileRecord]]:
-    """Read the identity and the records; a line that is cut off or damaged is dropped."""
+def _read(path: Path) -> tuple[Any, list[FileRecord], list[PartRecord]]:
+    """Read the identity, the files and the parts; a line that is cut off or damaged is dropped."""
+    records: list[FileRecord] = []
+    parts: list[PartRecord] = []
     if not path.is_file():
-        return None, []
+        return None, records, parts
     identity, *lines = path.read_bytes().split(b"\n")
-    records = []
     for line in lines:
         try:
             entry = json.loads(line)
+            if "offset" in entry:
+                parts.append(
+                    PartRecord(str(entry["path"]), int(entry["offset"]), int(entry["size_bytes"]), entry["sums"])
+                )
+                continue
             records.append(FileRecord(**{**entry, "shape": entry["shape"] and tuple(entry["shape"])}))
         except (ValueError, KeyError, TypeError):
             continue
     try:
-        return json.loads(identity), records
+        return json.loads(identity), records, parts
     except ValueError:
-        return None, records
+        return None, records, parts
 
 
 def _listed(root: Path, is_ours: bool) -> set[str]:
@@ -124,6 +156,20 @@ def _proved(root: Path, records: Collection[FileRecord]) -> dict[str, FileRecord
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         whole = pool.map(is_whole, last.values())
         return {path: record for (path, record), is_so in zip(last.items(), whole, strict=True) if is_so}
+
+
+def _is_whole(root: Path, part: PartRecord) -> bool:
+    """Whether a part is there and holds what was written."""
+    path = root / part.path
+    if not part.path.endswith(GROWING) or not path.is_file():
+        return False
+    sums, left = BlockSums(part.offset), part.size_bytes
+    with path.open("rb") as stream:
+        stream.seek(part.offset)
+        while left and (chunk := stream.read(min(left, _CHUNK_BYTES))):
+            sums.update(chunk)
+            left -= len(chunk)
+    return not left and sums.sums().hex() == part.sums
 
 
 def _remove(root: Path, names: Collection[str]) -> None:

@@ -144,7 +144,7 @@ def check_values(
     """
     with tensor_named(assignment.name):
         assembly = assemble(assignment, sources, settings.dims)
-        for _ in _blocks(assembly, assembly.shape[0], assignment.name, settings, workspace):
+        for _ in blocks(assembly, assembly.shape[0], assignment.name, settings, workspace):
             pass
         assembly.verify(workspace.reader)
 
@@ -186,7 +186,7 @@ def write_tensor(
         }
         for ranks, box in _boxes(assemblies, settings.split_axis(assignment.target), len(names), missing):
             rows = box.shape[0] // len(ranks)
-            for row, values in _blocks(box, rows, assignment.name, settings, workspace):
+            for row, values in blocks(box, rows, assignment.name, settings, workspace):
                 files[ranks[row // rows]].write(values)
                 advance(values.nbytes)
         for assembly in assemblies:
@@ -239,7 +239,7 @@ def _boxes(
         yield group, assembly.cropped(axis, group[0] * size, (group[-1] + 1) * size)
 
 
-def _blocks(
+def blocks(
     box: Assembly, rows_per_file: int, name: str, settings: ShardSettings, workspace: Workspace
 ) -> Iterator[tuple[int, Array]]:
     """Read a box in large pieces along its first axis, and give its rows, cast and checked, in small ones.
@@ -248,7 +248,9 @@ def _blocks(
         The first row and the values of a block, which never goes beyond the end of a file.
     """
     total = box.shape[0]
-    read_rows = _even(total, max(1, READ_BYTES // max(1, box.row_bytes)))
+    # What is not rearranged is read a little at a time: it stays in the cache until it is written.
+    most_bytes = _BLOCK_BYTES if box.is_plain else READ_BYTES
+    read_rows = _even(total, max(1, most_bytes // max(1, box.row_bytes)))
     row_bytes = prod(box.shape[1:]) * item_bytes(settings.data_type)
     write_rows = max(1, _BLOCK_BYTES // max(1, row_bytes))
     for start in range(0, total, read_rows):

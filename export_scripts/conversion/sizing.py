@@ -142,11 +142,11 @@ def _sizing(
         written_bytes=sum(written.values()),
         largest=(largest, written[largest]),
         processes=processes,
-        rate=_rate(source_type, settings.data_type),
+        rate=measured_rate(source_type, settings.data_type),
     )
 
 
-def _rate(source_type: str, data_type: str) -> float:
+def measured_rate(source_type: str, data_type: str) -> float:
     """Measure how many bytes of shards one processor makes in a second, reading and writing left out."""
     values = np.linspace(-1, 1, _SAMPLE * _SAMPLE, dtype=np.float32).reshape(_SAMPLE, _SAMPLE)
     weight = recast(values, "fp32", source_type)

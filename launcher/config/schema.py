@@ -112,6 +112,13 @@ class ContainerRuntime(Choice):
     none = "none"
 
 
+class ModelFormat(Choice):
+    """What the checkpoint is converted to: FasterTransformer's shards, which are served, or Hugging Face's form."""
+
+    fastertransformer = "fastertransformer"
+    huggingface = "huggingface"
+
+
 class ModelType(Choice):
     """What the training called its family. The checkpoint says what it is; t5 and mt5 refuse a GPT."""
 
@@ -158,11 +165,12 @@ class ExportRunConfig:
 
 @dataclass
 class ModelConfig:
-    """The training checkpoint and how it becomes FasterTransformer shards."""
+    """The training checkpoint and what it becomes."""
 
     checkpoint_path: str = MISSING
     adapter_path: str | None = None  # LoRA adapter that is merged at conversion: a .nemo, or a directory of PEFT
     tokenizer: str | None = None  # tokenizer's directory or file; None: the checkpoint's own
+    format: ModelFormat = ModelFormat.fastertransformer  # huggingface: a directory for transformers; it is not served
     tensor_model_parallel_size: int = number(1, PARALLEL)
     weight_data_type: DataType = DataType.fp16
     processes: int = number(16, PROCESSES)  # tensors converted at a time, at most; never more than processors

@@ -11,7 +11,7 @@ from handover.errors import ConfigError, SlipwayError
 from launcher.config.schema import ClusterType, Config, ContainerRuntime, Stage
 from launcher.plan.mounts import check_mountable, usual_mounts
 from launcher.plan.paths import RunPaths
-from launcher.plan.stages import report
+from launcher.plan.stages import convert, report
 from launcher.plan.stages.settings import serving_topology
 from launcher.plan.stages.table import STAGES
 from launcher.plan.time_limit import limit_s
@@ -26,12 +26,13 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     check_model_name(config.export.run.model_train_name)
     _check_cluster(config)
     _check_mounts(config, paths)
+    convert.check_format(config, stages)
     for stage in stages:
         STAGES[stage].check(config, paths, stages)
     if Stage.evaluate in stages or Stage.benchmark in stages:
         report.check(config)
     _check_writable(paths.results)
-    _check_writable(paths.ft_checkpoint)
+    _check_writable(convert.output(config, paths))
 
 
 def _check_lengths(config: Config) -> None:

@@ -18,6 +18,7 @@ class RunPaths:
 
         <base_results_dir>/<model_train_name>/
             ft_tp<T>_<weight>/<T>-gpu/            convert: the FT checkpoint
+            hf_<weight>/                          convert with export.model.format=huggingface: its directory
             export_tp<T>_pp<P>_<weight>_<data>/   run.results_dir; with _int8 and the like where that is asked for
                 model_repo/                       export: the Triton model repository
                 deployment/                       deploy: endpoint.json, server.log
@@ -34,6 +35,7 @@ class RunPaths:
     tokenizer: Path | None  # in the place of that checkpoint's own
     hub_name: str | None  # of the checkpoint on huggingface.co, fetched to that path where the stage runs
     ft_checkpoint: Path
+    huggingface: Path
     results: Path
     model_repository: Path
     deployment: Path
@@ -66,6 +68,7 @@ class RunPaths:
             tokenizer=_absolute(model.tokenizer) if model.tokenizer else None,
             hub_name=name,
             ft_checkpoint=train_root / ft_name / f"{tensor_para_size}-gpu",
+            huggingface=train_root / f"hf_{model.weight_data_type}",
             results=results,
             model_repository=_absolute(config.export.triton_deployment.triton_model_dir).parent,
             deployment=deployment,

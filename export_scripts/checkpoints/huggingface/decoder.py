@@ -18,9 +18,10 @@ from export_scripts.checkpoints.huggingface.files import (
     is_checkpoint,
     open_weights,
     read_config,
+    written,
 )
 from export_scripts.checkpoints.huggingface.products import with_products
-from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, find_tokenizer, special_ids
 from export_scripts.checkpoints.tokenizers.special_tokens import added_tokens
 from export_scripts.weights.architecture import Architecture, Settings
@@ -76,7 +77,9 @@ def open_source(archive: Archive) -> Source:
         )
     dims = architecture.dims(settings)
     dims = replace(dims, has_untied_head=dims.has_untied_head or not architecture.is_tied(settings))
-    weights = _with_embedding(_named_alike(open_weights(archive), architecture), architecture, settings)
+    files = open_weights(archive)
+    weights = _with_embedding(_named_alike(files, architecture), architecture, settings)
+    used = weights.tensors
     products = architecture.products(settings)
     weights = replace(weights, tensors=with_products(weights.tensors, products))
     table = architecture.table(settings, dims)
@@ -95,6 +98,7 @@ def open_source(archive: Archive) -> Source:
         ids=special_ids(archive, settings),
         other_keys=weights.other_keys,
         remarks=remarks,
+        own=OwnModel(settings, written(files, (used[key] for key in used if not table.is_ignored(key)))),
     )
 
 

@@ -6,7 +6,7 @@ read through this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,17 @@ class Weights:
 
     tensors: Mapping[str, LazyTensor]
     other_keys: tuple[str, ...] = ()
+
+
+def written(weights: Weights, used: Iterable[LazyTensor]) -> dict[str, LazyTensor]:
+    """Name tensors as the files do.
+
+    Args:
+        weights: of the files.
+        used: tensors of the model, whatever they are called by now.
+    """
+    kept = {id(tensor) for tensor in used}
+    return {key: tensor for key, tensor in weights.tensors.items() if id(tensor) in kept}
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface import files as huggingface_files
-from export_scripts.checkpoints.huggingface.files import open_weights, read_config
-from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.huggingface.files import open_weights, read_config, written
+from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKENIZER_FILE, special_ids
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
@@ -78,17 +78,19 @@ def open_source(archive: Archive) -> Source:
         raise CheckpointError(f"{archive.path} has no decoder", "FasterTransformer's T5 is an encoder with a decoder")
     tokenizer = given_tokenizer(archive) or _tokenizer(archive)
     is_untied = _HEAD in weights.tensors or given.get("tie_word_embeddings", not is_multilingual) is False
+    table, tensors = UNTIED if is_untied else TIED, _with_embedding(weights.tensors)
     return Source(
         archive=archive,
         family=t5.FAMILY,
-        source_map=UNTIED if is_untied else TIED,
+        source_map=table,
         dims=_read_dims(config, has_scaled_logits=_scales_logits(given)),
-        tensors=_with_embedding(weights.tensors),
+        tensors=tensors,
         tokenizer=tokenizer,
         ids=(ids := special_ids(archive, config, "decoder_start_token_id")),
         other_keys=weights.other_keys,
         remarks=(*_remarks(config), *(() if tokenizer.members else (NO_TOKENIZER,))),
         extra_config={} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}},
+        own=OwnModel(given, written(weights, (tensors[key] for key in tensors if not table.is_ignored(key)))),
     )
 
 

@@ -15,7 +15,7 @@ from export_scripts.checkpoints.lora import nemo, peft
 from export_scripts.checkpoints.lora.adapter import KIND, Adapter
 from export_scripts.checkpoints.lora.update import MergedTensor
 from export_scripts.checkpoints.nemo.companions import companions_of
-from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
 
@@ -88,7 +88,21 @@ def with_adapter(source: Source) -> Source:
     said = f"the LoRA adapter {adapter.name} is merged into {len(adapter.updates)} weights, computed in fp32"
     if adapter.replaced:
         said += f", and replaces {len(adapter.replaced)} tensors"
-    return replace(source, tensors=work.tensors, remarks=(*source.remarks, said))
+    return replace(source, tensors=work.tensors, remarks=(*source.remarks, said), own=_own(source, work.tensors))
+
+
+def _own(source: Source, merged: Mapping[str, LazyTensor]) -> OwnModel | None:
+    """Put merged tensors into the model as its own directory has it."""
+    if source.own is None:
+        return None
+    changed = {id(old): merged[key] for key, old in source.tensors.items() if merged[key] is not old}
+    held = {id(tensor) for tensor in source.own.tensors.values()}
+    if changed.keys() - held:
+        raise CheckpointError(
+            "the adapter changes a tensor that is computed from two of the model's",
+            "merge it first: peft's merge_and_unload() and save_pretrained()",
+        )
+    return replace(source.own, tensors={name: changed.get(id(old), old) for name, old in source.own.tensors.items()})
 
 
 def _open_adapter(source: Source) -> Adapter | None:

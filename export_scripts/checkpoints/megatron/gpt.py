@@ -11,6 +11,7 @@ from export_scripts.checkpoints.files.rank_files import JoinAxis
 from export_scripts.checkpoints.nemo import llama_config
 from export_scripts.checkpoints.nemo.gpt_config import (
     check_expressible,
+    has_exact_gelu,
     has_zero_centred_norms,
     heads_per_group,
     is_beyond_gpt,
@@ -107,6 +108,8 @@ def gpt_source(
         ids=special_ids(archive, tokenizer),
         other_keys=state.other_keys(),
         remarks=(*model.remarks(config), *more_remarks),
+        activation="gelu" if isinstance(model, _Gpt) and has_exact_gelu(config) else "",
+        is_padded=True,
     )
 
 

@@ -125,14 +125,19 @@ def key_remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     return remark_on(unknown, "model_config.yaml")
 
 
-def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what is expressed only nearly, one line each.
+def has_exact_gelu(config: Mapping[str, Any]) -> bool:
+    """Whether the feed-forward computes the exact GELU.
 
-    NeMo's ``ParallelMLP`` computes the tanh form of GELU where bias and activation are fused or ``openai_gelu`` is
-    set, and the exact one elsewhere; FasterTransformer has the tanh form only.
+    NeMo's ``ParallelMLP`` computes the tanh form where bias and activation are fused or ``openai_gelu`` is set, and
+    the exact one elsewhere.
     """
     is_fused = config.get("bias_activation_fusion", config.get("bias_gelu_fusion", True))
-    if config.get("openai_gelu") or (is_fused and not config.get("onnx_safe")):
+    return not config.get("openai_gelu") and (not is_fused or bool(config.get("onnx_safe")))
+
+
+def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what is expressed only nearly, one line each: FasterTransformer has the tanh form of GELU only."""
+    if not has_exact_gelu(config):
         return ()
     return ("trained with the exact GELU; FasterTransformer computes its tanh form, which differs by at most 5e-4",)
 

@@ -14,7 +14,14 @@ from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.nemo.ia3 import is_ia3_config, read_ia3, with_ia3
 from export_scripts.checkpoints.nemo.prompt_learning import KIND as PROMPTS
 from export_scripts.checkpoints.nemo.prompt_learning import is_prompt_config, with_prompts
-from export_scripts.checkpoints.nemo.t5_config import biases, check_expressible, read_dims, remarks, side_config
+from export_scripts.checkpoints.nemo.t5_config import (
+    biases,
+    check_expressible,
+    exact_gelu,
+    read_dims,
+    remarks,
+    side_config,
+)
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, find_tokenizer, special_ids
@@ -80,6 +87,7 @@ def open_source(archive: Archive) -> Source:
         other_keys=(*checkpoint.other_keys(), *ia3.other_keys),
         remarks=remarks(config),
         extra_config={**({} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}}), **ia3.config()},
+        activation=exact_gelu(config),
     )
     # FasterTransformer's converter too counts from the rows of the embedding, its padding included.
     return with_prompts(source, "encoder", width="d_model", first_id=vocab_size)

@@ -130,6 +130,15 @@ def _limits(values: Config) -> tuple[Limit, ...]:
     return (*_LIMITS, *by_norm, *(_RELATIVE_LIMITS if is_relative else ()), *more)
 
 
+def exact_gelu(config: Config) -> str:
+    """Name the feed-forward's function in transformers' words where it is the exact GELU; empty: it is not."""
+    encoder = side_config(config, "encoder")
+    is_fused = encoder.get("bias_activation_fusion", True) and not encoder.get("onnx_safe")
+    if "ge" not in encoder["activation"] or encoder.get("openai_gelu") or is_fused:
+        return ""
+    return "gelu" if encoder["activation"] == "gelu" else "gated-gelu_python"
+
+
 def remarks(config: Config) -> tuple[str, ...]:
     """Say what is expressed only nearly, one line each."""
     encoder, found = side_config(config, "encoder"), []
@@ -138,10 +147,7 @@ def remarks(config: Config) -> tuple[str, ...]:
         found.append(
             f"trained with layernorm_epsilon {epsilon:g}; FasterTransformer's T5 computes with {LAYERNORM_EPS:g}"
         )
-    is_tanh = encoder.get("openai_gelu") or (
-        encoder.get("bias_activation_fusion", True) and not encoder.get("onnx_safe")
-    )
-    if "ge" in encoder["activation"] and not is_tanh:
+    if exact_gelu(config):
         found.append("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
     return (*found, *_key_remarks(config))
 

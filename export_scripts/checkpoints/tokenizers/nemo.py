@@ -208,10 +208,13 @@ def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
     return max(end_id + 1, len(read_vocabulary(archive, member)))
 
 
+def end_of_text(vocabulary: Mapping[str, int]) -> tuple[str, int]:
+    """Name GPT-2's one special token with its id; a vocabulary without it gets it as its next entry."""
+    return _END_OF_TEXT, vocabulary.get(_END_OF_TEXT, len(vocabulary))
+
+
 def _bpe_end_id(archive: Archive, member: str) -> int:
-    """GPT-2's one special token; a vocabulary without it gets it as its next entry."""
-    vocabulary = read_vocabulary(archive, member)
-    return vocabulary.get(_END_OF_TEXT, len(vocabulary))
+    return end_of_text(read_vocabulary(archive, member))[1]
 
 
 def read_vocabulary(archive: Archive, member: str) -> dict[str, int]:
@@ -273,6 +276,15 @@ def _sentencepiece(model: bytes) -> Any:
 
 
 def _sentencepiece_ids(model: bytes, is_legacy: bool) -> SpecialIds:
+    return _ids_and_additions(model, is_legacy)[0]
+
+
+def sentencepiece_additions(model: bytes, is_legacy: bool) -> dict[str, int]:
+    """Name the special tokens that a SentencePiece model lacks, with the ids that they get after its pieces."""
+    return _ids_and_additions(model, is_legacy)[1]
+
+
+def _ids_and_additions(model: bytes, is_legacy: bool) -> tuple[SpecialIds, dict[str, int]]:
     """Ids of a SentencePiece model; a missing begin or end token is added after the pieces, as in legacy mode.
 
     Outside of it the model's own ids are taken, 0 among them, which FasterTransformer's converter holds for missing.
@@ -295,4 +307,4 @@ def _sentencepiece_ids(model: bytes, is_legacy: bool) -> SpecialIds:
         id_of(token)
     pad_id = id_or_new(pieces.pad_id(), "<pad>")
     start_id = id_or_new(pieces.bos_id(), "<bos>")
-    return SpecialIds(start_id, id_or_new(pieces.eos_id(), "<eos>"), pad_id)
+    return SpecialIds(start_id, id_or_new(pieces.eos_id(), "<eos>"), pad_id), added

@@ -1,13 +1,17 @@
-"""Conversion of a training checkpoint into FasterTransformer shards: what the checkpoint says now, and the plan."""
+"""Conversion of a training checkpoint, into FasterTransformer's shards or a directory of Hugging Face.
+
+What the checkpoint says now, and the plan.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 
-from export_scripts.arguments import ConvertArguments
+from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from handover.errors import ConfigError
-from launcher.config.schema import Config, ModelType, Stage
+from launcher.config.schema import Config, ModelFormat, ModelType, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.evaluate import check_model
@@ -51,6 +55,9 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
                 "export.model.random_weights=true makes weights of its shape, to measure them",
             )
         return
+    if model.format is ModelFormat.huggingface:
+        _check_huggingface(config, paths)
+        return
     given = GivenFiles(paths.adapter, paths.tokenizer)
     opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), given)
     source = with_settled_ids(opened, model.start_id, model.end_id)
@@ -67,11 +74,34 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     """Plan the conversion: one command on one node."""
-    model, run = config.export.model, config.export.run
-    arguments = ConvertArguments(
+    run, arguments = config.export.run, _arguments(config, paths)
+    stage = StagePlan(
+        stage="convert",
+        name=f"convert_{run.model_train_name}",
+        commands=(python_module("export_scripts.convert", arguments),),
+        resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
+        inputs=tuple(
+            path for path in (None if paths.hub_name else paths.checkpoint, paths.adapter, paths.tokenizer) if path
+        ),
+        output=output(config, paths),
+        log=paths.log("convert"),
+        env=environment(config),
+    )
+    return [stage]
+
+
+def output(config: Config, paths: RunPaths) -> Path:
+    """Say where the result goes."""
+    return paths.huggingface if config.export.model.format is ModelFormat.huggingface else paths.ft_checkpoint
+
+
+def _arguments(config: Config, paths: RunPaths) -> ConvertArguments:
+    model = config.export.model
+    is_huggingface = model.format is ModelFormat.huggingface
+    return ConvertArguments(
         checkpoint=paths.checkpoint,
-        output=partial(paths.ft_checkpoint),
-        tensor_para_size=model.tensor_model_parallel_size,
+        output=partial(output(config, paths)),
+        tensor_para_size=1 if is_huggingface else model.tensor_model_parallel_size,
         weight_data_type=str(model.weight_data_type),
         processes=model.processes,
         load_checkpoints_to_cpu=model.load_checkpoints_to_cpu,
@@ -83,20 +113,44 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         hub_name=paths.hub_name,
         adapter=paths.adapter,
         tokenizer=paths.tokenizer,
+        format=HUGGINGFACE if is_huggingface else None,
     )
-    stage = StagePlan(
-        stage="convert",
-        name=f"convert_{run.model_train_name}",
-        commands=(python_module("export_scripts.convert", arguments),),
-        resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
-        inputs=tuple(
-            path for path in (None if paths.hub_name else paths.checkpoint, paths.adapter, paths.tokenizer) if path
-        ),
-        output=paths.ft_checkpoint,
-        log=paths.log("convert"),
-        env=environment(config),
-    )
-    return [stage]
+
+
+def check_format(config: Config, stages: Collection[Stage]) -> None:
+    """Refuse stages that need FasterTransformer's shards where none are written.
+
+    Raises:
+        ConfigError: naming the stages, and what to do.
+    """
+    model = config.export.model
+    if model.format is not ModelFormat.huggingface:
+        return
+    if needing := [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]:
+        raise ConfigError(
+            f"export.model.format=huggingface with stages=[{','.join(stage.name for stage in stages)}]: "
+            f"{' and '.join(needing)} need FasterTransformer's shards, and none are written",
+            "take stages=[convert] for the Hugging Face directory, and a run of its own with "
+            "export.model.format=fastertransformer to serve the model",
+        )
+    if model.random_weights:
+        raise ConfigError(
+            "export.model.random_weights=true with export.model.format=huggingface: weights are made up for "
+            "FasterTransformer's shards alone",
+            "take export.model.format=fastertransformer",
+        )
+
+
+def _check_huggingface(config: Config, paths: RunPaths) -> None:
+    """Work the conversion out, as it will.
+
+    Raises:
+        CheckpointError: it does not work out; see ``plan_huggingface``.
+    """
+    from export_scripts.targets.huggingface.convert import inspect_huggingface
+
+    planned = inspect_huggingface(paths.checkpoint, _arguments(config, paths))
+    _check_family(config, str(paths.checkpoint), planned.source.family.name)
 
 
 def _check_family(config: Config, checkpoint: str, family: str) -> None:

@@ -1,0 +1,1 @@
+"""Forms other than FasterTransformer's that a checkpoint is written in."""

@@ -1,0 +1,179 @@
+"""Convert a checkpoint into a directory that transformers loads: configuration, safetensors, tokenizer, manifest."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive
+from export_scripts.checkpoints.proof import crc32_of
+from export_scripts.conversion.dtypes import STORAGE
+from export_scripts.conversion.job import (
+    SPARE_BYTES,
+    check_apart,
+    check_unchanged,
+    given_files,
+    interrupts_say,
+    mappable,
+    origin,
+    prove,
+    workers_of,
+)
+from export_scripts.conversion.journal import Journal, PartRecord
+from export_scripts.conversion.mapped import RecordKey
+from export_scripts.conversion.safetensors_files import (
+    LARGEST_FILE_BYTES,
+    PART_BYTES,
+    WeightsFile,
+    begin_file,
+    parts_of,
+    publish,
+    write_part,
+)
+from export_scripts.conversion.shards import Workspace, check_space, write_bytes
+from export_scripts.conversion.workers import Advance, run_all
+from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface
+from handover.errors import CheckpointError, nearest
+from handover.manifest import FileRecord, Manifest
+from handover.progress import Progress
+
+KIND = "huggingface"
+# Written into the journal: work of an older layout is not continued.
+_LAYOUT_VERSION = 1
+
+
+def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
+    """Convert a checkpoint and write the manifest last.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be converted; see ``plan_huggingface``.
+        ArtefactError: the disk is full or the output directory holds foreign files.
+    """
+    wish = _wish(arguments)
+    archive = find_archive(arguments.checkpoint, given_files(arguments))
+    check_apart(archive, arguments.output)
+    plan = plan_huggingface(archive, wish)
+    made_from = {
+        **origin(archive, plan.source.source_map.name, arguments),
+        "format": KIND,
+        "largest_file_bytes": wish.largest_file_bytes,
+    }
+    del made_from["tensor_para_size"]
+    journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION}, plan.names())
+    try:
+        _check_space(plan, arguments.output, journal)
+        sys.stderr.write(f"convert: {plan.source.source_map.name}, for transformers' {plan.architecture}\n")
+        for remark in plan.remarks:
+            sys.stderr.write(f"convert: note: {remark}\n")
+        proof = prove(archive, plan.read, arguments)
+        with mappable(archive, arguments.output) as unpacked:
+            mapped = plan if unpacked is archive else plan_huggingface(unpacked, wish)
+            records = _write_weights(mapped, arguments.output, journal, arguments.processes)
+        records += [
+            write_bytes(arguments.output / name, content, journal) for name, content in plan.small_files.items()
+        ]
+        check_unchanged(archive, made_from)
+    finally:
+        journal.close()
+    made_from |= proof or {"checkpoint_digest": crc32_of(archive, workers_of(arguments.processes))}
+    manifest = Manifest(KIND, tuple(sorted(records, key=lambda record: record.path)), made_from)
+    manifest.write(arguments.output)
+    journal.remove()
+    return manifest
+
+
+def inspect_huggingface(path: Path, arguments: ConvertArguments) -> HuggingFacePlan:
+    """Check that a checkpoint can be converted, as the conversion will; nothing is written.
+
+    Raises:
+        CheckpointError: it cannot; see ``plan_huggingface``.
+    """
+    return plan_huggingface(find_archive(path, given_files(arguments)), _wish(arguments))
+
+
+def _wish(arguments: ConvertArguments) -> Wish:
+    """Read what is asked for.
+
+    Raises:
+        CheckpointError: weights of a data type that is not written, or that are made up.
+    """
+    if arguments.random_weights:
+        raise CheckpointError(
+            "random weights are made for FasterTransformer's shards alone", "leave export.model.format out"
+        )
+    if arguments.weight_data_type not in STORAGE:
+        raise CheckpointError(
+            f"weight_data_type '{arguments.weight_data_type}' is unknown", nearest(arguments.weight_data_type, STORAGE)
+        )
+    return Wish(
+        arguments.weight_data_type,
+        arguments.largest_file_bytes or LARGEST_FILE_BYTES,
+        arguments.allow_nonfinite,
+        arguments.start_id,
+        arguments.end_id,
+    )
+
+
+def _check_space(plan: HuggingFacePlan, output: Path, journal: Journal) -> None:
+    written = {name: part.size_bytes for (name, _), part in journal.parts.items()}
+    needed_bytes = SPARE_BYTES + sum(map(len, plan.small_files.values()))
+    for file in plan.files:
+        if file.name not in journal.finished:
+            needed_bytes += file.size_bytes - written.get(file.growing, 0)
+    if plan.source.archive.is_compressed:
+        needed_bytes += sum(plan.source.archive.sizes.values())
+    check_space(output, needed_bytes)
+
+
+@dataclass
+class _Growing:
+    """A file of weights on its way: how many of its parts are still to come, and those that are there."""
+
+    file: WeightsFile
+    left: int
+    parts: list[PartRecord]
+
+
+def _write_weights(plan: HuggingFacePlan, output: Path, journal: Journal, processes: int) -> list[FileRecord]:
+    """Write all files of weights, part by part; each gets its name when its last part is there.
+
+    Raises:
+        KeyboardInterrupt: with how far it came.
+    """
+    verified, data_type = set[RecordKey](), plan.settings.data_type
+    files = [file for file in plan.files if file.name not in journal.finished]
+    records = [journal.finished[file.name] for file in plan.files if file.name in journal.finished]
+    parts = [part for file in files for part in parts_of(file, data_type)]
+    growing = {file.name: _Growing(file, 0, []) for file in files}
+    for file in files:
+        begin_file(output, file, journal)
+    for part in parts:
+        growing[part.file.name].left += 1
+    workspaces: list[Workspace] = []  # one in each process, made where it is used
+    # Those that cannot be cut and are large come first, so that no process is left with one at the end.
+    in_order = sorted(parts, key=lambda part: -(part.size_bytes // (2 * PART_BYTES)))
+
+    def write(number: int, advance: Advance) -> tuple[str, PartRecord]:
+        if not workspaces:
+            workspaces.append(Workspace(verified))
+        part = in_order[number]
+        return part.file.name, write_part(part, output, plan.settings, journal, workspaces[0], advance)
+
+    total_bytes = sum(part.size_bytes for part in parts)
+    with (
+        interrupts_say(lambda: f"{len(records)} of {len(plan.files)} files", records),
+        Progress("convert", len(files), "files", total_bytes) as progress,
+    ):
+        progress.skip(sum(part.size_bytes for part in journal.parts.values()))
+        for name, record in run_all(
+            workers_of(processes), len(in_order), write, lambda size_bytes: progress.advance(0, size_bytes)
+        ):
+            one = growing[name]
+            one.left -= 1
+            one.parts.append(record)
+            if not one.left:
+                records.append(publish(output, one.file, one.parts, journal))
+                progress.advance(1)
+    return records

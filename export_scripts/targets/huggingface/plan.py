@@ -1,0 +1,274 @@
+"""Work out a conversion to Hugging Face: which architecture, which tensors, which small files. No weight is read.
+
+A source of Hugging Face goes back to its own architecture, key by key. Any other goes through its family's full
+tensors to the first architecture that can express it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.formats import open_source
+from export_scripts.checkpoints.source import OwnModel, Source
+from export_scripts.checkpoints.tokenizers.nemo import sentencepiece_additions, vocabulary_size
+from export_scripts.conversion.assembly import Assembly, assemble
+from export_scripts.conversion.check import check_types
+from export_scripts.conversion.mapped import Reader
+from export_scripts.conversion.safetensors_files import INDEX_FILE, PlannedTensor, WeightsFile, index_of, lay_out
+from export_scripts.conversion.shards import ShardSettings
+from export_scripts.conversion.special_ids import with_settled_ids
+from export_scripts.targets.huggingface import TARGETS
+from export_scripts.targets.huggingface.table import Facts, Taken, Target, unfinished
+from export_scripts.targets.huggingface.tokenizer import tokenizer_files
+from export_scripts.weights.layouts import unchanged
+from export_scripts.weights.matching import match, zeros_made
+from export_scripts.weights.schema import Assignment, LazyTensor, Rule
+from ft_format.layout import Dims, TensorSpec
+from handover.errors import CheckpointError
+
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+_TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_VOCABULARY = "vocab_size"
+_COMPARED_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class HuggingFacePlan:
+    """A conversion that is known to work out.
+
+    Attributes:
+        source: the checkpoint, its ids settled.
+        architecture: transformers' class that the directory is for.
+        files: of weights, laid out.
+        small_files: content by name.
+        read: tensors of the source that are read.
+        settings: the data type, and whether what is not finite may be written.
+        remarks: what is to be said, one line each.
+    """
+
+    source: Source
+    architecture: str
+    files: tuple[WeightsFile, ...]
+    small_files: Mapping[str, bytes]
+    read: tuple[LazyTensor, ...]
+    settings: ShardSettings
+    remarks: tuple[str, ...]
+
+    def names(self) -> set[str]:
+        """Name every file that the conversion writes, and each file of weights by its name until it is whole."""
+        return {*self.small_files, *(name for file in self.files for name in (file.name, file.growing))}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asks for beside the checkpoint.
+
+    Attributes:
+        data_type: fp32, fp16 or bf16, on disk.
+        largest_file_bytes: of a file's tensors.
+        allow_nonfinite: NaN and infinity are written as they are.
+        start_id, end_id: in place of the checkpoint's own; None: its own.
+    """
+
+    data_type: str
+    largest_file_bytes: int
+    allow_nonfinite: bool = False
+    start_id: int | None = None
+    end_id: int | None = None
+
+
+def plan_huggingface(archive: Archive, wish: Wish) -> HuggingFacePlan:
+    """Work out a conversion.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or incomplete, or transformers cannot express the model; all name
+            the checkpoint.
+    """
+    try:
+        return _plan(archive, wish)
+    except CheckpointError as error:
+        if str(archive.path) in error.problem:
+            raise
+        raise CheckpointError(f"{archive.path}: {error.problem}", error.hint) from None
+
+
+def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
+    opened = open_source(archive)
+    assignments = match(opened.schema(), opened.source_map, opened.dims, opened.tensors, opened.other_keys)
+    check_types(opened, assignments)
+    source = with_settled_ids(opened, wish.start_id, wish.end_id)
+    if opened.own is not None:
+        planned, config = _own(opened.own), _own_config(opened.own, source, wish)
+        read = tuple(opened.own.tensors.values())
+        remarks: tuple[str, ...] = ()
+    else:
+        planned, config, remarks = _expressed(opened, source, assignments, wish)
+        read = tuple(opened.tensors[key] for each in assignments for key in each.keys)
+        remarks += zeros_made(assignments)
+    files = lay_out(planned, wish.data_type, wish.largest_file_bytes)
+    length = config.get("n_positions") or config.get("max_position_embeddings")
+    small = {
+        CONFIG_FILE: _json(config),
+        GENERATION_FILE: _generation(source, config, wish),
+        **tokenizer_files(source, {"model_max_length": length} if length else {}),
+        **({INDEX_FILE: index_of(files)} if len(files) > 1 else {}),
+    }
+    settings = ShardSettings(1, wish.data_type, opened.dims, wish.allow_nonfinite)
+    return HuggingFacePlan(source, config["architectures"][0], files, small, read, settings, remarks)
+
+
+def _own(own: OwnModel) -> list[PlannedTensor]:
+    """Plan a model's own tensors, unchanged but for their type."""
+    return [
+        PlannedTensor(name, tensor.shape, tensor.shape, partial(_whole, name, tensor), bool(tensor.unproved))
+        for name, tensor in own.tensors.items()
+    ]
+
+
+def _whole(name: str, tensor: LazyTensor) -> Assembly:
+    return assemble(Assignment(name, TensorSpec(tensor.shape), (name,), Rule(name, unchanged)), (tensor,), Dims())
+
+
+def _own_config(own: OwnModel, source: Source, wish: Wish) -> dict[str, Any]:
+    config = {key: value for key, value in own.config.items() if key != "dtype"}
+    given = {"bos_token_id": wish.start_id, "eos_token_id": wish.end_id}
+    config |= {key: value for key, value in given.items() if value is not None}
+    kind = TARGETS[source.family.name][0].architecture if source.family.name in TARGETS else ""
+    return {"architectures": [kind], **config, "torch_dtype": _TORCH[wish.data_type]}
+
+
+def _expressed(
+    opened: Source, source: Source, assignments: Sequence[Assignment], wish: Wish
+) -> tuple[list[PlannedTensor], dict[str, Any], tuple[str, ...]]:
+    """Express a model by an architecture of transformers: its tensors, configuration, and what is to be said."""
+    if opened.extra_targets:
+        some = ", ".join(sorted(opened.extra_targets)[:3])
+        raise CheckpointError(
+            f"a Hugging Face directory has no place for {len(opened.extra_targets)} tensors beside the model: {some}",
+            "take the prompt tables or adapters away, or export.model.format=fastertransformer",
+        )
+    facts = _facts(opened, source, assignments)
+    target = _target(opened, facts)
+    rows, remarks = _rows(opened)
+    dims = replace(opened.dims, vocab_size=rows)  # type: ignore[type-var]
+    tensors = target.tensors(opened.dims, facts)
+    specs = opened.schema()
+    shapes = {name: spec.full_shape(opened.dims) for name, spec in specs.items()}
+    if problems := unfinished(tensors, target.dropped(opened.dims, facts), shapes):
+        raise CheckpointError(
+            f"{len(problems)} tensors are not those of transformers' {target.architecture}\n  " + "\n  ".join(problems),
+            "nothing is dropped silently; export.model.format=fastertransformer takes them",
+        )
+    by_name = {assignment.name: assignment for assignment in assignments}
+    planned = [
+        _planned(name, taken, by_name[taken.pivot], opened, rows if _VOCABULARY in specs[taken.pivot].shape else None)
+        for name, taken in tensors.items()
+    ]
+    config = {
+        "architectures": [target.architecture],
+        "model_type": target.model_type,
+        **_ids(source),
+        **target.config(dims, facts),
+        "torch_dtype": _TORCH[wish.data_type],
+    }
+    return planned, config, remarks
+
+
+def _facts(opened: Source, source: Source, assignments: Sequence[Assignment]) -> Facts:
+    keys = {assignment.name: assignment.keys for assignment in assignments}
+    embedding = next(name for name in ("model.wte", "model.wte.weight", "shared.weight_T") if name in keys)
+    head = keys.get(opened.family.head)
+    is_tied = head == keys[embedding] if head else True
+    if head and not is_tied and getattr(opened.dims, "has_scaled_logits", False):
+        is_tied = _are_equal(opened.tensors[head[0]], opened.tensors[keys[embedding][0]])
+    return Facts(opened.activation, is_tied, source.ids.start_id, source.ids.end_id, source.ids.pad_id)
+
+
+def _are_equal(first: LazyTensor, second: LazyTensor) -> bool:
+    """Whether two tensors hold the same bytes; both are read."""
+    if (first.shape, first.data_type) != (second.shape, second.data_type):
+        return False
+    reader = Reader(0, set())
+    for ours, theirs in zip(first.parts(), second.parts(), strict=True):
+        rows = max(1, _COMPARED_BYTES // max(1, ours[:1].nbytes))
+        for start in range(0, len(ours), rows):
+            a, b = (reader.read(part[start : start + rows]) for part in (ours, theirs))
+            if not np.array_equal(a.view("u1"), b.view("u1")):
+                return False
+    return True
+
+
+def _target(source: Source, facts: Facts) -> Target:
+    """Choose the architecture.
+
+    Raises:
+        CheckpointError: none can express the model; what is in the way of each.
+    """
+    reasons = []
+    for target in TARGETS.get(source.family.name, ()):
+        problems = target.problems(source.dims, facts)
+        if not problems:
+            return target
+        reasons += [f"{target.architecture}: {problem}" for problem in problems]
+    raise CheckpointError(
+        "no architecture of transformers can express this checkpoint\n  " + "\n  ".join(reasons),
+        "export.model.format=fastertransformer converts it",
+    )
+
+
+def _rows(source: Source) -> tuple[int, tuple[str, ...]]:
+    """Count the rows of the vocabulary to write: those that training added beyond the tokenizer's are cut."""
+    rows = source.dims.axis_size(_VOCABULARY)
+    if not source.is_padded or not source.tokenizer.members:
+        return rows, ()
+    archive, tokenizer = source.archive, source.tokenizer
+    wanted = vocabulary_size(archive, tokenizer)
+    if tokenizer.library == "sentencepiece" and tokenizer.is_nemos:
+        model = archive.read_bytes(tokenizer.members["tokenizer.model"])
+        wanted += len(sentencepiece_additions(model, tokenizer.is_legacy))
+    wanted = max(wanted, *(1 + each for each in (source.ids.start_id, source.ids.end_id) if each < rows))
+    if wanted >= rows:
+        return rows, ()
+    return wanted, (f"the tokenizer has {wanted} tokens: {rows - wanted} rows of padding of the {rows} are left out",)
+
+
+def _planned(name: str, taken: Taken, assignment: Assignment, source: Source, rows: int | None) -> PlannedTensor:
+    """Plan one tensor of an architecture; ``rows`` are those of the vocabulary that are kept."""
+    tensors = [source.tensors[key] for key in assignment.keys]
+    full = assignment.target.full_shape(source.dims)
+    if rows is not None:
+        full = (rows, *full[1:])
+
+    def make() -> Assembly:
+        pivot = assemble(assignment, tensors, source.dims)
+        return taken.of(pivot.cropped(0, 0, rows) if rows is not None else pivot)
+
+    is_cut = all(tensor.unproved for tensor in tensors)
+    return PlannedTensor(name, taken.shape(full), taken.axes(full), make, is_cut)
+
+
+def _ids(source: Source) -> dict[str, Any]:
+    """List the special ids; one that the checkpoint does not name is left out."""
+    rows, ids = source.dims.axis_size(_VOCABULARY), source.ids
+    end: Any = [ids.end_id, *ids.more_end_ids] if ids.more_end_ids else ids.end_id
+    found = {"bos_token_id": ids.start_id, "eos_token_id": end if ids.end_id < rows else None}
+    return {**found, "pad_token_id": ids.pad_id}
+
+
+def _generation(source: Source, config: Mapping[str, Any], wish: Wish) -> bytes:
+    """Render ``generation_config.json``; that of a directory of Hugging Face is copied."""
+    if source.own is not None and GENERATION_FILE in source.archive and wish.start_id is wish.end_id is None:
+        return source.archive.read_bytes(GENERATION_FILE)
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    return _json({"_from_model_config": True, **{key: config[key] for key in keys if config.get(key) is not None}})
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(content, indent=2)}\n".encode()
