@@ -20,6 +20,7 @@ from export_scripts.checkpoints.huggingface.files import is_adapter
 from export_scripts.checkpoints.lora import nemo as nemo_lora
 from export_scripts.checkpoints.lora.adapter import KIND as LORA
 from export_scripts.checkpoints.lora.merge import with_adapter
+from export_scripts.checkpoints.megatron import bridge as megatron_bridge
 from export_scripts.checkpoints.megatron import reader as megatron
 from export_scripts.checkpoints.nemo import gpt as nemo
 from export_scripts.checkpoints.nemo import ia3 as nemo_t5_ia3
@@ -57,6 +58,7 @@ FORMATS: tuple[Format, ...] = (
     nemo2,
     nemo_t5,
     nemo,
+    megatron_bridge,
     megatron,
     gptj_slim,
     fairseq_xglm,

@@ -64,7 +64,7 @@ def open_source(archive: Archive) -> Source:
     Raises:
         CheckpointError: incomplete, or not a model that FasterTransformer's GPT can express.
     """
-    folder = _folder(archive)
+    folder = find_folder(archive)
     saved: dict[str, Any] = {}
     state: State
     if f"{folder}{METADATA_FILE}" in archive:
@@ -82,7 +82,7 @@ def open_source(archive: Archive) -> Source:
     return gpt_source(archive, config, lambda: state, "", lambda: _find_tokenizer(archive, named), remarks)
 
 
-def _folder(archive: Archive) -> str:
+def find_folder(archive: Archive) -> str:
     """Find the folder that the tracker names, or the only one; empty: the checkpoint is the root itself."""
     folders = sorted({name.partition("/")[0] for name in archive.sizes if _FOLDER.match(name.partition("/")[0])})
     if _TRACKER in archive:

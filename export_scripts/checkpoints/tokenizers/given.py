@@ -23,25 +23,35 @@ def given_tokenizer(archive: Archive) -> TokenizerFiles | None:
     Raises:
         CheckpointError: its files are of no form that is read.
     """
-    names = {name.removeprefix(f"{FOLDER}/"): name for name in archive.sizes if name.startswith(f"{FOLDER}/")}
-    if not names:
-        return None
+    names = sorted(name.removeprefix(f"{FOLDER}/") for name in archive.sizes if name.startswith(f"{FOLDER}/"))
+    found = tokenizer_in(archive, f"{FOLDER}/")
+    if names and found is None:
+        raise CheckpointError(
+            f"export.model.tokenizer holds {', '.join(names)}, and no tokenizer that is read",
+            "tokenizer.json (with tokenizer_config.json), tokenizer.model, vocab.json with merges.txt, or NeMo's JSON "
+            "list of a tiktoken vocabulary are",
+        )
+    return found
+
+
+def tokenizer_in(archive: Archive, folder: str) -> TokenizerFiles | None:
+    """Find a tokenizer's files in a folder; None: there are none of a form that is read.
+
+    Args:
+        archive: the files.
+        folder: with a slash at its end; empty: the root.
+    """
+    inside = {name.removeprefix(folder): name for name in archive.sizes if name.startswith(folder)}
+    names = {short: name for short, name in inside.items() if "/" not in short}
     for library, wanted in _FORMS:
         if all(name in names for name in wanted):
             return TokenizerFiles({name: names[name] for name in wanted}, library)
     models = [name for name in names.values() if name.endswith(".model")]
     if len(models) == 1:
         return TokenizerFiles({"tokenizer.model": models[0]}, "sentencepiece")
-    lists = [
-        name for name in names.values() if name.endswith(".json") and tiktoken.is_vocabulary(archive.read_bytes(name))
-    ]
-    if len(lists) == 1:
-        return tiktoken_files(lists[0])
-    raise CheckpointError(
-        f"export.model.tokenizer holds {', '.join(sorted(names))}, and no tokenizer that is read",
-        "tokenizer.json (with tokenizer_config.json), tokenizer.model, vocab.json with merges.txt, or NeMo's JSON list "
-        "of a tiktoken vocabulary are",
-    )
+    descriptions = [name for name in names.values() if name.endswith(".json")]
+    lists = [name for name in descriptions if tiktoken.is_vocabulary(archive.read_bytes(name))]
+    return tiktoken_files(lists[0]) if len(lists) == 1 else None
 
 
 def refuse_unused(archive: Archive, tokenizer: TokenizerFiles) -> None:

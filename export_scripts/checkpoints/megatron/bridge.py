@@ -1,0 +1,96 @@
+"""Reader of Megatron-Bridge's checkpoints: ``iter_<n>/`` with ``run_config.yaml`` beside a distributed checkpoint.
+
+Files: Megatron-Bridge, ``training/checkpointing.py`` and ``training/utils/checkpoint_utils.py``; keys are those of
+megatron-core, without a prefix. ``run_config.yaml`` holds the training's configuration; ``model`` is megatron-core's
+TransformerConfig with GPT's own fields (``models/gpt_provider.py``), in newer versions with a section ``transformer``
+(``models/gpt/model_config.py``). ``tokenizer/`` holds the tokenizer's files, where the training saved them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from export_scripts.checkpoints.files.archive import Archive
+from export_scripts.checkpoints.files.distributed import is_distributed, open_distributed
+from export_scripts.checkpoints.files.yaml_file import read_yaml
+from export_scripts.checkpoints.megatron.gpt import gpt_source
+from export_scripts.checkpoints.megatron.reader import find_folder
+from export_scripts.checkpoints.nemo.known_keys import CORE_KNOWN
+from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
+from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
+from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizers.given import tokenizer_in
+from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named
+from export_scripts.weights.values import Fields
+from handover.errors import CheckpointError
+
+NAME = "Megatron-Bridge (iter_*/ with run_config.yaml)"
+_CONFIG_FILE = "run_config.yaml"
+_MARK = re.compile(rf"(?:(?:iter_\d+|release)/)?{re.escape(_CONFIG_FILE)}$")
+_ACTIVATION = "megatron_bridge.activation_func"
+# Of the provider and not of megatron-core's model: how it was built, initialised, fused and laid out for its training.
+_TRAINING = (
+    *("_target_", "_builder_", "transformer", "extra_checkpoint_metadata", "hf_model_id", "generation_config"),
+    *("should_pad_vocab", "make_vocab_size_divisible_by", "vocab_size", "transformer_layer_spec", "parallel_output"),
+    *("mlp_chunks_for_prefill", "transformer_impl", "use_mamba_mem_eff_path"),
+)
+
+
+def is_candidate(path: Path) -> bool:
+    """Whether a directory is laid out as Megatron-Bridge does it."""
+    return (path / _CONFIG_FILE).is_file() or any(path.glob(f"iter_*/{_CONFIG_FILE}"))
+
+
+def recognises(archive: Archive) -> bool:
+    """Whether the files are Megatron-Bridge's."""
+    return any(_MARK.match(name) for name in archive.sizes)
+
+
+def open_source(archive: Archive) -> Source:
+    """Open a GPT.
+
+    Raises:
+        CheckpointError: incomplete, an adapter alone, or not a model that is expressed.
+    """
+    folder = find_folder(archive)
+    run = Fields(read_yaml(archive, f"{folder}{_CONFIG_FILE}"), f"{archive.path}: {folder}{_CONFIG_FILE}")
+    model = run.fields("model")
+    if run.get("peft"):
+        raise CheckpointError(
+            f"{archive.path}: {folder}{_CONFIG_FILE} says peft: it holds an adapter, and its model lies elsewhere",
+            "merge it with Megatron-Bridge (examples/peft/merge_lora.py) and give what that saves",
+        )
+    if not is_distributed(archive, folder):
+        raise CheckpointError(
+            f"{archive.path}/{folder} has no .metadata: it is no checkpoint of torch_dist",
+            "ckpt_format torch_dist is read",
+        )
+    config = _flat(model)
+    return gpt_source(
+        archive,
+        in_nemo1_words(config),
+        lambda: open_distributed(archive, folder),
+        "",
+        lambda: _find_tokenizer(archive, folder, run.fields("tokenizer", {})),
+        remark_on(unknown_keys({k: v for k, v in config.items() if k not in _TRAINING}, CORE_KNOWN), _CONFIG_FILE),
+    )
+
+
+def _flat(model: Fields) -> dict[str, Any]:
+    """Put the fields of a model and of its transformer into one mapping, with the activation function's name."""
+    config = {**model.fields("transformer", {}), **model}
+    named = model.fields("extra_checkpoint_metadata", {}).get(_ACTIVATION)
+    if named is not None and config.get("activation_func") is None:
+        config["activation_func"] = named
+    return config
+
+
+def _find_tokenizer(archive: Archive, folder: str, settings: Mapping[str, Any]) -> TokenizerFiles:
+    """Find the tokenizer's files: beside the weights, where the training saved them, or at the root."""
+    for place in (f"{folder}tokenizer/", "tokenizer/", ""):
+        if (found := tokenizer_in(archive, place)) is not None:
+            return found
+    raise only_named(archive, str(settings.get("tokenizer_model") or settings.get("tokenizer_type")))

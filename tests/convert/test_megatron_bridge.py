@@ -1,0 +1,137 @@
+"""Megatron-Bridge's directories: torch's own distributed files with run_config.yaml, as its sources write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from support.llama_files import chunked, write_torch_dist
+from support.megatron_core import core_forward, core_state
+from support.nemo_archive import HEADS, HIDDEN, INTER, LAYERS, POSITIONS, TOKENIZER, VOCAB
+from support.reference_forward import forward
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.given import GivenFiles
+from export_scripts.convert import convert
+from export_scripts.inspect import main as inspect
+from handover.errors import CheckpointError
+
+INPUT_IDS = np.arange(2 * POSITIONS).reshape(2, POSITIONS) % VOCAB
+GELU = {"_target_": "torch._C._nn.gelu", "_call_": False}
+TRANSFORMER = {
+    "num_layers": LAYERS,
+    "hidden_size": HIDDEN,
+    "ffn_hidden_size": INTER,
+    "num_attention_heads": HEADS,
+    "num_query_groups": None,
+    "kv_channels": HIDDEN // HEADS,
+    "layernorm_epsilon": 1e-5,
+    "layernorm_zero_centered_gamma": False,
+    "normalization": "LayerNorm",
+    "add_bias_linear": True,
+    "add_qkv_bias": False,
+    "gated_linear_unit": False,
+    "activation_func": GELU,
+    "bias_activation_fusion": True,
+    "num_moe_experts": None,
+    "qk_layernorm": False,
+    "window_size": None,
+    "tensor_model_parallel_size": 2,
+    "params_dtype": {"_target_": "torch.bfloat16", "_call_": False},
+    "attention_backend": {"_target_": "megatron.core.transformer.enums.AttnBackend", "_call_": True, "_args_": [5]},
+    "timers": {"_target_": "megatron.core.timers.Timers", "_call_": True},
+}
+GPT = {
+    "seq_length": POSITIONS,
+    "position_embedding_type": "learned_absolute",
+    "share_embeddings_and_output_weights": True,
+    "rotary_base": 10000,
+    "rotary_percent": 1.0,
+    "seq_len_interpolation_factor": None,
+    "make_vocab_size_divisible_by": 128,
+    "should_pad_vocab": False,
+    "vocab_size": VOCAB,
+    "transformer_layer_spec": {"_target_": "megatron.bridge.models.gpt_provider.default_layer_spec", "_call_": False},
+}
+PROVIDER = {"_target_": "megatron.bridge.models.gpt_provider.GPTModelProvider", **TRANSFORMER, **GPT}
+
+
+def builder(**changes: Any) -> dict[str, Any]:
+    """The newer form: the transformer's fields in a section, the activation's name beside it."""
+    transformer = {key: value for key, value in {**TRANSFORMER, **changes}.items() if key != "activation_func"}
+    metadata = {"megatron_bridge.activation_func": "gelu", "hf_model_id": "openai-community/gpt2"}
+    name = "megatron.bridge.models.gpt.model_config.BridgeGPTModelConfig"
+    return {"_target_": name, "transformer": transformer, "extra_checkpoint_metadata": metadata, **GPT}
+
+
+def write(root: Path, state: dict[str, torch.Tensor], model: dict[str, Any] | None, ranks: int = 1, **run: Any) -> Path:
+    """Write one iteration: what ``save_checkpoint`` leaves, without the optimizer."""
+    folder = root / "iter_0000007"
+    folder.mkdir(parents=True)
+    plain = {key.removeprefix("model."): value for key, value in state.items()}
+    common = {"iteration": 7, "checkpoint_version": 3.0, "content_metadata": {}}
+    write_torch_dist(folder, chunked(plain, ranks, True, False), prefix="", common=common)
+    tokenizer = {"_target_": "megatron.bridge.training.tokenizers.config.TokenizerConfig"}
+    config = {"model": model, "tokenizer": {**tokenizer, "tokenizer_type": "GPT2BPETokenizer"}, "peft": None, **run}
+    (folder / "run_config.yaml").write_text(yaml.safe_dump(config))
+    torch.save({"step": torch.tensor(7, dtype=torch.int32)}, folder / "train_state.pt")
+    (root / "latest_checkpointed_iteration.txt").write_text("7")
+    (folder / "tokenizer").mkdir()
+    for name, content in TOKENIZER.items():
+        (folder / "tokenizer" / name).write_bytes(content)
+    return folder
+
+
+def logits(source: Path, output: Path) -> np.ndarray:
+    convert(ConvertArguments(source, output, 2, "fp32"))
+    return forward(output, INPUT_IDS)
+
+
+@pytest.mark.parametrize("form", ["provider", "builder"])
+@pytest.mark.parametrize(("ranks", "groups"), [(1, HEADS), (2, HEADS), (2, 2)])
+def test_logits_are_megatron_cores(form: str, ranks: int, groups: int, tmp_path: Path) -> None:
+    state, changes = core_state(groups), {"num_query_groups": groups}
+    folder = write(
+        tmp_path / "run", state, {**PROVIDER, **changes} if form == "provider" else builder(**changes), ranks
+    )
+    wanted = core_forward(state, INPUT_IDS, groups, 0)
+    assert np.abs(logits(tmp_path / "run", tmp_path / "out") - wanted).max() < 1e-4
+    assert np.abs(logits(folder, tmp_path / "one") - wanted).max() < 1e-4, "the iteration's own directory"
+
+
+def test_the_tracker_chooses_and_inspect_names_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {key: value + 1 for key, value in core_state().items()}
+    write(tmp_path / "run", other, PROVIDER)
+    (tmp_path / "run/iter_0000007").rename(tmp_path / "run/iter_0000003")
+    write(tmp_path / "run", core_state(), PROVIDER)
+    wanted = core_forward(core_state(), INPUT_IDS, HEADS, 0)
+    assert np.abs(logits(tmp_path / "run", tmp_path / "out") - wanted).max() < 1e-4
+    inspect([str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    assert "megatron-core GPT" in said and "keys that are not known" not in said
+
+
+def test_the_whole_model_is_described_or_refused(tmp_path: Path) -> None:
+    write(tmp_path / "moe", core_state(), {**PROVIDER, "num_moe_experts": 8})
+    write(tmp_path / "peft", core_state(), PROVIDER, peft={"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 8})
+    write(tmp_path / "bare", core_state(), None)
+    for name, words in (("moe", "num_moe_experts: 8"), ("peft", "it holds an adapter"), ("bare", "model is None")):
+        with pytest.raises(CheckpointError, match=words):
+            open_source(find_archive(tmp_path / name))
+
+
+def test_a_tokenizer_that_was_not_saved_is_asked_for(tmp_path: Path) -> None:
+    named = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "meta-llama/Llama-3.2-1B"}
+    folder = write(tmp_path / "run", core_state(), PROVIDER, tokenizer=named)
+    (folder / "tokenizer").rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        CheckpointError, match="names the tokenizer meta-llama/Llama-3.2-1B and does not hold its files"
+    ):
+        open_source(find_archive(tmp_path / "run"))
+    source = open_source(find_archive(tmp_path / "run", GivenFiles(tokenizer=tmp_path / "elsewhere")))
+    assert source.tokenizer.library == "bpe" and source.ids.end_id == 3
