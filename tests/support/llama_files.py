@@ -236,16 +236,21 @@ def write_nemo2_tree(root: Path, model: Mapping[str, Any]) -> Path:
     return root / "weights"
 
 
+def write_megatron_lm_tree(root: Path) -> Path:
+    """The tracker and tokenizer of a Megatron-LM directory; the weights are written into the returned folder."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "latest_checkpointed_iteration.txt").write_text("500")
+    (root / "tokenizer.model").write_bytes(sentencepiece_model())
+    return root / "iter_0000500"
+
+
 def write_megatron_lm(
     root: Path, arguments: Mapping[str, Any], state: State, grid: tuple[int, int] = (1, 1), is_legacy: bool = False
 ) -> Path:
     """Write ``iter_0000500/mp_rank_*/model_optim_rng.pt``; megatron-core's keys lie flat, the legacy ones nested."""
     tensor, pipeline = grid
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "latest_checkpointed_iteration.txt").write_text("500")
-    (root / "tokenizer.model").write_bytes(sentencepiece_model())
     for rank, stage, kept in stages(state, tensor, pipeline, legacy_name if is_legacy else str):
-        folder = root / "iter_0000500" / (f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pipeline > 1 else ""))
+        folder = write_megatron_lm_tree(root) / (f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pipeline > 1 else ""))
         folder.mkdir(parents=True)
         model = nested(kept) if is_legacy else kept
         content = {"iteration": 500, "checkpoint_version": 3.0, "args": Namespace(**arguments), "model": model}
