@@ -79,6 +79,7 @@ class Relative:
             "rotary_embedding": self._rotary_width(given, size),
             "layernorm_eps": epsilon(given.get(self.eps_key), f"config.json: {self.eps_key}"),
             "model_variant": given.text("model_type"),
+            "has_untied_head": False,  # whoever opens the checkpoint knows better
             "activation_type": FUNCTIONS.get(self._function(given), ""),
             "has_qkv_bias": has_bias,
             "has_dense_bias": has_bias,
