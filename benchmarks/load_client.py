@@ -41,7 +41,7 @@ from benchmarks.triton_overhead import OverheadArguments, deployment
 from evaluation.client.client import Client
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.speed import formulas
-from evaluation.speed.drive import ClosedLoop, Plan, Recorder, drive
+from evaluation.speed.drive import ClosedLoop, MeasuringPlan, Recorder, drive
 from evaluation.speed.wire import Encoded, Wire, encode
 from evaluation.speed.workload import Workload, seeded
 from handover.arguments import ScriptArguments
@@ -109,7 +109,7 @@ def show_ceiling(arguments: LoadClientArguments) -> None:
         os.sched_setaffinity(0, cores[:1])
         try:
             for concurrency in (1, *(number for number in arguments.concurrencies if number > 1)):
-                plan = Plan(200, sys.maxsize, 1, arguments.ceiling_s, lambda windows: False)
+                plan = MeasuringPlan(200, sys.maxsize, 1, arguments.ceiling_s, lambda windows: False)
                 before = time.process_time()
                 recorder = ask(url, request, concurrency, plan)
                 cpu_s, (window,) = time.process_time() - before, recorder.windows
@@ -120,7 +120,7 @@ def show_ceiling(arguments: LoadClientArguments) -> None:
             os.sched_setaffinity(0, cores)
 
 
-def ask(url: str, requests: Sequence[Encoded], concurrency: int, plan: Plan) -> Recorder:
+def ask(url: str, requests: Sequence[Encoded], concurrency: int, plan: MeasuringPlan) -> Recorder:
     """Keep up a closed loop in which every request must succeed."""
 
     async def run() -> Recorder:
@@ -166,7 +166,7 @@ def _pairs(ours: Sequence[Turn], theirs: Sequence[Turn]) -> Iterator[str]:
 
 def our_turn(url: str, requests: Sequence[Encoded], concurrency: int, count: int) -> Turn:
     """Let our client measure that many answers after as many as are in flight."""
-    plan = Plan(concurrency, count, 1, 600.0, lambda windows: False)
+    plan = MeasuringPlan(concurrency, count, 1, 600.0, lambda windows: False)
     (window,) = ask(url, requests, concurrency, plan).windows
     latencies = [(record.done_ns - record.sent_ns) / _MS for record in window.records]
     mean, middle = formulas.mean(latencies), formulas.percentile(latencies, 50)

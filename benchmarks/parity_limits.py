@@ -36,7 +36,7 @@ from benchmarks.parity_models import FAMILIES, VOCAB, open_family
 from benchmarks.parity_planted import PLANTED, Defect, open_shards
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.comparison import Served, compare, decide, summarise
-from evaluation.parity.findings import Findings
+from evaluation.parity.findings import PassageFindings
 from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, make_more_passages, make_passages
 from evaluation.parity.references import HuggingFaceReference, Reference
@@ -204,7 +204,7 @@ def _states(defects: str, name: str, number_format: str) -> Iterator[tuple[str, 
 def _judge(
     which: tuple[str, str, str],
     answers: Sequence[Served],
-    findings: Findings,
+    findings: PassageFindings,
     reference: Reference,
     limits: Mapping[str, float],
     is_sound: bool,
@@ -260,7 +260,7 @@ def _ask(engine: Engine, family: Family, prompt: list[int]) -> Served:
 
 def _compare_passages(
     engine: Engine, family: Family, reference: HuggingFaceReference, formats: Formats, parity: Mapping[str, Any]
-) -> Findings:
+) -> PassageFindings:
     """What parity makes of passages."""
     is_t5 = family.model_type == "T5"
     longest = 256 if is_t5 else parity["longest_passage"]

@@ -22,7 +22,7 @@ from benchmarks.gpu_models import Table
 from benchmarks.made_up_repository import EMPTY
 from evaluation.client.request_tensors import NEVER_END_ID
 from evaluation.speed.wire import encode
-from evaluation.speed.workload import Prompt
+from evaluation.speed.workload import LoadPrompt
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer
 from handover.errors import ServerError
@@ -77,15 +77,15 @@ class Row:
 Side = Callable[[int], Awaitable[list[Arrivals]]]  # sends that many requests at once, and waits for all
 
 
-def make_prompt(repository: Path, input_length: int, output_length: int) -> Prompt:
+def make_prompt(repository: Path, input_length: int, output_length: int) -> LoadPrompt:
     """Make a prompt of some tokens, known as text and as ids."""
     tokenizer = load_tokenizer(repository / PREPROCESSING / "1")
     ids = tokenizer.encode(_TEXT * (1 + input_length // 16))[:input_length]
     text = tokenizer.decode(ids)
-    return Prompt(tuple(tokenizer.encode(text)), output_length, text)
+    return LoadPrompt(tuple(tokenizer.encode(text)), output_length, text)
 
 
-def in_process(engine: Engine, prompt: Prompt) -> Side:
+def in_process(engine: Engine, prompt: LoadPrompt) -> Side:
     """Ask the engine."""
     tensors = {
         "input_ids": np.array([prompt.ids], np.uint32),
@@ -150,7 +150,7 @@ class Stream:
         await self._call.done_writing()
 
 
-def through_triton(channel: Any, model: str, prompt: Prompt, is_kept: bool = True) -> Side:
+def through_triton(channel: Any, model: str, prompt: LoadPrompt, is_kept: bool = True) -> Side:
     """Ask a decoupled model over one connection, each client in a stream of its own: kept open, or new each time."""
     request = messages.ModelInferRequest.FromString(encode(model, prompt, is_text=model.endswith(ENSEMBLE)).payload)
     request.parameters["triton_enable_empty_final_response"].bool_param = True

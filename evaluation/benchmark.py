@@ -21,10 +21,10 @@ from evaluation.client.client import Client, UnreachableError
 from evaluation.client.request_tensors import NEVER_END_ID, IdsRequest, prepare_ids
 from evaluation.client.served_model import DeployedModel, open_target
 from evaluation.speed.costs import CostMeter, server_log
-from evaluation.speed.figures import Context, compute_figures
+from evaluation.speed.figures import FigureContext, compute_figures
 from evaluation.speed.provenance import timestamp
 from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.sweep import Deployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
+from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
 from evaluation.speed.table import FAILED, OK, STATIC_TABLE, Row
 from handover.errors import ConfigError, ServerError, exit_status
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
 
         sweep = Sweep(
             name="benchmark",
-            deployment=Deployment(arguments.endpoint, endpoint, arguments.model),
+            deployment=MeasuredDeployment(arguments.endpoint, endpoint, arguments.model),
             output=arguments.output,
             table=STATIC_TABLE,
             points=_rows(arguments, served, points),
@@ -143,7 +143,7 @@ def with_latencies(row: Row, latencies_ns: Sequence[int]) -> Row:
         Window((RequestRecord(0, 0, latency_ns, given, (latency_ns,), (generated,)),), 0, latency_ns)
         for latency_ns in latencies_ns
     ]
-    figures = compute_figures(windows, Context({}, row.gpus))
+    figures = compute_figures(windows, FigureContext({}, row.gpus))
     requests_per_s = figures["requests_per_s"]
     sequences_per_s = None if requests_per_s is None else row.batch_size * requests_per_s
     return replace(row, state=OK, figures={**figures, "sequences_per_s": sequences_per_s})

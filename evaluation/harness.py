@@ -2,9 +2,9 @@
 
     python -m evaluation.harness run --model slipway --model_args url=results/.../endpoint.json --tasks lambada_openai
 
-takes the arguments of ``lm_eval``. The harness has no plugins: somebody must import a model class before it reads its
-command line, which this module does; in Python ``import evaluation.harness`` is enough. Log probabilities come from the
-engine, teacher-forced, token by token.
+takes the arguments of ``lm_eval``. The harness has no plugins: a model class must be imported before it reads its
+command line, which this module does; in Python ``import evaluation.harness`` is enough. Log probabilities are those of
+the served model with teacher forcing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
 from evaluation.client.client import Client
 from evaluation.client.served_model import check_still_served, open_target
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.tasks.harness_writing import Writer
+from evaluation.tasks.harness_writing import TextGenerator
 from evaluation.tasks.scoring import Scorer
 from evaluation.tasks.target import ask_all, check_takes_rows, in_batches
 from handover.errors import ConfigError, ServerError, exit_status
@@ -44,22 +44,22 @@ _T5_POSITIONS = 512
 class ServedLM(TemplateLM):  # type: ignore[misc]
     """A model that Triton serves with FasterTransformer's tensors.
 
-    An encoder-decoder reads the context, and its decoder begins with what is scored; so it is with the harness's own
-    class for Hugging Face's models, which encodes both apart and ends the context. An ensemble is asked by texts, as
-    far as these are encoded to the same tokens and it has the tensors; the model inside it is asked all else.
+    An encoder-decoder's encoder reads the context and its decoder the scored text, each encoded by itself, as the
+    harness's own class for Hugging Face's models does it. Requests to an ensemble contain texts where these are encoded
+    to the same token ids and the ensemble has the tensors; all others go to the model inside it.
 
     Args:
         url: endpoint.json, its directory, or host:port of gRPC.
         model: Triton's name of the model, or of an ensemble.
         tokenizer: directory of tokenizer files, if they are not beside the shards.
         max_length: positions of the model; config.ini's by default, 512 of a T5 that has no limit.
-        prefix_token_id: what a text without context starts from; config.ini's start_id by default, of a T5 its end_id.
+        prefix_token_id: the context of a text without one; config.ini's start_id by default, of a T5 its end_id.
         end_id: the token that ends a generation; config.ini's by default.
-        rows: of a request, at most what the model takes.
-        batch_size: the harness's own word for that; its default of 1 says nothing, and leaves it to ``rows``.
-        concurrency: requests in flight.
-        max_gen_toks: tokens to generate where a task does not say.
-        timeout_s: limit of one request.
+        rows: prompts in one request, at most what the model takes.
+        batch_size: the harness's own option for ``rows``; its default of 1 leaves the number to ``rows``.
+        concurrency: number of requests in flight.
+        max_gen_toks: number of tokens to generate where a task does not say.
+        timeout_s: limit of one request in seconds.
         model_digest: digest of the model repository that must be served.
     """
 
@@ -96,14 +96,14 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         self._prefix_id: int = _known(start_id if prefix_token_id is None else prefix_token_id, "prefix_token_id")
         self.batch_size, self._concurrency = target.batch_size, max(1, concurrency)
         self.max_gen_toks = max_gen_toks
-        self._writer = Writer(
+        self._generator = TextGenerator(
             *(model, not interface.takes_ids, target.ids_model, self._tokenizer, self.max_length, max_gen_toks),
             *(self._prefix_id, self._end_id, is_t5),
         )
 
     @cached_property
     def _text_length(self) -> int:
-        """Tokens of context and target together."""
+        """Maximum number of tokens of context and target together."""
         with Client(self._endpoint.grpc_url, self._timeout_s) as client:
             return self.max_length - self._scorer(client).spare_positions(self._prefix_id)
 
@@ -114,21 +114,21 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context."""
+        """The context of a text without one."""
         return self._prefix_id
 
     @property
     def tokenizer_name(self) -> str:
-        """For the harness's cache of requests: ours depend on the served model."""
+        """Key of the harness's cache of requests, which depend on the served model."""
         return self._endpoint.model_digest or self._endpoint.grpc_url
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes into its results: which model it was."""
+        """Return what identifies the model in the harness's results."""
         endpoint = self._endpoint
         return {"model_digest": endpoint.model_digest, "engine": endpoint.engine, **endpoint.settings}
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode as the harness's own class does: with what the tokenizer puts around a text, unless it says not to."""
+        """Encode as the harness's own class does: with start and end tokens, unless the harness asks for none."""
         if add_special_tokens is False:
             return self._tokenizer.encode_part(string)
         return self._tokenizer.encode(string) + ([self._end_id] if self._is_t5 else [])
@@ -137,7 +137,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         return Scorer(client, self._model, self.batch_size, self._tokenizer, self._end_id)
 
     def _cut(self, context: Sequence[int], target: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Cut context and target on the left to the positions that there are: theirs together, or each one's."""
+        """Cut context and target on the left to the model's positions: together, or each for an encoder-decoder."""
         if self._is_t5:
             return tuple(context[-self.max_length :]), tuple(target[-self.max_length :])
         target = target[-(self._text_length - 1) :]
@@ -147,7 +147,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
         if not self._is_t5:
-            self._text_length  # noqa: B018 (found out once, before several ask)
+            self._text_length  # noqa: B018 (computed once, before several threads need it)
 
         def score(client: Client, batch: Sequence[tuple[Any, list[int], list[int]]]) -> list[tuple[float, bool]]:
             pairs = [self._cut(context, target) for _, context, target in batch]
@@ -182,10 +182,10 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continue contexts until one of their stop strings comes, which is left out."""
+        """Continue contexts up to the first of their stop strings, which is left out."""
 
         def write(client: Client, batch: Sequence[Any]) -> list[str]:
-            return self._writer.write(client, [request.args for request in batch])
+            return self._generator.generate(client, [request.args for request in batch])
 
         texts = self._ask(requests, lambda request: len(request.args[0]), write)
         for request, text in zip(requests, texts, strict=True):
@@ -198,7 +198,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         cost: Callable[[Item], int],
         send: Callable[[Client, Sequence[Item]], Sequence[Answer]],
     ) -> list[Answer]:
-        """Ask about all items, the long ones first, several requests in flight; answers in the order of items."""
+        """Send requests for all items, the longest first, several in flight; answers are in the order of items."""
         order = sorted(range(len(items)), key=lambda place: -cost(items[place]))
 
         def ask(client: Client, places: Sequence[int]) -> list[tuple[Answer]]:

@@ -19,10 +19,10 @@ from evaluation.client.tokenizer import load_tokenizer
 from evaluation.speed.costs import server_log
 from evaluation.speed.exports import write_point, write_summary
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
-from evaluation.speed.sweep import Deployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
+from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
 from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, Row
 from evaluation.speed.under_load import LoadTarget, measure_point, probe
-from evaluation.speed.workload import Prompt, Words, read_prompt_file
+from evaluation.speed.workload import LoadPrompt, Words, read_prompt_file
 from handover.errors import ConfigError, exit_status
 from handover.regular_file import read_bytes
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
 
     sweep = Sweep(
         name="load",
-        deployment=Deployment(arguments.endpoint, target.endpoint, arguments.model),
+        deployment=MeasuredDeployment(arguments.endpoint, target.endpoint, arguments.model),
         output=arguments.output,
         table=LOAD_TABLE,
         points=points,
@@ -114,7 +114,7 @@ def plan_points(arguments: LoadArguments, template: Row, max_positions: int | No
     return [dataclasses.replace(row, workload=name) for name, row in product(workloads, [*closed, *opened])]
 
 
-def _read_prompts(arguments: LoadArguments, served: DeployedModel) -> list[Prompt]:
+def _read_prompts(arguments: LoadArguments, served: DeployedModel) -> list[LoadPrompt]:
     if arguments.prompt_file is None:
         return []
     if not arguments.prompt_file.is_file():

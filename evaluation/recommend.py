@@ -30,7 +30,7 @@ from evaluation.report.ranking import (
     FIGURES,
     TOP,
     Budget,
-    Candidate,
+    DeploymentCandidate,
     Ranking,
     deployment_text,
     find_candidates,
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
             sys.stdout.write(f"{PROGRAM} --config-dir={given.output} +{GROUP}={name} stages=[export,deploy]\n")
 
 
-def candidates_below(path: Path) -> list[Candidate]:
+def candidates_below(path: Path) -> list[DeploymentCandidate]:
     """Read the run in a directory, or all runs below it: those with a ``benchmark/`` directory.
 
     Raises:
@@ -135,7 +135,7 @@ def render_override(ranking: Ranking) -> str:
     return comment + str(yaml.safe_dump(nested, sort_keys=True))
 
 
-def render_json(rankings: Sequence[Ranking], candidates: Sequence[Candidate], budget: Budget | None) -> str:
+def render_json(rankings: Sequence[Ranking], candidates: Sequence[DeploymentCandidate], budget: Budget | None) -> str:
     """Render everything for programs."""
     content = {
         "budget": None if budget is None else {"percentile": budget.percentile, "limits_ms": dict(budget.limits_ms)},
@@ -154,7 +154,9 @@ def render_json(rankings: Sequence[Ranking], candidates: Sequence[Candidate], bu
     return json.dumps(content, indent=1) + "\n"
 
 
-def render_markdown(rankings: Sequence[Ranking], candidates: Sequence[Candidate], budget: Budget | None) -> str:
+def render_markdown(
+    rankings: Sequence[Ranking], candidates: Sequence[DeploymentCandidate], budget: Budget | None
+) -> str:
     """Render everything for people."""
     front = tuple(
         (
@@ -174,7 +176,7 @@ def render_markdown(rankings: Sequence[Ranking], candidates: Sequence[Candidate]
     )
 
 
-def _fronts(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _fronts(candidates: Sequence[DeploymentCandidate]) -> list[DeploymentCandidate]:
     """Pareto fronts of each workload, one after another: different lengths do not compete."""
     workloads = dict.fromkeys(candidate.workload for candidate in candidates)
     return [

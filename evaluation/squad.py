@@ -14,9 +14,9 @@ from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.outcome import Outcome
 from evaluation.tasks.prompt_learning import read_task
 from evaluation.tasks.prompt_template import Template
-from evaluation.tasks.prompting import Answer, Completer, Prompt, Prompter
+from evaluation.tasks.prompting import Completer, Prompt, PromptAnswer, Prompter
 from evaluation.tasks.squad.data import FIELDS, Question, check_squad
-from evaluation.tasks.squad.score import Score, exact_match, f1_score, summarise
+from evaluation.tasks.squad.score import QuestionScore, exact_match, f1_score, summarise
 from evaluation.tasks.target import find_target, find_tokenizer
 from handover.digests import file_digest
 from handover.durable import write_atomically
@@ -74,21 +74,21 @@ def score_question(
     index: int,
     question: Question,
     prompt: Prompt,
-    answer: Answer | str,
+    answer: PromptAnswer | str,
     template: Template,
     tokenizer: Tokenizer,
     version: str,
-) -> Score:
+) -> QuestionScore:
     """Score one question from what the model wrote; a str is the reason that it wrote nothing."""
     has_answer = bool(question.answers)
     if isinstance(answer, str):
-        return Score(index, question.id, has_answer, len(prompt.ids), prompt.cut_tokens, error=answer)
+        return QuestionScore(index, question.id, has_answer, len(prompt.ids), prompt.cut_tokens, error=answer)
     prediction = template.read_answer(answer.text)
     identity = None
     if has_answer:
         label = tuple(tokenizer.encode_part(template.label(question.answers[0])))
         identity = answer.tokens[: len(label)] == label
-    return Score(
+    return QuestionScore(
         index=index,
         id=question.id,
         has_answer=has_answer,

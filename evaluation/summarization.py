@@ -13,7 +13,7 @@ from functools import partial
 from evaluation.arguments import TextPairArguments
 from evaluation.tasks.metric import share
 from evaluation.tasks.texts.rouge import rouge_l, rouge_lsum, rouge_n
-from evaluation.tasks.texts.run import Scored, TextSample, Written, run_text_task
+from evaluation.tasks.texts.run import Predictions, Scored, TextSample, run_text_task
 from handover.errors import exit_status
 
 TASK = "summarization"
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     run_text_task(TASK, TextPairArguments.from_argv(argv, description=__doc__), score)
 
 
-def score(written: Written) -> Scored:
+def score(written: Predictions) -> Scored:
     """Compute the mean F-measures of ROUGE over what was summarised."""
     rows = []
     for sample, pair in zip(written.samples, written.pairs, strict=True):

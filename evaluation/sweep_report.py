@@ -17,7 +17,7 @@ from evaluation.report.document import pareto_plots
 from evaluation.report.formatting import TextTable, show_figure
 from evaluation.report.page import Plot, render_page
 from evaluation.report.plots import draw_latency_by_size
-from evaluation.report.ranking import RANKING_COLUMNS, Budget, Candidate, rank_all, ranking_table
+from evaluation.report.ranking import RANKING_COLUMNS, Budget, DeploymentCandidate, rank_all, ranking_table
 from evaluation.report.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
 from evaluation.speed.cells import render
 from handover.durable import write_atomically
@@ -111,7 +111,7 @@ def render_csv(points: Sequence[Point]) -> str:
     return buffer.getvalue()
 
 
-def _candidates(points: Sequence[Point]) -> list[Candidate]:
+def _candidates(points: Sequence[Point]) -> list[DeploymentCandidate]:
     return [candidate for point in points for candidate in point.candidates]
 
 

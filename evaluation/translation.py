@@ -13,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from evaluation.arguments import TextPairArguments
 from evaluation.tasks.metric import Metric
-from evaluation.tasks.texts.run import Scored, Written, run_text_task
+from evaluation.tasks.texts.run import Predictions, Scored, run_text_task
 from handover.errors import exit_status
 
 TASK = "translation"
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
     run_text_task(TASK, TextPairArguments.from_argv(argv, description=__doc__), score)
 
 
-def score(written: Written) -> Scored:
+def score(written: Predictions) -> Scored:
     """Compute sacrebleu's corpus BLEU over what was translated; its standard error is by bootstrap."""
     bleu = BLEU(force=True)  # no warning where a text looks tokenised
     predictions, references = [list(texts) for texts in zip(*written.answered, strict=True)] or ([], [])

@@ -68,7 +68,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ParityOutcome:
     """The verdict.
 
     Attributes:
@@ -165,7 +165,7 @@ def summarise(positions: Sequence[Position]) -> list[Metric]:
     ]
 
 
-def decide(positions: Sequence[Position], limits: Mapping[str, float]) -> Outcome:
+def decide(positions: Sequence[Position], limits: Mapping[str, float]) -> ParityOutcome:
     """Hold the figures against their limits; what could not be compared fails."""
     figures = {metric.name: metric for metric in summarise(positions)}
     first = next(((each.prompt, each.place) for each in positions if each.part == GENERATED and not each.agrees), None)
@@ -179,4 +179,4 @@ def decide(positions: Sequence[Position], limits: Mapping[str, float]) -> Outcom
         line = f"{name} {'is missing' if value is None else f'{value:.6g}'}, limit {limit:g}"
         is_broken = value is None or (value < limit if is_floor else value > limit)
         (broken if is_broken else shown).append(line)
-    return Outcome(FAILS if broken else HOLDS, tuple(broken or shown), first)
+    return ParityOutcome(FAILS if broken else HOLDS, tuple(broken or shown), first)

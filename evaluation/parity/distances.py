@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evaluation.parity.findings import Findings
+from evaluation.parity.findings import PassageFindings
 from evaluation.parity.passages import Passages, Scores
 from evaluation.tasks.metric import Metric
 
@@ -21,7 +21,7 @@ def compare_plainly(
     served: tuple[Scores, Scores],
     most: float,
     doubts: tuple[str, ...],
-) -> Findings:
+) -> PassageFindings:
     """Hold passages against a source that is in other number formats, by a limit for any one token.
 
     Args:
@@ -35,10 +35,10 @@ def compare_plainly(
     largest = float(np.abs(residuals).max()) if np.isfinite(residuals).all() else math.inf
     line = f"passage_log_prob_difference up to {largest:.4g}, limit {most:g}"
     metric = _metric("passage_log_prob_difference", rms(residuals), residuals.size, "their source")
-    return Findings((line,) if largest > most else (), doubts, (line,), metrics=(metric,))
+    return PassageFindings((line,) if largest > most else (), doubts, (line,), metrics=(metric,))
 
 
-def distances(residuals: list[Scores], rounding: list[Scores], extra_rms: float) -> Findings:
+def distances(residuals: list[Scores], rounding: list[Scores], extra_rms: float) -> PassageFindings:
     """Hold differences against what rounded arithmetic makes."""
     broken: list[str] = []
     shown: list[str] = []
@@ -57,7 +57,7 @@ def distances(residuals: list[Scores], rounding: list[Scores], extra_rms: float)
         _metric("passage_log_prob_difference", rms(found), found.size, "the source in the same number formats"),
         _metric("passage_rounding", noise, found.size, "that source with rounded arithmetic: what is to be expected"),
     )
-    return Findings(tuple(broken), shown=tuple(shown), metrics=metrics)
+    return PassageFindings(tuple(broken), shown=tuple(shown), metrics=metrics)
 
 
 def _place(residuals: list[Scores]) -> str:

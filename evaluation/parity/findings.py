@@ -9,7 +9,7 @@ from evaluation.tasks.metric import Metric
 
 
 @dataclass(frozen=True)
-class Findings:
+class PassageFindings:
     """What passages showed.
 
     Attributes:
@@ -29,9 +29,9 @@ class Findings:
     scales: tuple[Scale, ...] = ()
 
 
-def joined(first: Findings, second: Findings) -> Findings:
+def joined(first: PassageFindings, second: PassageFindings) -> PassageFindings:
     """Put both together."""
-    return Findings(
+    return PassageFindings(
         first.broken + second.broken,
         first.doubts + second.doubts,
         first.shown + second.shown,

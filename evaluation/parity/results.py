@@ -9,8 +9,8 @@ from typing import Any
 
 from evaluation.client.served_model import DeployedModel
 from evaluation.parity.arguments import ParityArguments
-from evaluation.parity.comparison import GENERATED, Outcome, Position, summarise
-from evaluation.parity.findings import Findings
+from evaluation.parity.comparison import GENERATED, ParityOutcome, Position, summarise
+from evaluation.parity.findings import PassageFindings
 from evaluation.tasks import outcome as files
 from handover.digests import file_digest
 
@@ -21,9 +21,9 @@ def write_results(
     arguments: ParityArguments,
     served: DeployedModel,
     positions: Sequence[Position],
-    outcome: Outcome,
+    outcome: ParityOutcome,
     source: Mapping[str, Any],
-    findings: Findings,
+    findings: PassageFindings,
 ) -> None:
     """Write everything into the output directory, the manifest last.
 

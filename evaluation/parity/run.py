@@ -16,8 +16,8 @@ from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_
 from evaluation.client.served_model import DeployedModel, Target, check_unchanged, open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
-from evaluation.parity.comparison import Outcome, Position, Served, compare, decide
-from evaluation.parity.findings import Findings
+from evaluation.parity.comparison import ParityOutcome, Position, Served, compare, decide
+from evaluation.parity.findings import PassageFindings
 from evaluation.parity.prompts import Ids, encode_prompts, read_prompts
 from evaluation.parity.references import Reference, open_reference
 from evaluation.parity.results import write_results
@@ -100,7 +100,7 @@ def ask(arguments: ParityArguments, target: Target, prompts: Sequence[Ids]) -> l
     return answers
 
 
-def conclude(outcome: Outcome, findings: Findings) -> Outcome:
+def conclude(outcome: ParityOutcome, findings: PassageFindings) -> ParityOutcome:
     """Put together what prompts and passages showed: what is broken fails, what is in doubt is inconclusive."""
     broken = (*(outcome.reasons if outcome.verdict == FAILS else ()), *findings.broken)
     if broken:
@@ -140,7 +140,7 @@ def _compare(answers: Sequence[Served], reference: Reference, tie: float) -> lis
     return positions
 
 
-def _lines(outcome: Outcome, reference: Reference, notes: Sequence[str]) -> Iterable[str]:
+def _lines(outcome: ParityOutcome, reference: Reference, notes: Sequence[str]) -> Iterable[str]:
     yield f"parity {'is ' * (outcome.verdict == INCONCLUSIVE)}{outcome.verdict} against {reference.name}"
     for note in notes:
         yield f"  note: {note}"

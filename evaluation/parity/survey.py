@@ -12,7 +12,7 @@ from evaluation.client.served_model import Target
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import Served
 from evaluation.parity.distances import compare_plainly
-from evaluation.parity.findings import Findings
+from evaluation.parity.findings import PassageFindings
 from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, ask_scores, make_more_passages, make_passages, unvisited
 from evaluation.parity.references import HuggingFaceReference, Reference
@@ -45,7 +45,7 @@ def survey(
     reference: Reference,
     answers: Sequence[Served],
     precision: str,
-) -> Findings:
+) -> PassageFindings:
     """Compare passages; the reference is used up.
 
     Args:
@@ -66,7 +66,9 @@ def survey(
     notes = (f"{line}: evaluation.parity.longest_passage is {arguments.longest_passage}",) if line else ()
     if not isinstance(asked, _Asked):
         doubts = (asked,) if asked and precision in _COARSE else ()
-        return Findings(doubts=doubts, notes=(*notes, asked or "evaluation.parity.passages is 0: none was scored"))
+        return PassageFindings(
+            doubts=doubts, notes=(*notes, asked or "evaluation.parity.passages is 0: none was scored")
+        )
     found = _compare(arguments, target, reference, asked, precision)
     return replace(found, notes=(*found.notes, *notes))
 
@@ -106,7 +108,7 @@ def _compare(
     reference: Reference,
     asked: _Asked,
     precision: str,
-) -> Findings:
+) -> PassageFindings:
     formats = served_formats(target)
     if isinstance(reference, HuggingFaceReference) and formats.are_known:
         twin = reference.twin(formats, target.served.endpoint.engine == _SLIPWAY)

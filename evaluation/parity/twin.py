@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evaluation.parity.distances import distances, rms
-from evaluation.parity.findings import Findings, joined
+from evaluation.parity.findings import PassageFindings, joined
 from evaluation.parity.formats import Formats, quantise_head, quantise_layers, round_weights, rounded_arithmetic
 from evaluation.parity.passages import Passages, Scores
 from evaluation.parity.scales import Scale, Scales, scaled_by, suspects
@@ -76,7 +76,7 @@ class Twin:
 
     def compare(
         self, passages: Both[Passages], served: Both[Scores], resolution: float, most: int, more: More
-    ) -> Findings:
+    ) -> PassageFindings:
         """Compare scores of passages to average over, and of those that visit every position.
 
         Where the first are too few to show the error that has to be seen, more are scored.
@@ -92,7 +92,7 @@ class Twin:
             ServerError: a request for more failed.
         """
         if not all(np.isfinite(scores).all() for scores in served):
-            return Findings((_NOT_FINITE,))
+            return PassageFindings((_NOT_FINITE,))
         extra_rms = self._quantise(passages[0], served[0])
         ours = [self._scores(each) for each in passages]
         with rounded_arithmetic(self._model, self._formats.data_type):
@@ -102,7 +102,7 @@ class Twin:
         is_near = not distances(residuals, rounding, extra_rms).broken
         averaged = self._average(sample, resolution, most if is_near else 0, more)
         if not np.isfinite(averaged.sample.residuals).all():
-            return Findings((_NOT_FINITE,), notes=averaged.notes)
+            return PassageFindings((_NOT_FINITE,), notes=averaged.notes)
         distance = distances([averaged.sample.residuals, residuals[1]], rounding, extra_rms)
         return replace(joined(distance, self._judge(averaged, resolution)), notes=averaged.notes)
 
@@ -165,7 +165,7 @@ class Twin:
             head.weight = kept
         return extra
 
-    def _judge(self, averaged: _Averaged, resolution: float) -> Findings:
+    def _judge(self, averaged: _Averaged, resolution: float) -> PassageFindings:
         scales, count = averaged.scales, averaged.sample.count
         seen = _seen(scales)
         has_norms = math.isfinite(seen)
@@ -178,7 +178,7 @@ class Twin:
             0,
             "error of a norm's scale that passages would show, of the norm that shows it least",
         )
-        found = Findings(metrics=(metric,), scales=tuple(scales))
+        found = PassageFindings(metrics=(metric,), scales=tuple(scales))
         if averaged.suspected:
             return replace(found, broken=(self._name(averaged.suspected, averaged.sample),))
         if seen > resolution:

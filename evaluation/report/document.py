@@ -23,7 +23,7 @@ from evaluation.report.plots import (
 from evaluation.report.ranking import (
     RANKING_COLUMNS,
     Budget,
-    Candidate,
+    DeploymentCandidate,
     find_candidates,
     rank_all,
     ranking_table,
@@ -80,7 +80,7 @@ def describe_report(findings: Findings, results: Path, judgement: Judgement | No
     }
 
 
-def pareto_plots(candidates: Sequence[Candidate], name: str) -> list[Plot]:
+def pareto_plots(candidates: Sequence[DeploymentCandidate], name: str) -> list[Plot]:
     """Draw the Pareto front of each workload that has more than one point.
 
     Args:

@@ -22,7 +22,7 @@ from evaluation.report.plot_style import (
     scale,
     title_height,
 )
-from evaluation.report.ranking import Candidate, pareto_front
+from evaluation.report.ranking import DeploymentCandidate, pareto_front
 from evaluation.report.tables import group_by_workload, lengths_label
 from evaluation.speed.exports import PROFILE
 from evaluation.speed.formulas import NANOSECONDS_PER_MS, percentile
@@ -117,7 +117,7 @@ def draw_distribution(samples: Sequence[tuple[str, Sequence[float]]], name: str,
     return draw_svg(name, draw)
 
 
-def draw_pareto(candidates: Sequence[Candidate], name: str) -> str:
+def draw_pareto(candidates: Sequence[DeploymentCandidate], name: str) -> str:
     """Draw tokens/s/GPU over tokens/s/user; the line joins what nothing beats in both, the others are faint."""
 
     def draw(figure: Figure, axes: Axes) -> None:
@@ -253,7 +253,7 @@ def _without_tail(values: Sequence[float]) -> list[float]:
     return [value for value in values if end is None or value <= end]
 
 
-def _axes_of(candidates: Sequence[Candidate]) -> tuple[list[float], list[float]]:
+def _axes_of(candidates: Sequence[DeploymentCandidate]) -> tuple[list[float], list[float]]:
     return [c.tokens_per_s_per_user for c in candidates], [c.tokens_per_s_per_gpu for c in candidates]
 
 

@@ -21,7 +21,7 @@ RANKING_COLUMNS = ("Load", "Tokens/s", "vs best", "Tokens/s/GPU", "Tokens/s/user
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DeploymentCandidate:
     """One measured point of one deployment.
 
     Attributes:
@@ -74,22 +74,22 @@ class Ranking:
 
     goal: str
     workload: str
-    best: tuple[Candidate, ...]
+    best: tuple[DeploymentCandidate, ...]
     considered: int
     within_budget: int
 
-    def deviation(self, candidate: Candidate) -> float:
+    def deviation(self, candidate: DeploymentCandidate) -> float:
         """Throughput relative to the first's, 0 for the first."""
         return candidate.tokens_per_s / self.best[0].tokens_per_s - 1
 
 
-def find_candidates(findings: Findings, source: str) -> list[Candidate]:
+def find_candidates(findings: Findings, source: str) -> list[DeploymentCandidate]:
     """List every measured point of a run."""
     found = (_candidate(row, benchmark.name, source) for benchmark in findings.benchmarks for row in benchmark.measured)
     return [candidate for candidate in found if candidate is not None]
 
 
-def rank_all(candidates: Sequence[Candidate], budget: Budget | None, top: int = TOP) -> list[Ranking]:
+def rank_all(candidates: Sequence[DeploymentCandidate], budget: Budget | None, top: int = TOP) -> list[Ranking]:
     """Rank by throughput alone, then within the budget if there is one.
 
     Args:
@@ -104,7 +104,7 @@ def rank_all(candidates: Sequence[Candidate], budget: Budget | None, top: int = 
 
 
 def rank(
-    candidates: Sequence[Candidate], goal: str, budget_ms: Mapping[str, float], percentile: int, top: int
+    candidates: Sequence[DeploymentCandidate], goal: str, budget_ms: Mapping[str, float], percentile: int, top: int
 ) -> list[Ranking]:
     """Order the candidates of each workload by throughput.
 
@@ -124,7 +124,7 @@ def rank(
     return rankings
 
 
-def keeps_budget(candidate: Candidate, budget_ms: Mapping[str, float], percentile: int) -> bool:
+def keeps_budget(candidate: DeploymentCandidate, budget_ms: Mapping[str, float], percentile: int) -> bool:
     """Whether every limited latency was observed and kept its limit, and no request failed."""
     observed = [candidate.latencies_ms.get(f"{name}_p{percentile}_ms") for name in budget_ms]
     limits = budget_ms.values()
@@ -132,9 +132,9 @@ def keeps_budget(candidate: Candidate, budget_ms: Mapping[str, float], percentil
     return kept and not candidate.failed_requests
 
 
-def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
+def pareto_front(candidates: Iterable[DeploymentCandidate]) -> list[DeploymentCandidate]:
     """Keep what no other candidate beats in tokens/s/user and tokens/s/GPU both; slowest for the user first."""
-    front: list[Candidate] = []
+    front: list[DeploymentCandidate] = []
     ordered = sorted(candidates, key=lambda c: (-c.tokens_per_s_per_user, -c.tokens_per_s_per_gpu))
     for candidate in ordered:
         if not front or candidate.tokens_per_s_per_gpu > front[-1].tokens_per_s_per_gpu:
@@ -150,7 +150,9 @@ def ranking_title(ranking: Ranking, budget: Budget | None) -> str:
     return f"Online, {ranking.workload} tokens: most tokens per second with {', '.join(limits)}"
 
 
-def ranking_table(ranking: Ranking, budget: Budget | None, name: Callable[[Candidate], str] | None = None) -> TextTable:
+def ranking_table(
+    ranking: Ranking, budget: Budget | None, name: Callable[[DeploymentCandidate], str] | None = None
+) -> TextTable:
     """Show a ranking under RANKING_COLUMNS; the caption of an empty one says that no candidate keeps the budget.
 
     Args:
@@ -165,7 +167,7 @@ def ranking_table(ranking: Ranking, budget: Budget | None, name: Callable[[Candi
     return TextTable(caption, RANKING_COLUMNS if name else RANKING_COLUMNS[:-1], rows)
 
 
-def _cells(ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
+def _cells(ranking: Ranking, candidate: DeploymentCandidate) -> tuple[str, ...]:
     is_first = candidate is ranking.best[0]
     return (
         candidate.load,
@@ -177,7 +179,7 @@ def _cells(ranking: Ranking, candidate: Candidate) -> tuple[str, ...]:
     )
 
 
-def deployment_text(candidate: Candidate) -> str:
+def deployment_text(candidate: DeploymentCandidate) -> str:
     """Name a deployment by its settings: ``gpt3_5b, TP 2, PP 1, fp16 weights, fp16, batch 64``."""
     settings = {key.rpartition(".")[2]: value for key, value in candidate.settings.items()}
     texts = {
@@ -195,13 +197,13 @@ def deployment_text(candidate: Candidate) -> str:
     return ", ".join(text.format(settings[name]) for name, text in texts.items() if settings.get(name))
 
 
-def _candidate(row: Row, benchmark: str, source: str) -> Candidate | None:
+def _candidate(row: Row, benchmark: str, source: str) -> DeploymentCandidate | None:
     total = row.figures.get("output_tokens_per_s")
     per_gpu, per_user, noise = _rates(row)
     if total is None or per_gpu is None or per_user is None:
         return None
     columns = [f"{name}_{statistic}_ms" for name in FIGURES for statistic in STATISTICS]
-    return Candidate(
+    return DeploymentCandidate(
         source=source,
         benchmark=benchmark,
         workload=row.workload,

@@ -11,7 +11,7 @@ from pathlib import Path
 from evaluation.arguments import POINTS_NAME
 from evaluation.report.data import Findings, collect_findings
 from evaluation.report.formatting import show_figure
-from evaluation.report.ranking import Candidate, find_candidates
+from evaluation.report.ranking import DeploymentCandidate, find_candidates
 from evaluation.report.text import accuracy_cells
 from handover.errors import ArtefactError
 from handover.manifest import Manifest
@@ -44,7 +44,7 @@ class Point:
     title: str
     results: str
     error: str
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[DeploymentCandidate, ...] = ()
     accuracies: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     parameters: int | None = None
@@ -91,9 +91,9 @@ def sweep_rows(points: Sequence[Point], columns: Sequence[str]) -> list[tuple[st
     return rows
 
 
-def smallest_loads(candidates: Iterable[Candidate]) -> list[Candidate]:
+def smallest_loads(candidates: Iterable[DeploymentCandidate]) -> list[DeploymentCandidate]:
     """Keep of each source and workload what was measured first: its smallest load."""
-    first: dict[tuple[str, str], Candidate] = {}
+    first: dict[tuple[str, str], DeploymentCandidate] = {}
     for candidate in candidates:
         first.setdefault((candidate.source, candidate.workload), candidate)
     return list(first.values())
@@ -133,7 +133,7 @@ def _point(label: str, title: str, results: str, error: str) -> Point:
     )
 
 
-def _parallelism(candidate: Candidate) -> str:
+def _parallelism(candidate: DeploymentCandidate) -> str:
     sizes = [
         candidate.settings.get(f"export.{key}_model_parallel_size", 1)
         for key in ("model.tensor", "triton_deployment.pipeline")

@@ -57,7 +57,7 @@ class OpenLoop:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasuringPlan:
     """How long a point is measured.
 
     Attributes:
@@ -85,7 +85,7 @@ class Recorder:
         started: set when measuring begins.
     """
 
-    def __init__(self, plan: Plan, ramp_s: float) -> None:
+    def __init__(self, plan: MeasuringPlan, ramp_s: float) -> None:
         self.plan = plan
         self.windows: list[Window] = []
         self.warmups: list[RequestRecord] = []
@@ -127,7 +127,7 @@ async def drive(
     wire: Asks,
     requests: Sequence[Encoded],
     load: ClosedLoop | OpenLoop,
-    plan: Plan,
+    plan: MeasuringPlan,
     measuring: Callable[[], Awaitable[None]] | None = None,
 ) -> Recorder:
     """Put the server under load until the plan is fulfilled.

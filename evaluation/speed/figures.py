@@ -76,7 +76,7 @@ DISTRIBUTIONS = (
 
 
 @dataclass(frozen=True)
-class Context:
+class FigureContext:
     """What figures need beside the requests.
 
     Attributes:
@@ -100,7 +100,7 @@ class Scalar:
 
     name: str
     formula: str
-    of: Callable[[Window, Context], float | None]
+    of: Callable[[Window, FigureContext], float | None]
 
 
 def _per_second(count: float, window: Window) -> float | None:
@@ -128,14 +128,14 @@ def is_good(record: RequestRecord, slos: Mapping[str, float]) -> bool:
     return True
 
 
-def _goodput(window: Window, context: Context) -> float | None:
+def _goodput(window: Window, context: FigureContext) -> float | None:
     if not context.slos or window.duration_ns <= 0 or not window.records:
         return None
     good = sum(is_good(record, context.slos) for record in window.records)
     return good * formulas.NANOSECONDS_PER_S / window.duration_ns
 
 
-def _tokens_per_user(window: Window, context: Context) -> float | None:
+def _tokens_per_user(window: Window, context: FigureContext) -> float | None:
     del context
     return formulas.mean(
         [r.output_tokens * formulas.NANOSECONDS_PER_S / (r.done_ns - r.sent_ns) for r in window.succeeded]
@@ -172,7 +172,7 @@ FIGURE_COLUMNS = (
 )
 
 
-def compute_figures(windows: Sequence[Window], context: Context) -> dict[str, float | None]:
+def compute_figures(windows: Sequence[Window], context: FigureContext) -> dict[str, float | None]:
     """Compute FIGURE_COLUMNS of a point from its repeats: distributions pooled, intervals between repeats."""
     whole = join(windows)
     figures = {scalar.name: scalar.of(whole, context) for scalar in SCALARS}
@@ -186,14 +186,14 @@ def compute_figures(windows: Sequence[Window], context: Context) -> dict[str, fl
     return figures
 
 
-def repeat_value(name: str, window: Window, context: Context) -> float | None:
+def repeat_value(name: str, window: Window, context: FigureContext) -> float | None:
     """Value of one of INTERVALS in one repeat."""
     if name == "e2e_mean_ms":
         return formulas.mean(next(d for d in DISTRIBUTIONS if d.name == "e2e").values_ms(window.records))
     return next(scalar for scalar in SCALARS if scalar.name == name).of(window, context)
 
 
-def is_stable(windows: Sequence[Window], context: Context, within: float) -> bool:
+def is_stable(windows: Sequence[Window], context: FigureContext, within: float) -> bool:
     """Whether the repeats agree: both intervals are at most ``within`` of their means to either side."""
     for name in INTERVALS:
         values = [value for window in windows if (value := repeat_value(name, window, context)) is not None]

@@ -27,7 +27,7 @@ _USUAL_LENGTHS = ((60, 20), (225, 20), (200, 200))
 
 
 @dataclass(frozen=True)
-class Deployment:
+class MeasuredDeployment:
     """What a sweep measures.
 
     Attributes:
@@ -79,7 +79,7 @@ class Sweep:
     """
 
     name: str
-    deployment: Deployment
+    deployment: MeasuredDeployment
     output: Path
     table: Table
     points: Sequence[Row]

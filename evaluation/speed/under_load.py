@@ -10,8 +10,8 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from evaluation.speed.costs import CostMeter
-from evaluation.speed.drive import ClosedLoop, OpenLoop, Plan, Recorder, drive
-from evaluation.speed.figures import Context, compute_figures, is_stable
+from evaluation.speed.drive import ClosedLoop, MeasuringPlan, OpenLoop, Recorder, drive
+from evaluation.speed.figures import FigureContext, compute_figures, is_stable
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.provenance import timestamp
@@ -19,7 +19,7 @@ from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.server_metrics import read_counters, server_figures
 from evaluation.speed.table import CLOSED, FAILED, OK, Row
 from evaluation.speed.wire import Encoded, Wire, encode
-from evaluation.speed.workload import Prompt, Words, Workload, arrivals_ns, seeded
+from evaluation.speed.workload import LoadPrompt, Words, Workload, arrivals_ns, seeded
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 
@@ -45,7 +45,7 @@ class LoadTarget:
     endpoint: Endpoint
     log: Path | None
     vocab_size: int
-    prompts: tuple[Prompt, ...] = ()
+    prompts: tuple[LoadPrompt, ...] = ()
     words: Words | None = None
     gpus: int = 1
     is_encoder_decoder: bool = False
@@ -114,7 +114,7 @@ def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
     Raises:
         ServerError: it did not, or it does not continue its prompt.
     """
-    request = prepare_requests(arguments, target, row, Plan(0, 1, 0, 0, lambda windows: True))[0]
+    request = prepare_requests(arguments, target, row, MeasuringPlan(0, 1, 0, 0, lambda windows: True))[0]
 
     async def ask() -> RequestRecord:
         async with Wire(target.endpoint.grpc_url, arguments.timeout_s, bool(arguments.streaming)) as wire:
@@ -127,7 +127,7 @@ def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
 
 def plan_point(
     arguments: LoadArguments, row: Row, target: LoadTarget, advance: Callable[[], None] = lambda: None
-) -> Plan:
+) -> MeasuringPlan:
     """Size warm-up and repeats of a point by its load."""
     context = _context(arguments, target)
     if row.mode == CLOSED:
@@ -142,10 +142,10 @@ def plan_point(
         advance()
         return len(windows) >= arguments.min_repeats and is_stable(windows, context, arguments.stable_within)
 
-    return Plan(warmup, requests, arguments.repeats, arguments.max_point_s, is_enough)
+    return MeasuringPlan(warmup, requests, arguments.repeats, arguments.max_point_s, is_enough)
 
 
-def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, plan: Plan) -> list[Encoded]:
+def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, plan: MeasuringPlan) -> list[Encoded]:
     """Encode the requests of a point before its load starts.
 
     What is drawn depends on the seed and the point only, so that two deployments are asked the same.
@@ -154,7 +154,7 @@ def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, pla
     random = seeded(arguments.seed, row.workload, row.mode, row.level)
     if target.prompts:
         order = random.permutation(len(target.prompts))
-        chosen: Iterator[Prompt] = cycle([target.prompts[i] for i in order[:count]])
+        chosen: Iterator[LoadPrompt] = cycle([target.prompts[i] for i in order[:count]])
     elif target.words is not None:
         chosen = target.words.prompts(Workload.parse(row.workload), random)
     else:
@@ -164,7 +164,7 @@ def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, pla
 
 
 async def _load(
-    arguments: LoadArguments, target: LoadTarget, row: Row, plan: Plan, requests: list[Encoded]
+    arguments: LoadArguments, target: LoadTarget, row: Row, plan: MeasuringPlan, requests: list[Encoded]
 ) -> tuple[Recorder, dict[str, float | None]]:
     readings: list[dict[str, float]] = []
     loop = asyncio.get_running_loop()
@@ -186,5 +186,5 @@ async def _load(
     return recorder, server_figures(before, readings[-1])
 
 
-def _context(arguments: LoadArguments, target: LoadTarget) -> Context:
-    return Context(dict(arguments.slos), target.gpus)
+def _context(arguments: LoadArguments, target: LoadTarget) -> FigureContext:
+    return FigureContext(dict(arguments.slos), target.gpus)

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from evaluation.client.request_tensors import NEVER_END_ID, prepare_ids, prepare_texts
 from evaluation.speed.record import RequestRecord
-from evaluation.speed.workload import Prompt
+from evaluation.speed.workload import LoadPrompt
 from handover.errors import ServerError
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -40,12 +40,12 @@ class Encoded:
     """
 
     payload: bytes
-    prompt: Prompt
+    prompt: LoadPrompt
     is_encoder_decoder: bool = False
     is_text: bool = False
 
 
-def encode(model: str, prompt: Prompt, is_encoder_decoder: bool = False, is_text: bool = False) -> Encoded:
+def encode(model: str, prompt: LoadPrompt, is_encoder_decoder: bool = False, is_text: bool = False) -> Encoded:
     """Encode one prompt: greedy, and no token ends it, so that every requested token is generated."""
     request = messages.ModelInferRequest(model_name=model)
     if is_text:

@@ -24,7 +24,7 @@ _HINT = "a length is a number of tokens, uniform:LOW:HIGH or normal:MEAN:DEVIATI
 
 
 @dataclass(frozen=True)
-class Prompt:
+class LoadPrompt:
     """One request to be made.
 
     Attributes:
@@ -101,11 +101,11 @@ class Workload:
             raise ConfigError(f"'{text}' is no pair of lengths", _HINT)
         return cls(text, *map(LengthDistribution.parse, parts))
 
-    def prompts(self, vocab_size: int, random: np.random.Generator) -> Iterator[Prompt]:
+    def prompts(self, vocab_size: int, random: np.random.Generator) -> Iterator[LoadPrompt]:
         """Draw prompts of random tokens, for ever."""
         while True:
             ids = random.integers(0, vocab_size, self.input.draw(random)).tolist()
-            yield Prompt(tuple(ids), self.output.draw(random))
+            yield LoadPrompt(tuple(ids), self.output.draw(random))
 
 
 class Words:
@@ -131,7 +131,7 @@ class Words:
                 "give texts: benchmark.load.prompt_file",
             )
 
-    def prompts(self, workload: Workload, random: np.random.Generator) -> Iterator[Prompt]:
+    def prompts(self, workload: Workload, random: np.random.Generator) -> Iterator[LoadPrompt]:
         """Draw prompts, for ever; a prompt counts the tokens that its text really has."""
         while True:
             wanted = workload.input.draw(random)
@@ -140,7 +140,7 @@ class Words:
             # The first word has no space before it and may be more than one token.
             while len(drawn) > 1 and len(self._tokenizer.encode(text)) > wanted:
                 text = " ".join(drawn := drawn[:-1])
-            yield Prompt(tuple(self._tokenizer.encode(text)), workload.output.draw(random), text)
+            yield LoadPrompt(tuple(self._tokenizer.encode(text)), workload.output.draw(random), text)
 
 
 def seeded(seed: int, *point: object) -> np.random.Generator:
@@ -175,7 +175,7 @@ def arrivals_ns(rate_per_s: float, arrival: str, ramp_s: float, random: np.rando
 
 def read_prompt_file(
     path: Path, encode: Callable[[str], list[int]] | None, max_tokens: int | None
-) -> tuple[list[Prompt], int]:
+) -> tuple[list[LoadPrompt], int]:
     """Read JSON lines of prompts.
 
     A line holds ``input_ids`` or ``prompt`` with ``output_length`` (tokens), or ``prompt`` and ``completion``, or
@@ -206,7 +206,7 @@ def read_prompt_file(
     return prompts, left_out
 
 
-def _prompt(line: str, where: str, encode: Callable[[str], list[int]] | None) -> Prompt | None:
+def _prompt(line: str, where: str, encode: Callable[[str], list[int]] | None) -> LoadPrompt | None:
     """Read one line; None where it is a conversation without an answer."""
     try:
         content: dict[str, Any] = json.loads(line)
@@ -229,5 +229,5 @@ def _prompt(line: str, where: str, encode: Callable[[str], list[int]] | None) ->
         ) from error
 
 
-def _checked(ids: tuple[int, ...], output_length: int, text: str = "") -> Prompt | None:
-    return Prompt(ids, output_length, text) if ids and output_length >= 1 else None
+def _checked(ids: tuple[int, ...], output_length: int, text: str = "") -> LoadPrompt | None:
+    return LoadPrompt(ids, output_length, text) if ids and output_length >= 1 else None

@@ -1,1 +1,1 @@
-"""Score a served model on a task: prompts, answers, the task's figures, and the files that hold them."""
+"""Tasks that score a served model: prompts, answers, metrics, and the files that they are written to."""

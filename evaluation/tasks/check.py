@@ -1,4 +1,4 @@
-"""What can be said about a task before a model is asked. The login side imports this: no numpy, no client."""
+"""Checks of a task before any request is sent. The login node imports this module: no numpy, no client."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _SCORING = ("lambada",)
 
 
 def check_task(task: str, model: str, is_encoder_decoder: bool, can_score_answers: bool) -> None:
-    """Refuse to score a model whose answers the task cannot be computed from.
+    """Refuse a model whose answers do not contain what the task needs.
 
     Args:
         task: name of the task.
-        model: what is scored, for the message.
-        is_encoder_decoder: the model is a T5.
-        can_score_answers: it then scores tokens that its decoder is made to begin with.
+        model: name of the model for the message.
+        is_encoder_decoder: whether the model is a T5.
+        can_score_answers: whether the model scores tokens that are given to its decoder.
 
     Raises:
-        ConfigError: LAMBADA asks for the log probability of the last word of a text, which FasterTransformer's T5 does
-            not tell.
+        ConfigError: LAMBADA needs the log probability of the last word of a text, which FasterTransformer's T5 does
+            not return.
     """
     if is_encoder_decoder and task in _SCORING and not can_score_answers:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""An accuracy figure by its name, as every task reports it and every report shows it."""
+"""Metrics: named figures with standard errors, as tasks compute and reports show them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from evaluation.speed import formulas
 
 FRACTION = "fraction"
 HOLDS, FAILS, INCONCLUSIVE = "HOLDS", "FAILS", "INCONCLUSIVE"
-"""Verdicts of an evaluation that has limits of its own."""
+"""Verdicts of an evaluation with limits, such as parity."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure by its name.
+    """One named figure.
 
     Attributes:
-        name: as the figure's source calls it.
+        name: the name that the figure has in its definition's source.
         value: None if no sample could be scored.
-        unit: ``fraction`` (0 to 1), or what the value counts.
-        stderr: standard error in the same unit; None below two samples, or where it is not known.
-        n: samples it rests on.
-        failed: samples that are missing from it.
-        definition: in one sentence.
+        unit: ``fraction`` (0 to 1), or the unit of the value.
+        stderr: standard error in the same unit; None for fewer than two samples, or where it is unknown.
+        n: number of samples in the figure.
+        failed: number of samples without a score.
+        definition: definition in one sentence.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Metric:
         return asdict(self)
 
     def line(self) -> str:
-        """Say it in one line of a log."""
+        """Return the metric as a line of a log."""
         if self.value is None:
             return f"{self.name:<28} no sample could be scored"
         scale, sign = (100, "%") if self.unit == FRACTION else (1, "")
@@ -49,7 +49,7 @@ class Metric:
 
 
 def share(name: str, scores: Iterable[float | bool | None], definition: str) -> Metric:
-    """Mean of scores from 0 to 1 with its standard error; a None counts as failed and in no mean."""
+    """Compute the mean of scores from 0 to 1 with its standard error; None counts as failed and is left out."""
     given = list(scores)
     known = [float(score) for score in given if score is not None]
     failed = len(given) - len(known)

@@ -1,4 +1,4 @@
-"""What a task leaves: ``metrics.json``, ``metrics.csv``, ``summary.json``, ``samples.csv`` and ``manifest.json``."""
+"""The results of a task: ``metrics.json``, ``metrics.csv``, ``summary.json``, ``samples.csv`` and ``manifest.json``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRICS_NAME, SUMMARY_NAME, TABLE_NAME, SAMPLES_NAME = "metrics.json", "summary.
 
 
 class Sampled(Protocol):
-    """One row of ``samples.csv``: a frozen dataclass with the line it stands for and why it has no score."""
+    """One row of ``samples.csv``: a frozen dataclass with at least its place in the data and its error."""
 
     @property
     def index(self) -> int:
@@ -36,15 +36,15 @@ class Sampled(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that one task found out.
+    """The results of one task.
 
     Attributes:
-        task: its name.
+        task: name of the task.
         metrics: figures, in order.
-        samples: one row each, in the data's order; dataclasses of one type.
-        cut_contexts: samples whose context was cut to the model's positions.
+        samples: one row a sample, in the data's order; dataclasses of one type.
+        cut_contexts: number of samples whose context was cut to the model's positions.
         data: file, sha256 and known_as.
-        settings: of the task, such as its prompt, and what else its figures rest on.
+        settings: settings of the task, such as its prompt, and other facts that its figures depend on.
     """
 
     task: str
@@ -65,10 +65,10 @@ class Outcome:
         Args:
             output: directory.
             model: Triton's name of the model that was asked.
-            served: the deployment behind it.
+            served: the deployment of that model.
 
         Raises:
-            ServerError: the deployment was replaced by one of another model since it was asked.
+            ServerError: the deployment serves another model by now.
         """
         check_still_served(served.endpoint, model)
         endpoint = served.endpoint
@@ -89,7 +89,7 @@ class Outcome:
         )
 
     def summary(self, model: Mapping[str, Any]) -> dict[str, Any]:
-        """Shape the figures as lm-evaluation-harness does; what is missing is null."""
+        """Return the figures in the format of lm-evaluation-harness; missing ones are null."""
         figures: dict[str, float | None] = {}
         for metric in self.metrics:
             figures |= {f"{metric.name},none": metric.value, f"{metric.name}_stderr,none": metric.stderr}
@@ -119,14 +119,14 @@ class Outcome:
 def describe_results(
     task: str, metrics: Sequence[Metric], samples: int, failed: int, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Content of ``metrics.json``.
+    """Return the content of ``metrics.json``.
 
     Args:
-        task: its name.
+        task: name of the task.
         metrics: figures, in order.
-        samples: how many were asked for.
-        failed: how many of them have no score.
-        about: what the figures rest on.
+        samples: number of samples.
+        failed: number of samples without a score.
+        about: model, data and settings of the figures.
     """
     return {
         "task": task,
@@ -146,7 +146,7 @@ def write_results(
     metrics: Mapping[str, Any],
     made_from: Mapping[str, Any],
 ) -> None:
-    """Write what a task or a comparison leaves, the manifest last.
+    """Write the files of a task or of parity, the manifest last.
 
     Args:
         output: directory.

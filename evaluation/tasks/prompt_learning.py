@@ -1,4 +1,4 @@
-"""The p-tuned tasks of a served model: their templates, virtual tokens and tables, from beside the shards."""
+"""The p-tuned tasks of a served checkpoint: templates, virtual tokens and prompt tables, read from its directory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def read_task(
     """Read a task of an FT checkpoint.
 
     Args:
-        directory: of the checkpoint; None where it is not on this machine.
-        name: of the task, NeMo's ``taskname``.
-        known: fields that samples have.
-        brings_table: requests shall bring the table instead of naming the task.
+        directory: directory of the checkpoint; None where it is not on this machine.
+        name: name of the task, NeMo's ``taskname``.
+        known: fields of the samples.
+        brings_table: whether requests contain the prompt table instead of the task's number.
 
     Raises:
-        ConfigError: the checkpoint is not here, has no such task, or its template asks for other fields.
-        ArtefactError: a file of it is damaged.
+        ConfigError: the checkpoint is not on this machine, has no such task, or its template has other fields.
+        ArtefactError: a file of the checkpoint is damaged.
     """
     if directory is None:
         raise ConfigError(f"the task {name}: the served checkpoint is not on this machine", "give --prompt instead")
@@ -54,7 +54,7 @@ def read_task(
 
 
 def _read_table(directory: Path, name: str, ini: ConfigIni, data_type: str) -> npt.NDArray[np.float16]:
-    """Read a task's table as a request brings it: float16 [rows, hidden]."""
+    """Read a task's prompt table as a request contains it: float16 [virtual tokens, hidden]."""
     path = directory / f"model.prompt_table.{name}.weight.bin"
     rows = next(each.get("prompt_length", INDEX) for each in ini.values() if each.get("task_name", str, "") == name)
     try:

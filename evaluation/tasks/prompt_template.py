@@ -1,7 +1,7 @@
-"""How a prompt is written: a YAML file in the words of NeMo's ``task_templates``, or the template of a p-tuned task.
+"""Prompt templates: a YAML file with the keys of NeMo's ``task_templates``, or the template of a p-tuned task.
 
-``prompt_template`` holds the fields of a sample in braces. The answer's stands at its end, and is left out where the
-model shall write it. ``examples`` come before the sample, with their answers: few shots.
+``prompt_template`` contains the fields of a sample in braces. The answer is the last field, and is left out of the
+prompt that the model continues. ``examples`` precede the sample, with their answers, for few-shot prompts.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _VIRTUAL = re.compile(r"<\|VIRTUAL_PROMPT_(\d+)\|>")
 
 @dataclass(frozen=True)
 class Template:
-    """How a sample becomes a prompt.
+    """A template that turns a sample into a prompt.
 
     Attributes:
-        prompt_template: text with fields in braces; ``<|VIRTUAL_PROMPT_0|>`` stands for learnt tokens.
-        answer_field: the field that the model writes.
-        truncate_field: the field that is cut at its end where a prompt is too long; None: none may be.
-        examples: samples that come first, with their answers.
-        example_separator: between two samples.
+        prompt_template: text with fields in braces; ``<|VIRTUAL_PROMPT_0|>`` is a mark that stands for virtual tokens.
+        answer_field: the field that the model generates.
+        truncate_field: the field that is cut at its end where a prompt is too long; None if no field may be cut.
+        examples: samples that precede the prompt, with their answers.
+        example_separator: text between two samples.
         stop: an answer ends before the first of these texts.
-        no_answer: answers that mean that there is none, as SQuAD v2.0 asks for; compared without case and a final stop.
-        virtual_token_splits: learnt tokens that each mark stands for.
+        no_answer: answers that say that the question has none, as in SQuAD v2.0; case and a final stop are ignored.
+        virtual_token_splits: number of virtual tokens that each mark stands for.
     """
 
     prompt_template: str
@@ -46,18 +46,18 @@ class Template:
     virtual_token_splits: tuple[int, ...] = ()
 
     def render(self, sample: Mapping[str, str]) -> str:
-        """Write the prompt for a sample: the examples, and the sample up to its answer."""
+        """Return the prompt of a sample: the examples, and the sample up to its answer."""
         shown = [_fill(self.prompt_template, example) for example in self.examples]
         asked = _fill(self.prompt_template, {**sample, self.answer_field: ""}).rstrip()
         return self.example_separator.join([*shown, asked])
 
     def label(self, answer: str) -> str:
-        """Write an answer as it would follow the prompt: after a space, where the template has one before it."""
+        """Return an answer as it would follow the prompt: after a space if the template has one before it."""
         before = self.prompt_template.partition(f"{{{self.answer_field}}}")[0]
         return f" {answer}" if before.endswith(" ") else answer
 
     def read_answer(self, text: str) -> str:
-        """Take the answer out of what the model wrote; empty where it says that there is none."""
+        """Extract the answer from the generated text; empty where the text says that there is none."""
         text = text.lstrip()
         for stop in self.stop:
             text = text.partition(stop)[0]
@@ -67,12 +67,12 @@ class Template:
 
     @property
     def sample_fields(self) -> list[str]:
-        """Fields that a sample must have."""
+        """Names of the fields that a sample must have."""
         return [name for name in _FIELD.findall(self.prompt_template) if name != self.answer_field]
 
 
 def split_virtual(text: str) -> list[str | int]:
-    """Cut a prompt at its marks: texts, and the number of the mark between them."""
+    """Split a prompt at its marks: texts, and the numbers of the marks between them."""
     parts: list[str | int] = list(_VIRTUAL.split(text))
     parts[1::2] = [int(number) for number in parts[1::2]]
     return [part for part in parts if part != ""]
@@ -82,11 +82,11 @@ def read_template(path: Path, known: Sequence[str]) -> Template:
     """Read a YAML file.
 
     Args:
-        path: the file.
-        known: fields that samples have.
+        path: path of the file.
+        known: fields of the samples.
 
     Raises:
-        ConfigError: it cannot be read, or holds an unknown key, a field that samples do not have, or no text.
+        ConfigError: the file cannot be read, or has an unknown key, a field that samples do not have, or no text.
     """
     try:
         content: Any = yaml.safe_load(read_text(path, SETTINGS_BYTES))
@@ -102,8 +102,8 @@ def make_template(content: Mapping[str, Any], known: Sequence[str], place: str) 
 
     Args:
         content: keys and values.
-        known: fields that samples have.
-        place: where they are from, for messages.
+        known: fields of the samples.
+        place: where the template was read from, for messages.
     """
     legal = [entry.name for entry in fields(Template)]
     for key in content:

@@ -1,4 +1,4 @@
-"""Samples as prompts that a model has positions for, and what it writes after them."""
+"""Prompts that fit a model's positions, and the model's answers to them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to send.
+    """A prompt of a task.
 
     Attributes:
-        text: as a model for text takes it.
-        ids: as a model for token ids does.
-        cut_tokens: dropped from the field that may be cut.
-        problem: why it cannot be sent; empty otherwise.
+        text: the prompt for a text model.
+        ids: the prompt for a model that takes token ids.
+        cut_tokens: number of tokens that were cut from the field that may be cut.
+        problem: why the prompt cannot be sent; empty otherwise.
     """
 
     text: str
@@ -36,13 +36,13 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a model wrote.
+class PromptAnswer:
+    """A model's answer to a prompt.
 
     Attributes:
-        text: without the prompt and the token that ends a text.
-        tokens: of the text.
-        generated: tokens that the model made, the one that ends a text included.
+        text: the answer without the prompt and the end token.
+        tokens: token ids of the text.
+        generated: number of generated tokens with the end token.
     """
 
     text: str
@@ -51,14 +51,14 @@ class Answer:
 
 
 class Prompter:
-    """Writes prompts.
+    """Turns samples into prompts.
 
     Args:
-        template: how.
-        tokenizer: the served model's.
-        target: the model.
-        output_length: tokens that must have room behind a prompt.
-        learnt: what the template's marks stand for; None: it has none.
+        template: template of the prompts.
+        tokenizer: tokenizer of the served model.
+        target: the served model.
+        output_length: number of positions to leave for the answer.
+        learnt: the virtual tokens that the template's marks stand for; None without marks.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Prompter:
     ) -> None:
         self._template, self._tokenizer, self._learnt = template, tokenizer, learnt
         limit = target.served.max_positions
-        has_own_positions = target.interface.is_encoder_decoder  # the encoder's; the decoder has others
+        has_own_positions = target.interface.is_encoder_decoder  # the answer takes the decoder's positions
         self._limit = limit if limit is None or has_own_positions else limit - output_length
         end_id = target.served.end_id
         self._ending = (end_id,) if target.interface.is_encoder_decoder and end_id is not None else ()
@@ -85,7 +85,7 @@ class Prompter:
             raise ConfigError(f"{output_length} tokens of output leave no room for a prompt in {limit} positions")
 
     def write(self, sample: Mapping[str, str]) -> Prompt:
-        """Write one prompt; one that is too long loses tokens at the end of the field that may be cut."""
+        """Return the prompt of a sample; one that is too long is cut at the end of the field that may be cut."""
         field = self._template.truncate_field or ""
         text = self._template.render(sample)
         ids = self._encode(text)
@@ -105,7 +105,7 @@ class Prompter:
         return self._limit is not None and len(ids) > self._limit
 
     def _encode(self, text: str) -> Ids:
-        """Encode the texts between the marks apart from each other, as NeMo does with its pseudo tokens."""
+        """Encode the texts between the marks separately, as NeMo does with its pseudo tokens."""
         splits, ids, parts = self._template.virtual_token_splits, list[int](), split_virtual(text)
         encode = self._tokenizer.encode_part if parts[1:] else self._tokenizer.encode
         for part in parts:
@@ -118,15 +118,15 @@ class Prompter:
 
 
 class Completer:
-    """Has a model write after prompts, up to the token that ends a text.
+    """Has a model continue prompts up to the end token.
 
     Args:
-        target: the model.
-        arguments: how to ask it.
-        tokenizer: the served model's.
-        output_length: tokens at most.
-        learnt: what ids beyond the vocabulary stand for.
-        sampling: how tokens are chosen; greedily by default.
+        target: the served model.
+        arguments: model name, concurrency and timeout of the requests.
+        tokenizer: tokenizer of the served model.
+        output_length: maximum number of tokens of an answer.
+        learnt: the virtual tokens that ids beyond the vocabulary stand for.
+        sampling: sampling parameters; None for greedy decoding.
     """
 
     def __init__(
@@ -141,14 +141,14 @@ class Completer:
         self._target, self._arguments, self._tokenizer = target, arguments, tokenizer
         self._output_length, self._learnt, self._sampling = output_length, learnt, sampling
 
-    def complete(self, prompts: Sequence[Prompt]) -> list[Answer | str]:
-        """Ask for all; a str is the error of a request, or why it was not sent.
+    def complete(self, prompts: Sequence[Prompt]) -> list[PromptAnswer | str]:
+        """Send all prompts; a str in place of an answer is the error of its request, or why it was not sent.
 
         Raises:
             UnreachableError: no server answers.
         """
         sendable = [row for row, prompt in enumerate(prompts) if not prompt.problem]
-        sendable.sort(key=lambda row: len(prompts[row].ids), reverse=True)  # long ones first: none is left for the end
+        sendable.sort(key=lambda row: len(prompts[row].ids), reverse=True)  # long ones must not start last
         batches = in_batches(sendable, self._target.batch_size)
         found = ask_all(
             self._target.url,
@@ -159,7 +159,7 @@ class Completer:
         )
         return [prompt.problem or found[row] for row, prompt in enumerate(prompts)]
 
-    def _send(self, client: Client, prompts: Sequence[Prompt]) -> list[Answer]:
+    def _send(self, client: Client, prompts: Sequence[Prompt]) -> list[PromptAnswer]:
         interface, model = self._target.interface, self._arguments.model
         if not interface.takes_ids:
             texts = [prompt.text for prompt in prompts]
@@ -180,11 +180,11 @@ class Completer:
         )
         return [self._of_tokens(generation.tokens) for generation in generations]
 
-    def _of_tokens(self, tokens: Ids) -> Answer:
+    def _of_tokens(self, tokens: Ids) -> PromptAnswer:
         end_id = self._target.served.end_id
         shown = tokens[: tokens.index(end_id)] if end_id in tokens else tokens
-        return Answer(self._tokenizer.decode(shown), shown, len(tokens))
+        return PromptAnswer(self._tokenizer.decode(shown), shown, len(tokens))
 
-    def _of_text(self, prompt: str, given: int, text: str, length: int | None) -> Answer:
+    def _of_text(self, prompt: str, given: int, text: str, length: int | None) -> PromptAnswer:
         tokens = tuple(self._tokenizer.encode(text)[given:])
-        return Answer(text.removeprefix(prompt), tokens, len(tokens) if length is None else length - given)
+        return PromptAnswer(text.removeprefix(prompt), tokens, len(tokens) if length is None else length - given)

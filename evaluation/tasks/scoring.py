@@ -1,10 +1,10 @@
-"""Log probabilities of given tokens under a served model (teacher forcing), whichever engine serves it.
+"""Log probabilities of given tokens under a served model (teacher forcing), with either engine.
 
-The drop-in engine scores every token of a text in one pass (``is_return_context_log_probs``). FasterTransformer's own
-cannot: there each place takes one more row, a prompt that ends before it, and a token's log probability is the
-difference between two of ``is_return_context_cum_log_probs``' sums. Both give the same figures; the latter takes
-longer. Of an encoder-decoder the drop-in engine scores what its decoder is made to begin with (``decoder_input_ids``);
-FasterTransformer's own has nothing like it.
+The drop-in engine scores every token of a text in one forward pass (``is_return_context_log_probs``). FasterTransformer
+cannot do so: each position takes a row of its own, a prompt that ends before it, and a token's log probability is the
+difference between two sums of ``is_return_context_cum_log_probs``. Both ways give the same figures; the second one
+takes longer. For an encoder-decoder the drop-in engine scores the decoder's input (``decoder_input_ids``), which
+FasterTransformer does not support.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Pair = tuple[Ids, Ids]  # context and target
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a model makes of the tokens of a text from some place on.
+    """Scores of the target tokens of a text.
 
     Attributes:
-        log_probs: natural log probability of each after its predecessors, without temperature and penalties.
-        argmax: the most probable token in each place.
+        log_probs: natural log probability of each token given its predecessors, without temperature and penalties.
+        argmax: the most probable token at each of these positions.
     """
 
     log_probs: tuple[float, ...]
@@ -42,15 +42,15 @@ class TokenScores:
 class Scorer:
     """Scores token ids over one connection.
 
-    A model for texts is asked about those that its tokenizer encodes to the same tokens, if it has the tensors; about
-    all others the model inside that takes token ids.
+    An ensemble scores the texts that its tokenizer encodes to the same token ids, if it has the tensors; all others are
+    scored by the model inside it that takes token ids.
 
     Args:
-        client: of one thread.
+        client: connection, which belongs to one thread.
         model: Triton's name of the model.
-        batch_size: rows that a request may have.
-        tokenizer: of a model for texts.
-        end_id: that such a model puts behind an encoder's input.
+        batch_size: maximum number of rows in a request.
+        tokenizer: tokenizer of a text model.
+        end_id: the token that a text model appends to an encoder's input.
     """
 
     def __init__(
@@ -72,26 +72,26 @@ class Scorer:
         self._ids = Asker(self._name, interface) if self._name else None
 
     def spare_positions(self, token: int) -> int:
-        """Ask about a token, and say how many positions more than its tokens a text takes: 1 where it goes by prefixes.
+        """Score one token to find how many positions more than its tokens a text needs: 1 if it is scored by prefixes.
 
         Raises:
-            ServerError: the server failed, or gives no log probabilities.
+            ServerError: the server failed, or returns no log probabilities.
         """
         self.score([((token,), (token,))])
         return 0 if self._may_score else 1
 
     def score(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[TokenScores]:
-        """Score the tokens of targets: behind their contexts or, of an encoder-decoder, in answer to them.
+        """Score the tokens of targets given their contexts.
 
         Args:
-            pairs: of token ids; an encoder's context ends with the token that ends its input.
+            pairs: token ids of context and target; an encoder's context ends with its end token.
 
         Raises:
-            ConfigError: no model here scores tokens, or some texts.
-            ServerError: the server failed, or gives no log probabilities.
+            ConfigError: no served model scores tokens, or some texts cannot be scored.
+            ServerError: the server failed, or returns no log probabilities.
         """
         if not all(context and target for context, target in pairs):
-            raise ValueError("a token that is scored has one before it")
+            raise ValueError("a scored token has one before it")
         found: list[TokenScores] = []
         for start in range(0, len(pairs), self._batch_size):
             part = [(tuple(context), tuple(target)) for context, target in pairs[start : start + self._batch_size]]
@@ -138,7 +138,7 @@ class Scorer:
 
 
 def _in_one_pass(asker: Asker, client: Client, pairs: Sequence[Pair], is_t5: bool) -> list[TokenScores | None]:
-    """Score in one request; None where the model cannot."""
+    """Score pairs in one request; None where the model cannot."""
     given = [(context, target) if is_t5 else (context + target, ()) for context, target in pairs]
     answers = asker.ask(client, [Query(0, prompt, begun, wants_each=True) for prompt, begun in given])
     found: list[TokenScores | None] = []
@@ -151,16 +151,16 @@ def _in_one_pass(asker: Asker, client: Client, pairs: Sequence[Pair], is_t5: boo
 
 
 def may_score(interface: ModelInterface) -> bool:
-    """Whether a model has the inputs that ask for scores; FasterTransformer may have them and ignore them."""
+    """Return whether a model has the inputs that request scores; FasterTransformer may have them and ignore them."""
     needed = {SCORES_INPUT, _DECODER_INPUT} if interface.is_encoder_decoder else {SCORES_INPUT}
     return needed <= interface.inputs
 
 
 def check_answers(model: str, can_score: bool) -> None:
-    """Refuse an encoder-decoder that cannot be made to say what is given to it.
+    """Refuse an encoder-decoder that does not take the decoder's input.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the model does not take it.
     """
     if not can_score:
         raise ConfigError(
@@ -170,10 +170,10 @@ def check_answers(model: str, can_score: bool) -> None:
 
 
 def prompt_log_prob(answer: Generation) -> float:
-    """Log probability of a prompt's tokens but the first: the sum over all without that of the generated ones.
+    """Return the log probability of a prompt without its first token: the cumulative sum less the generated tokens'.
 
     Raises:
-        ServerError: the answer carries no log probabilities.
+        ServerError: the answer contains no log probabilities.
     """
     if answer.cum_log_prob is None or answer.log_probs is None:
         raise ServerError("the server's answer carries no log probabilities")

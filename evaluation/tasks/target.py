@@ -1,4 +1,4 @@
-"""Ask a deployment many questions: in batches, several requests in flight; what is refused is answered by its error."""
+"""The served model of a task, and many requests to it: in batches, several in flight, each error with its own row."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def find_tokenizer(target: Target, source: Path | None) -> Tokenizer:
     """Load the served model's tokenizer.
 
     Args:
-        target: the model.
-        source: its files, where they are not beside the shards.
+        target: the served model.
+        source: directory of the tokenizer's files; None for the served checkpoint's.
 
     Raises:
-        ConfigError: they are not on this machine.
+        ConfigError: the files are not on this machine.
     """
     source = source or target.served.directory
     if source is None:
@@ -77,15 +77,15 @@ def ask_all(
     send: Callable[[Client, Sequence[Question]], Sequence[Answer]],
     label: str = "evaluate",
 ) -> dict[Question, Answer | str]:
-    """Send every batch; of one that is refused or fails each row is sent alone, and answered by its own error, a str.
+    """Send every batch; the rows of a batch that fails are sent again one by one, and a str is the error of a row.
 
     Args:
-        url: of gRPC.
-        timeout_s: limit of one request.
-        batches: of questions that are all different.
-        concurrency: requests in flight.
-        send: asks one batch and gives an answer to each row.
-        label: of the progress.
+        url: ``host:port`` of gRPC.
+        timeout_s: limit of one request in seconds.
+        batches: batches of questions, all of which differ.
+        concurrency: number of requests in flight.
+        send: sends one batch and returns an answer for each row.
+        label: label of the progress bar.
 
     Raises:
         UnreachableError: no server answers.
@@ -103,7 +103,7 @@ def ask_all(
         except RequestError as error:
             if len(batch) == 1:
                 return [str(error)]
-        return [answer for question in batch for answer in ask([question])]  # whose fault was it?
+        return [answer for question in batch for answer in ask([question])]  # find the row that fails
 
     answers: dict[Question, Answer | str] = {}
     with (
@@ -123,7 +123,7 @@ def ask_all(
 
 
 def in_batches(questions: Sequence[Question], batch_size: int) -> list[Sequence[Question]]:
-    """Cut into batches, in order."""
+    """Split questions into batches, in order."""
     return [questions[start : start + batch_size] for start in range(0, len(questions), batch_size)]
 
 

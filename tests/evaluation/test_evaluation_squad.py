@@ -16,7 +16,7 @@ from evaluation import squad
 from evaluation.arguments import SquadArguments
 from evaluation.tasks.prompt_template import Template, make_template, read_template
 from evaluation.tasks.squad.data import FIELDS, V1, V2, check_squad, read_dataset
-from evaluation.tasks.squad.score import Score, exact_match, f1_score, normalise, summarise
+from evaluation.tasks.squad.score import QuestionScore, exact_match, f1_score, normalise, summarise
 from handover.errors import ConfigError, ServerError
 from handover.templates import templates_file
 
@@ -31,7 +31,7 @@ def test_figures_are_those_of_the_official_script(version: str) -> None:
     dataset = read_dataset(DATA / f"v{version}.json", None)
     predictions = json.loads((DATA / f"predictions_v{version}.json").read_text())
     scores = [
-        Score(
+        QuestionScore(
             index=index,
             id=question.id,
             has_answer=bool(question.answers),

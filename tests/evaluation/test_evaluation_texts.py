@@ -18,7 +18,7 @@ from tokenizers import ByteLevelBPETokenizer
 from evaluation import summarization, translation
 from evaluation.tasks.texts.pairs import Pair, join_pieces, read_pairs
 from evaluation.tasks.texts.rouge import rouge_l, rouge_lsum, rouge_n
-from evaluation.tasks.texts.run import TextSample, Written
+from evaluation.tasks.texts.run import Predictions, TextSample
 from handover.errors import ConfigError, ServerError
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -126,7 +126,7 @@ def test_translations_have_the_bleu_of_fastertransformers_script(tmp_path: Path,
 def test_bleu_by_hand() -> None:
     """4 of 5 words, 3 of 4 pairs, 2 of 3 triples, 1 of 2 runs of four; as long as the reference."""
     samples = [TextSample(0, 1, 0, 5, "a b c d x", "")]
-    metrics, _, _ = translation.score(Written([Pair("s", "a b c d e")], samples, 1))
+    metrics, _, _ = translation.score(Predictions([Pair("s", "a b c d e")], samples, 1))
     assert metrics[0].value == pytest.approx(100 * math.exp(sum(map(math.log, (4 / 5, 3 / 4, 2 / 3, 1 / 2))) / 4))
     assert metrics[0].stderr is None
 

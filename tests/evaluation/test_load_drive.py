@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from evaluation.speed.drive import ClosedLoop, OpenLoop, Plan, Recorder, drive
+from evaluation.speed.drive import ClosedLoop, MeasuringPlan, OpenLoop, Recorder, drive
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.wire import Encoded
-from evaluation.speed.workload import Prompt, arrivals_ns, seeded
+from evaluation.speed.workload import LoadPrompt, arrivals_ns, seeded
 
-REQUESTS = [Encoded(bytes([number]), Prompt((number,), 1)) for number in range(7)]
+REQUESTS = [Encoded(bytes([number]), LoadPrompt((number,), 1)) for number in range(7)]
 
 
 @dataclass
@@ -43,13 +43,13 @@ def never(windows: Sequence[Window]) -> bool:
     return False
 
 
-def run(server: Server, load: ClosedLoop | OpenLoop, plan: Plan, **options: object) -> Recorder:
+def run(server: Server, load: ClosedLoop | OpenLoop, plan: MeasuringPlan, **options: object) -> Recorder:
     return asyncio.run(drive(server, REQUESTS, load, plan, **options))  # type: ignore[arg-type]
 
 
 def test_the_closed_loop_keeps_exactly_so_many_requests_in_flight() -> None:
     server = Server()
-    recorder = run(server, ClosedLoop(4), Plan(8, 20, 3, 60, never))
+    recorder = run(server, ClosedLoop(4), MeasuringPlan(8, 20, 3, 60, never))
     assert server.most == 4
     assert len(recorder.warmups) == 8
     assert [len(window.records) for window in recorder.windows] == [20, 20, 20]
@@ -63,7 +63,7 @@ def test_the_closed_loop_keeps_exactly_so_many_requests_in_flight() -> None:
 
 
 def test_windows_follow_each_other_without_a_gap() -> None:
-    windows = run(Server(0.001), ClosedLoop(2), Plan(2, 5, 4, 60, never)).windows
+    windows = run(Server(0.001), ClosedLoop(2), MeasuringPlan(2, 5, 4, 60, never)).windows
     assert all(window.started_ns == before.ended_ns for before, window in zip(windows, windows[1:], strict=False))
     assert all(window.records[-1].done_ns == window.ended_ns for window in windows)
 
@@ -71,7 +71,7 @@ def test_windows_follow_each_other_without_a_gap() -> None:
 def test_the_open_loop_sends_when_due_however_slow_the_server_is() -> None:
     server = Server(delay_s=0.2)
     due = arrivals_ns(200.0, "constant", 0.0, seeded(0))
-    recorder = run(server, OpenLoop(due, 1000), Plan(0, 20, 1, 60, never))
+    recorder = run(server, OpenLoop(due, 1000), MeasuringPlan(0, 20, 1, 60, never))
     assert server.most >= 30, "at 200 requests/s and 0.2 s each, 40 are in flight"
     records = recorder.windows[0].records
     gaps = [later.scheduled_ns - earlier.scheduled_ns for earlier, later in zip(records, records[1:], strict=False)]
@@ -81,41 +81,41 @@ def test_the_open_loop_sends_when_due_however_slow_the_server_is() -> None:
 def test_requests_beyond_the_limit_wait_in_the_client_and_their_wait_is_kept_apart() -> None:
     server = Server(delay_s=0.05)
     due = arrivals_ns(200.0, "constant", 0.0, seeded(0))
-    records = run(server, OpenLoop(due, 2), Plan(0, 10, 1, 60, never)).windows[0].records
+    records = run(server, OpenLoop(due, 2), MeasuringPlan(0, 10, 1, 60, never)).windows[0].records
     assert server.most == 2
     assert records[-1].sent_ns - records[-1].scheduled_ns > 100_000_000
     assert all(record.done_ns - record.sent_ns < 100_000_000 for record in records)
 
 
 def test_a_point_ends_early_once_the_repeats_agree() -> None:
-    recorder = run(Server(0.001), ClosedLoop(1), Plan(1, 3, 10, 60, lambda windows: len(windows) >= 4))
+    recorder = run(Server(0.001), ClosedLoop(1), MeasuringPlan(1, 3, 10, 60, lambda windows: len(windows) >= 4))
     assert len(recorder.windows) == 4
 
 
 def test_failures_are_counted_and_a_window_of_nothing_else_ends_the_point() -> None:
-    some = run(Server(0.001, fails=lambda number: number % 2 == 1), ClosedLoop(1), Plan(0, 6, 2, 60, never))
+    some = run(Server(0.001, fails=lambda number: number % 2 == 1), ClosedLoop(1), MeasuringPlan(0, 6, 2, 60, never))
     assert [bool(record.error) for record in some.windows[0].records] == [False, True] * 3
     assert len(some.windows) == 2
-    none = run(Server(0.001, fails=lambda number: True), ClosedLoop(2), Plan(2, 4, 10, 60, never))
+    none = run(Server(0.001, fails=lambda number: True), ClosedLoop(2), MeasuringPlan(2, 4, 10, 60, never))
     assert len(none.windows) == 1
 
 
 def test_the_ramp_is_warm_up() -> None:
     server = Server(0.01)
-    recorder = run(server, ClosedLoop(4, ramp_s=0.2), Plan(1, 4, 1, 60, never))
+    recorder = run(server, ClosedLoop(4, ramp_s=0.2), MeasuringPlan(1, 4, 1, 60, never))
     first = recorder.warmups[0].sent_ns
     assert recorder.windows[0].started_ns - first > 180_000_000
     assert server.most == 4
 
 
 def test_time_ends_a_point_with_what_it_has() -> None:
-    recorder = run(Server(0.01), ClosedLoop(1), Plan(1, 1000, 10, 0.1, never))
+    recorder = run(Server(0.01), ClosedLoop(1), MeasuringPlan(1, 1000, 10, 0.1, never))
     assert len(recorder.windows) == 1
     assert 2 <= len(recorder.windows[0].records) < 15
 
 
 def test_time_also_ends_a_warm_up_that_would_never_end() -> None:
-    assert run(Server(0.01), ClosedLoop(1), Plan(1000, 1000, 10, 0.05, never)).windows == []
+    assert run(Server(0.01), ClosedLoop(1), MeasuringPlan(1000, 1000, 10, 0.05, never)).windows == []
 
 
 def test_what_runs_beside_the_measurement_starts_with_it() -> None:
@@ -125,6 +125,6 @@ def test_what_runs_beside_the_measurement_starts_with_it() -> None:
     async def measuring() -> None:
         seen.append(server.asked)
 
-    run(server, ClosedLoop(1), Plan(5, 5, 1, 60, never), measuring=measuring)
+    run(server, ClosedLoop(1), MeasuringPlan(5, 5, 1, 60, never), measuring=measuring)
     assert len(seen) == 1
     assert 5 <= seen[0] <= 7

@@ -11,7 +11,7 @@ from evaluation.speed.figures import (
     DISTRIBUTIONS,
     FIGURE_COLUMNS,
     SCALARS,
-    Context,
+    FigureContext,
     compute_figures,
     is_good,
     is_stable,
@@ -50,7 +50,7 @@ TWO = (streamed(100, 150, 160, 180, 220), streamed(200, 300, 310, queue_ms=3))
 
 
 def test_stream_figures_by_hand() -> None:
-    figures = compute_figures([Window(TWO, 0, S)], Context({}))
+    figures = compute_figures([Window(TWO, 0, S)], FigureContext({}))
     assert figures["ttft_mean_ms"] == pytest.approx(75)
     assert figures["ttft_p90_ms"] == pytest.approx(95)  # 50 + 0.9 * 50
     assert figures["itl_mean_ms"] == pytest.approx(20)  # (10 + 20 + 40 + 10) / 4
@@ -68,18 +68,18 @@ def test_stream_figures_by_hand() -> None:
 
 def test_tpot_counts_tokens_where_itl_counts_answers() -> None:
     # 4 tokens in two answers, 30 ms apart: one gap of 30, but 30 / 3 a token
-    figures = compute_figures([Window((streamed(0, 20, 50, tokens=(1, 3)),), 0, S)], Context({}))
+    figures = compute_figures([Window((streamed(0, 20, 50, tokens=(1, 3)),), 0, S)], FigureContext({}))
     assert figures["itl_mean_ms"] == pytest.approx(30)
     assert figures["tpot_mean_ms"] == pytest.approx(10)
 
 
 def test_throughput_per_gpu_divides_by_the_ranks() -> None:
-    figures = compute_figures([Window(TWO, 0, S)], Context({}, gpus=4))
+    figures = compute_figures([Window(TWO, 0, S)], FigureContext({}, gpus=4))
     assert figures["output_tokens_per_s_per_gpu"] == pytest.approx(1.5)
 
 
 def test_without_streaming_ttft_itl_and_tpot_are_missing_not_zero() -> None:
-    figures = compute_figures([Window((whole(0, 40), whole(10, 60)), 0, S)], Context({}))
+    figures = compute_figures([Window((whole(0, 40), whole(10, 60)), 0, S)], FigureContext({}))
     for name in ("ttft", "itl", "tpot"):
         assert figures[f"{name}_mean_ms"] is None
         assert figures[f"{name}_p99_ms"] is None
@@ -87,14 +87,14 @@ def test_without_streaming_ttft_itl_and_tpot_are_missing_not_zero() -> None:
 
 
 def test_failed_requests_count_in_no_latency_and_in_no_throughput() -> None:
-    figures = compute_figures([Window((whole(0, 40), failed(0, 1)), 0, S)], Context({"e2e": 100.0}))
+    figures = compute_figures([Window((whole(0, 40), failed(0, 1)), 0, S)], FigureContext({"e2e": 100.0}))
     assert figures["e2e_mean_ms"] == pytest.approx(40)
     assert figures["requests_per_s"] == pytest.approx(1)
     assert figures["goodput_requests_per_s"] == pytest.approx(1)
 
 
 def test_a_window_of_failures_has_no_throughput_but_a_goodput_of_zero() -> None:
-    figures = compute_figures([Window((failed(0, 1),), 0, S)], Context({"e2e": 100.0}))
+    figures = compute_figures([Window((failed(0, 1),), 0, S)], FigureContext({"e2e": 100.0}))
     assert figures["requests_per_s"] is None
     assert figures["e2e_mean_ms"] is None
     assert figures["goodput_requests_per_s"] == 0
@@ -103,7 +103,7 @@ def test_a_window_of_failures_has_no_throughput_but_a_goodput_of_zero() -> None:
 def test_goodput_by_hand() -> None:
     # TTFT 50 and 100, TPOT 23.3 and 10, E2E 120 and 110: limits on one each leave the first, the second, both
     def goodput(**slos: float) -> float | None:
-        return compute_figures([Window(TWO, 0, 2 * S)], Context(slos))["goodput_requests_per_s"]
+        return compute_figures([Window(TWO, 0, 2 * S)], FigureContext(slos))["goodput_requests_per_s"]
 
     assert goodput() is None
     assert goodput(ttft=60) == pytest.approx(0.5)
@@ -123,10 +123,10 @@ def test_repeats_are_stable_when_both_intervals_are_narrow() -> None:
         return Window((whole(0, latency_ms),), 0, round(duration_s * S))
 
     steady = [repeat(100), repeat(101), repeat(100), repeat(101)]
-    assert is_stable(steady, Context({}), 0.05)
-    assert not is_stable([repeat(100), repeat(150), repeat(100)], Context({}), 0.05)
-    assert not is_stable([repeat(100, 1.0), repeat(100, 1.5), repeat(100, 1.0)], Context({}), 0.05)
-    assert not is_stable(steady[:1], Context({}), 0.05)
+    assert is_stable(steady, FigureContext({}), 0.05)
+    assert not is_stable([repeat(100), repeat(150), repeat(100)], FigureContext({}), 0.05)
+    assert not is_stable([repeat(100, 1.0), repeat(100, 1.5), repeat(100, 1.0)], FigureContext({}), 0.05)
+    assert not is_stable(steady[:1], FigureContext({}), 0.05)
 
 
 def test_joined_windows_keep_their_time() -> None:
@@ -138,8 +138,8 @@ def test_every_figure_is_declared_with_a_unit_and_a_formula() -> None:
     units = ("_ms", "_per_s", "_per_user", "_per_gpu")
     assert all(name.endswith(units) for name in FIGURE_COLUMNS)
     assert all(item.formula for item in (*DISTRIBUTIONS, *SCALARS))
-    assert list(compute_figures([], Context({}))) == list(FIGURE_COLUMNS)
-    assert set(compute_figures([], Context({})).values()) == {None}
+    assert list(compute_figures([], FigureContext({}))) == list(FIGURE_COLUMNS)
+    assert set(compute_figures([], FigureContext({})).values()) == {None}
 
 
 def test_the_guide_has_every_column_with_its_formula() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from evaluation.speed.workload import LengthDistribution, Prompt, Workload, arrivals_ns, read_prompt_file, seeded
+from evaluation.speed.workload import LengthDistribution, LoadPrompt, Workload, arrivals_ns, read_prompt_file, seeded
 from handover.errors import ConfigError
 
 
@@ -39,7 +39,7 @@ def test_the_ramp_reaches_the_rate_with_half_of_its_requests() -> None:
 
 
 def test_the_same_seed_and_point_draw_the_same() -> None:
-    def draw(seed: int, level: float) -> list[Prompt]:
+    def draw(seed: int, level: float) -> list[LoadPrompt]:
         random = seeded(seed, "uniform:2:9/4", "closed", level)
         return list(itertools.islice(Workload.parse("uniform:2:9/4").prompts(100, random), 5))
 

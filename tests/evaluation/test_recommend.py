@@ -11,13 +11,13 @@ import pytest
 from support.results_maker import load_row, static_row, write_results
 
 from evaluation import recommend
-from evaluation.report.ranking import Candidate, keeps_budget, pareto_front, rank
+from evaluation.report.ranking import DeploymentCandidate, keeps_budget, pareto_front, rank
 from handover.errors import ConfigError
 from launcher.config.schema import PROJECT_DIR, register, to_typed
 
 
-def point(tokens: float, user: float, e2e_p95_ms: float | None = 1.0, **changes: object) -> Candidate:
-    base = Candidate("s", "b", "60/20", "l", {}, tokens, tokens, user, None, {"e2e_p95_ms": e2e_p95_ms})
+def point(tokens: float, user: float, e2e_p95_ms: float | None = 1.0, **changes: object) -> DeploymentCandidate:
+    base = DeploymentCandidate("s", "b", "60/20", "l", {}, tokens, tokens, user, None, {"e2e_p95_ms": e2e_p95_ms})
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 

@@ -18,9 +18,9 @@ from evaluation.parity.comparison import Position
 from evaluation.report.measurements import read_report
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Table
-from evaluation.tasks.lambada.score import Score as LambadaScore
+from evaluation.tasks.lambada.score import SampleScore as LambadaScore
 from evaluation.tasks.metric import Metric
-from evaluation.tasks.squad.score import Score as SquadScore
+from evaluation.tasks.squad.score import QuestionScore as SquadScore
 from evaluation.tasks.texts.run import TextSample
 
 PROJECT = Path(__file__).resolve().parents[2]

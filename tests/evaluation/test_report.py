@@ -16,7 +16,7 @@ import pytest
 from evaluation.benchmark import with_latencies
 from evaluation.report import write as report
 from evaluation.speed.table import STATIC_TABLE, Row
-from evaluation.tasks.lambada.score import Score, summarise
+from evaluation.tasks.lambada.score import SampleScore, summarise
 from handover.manifest import FileRecord, Manifest, record_files
 
 ADDED = ("int8_mode", "versions")  # columns that Slipway 0.1.0 did not write
@@ -45,9 +45,9 @@ class Run:
         self.stages.parent.mkdir(parents=True)
 
     def evaluate(self, directory: str = "lambada", failed: bool = False, digest: str = "sha256:m") -> None:
-        scores = [Score(i, "word", 9, 1, 0, True, i % 2 == 0, i % 4 == 0, -1.0) for i in range(8)]
+        scores = [SampleScore(i, "word", 9, 1, 0, True, i % 2 == 0, i % 4 == 0, -1.0) for i in range(8)]
         if failed:
-            scores[0] = Score(0, "word", 9, 1, 0, error="refused")
+            scores[0] = SampleScore(0, "word", 9, 1, 0, error="refused")
         content = {
             "task": "lambada",
             "metrics": [metric.to_json() for metric in summarise(scores)],

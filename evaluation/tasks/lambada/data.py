@@ -1,4 +1,4 @@
-"""LAMBADA's file: which one it is, and its texts. The login side imports this: no numpy, no client."""
+"""LAMBADA's data file: its identity and its texts. The login node imports this module: no numpy, no client."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ KNOWN_FILES = {
 
 
 def check_data(path: Path, expected: str | None) -> str:
-    """Return the hex sha256 of the data file, or refuse a file that is not the one meant.
+    """Return the hex sha256 of the data file, or refuse an unexpected file.
 
     Args:
-        path: the data file.
-        expected: its digest (``sha256:`` before it is allowed), ``any``, or None for one of KNOWN_FILES.
+        path: path of the data file.
+        expected: expected digest, with or without ``sha256:``; ``any``; or None for one of KNOWN_FILES.
 
     Raises:
         ConfigError: the file is missing or has another digest.
@@ -50,14 +50,14 @@ def read_texts(path: Path, samples: int | None) -> list[str]:
     """Read the ``text`` of the first lines of a JSON Lines file.
 
     Args:
-        path: the data file.
-        samples: how many; None for all.
+        path: path of the data file.
+        samples: number of texts to read; None for all.
 
     Raises:
         ConfigError: the file is missing, damaged, or shorter than the samples asked for.
     """
     try:
-        # Not splitlines: a text may hold a U+2028, which ends no line of JSON Lines.
+        # Not splitlines: it also splits at U+2028, which a text may contain.
         lines = [line for line in read_text(path).split("\n") if line]
         texts = [str(json.loads(line)["text"]) for line in lines[:samples]]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""LAMBADA's figures from what a model makes of spans; what they mean stands in ``evaluation.tasks.lambada.spans``."""
+"""LAMBADA's metrics from the scores of spans; ``evaluation.tasks.lambada.spans`` defines them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ LONGEST_GRAM = 4
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the model makes of a span.
+    """A model's score of a span.
 
     Attributes:
-        is_hit: every token of it is the most probable one after its predecessors.
-        log_prob: natural log probability of the span after what precedes it; None if it was not asked for.
-        gram_hits: of the whole sequence, how many runs of 1, 2, ... tokens are hits; None if only the span is known.
+        is_hit: whether every token of the span is the most probable one given its predecessors.
+        log_prob: natural log probability of the span given what precedes it; None if not requested.
+        gram_hits: number of runs of 1, 2, ... tokens of the whole sequence that are hits; None if only the span was
+            scored.
     """
 
     is_hit: bool
@@ -28,25 +29,25 @@ class Verdict:
     gram_hits: tuple[int, ...] | None = None
 
 
-Answer = Verdict | str | None
-"""A str is the error of the request; None: the model cannot be asked about the span."""
+SpanAnswer = Verdict | str | None
+"""A score; a str is the error of the request; None: the model cannot score the span."""
 
 
 @dataclass(frozen=True)
-class Score:
-    """What one sample came to; a field is None if a request that it needs failed or cannot be sent.
+class SampleScore:
+    """The scores of one sample; a field is None if a request for it failed or cannot be sent.
 
     Attributes:
         index: line in the file, from 0.
         target: the last word.
-        context_tokens: of ``lambada_openai``, after cutting.
-        target_tokens: of ``lambada_openai``.
-        cut_tokens: dropped on the left of the context.
-        last_token_hit, last_word_hit, openai_hit, harness_hit: per metric.
+        context_tokens: tokens of the context of ``lambada_openai``, after cutting.
+        target_tokens: tokens of the target of ``lambada_openai``.
+        cut_tokens: tokens that were cut on the left of the context.
+        last_token_hit, last_word_hit, openai_hit, harness_hit: hit or miss of each accuracy.
         openai_log_prob, harness_log_prob: natural log probability of the target given the context.
-        text_tokens: of the whole text, after cutting.
+        text_tokens: tokens of the whole text, after cutting.
         gram_hits_1, gram_hits_2, gram_hits_3, gram_hits_4: runs of 1, 2, 3 and 4 tokens of the text that greedy
-            generation gives after what precedes them.
+            decoding generates after what precedes them.
         error: why figures are missing; empty otherwise.
     """
 
@@ -70,12 +71,12 @@ class Score:
 
 
 def judge_scored(span: Span, log_probs: Sequence[float], best: Sequence[int]) -> Verdict:
-    """Judge a span by one pass over its sequence.
+    """Score a span from one forward pass over its sequence.
 
     Args:
-        span: what is asked about.
-        log_probs: of each token of the sequence but the first.
-        best: the most probable token in each of these places.
+        span: the span.
+        log_probs: natural log probability of each token of the sequence but the first.
+        best: the most probable token at each of these positions.
     """
     hits = [token == given for token, given in zip(best, span.sequence[1:], strict=True)]
     runs, grams = 0, [0] * LONGEST_GRAM
@@ -86,9 +87,9 @@ def judge_scored(span: Span, log_probs: Sequence[float], best: Sequence[int]) ->
     return Verdict(all(hits[span.start - 1 :]), math.fsum(log_probs[span.start - 1 :]), tuple(grams))
 
 
-def score_sample(sample: Sample, answers: Mapping[Span, Answer]) -> Score:
-    """Score one sample from the answers about its spans."""
-    score = Score(
+def score_sample(sample: Sample, answers: Mapping[Span, SpanAnswer]) -> SampleScore:
+    """Score one sample from the answers for its spans."""
+    score = SampleScore(
         index=sample.index,
         target=sample.target,
         context_tokens=sample.openai.start,
@@ -120,13 +121,13 @@ def score_sample(sample: Sample, answers: Mapping[Span, Answer]) -> Score:
     )
 
 
-def summarise(scores: Sequence[Score]) -> list[Metric]:
-    """Compute every metric over the samples that were scored; k-grams only where the model can tell."""
+def summarise(scores: Sequence[SampleScore]) -> list[Metric]:
+    """Compute every metric over the scored samples; k-grams only if the model scores whole sequences."""
 
-    def hits(name: str, hit: Callable[[Score], bool | None], definition: str) -> Metric:
+    def hits(name: str, hit: Callable[[SampleScore], bool | None], definition: str) -> Metric:
         return share(name, map(hit, scores), definition)
 
-    def perplexity(name: str, log_prob: Callable[[Score], float | None], definition: str) -> Metric:
+    def perplexity(name: str, log_prob: Callable[[SampleScore], float | None], definition: str) -> Metric:
         known = [value for value in map(log_prob, scores) if value is not None]
         value, error = formulas.perplexity(known), formulas.perplexity_standard_error(known)
         return Metric(name, value, "perplexity per word", error, len(known), len(scores) - len(known), definition)
@@ -166,8 +167,8 @@ def summarise(scores: Sequence[Score]) -> list[Metric]:
     ]
 
 
-def _grams(scores: Sequence[Score]) -> list[Metric]:
-    """K-gram accuracies over all places of all texts; a standard error would need independent places."""
+def _grams(scores: Sequence[SampleScore]) -> list[Metric]:
+    """Compute k-gram accuracies over all positions of all texts, without a standard error: positions are dependent."""
     known = [score for score in scores if score.gram_hits_1 is not None and score.text_tokens is not None]
     figures = []
     for length in range(1, LONGEST_GRAM + 1 if known else 1):

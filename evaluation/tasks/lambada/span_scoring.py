@@ -1,10 +1,10 @@
 """Score spans of text under a served model, in the way that its engine supports.
 
-The drop-in engine scores every token of a text in one pass (``is_return_context_log_probs``), so each sequence is sent
-once. FasterTransformer's own cannot: there a span is generated greedily, and its log probability is that of the whole
+The drop-in engine scores every token of a text in one forward pass (``is_return_context_log_probs``), so each sequence
+is sent once. FasterTransformer cannot do so: a span is generated greedily, and its log probability is that of the whole
 sequence minus that of what precedes it (``is_return_context_cum_log_probs``). Both work through ``fastertransformer``
-and, as text, through ``ensemble``; see ``evaluation.client.token_queries``. An encoder-decoder is given what precedes
-the span, and its decoder the span (``decoder_input_ids``); FasterTransformer's own cannot be asked.
+and, as text, through ``ensemble``; see ``evaluation.client.token_queries``. For an encoder-decoder, what precedes the
+span is the encoder's input and the span the decoder's (``decoder_input_ids``), which FasterTransformer does not take.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from evaluation.client.client import Client, RequestError
 from evaluation.client.served_model import Target
 from evaluation.client.token_queries import Asker, Query
 from evaluation.client.tokenizer import Tokenizer
-from evaluation.tasks.lambada.score import Answer, Verdict, judge_scored
+from evaluation.tasks.lambada.score import SpanAnswer, Verdict, judge_scored
 from evaluation.tasks.lambada.spans import Span
 from evaluation.tasks.scoring import check_answers, may_score, prompt_log_prob
 from evaluation.tasks.target import ask_all, in_batches
 
 
 class SpanScorer:
-    """Asks one model to score spans.
+    """Scores spans with one model.
 
     Args:
-        target: the model.
-        arguments: how to ask it.
-        tokenizer: the served model's.
+        target: the served model.
+        arguments: model name, concurrency and timeout of the requests.
+        tokenizer: tokenizer of the served model.
     """
 
     def __init__(self, target: Target, arguments: TaskArguments, tokenizer: Tokenizer) -> None:
@@ -38,8 +38,8 @@ class SpanScorer:
         self._asker = Asker(arguments.model, target.interface, tokenizer, end_id)
         self._ending = () if end_id is None else (end_id,)  # of an encoder's input
 
-    def score(self, spans: Mapping[Span, bool]) -> dict[Span, Answer]:
-        """Score spans; True means that the span's log probability is needed too.
+    def score(self, spans: Mapping[Span, bool]) -> dict[Span, SpanAnswer]:
+        """Score spans; True means that the span's log probability is requested too.
 
         Raises:
             UnreachableError: no server answers.
@@ -54,13 +54,13 @@ class SpanScorer:
         return {span: _scored(span, query, answers[query]) for span, query in queries.items()}
 
     def _scoring(self, span: Span) -> Query:
-        """The query that scores a span."""
+        """Return the query that scores a span."""
         if self._target.interface.is_encoder_decoder:
             return Query(1, span.sequence[: span.start] + self._ending, span.target, wants_each=True)
         return Query(1, span.sequence, wants_each=True)
 
     def _scores_in_one_pass(self, spans: Iterable[Span]) -> bool:
-        """Ask about one span: FasterTransformer takes the inputs of our configuration too, and ignores them."""
+        """Try to score one span: FasterTransformer also accepts the inputs that request scores, and ignores them."""
         if not may_score(self._target.interface):
             return False
         with Client(self._target.url, self._arguments.timeout_s) as client:
@@ -71,14 +71,14 @@ class SpanScorer:
                 return True  # the scoring request itself will report what is wrong
         return answer is not None and answer.prompt_argmax is not None
 
-    def _by_generation(self, spans: Mapping[Span, bool]) -> dict[Span, Answer]:
+    def _by_generation(self, spans: Mapping[Span, bool]) -> dict[Span, SpanAnswer]:
         queries = {span: _queries(span, wants_log_prob) for span, wants_log_prob in spans.items()}
         answers = self._ask(query for each in queries.values() for query in each)
         return {span: _generated(span, [answers[query] for query in each]) for span, each in queries.items()}
 
     def _ask(self, queries: Iterable[Query]) -> dict[Query, Generation | str | None]:
-        # Rows of one request cost as much as its longest; long ones first, so that none is left for the end. Rows of
-        # one kind, because a score that one row asks for is laid out for all.
+        # Every row of a request costs as much as its longest one. The longest come first, so that none starts last.
+        # A request has queries of one kind, because scores that one row requests are computed for all.
         def cost(query: Query) -> tuple[object, ...]:
             return query.wants_each, query.wants_sum, query.output_length, len(query.prompt), query
 
@@ -92,12 +92,12 @@ class SpanScorer:
 
 
 def _queries(span: Span, wants_log_prob: bool) -> list[Query]:
-    """The generation of a span and, for its log probability, the whole sequence."""
+    """Return the query that generates a span and, for its log probability, one for the whole sequence."""
     generation = Query(len(span.target), span.sequence[: span.start], wants_sum=wants_log_prob)
     return [generation, Query(1, span.sequence, wants_sum=True)] if wants_log_prob else [generation]
 
 
-def _scored(span: Span, query: Query, answer: Generation | str | None) -> Answer:
+def _scored(span: Span, query: Query, answer: Generation | str | None) -> SpanAnswer:
     if not isinstance(answer, Generation):
         return answer
     if answer.prompt_log_probs is None or answer.prompt_argmax is None:
@@ -107,7 +107,7 @@ def _scored(span: Span, query: Query, answer: Generation | str | None) -> Answer
     return judge_scored(span, answer.prompt_log_probs, answer.prompt_argmax)
 
 
-def _generated(span: Span, answers: Sequence[Generation | str | None]) -> Answer:
+def _generated(span: Span, answers: Sequence[Generation | str | None]) -> SpanAnswer:
     for answer in answers:
         if not isinstance(answer, Generation):
             return answer

@@ -1,4 +1,4 @@
-"""LAMBADA as data: which spans of which texts its metrics look at, and how what is known of them becomes figures.
+"""LAMBADA's metrics, and the spans of text that each of them scores.
 
 "LAMBADA accuracy" means different things in different places, so each has a name here:
 
@@ -20,14 +20,14 @@
     quotes made straight. NeMo's published 38.70% (126M) and 68.93% (5B) are this.
 ``1-gram_accuracy`` to ``4-gram_accuracy``
     FasterTransformer backend, the same script without ``--n-gram-disable``: after each token of each text k
-    greedy tokens are generated, and all must equal the text's. Greedy tokens equal the text's just as long as
-    each is the most probable one after the text before it, so one pass over a text answers all of them. Not of an
-    encoder-decoder, which would have to read each beginning of a text by itself.
+    greedy tokens are generated, and all must equal the text's. They do exactly if each of the text's tokens is the
+    most probable one given its predecessors, so one forward pass over a text is enough. The metric does not exist for
+    an encoder-decoder, which would have to encode each beginning of a text by itself.
 
-An encoder-decoder reads the context, and its decoder begins with the target; both are encoded apart, as lm-eval does.
+An encoder-decoder's encoder reads the context and its decoder the target, each encoded by itself, as lm-eval does it.
 
-All are questions about a span: is every token of it the most probable one after its predecessors (which is when greedy
-generation gives it), and what is its log probability?
+Every metric scores a span: whether each of its tokens is the most probable one given its predecessors (greedy decoding
+then generates the span), and its log probability.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _ASCII = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """The end of a sequence, which the model should continue to.
+    """The last tokens of a sequence, which the model should generate.
 
     Attributes:
         sequence: token ids.
-        start: where the span begins, at least 1.
+        start: index of the span's first token, at least 1.
     """
 
     sequence: Ids
@@ -66,11 +66,11 @@ class Sample:
     Attributes:
         index: line in the file, from 0.
         target: the last word as ``lambada_openai`` sees it, without the space before it.
-        last_token: the last token of the text.
-        last_word: FasterTransformer's last word.
-        openai: lm-eval's.
-        harness: NeMo-Megatron-Launcher's.
-        cut_tokens: tokens dropped on the left because the model has too few positions.
+        last_token: span of the last token of the text.
+        last_word: span of the last word by FasterTransformer's rule.
+        openai: span of the last word by lm-eval's rule.
+        harness: span of the last word by NeMo-Megatron-Launcher's rule.
+        cut_tokens: tokens that were cut on the left because the model has too few positions.
     """
 
     index: int
@@ -83,7 +83,7 @@ class Sample:
 
     @property
     def spans(self) -> dict[Span, bool]:
-        """All that is asked, and whether the log probability is; some coincide."""
+        """All spans, and whether the log probability is requested; some of them may be equal."""
         return {self.last_token: False, self.last_word: False, self.openai: True, self.harness: True}
 
 
@@ -109,9 +109,9 @@ def split_harness(text: str) -> tuple[str, str]:
 def prepare_sample(
     index: int, text: str, tokenizer: Tokenizer, max_positions: int | None, is_encoder_decoder: bool = False
 ) -> Sample:
-    """Encode a text for every metric and cut contexts that the model has no positions for.
+    """Encode a text for every metric and cut contexts to the model's positions.
 
-    What is kept leaves room for one more token: an answer generates at least one, an encoder's input has its end.
+    One position is left free: a request generates at least one token, and an encoder's input has an end token.
 
     Raises:
         ConfigError: the text has no context or no last word.
@@ -140,7 +140,7 @@ def prepare_sample(
 
 
 def _encode(tokenizer: Tokenizer, context: str, target: str, is_joint: bool) -> tuple[Ids, Ids]:
-    """Encode both: jointly, split where the context's own encoding ends, as lm-eval does for a decoder; or apart."""
+    """Encode context and target: jointly, split after the context's tokens as lm-eval does it, or separately."""
     given = tuple(tokenizer.encode(context))
     return given, tuple(tokenizer.encode(context + target))[len(given) :] if is_joint else tuple(
         tokenizer.encode_part(target)

@@ -1,6 +1,6 @@
 """SQuAD's files as questions, and the check of an evaluation's arguments.
 
-The login side imports this: no numpy, no client.
+The login node imports this module: no numpy, no client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from handover.regular_file import read_text
 
 V1, V2 = "1.1", "2.0"
 FIELDS = ("context", "question", "answer", "title", "taskname")
-"""Fields of a question that a prompt can show."""
+"""Fields of a question that a prompt may contain."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Question:
     """One question.
 
     Attributes:
-        id: of the question.
-        title: of the article.
+        id: id of the question.
+        title: title of the article.
         context: the passage.
-        question: the text.
+        question: text of the question.
         answers: gold answers; empty where the passage has none (v2.0).
     """
 
@@ -42,10 +42,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The questions of a file, and whose rules score them.
+    """The questions of a file, and the version of the rules that score them.
 
     Attributes:
-        version: V1 or V2, as the file says; V2 where it does not say and a question has no answer.
+        version: V1 or V2 according to the file; V2 where the file has no version and a question has no answer.
         questions: in the file's order.
     """
 
@@ -54,7 +54,7 @@ class Dataset:
 
 
 def check_squad(arguments: SquadArguments) -> tuple[Dataset, Template | None]:
-    """Read the questions and the prompt; None: it is that of a p-tuned task.
+    """Read the questions and the prompt's template; None for that of a p-tuned task.
 
     Raises:
         ConfigError: a file is missing or malformed, there are two prompts or none, or no token may be generated.
@@ -76,8 +76,8 @@ def read_dataset(path: Path, samples: int | None) -> Dataset:
     """Read a file of SQuAD v1.1 or v2.0, or NeMo's JSON lines of ``context``, ``question`` and ``answer``.
 
     Args:
-        path: the file.
-        samples: number of questions to take, from the first; None for all.
+        path: path of the file.
+        samples: number of questions to read; None for all.
 
     Raises:
         ConfigError: the file is missing, damaged, or shorter than the samples asked for.

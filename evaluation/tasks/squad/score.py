@@ -1,10 +1,10 @@
 """SQuAD's official figures, by the definitions of its two evaluation scripts.
 
 An answer is compared after lower-casing it, dropping ASCII punctuation and the articles a, an and the, and collapsing
-white space. *Exact match* asks for equality, *F1* is the harmonic mean of precision and recall over the words, counted
-with their multiplicity; of several gold answers the best counts. The scripts of v1.1 and v2.0 differ where nothing is
-left of an answer: v1.1 gives an F1 of 0, v2.0 of 1 if nothing is left of both; v2.0 passes over gold answers of which
-nothing is left, and for a question without an answer the right one is the empty text.
+white space. *Exact match* means equality, *F1* is the harmonic mean of precision and recall over the words, counted
+with their multiplicity; of several gold answers the best counts. The scripts of v1.1 and v2.0 differ for answers that
+are empty after this normalisation: v1.1 gives an F1 of 0, v2.0 of 1 if both are empty; v2.0 ignores gold answers that
+are empty, and the right answer to a question without one is the empty text.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True)
-class Score:
-    """What one question came to; a figure is None if its request failed or the figure is not for it.
+class QuestionScore:
+    """The scores of one question; a figure is None if the request failed or the figure does not apply.
 
     Attributes:
-        index: of the question in the file, from 0.
-        id: of the question.
-        has_answer: the passage has the answer (v2.0 asks others too).
-        prompt_tokens: virtual ones included.
-        cut_tokens: dropped from the passage because the model has too few positions.
-        prediction: what the model answered.
-        exact: 1 if it is a gold answer, else 0.
-        f1: of its words, from 0 to 1.
-        token_identity: its first tokens are those of the first gold answer.
+        index: index of the question in the file, from 0.
+        id: id of the question.
+        has_answer: whether the passage has the answer (v2.0 also has questions without one).
+        prompt_tokens: number of tokens of the prompt, with virtual tokens.
+        cut_tokens: tokens that were cut from the passage because the model has too few positions.
+        prediction: the model's answer.
+        exact: 1 if the prediction is a gold answer, else 0.
+        f1: F1 of the prediction's words, from 0 to 1.
+        token_identity: whether the prediction's first tokens are those of the first gold answer.
         error: why figures are missing; empty otherwise.
     """
 
@@ -62,12 +62,12 @@ def exact_match(prediction: str, answers: Sequence[str], version: str) -> float:
 
 
 def f1_score(prediction: str, answers: Sequence[str], version: str) -> float:
-    """The best F1 of the prediction's words against a gold answer's, from 0 to 1."""
+    """Return the best F1 of the prediction's words against any gold answer, from 0 to 1."""
     return max(_f1(prediction, answer, version) for answer in _gold(answers, version))
 
 
-def summarise(scores: Sequence[Score], version: str) -> list[Metric]:
-    """Compute the figures under the names that the scripts give them; v2.0 also by kind of question."""
+def summarise(scores: Sequence[QuestionScore], version: str) -> list[Metric]:
+    """Compute the figures under the official scripts' names; for v2.0 also by kind of question."""
     exact_name = "exact" if version == V2 else "exact_match"
     figures = [
         share(exact_name, (score.exact for score in scores), f"exact match (official script, v{version})"),
@@ -88,10 +88,10 @@ def summarise(scores: Sequence[Score], version: str) -> list[Metric]:
     return figures
 
 
-def _of(scores: Sequence[Score], prefix: str, which: str) -> Iterable[Metric]:
+def _of(scores: Sequence[QuestionScore], prefix: str, which: str) -> Iterable[Metric]:
     if not scores:
         return
-    values: dict[str, Callable[[Score], float | None]] = {"exact": lambda s: s.exact, "f1": lambda s: s.f1}
+    values: dict[str, Callable[[QuestionScore], float | None]] = {"exact": lambda s: s.exact, "f1": lambda s: s.f1}
     for name, value in values.items():
         yield share(f"{prefix}_{name}", map(value, scores), f"{name} {which}")
 

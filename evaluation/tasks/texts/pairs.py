@@ -1,4 +1,4 @@
-"""Sources with their references, as translation and summarization take them. The login side imports this: no client."""
+"""Sources with references for translation and summarization. The login node imports this module: no client."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from handover.errors import ConfigError
 from handover.regular_file import read_text
 
 FIELDS = ("source", "answer")
-"""What a prompt can say of a pair; the model writes the answer."""
+"""Fields of a pair that a prompt may contain; the model generates the answer."""
 _PIECE_SPACE = "\u2581"
-"""What SentencePiece writes for the space before a word."""
+"""SentencePiece's symbol for the space before a word."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A text and what should be made of it."""
+    """A source text and its reference."""
 
     source: str
     reference: str
@@ -40,10 +40,10 @@ def read_pairs(path: Path, reference: Path | None, samples: int | None, recover_
     """Read two files with a text a line each, or JSON lines with ``source`` and ``reference``.
 
     Args:
-        path: sources, or JSON lines.
-        reference: references; None: the former is JSON lines.
-        samples: number of pairs to take, from the first; None for all.
-        recover_bpe: lines hold SentencePiece's pieces, as FasterTransformer's ``test.en`` and ``test.de`` do.
+        path: file of sources, or of JSON lines.
+        reference: file of references; None if ``path`` has JSON lines.
+        samples: number of pairs to read; None for all.
+        recover_bpe: whether lines hold SentencePiece's pieces, as in FasterTransformer's ``test.en`` and ``test.de``.
 
     Raises:
         ConfigError: a file is missing or malformed, they have different lengths, or fewer than the samples asked for.
@@ -65,12 +65,12 @@ def read_pairs(path: Path, reference: Path | None, samples: int | None, recover_
 
 
 def join_pieces(pieces: Iterable[str]) -> str:
-    """Make a text of SentencePiece's pieces, without the piece that ends it."""
+    """Join SentencePiece's pieces to a text, without the end token."""
     return "".join(piece for piece in pieces if piece != "</s>").replace(_PIECE_SPACE, " ").strip()
 
 
 def _lines(path: Path) -> list[str]:
-    """Read lines; only a line feed ends one, and the last may lack it."""
+    """Read the lines of a file; only a line feed ends a line, and the last line may lack it."""
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:

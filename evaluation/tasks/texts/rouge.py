@@ -15,19 +15,19 @@ _WORD = re.compile("[a-z0-9]+")
 
 
 def rouge_n(prediction: str, reference: str, length: int) -> float:
-    """F-measure over runs of ``length`` words."""
+    """Return the F-measure over runs of ``length`` words."""
     given, gold = (_runs(words(text), length) for text in (prediction, reference))
     return _f_measure(sum((given & gold).values()), sum(given.values()), sum(gold.values()))
 
 
 def rouge_l(prediction: str, reference: str) -> float:
-    """F-measure of the longest common subsequence of words."""
+    """Return the F-measure of the longest common subsequence of words."""
     given, gold = words(prediction), words(reference)
     return _f_measure(len(_common_places(gold, given)), len(given), len(gold))
 
 
 def rouge_lsum(prediction: str, reference: str) -> float:
-    """F-measure of the common subsequences of sentences, one a line."""
+    """Return the F-measure of the common subsequences of sentences, one sentence a line."""
     given, gold = ([words(line) for line in text.split("\n") if line] for text in (prediction, reference))
     left_given, left_gold = Counter(sum(given, [])), Counter(sum(gold, []))
     hits = 0
@@ -42,7 +42,7 @@ def rouge_lsum(prediction: str, reference: str) -> float:
 
 
 def words(text: str) -> list[str]:
-    """Cut a text into words."""
+    """Split a text into words."""
     return _WORD.findall(text.lower())
 
 
@@ -56,7 +56,7 @@ def _f_measure(hits: int, given: int, gold: int) -> float:
 
 
 def _common_places(first: Sequence[str], second: Sequence[str]) -> list[int]:
-    """Places in the first of a longest common subsequence; of several, the one that ends last in the second."""
+    """Return the indices in ``first`` of a longest common subsequence; of several, of the one that ends last."""
     lengths = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
     for i, word in enumerate(first):
         for j, other in enumerate(second):

@@ -1,4 +1,4 @@
-"""What translation and summarization have in common: ask for texts, take the time, keep what came back."""
+"""The run that translation and summarization share: generate texts, measure the time, score and write results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evaluation.client.request_tensors import Sampling
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.tasks.metric import Metric
 from evaluation.tasks.outcome import Outcome
-from evaluation.tasks.prompting import Answer, Completer, Prompter
+from evaluation.tasks.prompting import Completer, PromptAnswer, Prompter
 from evaluation.tasks.target import find_target, find_tokenizer
 from evaluation.tasks.texts.pairs import Pair, check_pairs
 from handover.digests import file_digest
@@ -24,15 +24,15 @@ PREDICTIONS_NAME = "predictions.txt"
 
 @dataclass(frozen=True)
 class TextSample:
-    """What one text came to; a task adds its own figures.
+    """The result for one source; a task adds its own figures.
 
     Attributes:
         index: line in the file, from 0.
-        prompt_tokens: that were sent.
-        cut_tokens: dropped from the source because the model has too few positions.
-        generated_tokens: the one that ends a text included; None if the request failed.
-        prediction: what the model wrote.
-        error: why there is none; empty otherwise.
+        prompt_tokens: number of tokens of the prompt.
+        cut_tokens: tokens that were cut from the source because the model has too few positions.
+        generated_tokens: number of generated tokens with the end token; None if the request failed.
+        prediction: the generated text.
+        error: why there is no prediction; empty otherwise.
     """
 
     index: int
@@ -44,13 +44,13 @@ class TextSample:
 
 
 @dataclass(frozen=True)
-class Written:
-    """All that a model wrote.
+class Predictions:
+    """The predictions of a run.
 
     Attributes:
         pairs: sources and references.
-        samples: one for each, in order.
-        elapsed_ns: from the first request to the last answer.
+        samples: one sample for each pair, in order.
+        elapsed_ns: time from the first request to the last answer.
     """
 
     pairs: Sequence[Pair]
@@ -59,22 +59,22 @@ class Written:
 
     @property
     def answered(self) -> list[tuple[str, str]]:
-        """Prediction and reference, where a prediction came back."""
+        """Predictions with their references, without failed samples."""
         pairs = zip(self.samples, self.pairs, strict=True)
         return [(sample.prediction, pair.reference) for sample, pair in pairs if not sample.error]
 
 
 Scored = tuple[list[Metric], Sequence[Any], dict[str, Any]]
-"""A task's figures, its samples, and what its figures rest on."""
+"""A task's metrics, its samples, and settings that the metrics depend on."""
 
 
-def run_text_task(task: str, arguments: TextPairArguments, score: Callable[[Written], Scored]) -> None:
-    """Ask for every text, score, write the results, and fail if any text has none.
+def run_text_task(task: str, arguments: TextPairArguments, score: Callable[[Predictions], Scored]) -> None:
+    """Generate every text, score, write the results, and fail if any text is missing.
 
     Args:
-        task: its name.
-        arguments: how to ask, and for what.
-        score: computes the task's figures.
+        task: name of the task.
+        arguments: data, prompt and settings of the requests.
+        score: computes the task's metrics.
     """
     pairs, template = check_pairs(arguments)
     target = find_target(task, arguments)
@@ -84,7 +84,7 @@ def run_text_task(task: str, arguments: TextPairArguments, score: Callable[[Writ
     sampling = Sampling(beam_width=arguments.beam_width)
     completer = Completer(target, arguments, tokenizer, arguments.max_output_len, sampling=sampling)
     first = next((prompt for prompt in prompts if not prompt.problem), prompts[0])
-    if isinstance(warm := completer.complete([first])[0], str):  # nothing is timed before an answer came back
+    if isinstance(warm := completer.complete([first])[0], str):  # a warm-up request, which is not timed
         raise ServerError(f"no text came back: {warm}")
     started = time.monotonic_ns()
     answers = completer.complete(prompts)
@@ -93,7 +93,7 @@ def run_text_task(task: str, arguments: TextPairArguments, score: Callable[[Writ
         _sample(index, len(prompt.ids), prompt.cut_tokens, answer, template.read_answer)
         for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
     ]
-    written = Written(pairs, samples, elapsed_ns)
+    written = Predictions(pairs, samples, elapsed_ns)
     metrics, rows, basis = score(written)
     settings = {"prompt": template.prompt_template, "max_output_len": arguments.max_output_len}
     outcome = Outcome(
@@ -111,14 +111,14 @@ def run_text_task(task: str, arguments: TextPairArguments, score: Callable[[Writ
     outcome.show()
 
 
-def _sample(index: int, given: int, cut: int, answer: Answer | str, read: Callable[[str], str]) -> TextSample:
+def _sample(index: int, given: int, cut: int, answer: PromptAnswer | str, read: Callable[[str], str]) -> TextSample:
     if isinstance(answer, str):
         return TextSample(index, given, cut, None, "", answer)
     return TextSample(index, given, cut, answer.generated, read(answer.text), "")
 
 
-def _speed(written: Written) -> Metric:
-    """Tokens generated per second of the whole run, the requests' concurrency included; failed texts bring none."""
+def _speed(written: Predictions) -> Metric:
+    """Compute generated tokens per second over the whole run with all its concurrency; failed texts count none."""
     counts = [sample.generated_tokens for sample in written.samples if sample.generated_tokens is not None]
     value = sum(counts) * NANOSECONDS_PER_S / written.elapsed_ns if counts else None
     definition = (
