@@ -16,6 +16,7 @@ from dataclasses import replace
 from deployment.address import with_address
 from deployment.arguments import ServeArguments
 from deployment.files import prove_files
+from deployment.fitness import check_engine
 from deployment.gpus import visible_devices
 from deployment.kill_wait import within_kill_wait
 from deployment.leftovers import sweep_earlier, sweep_node
@@ -93,6 +94,7 @@ def prepare(arguments: ServeArguments) -> tuple[list[ServedModel], list[str]]:
     find_ports(arguments)  # before the long part: a port in use is said at once
     models = find_served_models(arguments.model_repository, follows_moves=arguments.engine == SLIPWAY)
     for model in models:
+        check_engine(model, arguments.engine)
         vouched = prove_weights(model, arguments.model_repository)
         say(f"weights    proved, {vouched} shards by digest" if vouched else "weights    proved by name and size only")
     proved, edited = prove_files(arguments.model_repository, models, arguments.edited_files)

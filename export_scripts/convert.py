@@ -41,7 +41,7 @@ from export_scripts.targets.huggingface.convert import convert_to_huggingface
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.families.family import ConfigValues, render_config
 from handover.errors import exit_status
-from handover.manifest import RANDOM_WEIGHTS, FileRecord, Manifest
+from handover.manifest import FT_CANNOT, RANDOM_WEIGHTS, FileRecord, Manifest
 from handover.progress import Progress
 
 # Written into the journal: work of an older layout is not continued.
@@ -61,6 +61,8 @@ def convert(arguments: ConvertArguments) -> Manifest:
     archive = conversion.archive
     check_apart(archive, arguments.output)
     made_from = origin(archive, conversion.source.source_map.name, arguments)
+    if beyond := conversion.source.family.beyond(conversion.source.dims):
+        made_from[FT_CANNOT] = list(beyond)
     journal = Journal(arguments.output, {**made_from, "layout_version": _LAYOUT_VERSION}, _names(conversion))
     try:
         _check_space(conversion, arguments.output, journal)

@@ -93,9 +93,16 @@ def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_
     check_split(settings, source.family.divided)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     check_types(source, assignments)
-    source = replace(source, remarks=(*source.remarks, *zeros_made(assignments)))
+    source = replace(source, remarks=(*source.remarks, *zeros_made(assignments), *_beyond(source)))
     files = join_files(assignments, source.files())
     return Conversion(source, tuple(each.for_ranks(tensor_para_size) for each in files), settings)
+
+
+def _beyond(source: Source) -> tuple[str, ...]:
+    """Say what FasterTransformer's own engine computes otherwise; nothing where it computes the model."""
+    if not (beyond := source.family.beyond(source.dims)):
+        return ()
+    return (f"FasterTransformer's own engine computes otherwise, and deployment refuses it: {'; '.join(beyond)}",)
 
 
 def check_types(source: Source, assignments: Sequence[Assignment]) -> None:

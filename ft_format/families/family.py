@@ -70,6 +70,8 @@ class Family:
         prompt_types: values of ``prompt_learning_type`` with which FasterTransformer opens a file for each task.
         rotates_pairs: whether rotary positions rotate neighbours with each other, else the two halves of a head.
         uses_prefixes: whether it uses prefix prompts (PREFIX): its GPT opens their files and does not use them.
+        beyond: lists what FasterTransformer's own engine computes otherwise of a model, given its dimensions, one line
+            each.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Family:
     prompt_types: tuple[str, ...] = (PREFIX, P_TUNED)
     rotates_pairs: bool = False
     uses_prefixes: bool = False
+    beyond: Callable[[Any], tuple[str, ...]] = lambda dims: ()
 
     @property
     def main(self) -> str:

@@ -18,7 +18,14 @@ from typing import Any
 
 from ft_format.config_ini import ConfigIni, Sections
 from ft_format.families.family import LAYERS, SIZE, ConfigValues, Family
-from ft_format.families.llama_dims import ACTIVATIONS, LAYER_NORM, NORMS, ROPE_TYPES, LlamaDims
+from ft_format.families.llama_dims import (
+    ACTIVATIONS,
+    LAYER_NORM,
+    NORMS,
+    ROPE_TYPES,
+    LlamaDims,
+    beyond_fastertransformer,
+)
 from ft_format.layout import TensorSpec, in_every_layer
 from ft_format.values import FLAG, INDEX, Values, decimal, fraction, one_of
 
@@ -193,4 +200,5 @@ FAMILY = Family(
     sections=(SECTION,),
     model_types=("Llama",),
     divided=("kv_head_num", "inter_size"),
+    beyond=beyond_fastertransformer,
 )

@@ -1,4 +1,4 @@
-"""The tensors of FasterTransformer's GPT, GPT-J and GPT-NeoX behind Triton, and the configurations made of them.
+"""The tensors of FasterTransformer's GPT, GPT-J, GPT-NeoX and Llama behind Triton, and the configurations made of them.
 
 Names, types, shapes and options are those of FasterTransformer backend's GPT guide and of its published
 repository ``all_models/gpt``: a client of one is a client of the other. What differs, and why:
@@ -43,6 +43,13 @@ _PROMPT_LEARNING = (
 )
 _GPT_ALONE = ("is_return_context_embeddings", "response_input_lengths", "context_embeddings")
 """What FasterTransformer's GPT-J and GPT-NeoX neither read nor give."""
+_NOT_LLAMAS = (
+    *_GPT_ALONE,
+    *("presence_penalty", "min_length", "is_return_context_cum_log_probs", "is_return_context_log_probs"),
+    *("request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"),
+    *("context_log_probs", "context_argmax_ids"),
+)
+"""What the community's Llama has not either: the tensors of its published repository, ``all_models/llama``."""
 
 ENGINE_INPUTS = (
     TensorSpec("input_ids", "UINT32", (-1,), ragged=True),
@@ -127,8 +134,9 @@ def postprocessing(serving: Serving) -> ModelSpec:
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
-    passed_on = (*SAMPLING, *CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS)
-    outputs = {tensor.name: tensor for tensor in ENGINE_OUTPUTS}
+    passed_on = _known(serving, (*SAMPLING, *CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS))
+    given = {tensor.name: tensor for tensor in _known(serving, ENGINE_OUTPUTS)}
+    outputs = {name: given[name] for name in _ENSEMBLE_OUTPUTS if name in given}
     spec = ModelSpec(
         name=ENSEMBLE,
         max_batch_size=serving.max_batch_size,
@@ -139,13 +147,13 @@ def ensemble(serving: Serving) -> ModelSpec:
             TensorSpec("INPUT_3", "STRING", (-1,), optional=True),
             *(replace(tensor, scalar=False) for tensor in passed_on),
         ),
-        outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *(outputs[name] for name in _ENSEMBLE_OUTPUTS)),
-        steps=_ensemble_steps(serving, passed_on),
+        outputs=(TensorSpec("OUTPUT_0", "STRING", (-1, -1)), *outputs.values()),
+        steps=_ensemble_steps(serving, passed_on, outputs),
     )
     return with_deltas(serving, spec)
 
 
-def _ensemble_steps(serving: Serving, passed_on: Iterable[TensorSpec]) -> tuple[Step, ...]:
+def _ensemble_steps(serving: Serving, passed_on: Iterable[TensorSpec], given: Iterable[str]) -> tuple[Step, ...]:
     return (
         READING,
         Step(
@@ -154,7 +162,7 @@ def _ensemble_steps(serving: Serving, passed_on: Iterable[TensorSpec]) -> tuple[
             outputs={
                 "output_ids": "_TOKENS_BATCH",
                 **({"response_input_lengths": "_RESPONSE_INPUT_LENGTHS"} if serving.family == "gpt" else {}),
-                **{name: name for name in _ENSEMBLE_OUTPUTS},
+                **{name: name for name in given},
             },
         ),
         Step(
@@ -171,4 +179,5 @@ def _ensemble_steps(serving: Serving, passed_on: Iterable[TensorSpec]) -> tuple[
 
 def _known(serving: Serving, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Leave out what the family does not know."""
-    return tuple(tensor for tensor in tensors if serving.family == "gpt" or tensor.name not in _GPT_ALONE)
+    unknown = {"gpt": (), "llama": _NOT_LLAMAS}.get(serving.family, _GPT_ALONE)
+    return tuple(tensor for tensor in tensors if tensor.name not in unknown)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from export_scripts.repository.names import ENGINE, PREPROCESSING
 from export_scripts.repository.pbtxt import ModelSpec, Step, TensorSpec
 
-MODEL_TYPES = {"gpt": "GPT", "gptj": "GPT-J", "gptneox": "GPT-NeoX", "t5": "T5"}
+MODEL_TYPES = {"gpt": "GPT", "gptj": "GPT-J", "gptneox": "GPT-NeoX", "llama": "Llama", "t5": "T5"}
 """The parameter ``model_type`` by family, as FasterTransformer's backend knows it (libfastertransformer.cc)."""
 
 
@@ -17,7 +17,7 @@ class Serving:
     """What the configurations depend on.
 
     Attributes:
-        family: FasterTransformer's model: gpt, gptj, gptneox or t5.
+        family: FasterTransformer's model: gpt, gptj, gptneox, llama or t5.
         tensor_para_size, pipeline_para_size: parallelism of the served model.
         data_type: fp32, fp16 or bf16, of the computation.
         int8_mode: 1: weight-only int8.

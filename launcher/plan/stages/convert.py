@@ -6,18 +6,18 @@ What the checkpoint says now, and the plan.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from handover.errors import ConfigError
-from launcher.config.schema import Config, ModelFormat, ModelType, Stage
+from launcher.config.schema import Config, Engine, ModelFormat, ModelType, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.evaluate import check_model
 from launcher.plan.stages.settings import environment, resources
 
-_T5 = "t5"
+_T5, _LLAMA = "t5", "llama"
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
@@ -62,6 +62,8 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), given)
     source = with_settled_ids(opened, model.start_id, model.end_id)
     _check_family(config, str(checkpoint), source.family.name)
+    if Stage.deploy in stages:
+        _check_engine(config, str(checkpoint), source.family.name, source.family.beyond(source.dims))
     if Stage.export in stages and not source.tokenizer.members:
         raise ConfigError(
             f"{checkpoint} has no tokenizer, which export needs",
@@ -151,6 +153,32 @@ def _check_huggingface(config: Config, paths: RunPaths) -> None:
 
     planned = inspect_huggingface(paths.checkpoint, _arguments(config, paths))
     _check_family(config, str(paths.checkpoint), planned.source.family.name)
+
+
+def _check_engine(config: Config, checkpoint: str, family: str, beyond: Sequence[str]) -> None:
+    """Refuse to plan the deployment of a model that the engine does not compute.
+
+    Args:
+        config: of the run.
+        checkpoint: for the error.
+        family: of the model.
+        beyond: what FasterTransformer's own engine computes otherwise.
+
+    Raises:
+        ConfigError: naming the engine and why.
+    """
+    if config.deployment.engine is Engine.fastertransformer and beyond:
+        raise ConfigError(
+            f"deployment.engine=fastertransformer would compute another model than {checkpoint}\n  "
+            + "\n  ".join(beyond),
+            "take export.model.format=huggingface with stages=[convert]",
+        )
+    if config.deployment.engine is Engine.slipway and family == _LLAMA:
+        raise ConfigError(
+            f"{checkpoint} is of the Llama family, which the drop-in engine does not serve",
+            "take deployment.engine=fastertransformer in a container with Llama, stages=[convert,export], or "
+            "export.model.format=huggingface with stages=[convert]",
+        )
 
 
 def _check_family(config: Config, checkpoint: str, family: str) -> None:

@@ -1,0 +1,32 @@
+"""Whether an engine computes the model that it is given, known from config.ini before a server is started."""
+
+from __future__ import annotations
+
+from deployment.served_models import ServedModel
+from deployment.tritonserver import FASTERTRANSFORMER
+from ft_format.config_ini import ConfigIni
+from ft_format.families import find_family
+from handover.errors import ArtefactError
+
+
+def check_engine(model: ServedModel, engine: str) -> None:
+    """Refuse a model that FasterTransformer's own engine would load and compute wrongly.
+
+    Args:
+        model: one of ``find_served_models``.
+        engine: that is to serve it.
+
+    Raises:
+        ArtefactError: naming every key of config.ini that it does not follow.
+    """
+    if engine != FASTERTRANSFORMER:
+        return  # our engine says itself what it does not serve
+    ini = ConfigIni.read(model.checkpoint, ArtefactError)
+    family = find_family(ini)
+    beyond = family.beyond(family.read(ini, lambda name: True, 1)) if family else ()
+    if beyond:
+        raise ArtefactError(
+            f"FasterTransformer would compute another model than '{model.name}' in {model.checkpoint}\n  "
+            + "\n  ".join(beyond),
+            "take export.model.format=huggingface, and an engine that reads it",
+        )

@@ -1,0 +1,110 @@
+"""The Triton repository of a Llama: the tensors of void-main's ``all_models/llama``, and who refuses to serve it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.composed import compose
+from support.llama_hub_models import save_llama
+
+from deployment.fitness import check_engine
+from deployment.served_models import find_served_models
+from deployment.weights import prove_weights
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.convert import convert
+from export_scripts.repository.model_repository import build_repository
+from export_scripts.repository.pbtxt import parse
+from handover.errors import ArtefactError, ConfigError
+from handover.manifest import FT_CANNOT, Manifest
+from launcher.config.schema import Stage, register
+from launcher.plan.paths import RunPaths
+from launcher.plan.stages import convert as stage
+
+INPUTS = {
+    *("input_ids", "start_id", "end_id", "input_lengths", "request_output_len", "runtime_top_k", "runtime_top_p"),
+    *("beam_search_diversity_rate", "temperature", "len_penalty", "repetition_penalty", "random_seed", "beam_width"),
+    *("is_return_log_probs", "bad_words_list", "stop_words_list", "prompt_learning_task_name_ids"),
+    *("top_p_decay", "top_p_min", "top_p_reset_ids"),
+}
+OUTPUTS = {"output_ids", "sequence_length", "cum_log_probs", "output_log_probs"}
+
+
+def exported(name: str, folder: Path, **changes: object) -> Path:
+    save_llama(name, folder / "source", **changes)
+    convert(ConvertArguments(folder / "source", folder / "2-gpu", 2, "fp16", processes=1))
+    build_repository(
+        ExportArguments(
+            ft_checkpoint=folder / "2-gpu",
+            output=folder / "repository",
+            model_name="my_llama",
+            tensor_para_size=2,
+            pipeline_para_size=1,
+            data_type="fp16",
+            int8_mode=0,
+            enable_custom_all_reduce=0,
+            max_batch_size=8,
+            decoupled=True,
+        )
+    )
+    return folder / "repository"
+
+
+def keys(lines: object) -> list[str]:
+    assert isinstance(lines, list)
+    return [line.partition(" = ")[0] for line in lines]
+
+
+def test_the_engines_tensors_are_those_of_the_published_repository(tmp_path: Path) -> None:
+    repository = exported("llama 2 70B", tmp_path)
+    config = parse((repository / "fastertransformer/config.pbtxt").read_text())
+    assert {tensor.name for tensor in config.input} == INPUTS
+    assert {tensor.name for tensor in config.output} == OUTPUTS
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    assert (parameters["model_type"], parameters["tensor_para_size"]) == ("Llama", "2")
+    assert config.backend == "fastertransformer" and config.model_transaction_policy.decoupled
+    ensemble = parse((repository / "ensemble/config.pbtxt").read_text())
+    (step,) = [each for each in ensemble.ensemble_scheduling.step if each.model_name == "fastertransformer"]
+    assert {*step.input_map} <= INPUTS and {*step.output_map} <= OUTPUTS
+    models = find_served_models(repository)
+    assert [model.family for model in models] == ["llama"]
+    assert prove_weights(models[0], repository) > 0
+
+
+def test_what_fastertransformer_computes_otherwise_is_in_the_manifest_and_not_served_by_it(tmp_path: Path) -> None:
+    repository = exported("qwen3", tmp_path)
+    (model,) = find_served_models(repository)
+    assert keys(Manifest.read(tmp_path / "2-gpu").made_from[FT_CANNOT]) == ["hidden_units", "size_per_head", "qk_norm"]
+    check_engine(model, "slipway")
+    with pytest.raises(ArtefactError, match=r"would compute another model(.|\n)*qk_norm = 1  \("):
+        check_engine(model, "fastertransformer")
+
+
+def test_a_model_that_it_computes_is_not_marked(tmp_path: Path) -> None:
+    repository = exported("llama 2 70B", tmp_path, head_dim=32, hidden_size=256)
+    (model,) = find_served_models(repository)
+    assert FT_CANNOT not in Manifest.read(tmp_path / "2-gpu").made_from
+    check_engine(model, "fastertransformer")
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("slipway", "which the drop-in engine does not serve"),
+        ("fastertransformer", r"would compute another model(.|\n)*size_per_head = 8  \("),
+    ],
+)
+def test_a_run_that_would_serve_it_is_refused_when_it_is_planned(engine: str, words: str, tmp_path: Path) -> None:
+    register()
+    save_llama("llama", tmp_path / "source")
+    config = compose(
+        [
+            f"base_results_dir={tmp_path / 'results'}",
+            f"export.model.checkpoint_path={tmp_path / 'source'}",
+            f"deployment.engine={engine}",
+        ]
+    )
+    paths = RunPaths.of(config)
+    stage.check(config, paths, [Stage.convert, Stage.export])
+    with pytest.raises(ConfigError, match=words):
+        stage.check(config, paths, [Stage.convert, Stage.export, Stage.deploy])
