@@ -280,7 +280,7 @@ def test_every_family_has_its_section(tmp_path: Path, sections: str, family: str
     found, config, tasks = read_config(tmp_path)
     assert (found, tasks) == (family, {}) and key in config
     (tmp_path / "config.ini").write_text("[bert]\nhead_num = 12\n")
-    with pytest.raises(ArtefactError, match="none of the sections gpt, gptj, gptneox, decoder, encoder"):
+    with pytest.raises(ArtefactError, match="none of the sections gpt, gptj, gptneox, llama, decoder, encoder"):
         read_config(tmp_path)
 
 

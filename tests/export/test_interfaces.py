@@ -109,5 +109,5 @@ def test_sessions_are_for_gpt_alone(tmp_path: Path) -> None:
 
 
 def test_a_configuration_of_no_family(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactError, match="none of the sections gpt, gptj, gptneox, decoder, encoder"):
+    with pytest.raises(ArtefactError, match="none of the sections gpt, gptj, gptneox, llama, decoder, encoder"):
         export(tmp_path, "[bert]\n")
