@@ -205,7 +205,7 @@ def test_what_cannot_be_merged_exactly_is_named(changes: dict[str, Any], words: 
         (("lora_kqv_adapter", "lora_q_adapter"), "no part of a LoRA adapter that is read"),
         (
             ("layers.1.", "layers.9."),
-            "the model has no model.decoder.layers.9.self_attention.query_key_value.weight or",
+            "the model has no model.decoder.layers.9.self_attention.query_key_value.weight",
         ),
         (
             ("lora_4htoh", "lora_hto4h"),

@@ -33,7 +33,7 @@ def difference(root: Path, name: str) -> float:
     return float(np.abs(forward(root, INPUT_IDS) - np.load(DATA / f"{name}.logits.npy")).max())
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "llama"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_merged_logits_are_pefts(name: str, ranks: int, tmp_path: Path) -> None:
     model = save(ADAPTERS[name][0], tmp_path / "source")

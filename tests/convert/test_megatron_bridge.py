@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from support.llama_configs import nemo2, padded_vocabulary
 from support.llama_files import chunked, write_torch_dist
+from support.llama_models import input_ids, saved
+from support.llama_shards_forward import forward as llama_forward
+from support.llama_state import core_state as core_state_of
 from support.megatron_core import core_forward, core_state
 from support.nemo_archive import HEADS, HIDDEN, INTER, LAYERS, POSITIONS, TOKENIZER, VOCAB
 from support.reference_forward import forward
@@ -21,6 +25,7 @@ from export_scripts.convert import convert
 from export_scripts.inspect import main as inspect
 from handover.errors import CheckpointError
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 INPUT_IDS = np.arange(2 * POSITIONS).reshape(2, POSITIONS) % VOCAB
 GELU = {"_target_": "torch._C._nn.gelu", "_call_": False}
 TRANSFORMER = {
@@ -102,6 +107,30 @@ def test_logits_are_megatron_cores(form: str, ranks: int, groups: int, tmp_path:
     wanted = core_forward(state, INPUT_IDS, groups, 0)
     assert np.abs(logits(tmp_path / "run", tmp_path / "out") - wanted).max() < 1e-4
     assert np.abs(logits(folder, tmp_path / "one") - wanted).max() < 1e-4, "the iteration's own directory"
+
+
+LLAMAS = {
+    "llama": "llama.llama_provider.LlamaModelProvider",
+    "llama31": "llama.llama_provider.Llama31ModelProvider",
+    "mistral": "mistral.mistral_provider.MistralModelProvider",
+    "nemotron": "nemotron.nemotron_provider.NemotronModelProvider",
+    "qwen2": "qwen.qwen_provider.Qwen2ModelProvider",
+    "qwen3": "qwen.qwen_provider.Qwen3ModelProvider",
+    "gemma": "gemma.gemma_provider.GemmaModelProvider",
+    "gemma2": "gemma.gemma2_provider.Gemma2ModelProvider",
+}
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_llama_and_its_relatives(name: str, tmp_path: Path) -> None:
+    source = saved(name)
+    model = {**nemo2(source.config, name)["config"], "_target_": f"megatron.bridge.models.{LLAMAS[name]}"}
+    if name == "llama31":  # the newer words
+        model |= {"rope_scaling": True, "rope_scaling_factor": model.pop("scale_factor")}
+    write(tmp_path / "run", core_state_of(source.tensors, source.config, padded_vocabulary(source.config, 2)), model, 2)
+    convert(ConvertArguments(tmp_path / "run", tmp_path / "2-gpu", 2, "fp32"))
+    made = llama_forward(tmp_path / "2-gpu", input_ids())[..., : source.config.vocab_size]
+    assert np.abs(made - source.logits).max() < 1e-5 * max(1.0, float(np.abs(source.logits).max()))
 
 
 def test_the_tracker_chooses_and_inspect_names_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from support.huggingface_models import build, filling, logits
+from support import huggingface_models, llama_models
+from support.huggingface_models import filling, logits
 
 DATA = Path(__file__).parents[1] / "data/peft"
 INPUT_IDS = np.array([[11, 3, 95, 0, 42, 17, 17, 8], [1, 2, 3, 90, 60, 30, 20, 5]])
@@ -33,11 +34,24 @@ ADAPTERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "alpha_pattern": {"0.attention.dense": 7},
         },
     ),
+    "llama": (
+        "llama",
+        {
+            "r": 3,
+            "lora_alpha": 6,
+            "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        },
+    ),
     "gpt_neox_head": (
         "gpt_neox",
         {"r": 2, "target_modules": ["dense_h_to_4h"], "modules_to_save": ["lm_head"], "layers_to_transform": [1]},
     ),
 }
+
+
+def build(family: str) -> Any:
+    """Build the model of a family."""
+    return (llama_models if family in llama_models.MODELS else huggingface_models).build(family)
 
 
 def write(name: str, directory: Path) -> None:

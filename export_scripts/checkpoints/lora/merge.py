@@ -40,7 +40,7 @@ class _Merging:
         """Find the weight that an adapter means, and note what is wrong with it."""
         key = next((found for name in names if (found := _suffix_in(self.tensors, name))), None)
         if key is None:
-            self.problems.append(f"{what}  the model has no {' or '.join(names)}")
+            self.problems.append(f"{what}  the model has no {names[0]}")
             return None
         table = self.source.source_map
         if table.is_ignored(key) or not table.targets(key):

@@ -214,13 +214,18 @@ def _update(
     ]
     is_fc1 = kind in ("hto4h", "unfused_hto4h")
     return Update(
-        names=tuple(f"{module}.{layer}.weight" for layer in _LAYERS[kind]),
+        names=tuple(f"{place}.{layer}.weight" for layer in _LAYERS[kind] for place in _places(module)),
         shape=(sum(out.shape[0] for _, out in pairs), pairs[0][0].shape[1]),
         factors=tuple(tensor for pair in pairs for tensor in pair),
         read=partial(_READERS.get(kind, _read_one), pairs, said),
         is_gated=is_fc1 and said.is_gated,
         keys=tuple(keys.values()),
     )
+
+
+def _places(module: str) -> tuple[str, ...]:
+    """Give a module's names: NeMo 2 calls ``module`` what NeMo 1 calls ``model``."""
+    return (module, f"module.{module.removeprefix('model.')}")
 
 
 def _parts(kind: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from export_scripts.checkpoints.megatron.gpt import gpt_source
 from export_scripts.checkpoints.megatron.reader import find_folder
 from export_scripts.checkpoints.nemo.known_keys import CORE_KNOWN
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
-from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words
+from export_scripts.checkpoints.nemo.nemo2 import in_nemo1_words, is_gemma
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.given import tokenizer_in
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles, only_named
@@ -71,7 +71,7 @@ def open_source(archive: Archive) -> Source:
     config = _flat(model)
     return gpt_source(
         archive,
-        in_nemo1_words(config),
+        {**in_nemo1_words(config), "apply_embedding_scaling": is_gemma(model)},
         lambda: open_distributed(archive, folder),
         "",
         lambda: _find_tokenizer(archive, folder, run.fields("tokenizer", {})),
@@ -85,6 +85,9 @@ def _flat(model: Fields) -> dict[str, Any]:
     named = model.fields("extra_checkpoint_metadata", {}).get(_ACTIVATION)
     if named is not None and config.get("activation_func") is None:
         config["activation_func"] = named
+    if config.pop("rope_scaling", False):  # the newer words for what Llama31ModelProvider called scale_factor
+        config["scale_factor"] = config.get("rope_scaling_factor")
+    config.pop("rope_scaling_factor", None)
     return config
 
 

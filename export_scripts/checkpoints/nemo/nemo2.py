@@ -73,7 +73,7 @@ def open_source(archive: Archive) -> Source:
         raise CheckpointError(f"{archive.path} is a {kind}, not a GPT")
     return gpt_source(
         archive,
-        {**in_nemo1_words(config), "apply_embedding_scaling": _is_gemma(model)},
+        {**in_nemo1_words(config), "apply_embedding_scaling": is_gemma(model)},
         lambda: open_distributed(archive, _WEIGHTS),
         _PREFIX,
         lambda: _find_tokenizer(archive, model.get("tokenizer")),
@@ -81,7 +81,7 @@ def open_source(archive: Archive) -> Source:
     )
 
 
-def _is_gemma(model: Mapping[str, Any]) -> bool:
+def is_gemma(model: Mapping[str, Any]) -> bool:
     """Whether embeddings are scaled: no key says it, the classes of Gemma and Gemma 2 do it."""
     config = model.get("config")
     own = config.get("_target_") if isinstance(config, Mapping) else None

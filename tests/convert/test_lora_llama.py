@@ -1,0 +1,154 @@
+"""LoRA adapters of Llama-like models, of PEFT and of NeMo: logits of the merged model in transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.llama_configs import nemo1, nemo2, padded_vocabulary
+from support.llama_files import chunked, write_archive, write_nemo2_tree, write_torch_dist
+from support.llama_models import VOCAB, build, input_ids, logits, save, saved
+from support.llama_shards_forward import forward
+from support.llama_state import core_state, merged_qkv
+from support.nemo_archive import write_nemo
+from support.peft_adapters import DATA, INPUT_IDS
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+RANK, ALPHA = 4, 5.0
+PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
+GATES = ("mlp.gate_proj", "mlp.up_proj")
+State = dict[str, torch.Tensor]
+
+
+def test_pefts_logits(tmp_path: Path) -> None:
+    """As FT shards, and as a directory that transformers loads."""
+    from transformers import AutoModelForCausalLM
+
+    save("llama", tmp_path / "source")
+    wanted = np.load(DATA / "llama.logits.npy")
+    adapter = DATA / "llama"
+    for ranks in (1, 2, 4):
+        convert(ConvertArguments(tmp_path / "source", tmp_path / f"{ranks}-gpu", ranks, "fp32", adapter=adapter))
+        assert np.abs(forward(tmp_path / f"{ranks}-gpu", INPUT_IDS)[..., :VOCAB] - wanted).max() < 1e-4
+    hub = tmp_path / "hub"
+    convert(ConvertArguments(tmp_path / "source", hub, 1, "fp32", adapter=adapter, format="huggingface"))
+    with torch.no_grad():
+        made = AutoModelForCausalLM.from_pretrained(hub)(torch.from_numpy(INPUT_IDS)).logits.numpy()
+    assert np.abs(made - wanted).max() < 1e-4
+
+
+def products(name: str, is_fused: bool) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """linear_in and linear_out of each projection by transformers' name; a fused adapter shares linear_in."""
+    generator = torch.Generator().manual_seed(11)
+    weights = {key: value for key, value in saved(name).tensors.items() if key.endswith("_proj.weight")}
+    weights = dict(sorted(weights.items(), key=lambda entry: ("q_proj" not in entry[0], entry[0])))  # gate precedes up
+    made: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for key, weight in weights.items():
+        down = torch.randn(RANK, weight.shape[1], generator=generator) / 8
+        for first, others in (("q_proj", ("k_proj", "v_proj")), ("gate_proj", ("up_proj",))):
+            for other in others:
+                if is_fused and other in key:
+                    shared = made.get(key.replace(other, first))
+                    down = down if shared is None else shared[0]
+        made[key] = down, torch.randn(weight.shape[0], RANK, generator=generator) / 8
+    return made
+
+
+def merged_logits(name: str, adapter: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> np.ndarray:
+    """transformers' logits with alpha / r times the products added to the weights."""
+    model = build(name)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key in adapter:
+                down, up = adapter[key]
+                parameter += ALPHA / RANK * up @ down
+    return logits(model)
+
+
+def in_nemos_words(name: str, adapter: dict[str, tuple[torch.Tensor, torch.Tensor]], is_fused: bool) -> State:
+    """NeMo's keys, gated projections as [2, inter, rank] until a rank's part is cut."""
+    config, state = saved(name).config, {}
+    groups = config.num_key_value_heads
+    size = saved(name).tensors["model.layers.0.self_attn.k_proj.weight"].shape[0] // groups
+    for layer in range(config.num_hidden_layers):
+        of = {p: adapter.get(f"model.layers.{layer}.{p}.weight") for p in (*PROJECTIONS, *GATES)}
+        attention = f"model.decoder.layers.{layer}.self_attention.adapter_layer.lora_"
+        mlp = f"model.decoder.layers.{layer}.mlp.adapter_layer.lora_"
+        made = {
+            f"{attention}dense_attention_adapter": of["self_attn.o_proj"],
+            f"{mlp}4htoh_adapter": of["mlp.down_proj"],
+        }
+        q, k, v = (of[f"self_attn.{letter}_proj"] for letter in "qkv")
+        gate, up = (of[p] for p in GATES)
+        if is_fused:
+            made[f"{attention}kqv_adapter"] = (q[0], merged_qkv(q[1], k[1], v[1], groups, size))
+            made[f"{mlp}hto4h_adapter"] = up if gate is None else (gate[0], torch.stack([gate[1], up[1]]))
+        else:
+            made |= {
+                f"{attention}unfused_kqv_adapter.{n}_adapter": one for n, one in zip("qkv", (q, k, v), strict=True)
+            }
+            made |= {f"{mlp}unfused_hto4h_adapter.{n}_adapter": one for n, one in (("gate", gate), ("up", up))}
+        for place, (down, out) in made.items():
+            state |= {f"{place}.linear_in.weight": down, f"{place}.linear_out.weight": out}
+    return state
+
+
+def cut_adapter(key: str, value: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    is_row_parallel = "linear_in" in key and ("dense_attention" in key or "4htoh" in key)
+    if value.ndim == 3:
+        return value.chunk(ranks, 1)[rank].reshape(-1, value.shape[-1])
+    return value.chunk(ranks, int(is_row_parallel))[rank].clone()
+
+
+def write_adapter(path: Path, name: str, state: State, ranks: int, is_fused: bool) -> Path:
+    lora = {"adapter_dim": RANK, "alpha": ALPHA, "adapter_dropout": 0.0, "variant": "nemo" if is_fused else "canonical"}
+    peft = {"peft_scheme": "lora", "lora_tuning": {**lora, "target_modules": ["all"], "weight_tying": False}}
+    files = {
+        f"mp_rank_{rank:02d}/model_weights.ckpt" if ranks > 1 else "model_weights.ckpt": {
+            key: cut_adapter(key, value, ranks, rank) for key, value in state.items()
+        }
+        for rank in range(ranks)
+    }
+    return write_nemo(path, nemo1(saved(name).config, (ranks, 1), peft=peft), files, files={})
+
+
+def model_of(form: str, name: str, ranks: int, folder: Path) -> Path:
+    source = saved(name)
+    state = core_state(source.tensors, source.config, padded_vocabulary(source.config, ranks))
+    if form == "archive":
+        return write_archive(folder / "model.nemo", nemo1(source.config, (ranks, 1)), state, (ranks, 1))
+    weights = write_nemo2_tree(folder / "model", nemo2(source.config, name))
+    write_torch_dist(weights, chunked(state, ranks, True, False))
+    return folder / "model"
+
+
+CASES = [
+    ("llama", "archive", 1, 1),
+    ("llama", "archive", 2, 4),
+    ("llama", "archive", 4, 1),
+    ("llama", "nemo2", 2, 2),
+    ("mistral", "archive", 2, 2),
+    ("qwen2", "nemo2", 1, 2),
+]
+FORMS = [(*case, is_fused) for case in CASES for is_fused in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "ranks", "adapter_ranks", "is_fused"), [*FORMS, ("nemotron", "archive", 2, 1, True)]
+)
+def test_nemos_adapters(name: str, form: str, ranks: int, adapter_ranks: int, is_fused: bool, tmp_path: Path) -> None:
+    adapter = products(name, is_fused)
+    wanted = merged_logits(name, adapter)
+    assert np.abs(wanted - saved(name).logits).max() > 0.05, "it changes something"
+    model = model_of(form, name, ranks, tmp_path)
+    path = write_adapter(
+        tmp_path / "adapter.nemo", name, in_nemos_words(name, adapter, is_fused), adapter_ranks, is_fused
+    )
+    convert(ConvertArguments(model, tmp_path / "2-gpu", 2, "fp32", adapter=path))
+    made = forward(tmp_path / "2-gpu", input_ids())[..., :VOCAB]
+    assert np.abs(made - wanted).max() < 1e-4 * max(1.0, float(np.abs(wanted).max()))
