@@ -1,6 +1,7 @@
-"""The description of a checkpoint that is elsewhere or does not exist yet: its ``model_config.yaml`` alone.
+"""The description of a checkpoint that is elsewhere or does not exist yet: its configuration alone.
 
-It needs ``vocab_size`` (rows of the embedding, padding included), which NeMo's configurations do not hold.
+Read are NeMo 1's ``model_config.yaml``, NeMo 2's ``model.yaml``, Megatron-Bridge's ``run_config.yaml`` and Hugging
+Face's ``config.json`` of a decoder. It needs ``vocab_size``: rows of the embedding, padding included. NeMo's have none.
 """
 
 from __future__ import annotations
@@ -10,26 +11,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.files.yaml_file import parse_yaml
-from export_scripts.checkpoints.nemo.gpt_config import check_expressible, read_dims
-from export_scripts.weights.schema import ModelDims
+from export_scripts.checkpoints.huggingface.decoder import described
+from export_scripts.checkpoints.megatron.bridge import model_in_nemo1_words
+from export_scripts.checkpoints.megatron.gpt import model_of
+from export_scripts.checkpoints.nemo.nemo2 import config_in_nemo1_words
+from export_scripts.weights.architecture import Settings
+from export_scripts.weights.schema import DecoderDims
+from export_scripts.weights.values import Fields
+from ft_format.families.family import Family
 from handover.errors import CheckpointError
 from handover.regular_file import SETTINGS_BYTES, read_bytes
 
-_SUFFIXES = (".yaml", ".yml")
+_SUFFIXES = (".yaml", ".yml", ".json")
+_PRECISIONS = {"16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
+_TORCH_TYPES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
 class Description:
-    """A GPT that is described.
+    """A model that is described.
 
     Attributes:
-        config: NeMo's keys.
-        dims: what they come to.
+        family: FasterTransformer's model.
+        dims: its dimensions.
+        data_type: of the weights, as far as the description says; else fp32.
+        files: that hold them.
     """
 
-    config: Mapping[str, Any]
-    dims: ModelDims
+    family: Family
+    dims: DecoderDims
+    data_type: str
+    files: int = 1
 
 
 def is_description(path: Path) -> bool:
@@ -41,13 +55,43 @@ def read_description(path: Path) -> Description:
     """Read a description.
 
     Raises:
-        CheckpointError: it is damaged, lacks a size, or FasterTransformer's GPT cannot express the model.
+        CheckpointError: it is damaged, lacks a size, or the model cannot be expressed.
     """
-    config = parse_yaml(read_bytes(path, SETTINGS_BYTES), str(path))
-    check_expressible(config)
+    content = read_bytes(path, SETTINGS_BYTES)
+    if path.suffix == ".json":
+        return _of_huggingface(Settings(parse_json(content, str(path))))
+    config, half = _in_nemo1_words(parse_yaml(content, str(path)), str(path))
+    model = model_of(config)
     vocab_size = config.get("vocab_size") or config.get("override_vocab_size")
     if not isinstance(vocab_size, int) or vocab_size < 1:
         raise CheckpointError(
             f"{path} does not say vocab_size", "a description needs it: rows of the embedding, padding included"
         )
-    return Description(config, read_dims(config, vocab_size))
+    ranks = [int(config.get(f"{kind}_model_parallel_size") or 1) for kind in ("tensor", "pipeline")]
+    return Description(model.family(config), model.dims(config, vocab_size, ()), half, ranks[0] * ranks[1])
+
+
+def _of_huggingface(settings: Settings) -> Description:
+    architecture, dims = described(settings)
+    stored = str(settings.get("dtype") or settings.get("torch_dtype"))
+    return Description(architecture.family, dims, _TORCH_TYPES.get(stored, "fp32"))
+
+
+def _in_nemo1_words(content: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str]:
+    """Put any of the three YAML files into the words of the first, and read the data type of the weights."""
+    if isinstance(content.get("config"), Mapping):
+        config = Fields(content, where).fields("config")
+        return {**config_in_nemo1_words(content), "vocab_size": config.get("vocab_size")}, _core_type(config)
+    if isinstance(content.get("model"), Mapping) and "num_layers" not in content:
+        model = Fields(content, where).fields("model")
+        return {**model_in_nemo1_words(model), "vocab_size": model.get("vocab_size")}, _core_type(model)
+    is_half = content.get("megatron_amp_O2", False)
+    return content, _PRECISIONS.get(str(content.get("precision")), "fp32") if is_half else "fp32"
+
+
+def _core_type(config: Mapping[str, Any]) -> str:
+    """Read megatron-core's ``params_dtype``, or its ``bf16`` and ``fp16``."""
+    named = config.get("params_dtype")
+    name = str(named.get("_target_") if isinstance(named, Mapping) else named).rpartition(".")[2]
+    halves = [half for half in ("bf16", "fp16") if config.get(half)]
+    return _TORCH_TYPES.get(name) or (halves[0] if halves else "fp32")

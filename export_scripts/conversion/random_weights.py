@@ -24,11 +24,12 @@ from export_scripts.conversion.description import is_description, read_descripti
 from export_scripts.conversion.dtypes import Array
 from export_scripts.conversion.shards import ShardSettings, check_split
 from export_scripts.weights.schema import Assignment, SourceMap
-from ft_format.families import gpt
+from ft_format.families import gpt, gptneox
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
 from handover.manifest import RANDOM_WEIGHTS, Manifest
 
+_SERVED = (gpt.FAMILY.name, gptneox.FAMILY.name)
 _DEVIATION = np.float32(0.02)
 _BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
 """Bytes that GPT-2's byte-level BPE writes as the character of the same number; the others follow from 256 on."""
@@ -59,19 +60,25 @@ def plan_random(path: Path, tensor_para_size: int, weight_data_type: str) -> Con
             f"random weights are made of a description, and {path} is none",
             "give a model_config.yaml with vocab_size; to convert a checkpoint, leave random_weights out",
         )
-    dims = read_description(path).dims
+    described = read_description(path)
+    family, dims = described.family, described.dims
+    if family.name not in _SERVED:
+        raise CheckpointError(
+            f"{path} describes a model of the family {family.name}; random weights are made to measure what is served",
+            f"families: {', '.join(_SERVED)}",
+        )
     settings = ShardSettings(tensor_para_size, weight_data_type, dims)
-    check_split(settings, gpt.FAMILY.divided)
+    check_split(settings, family.divided)
     least = len(_BYTES) + 256 - len(_BYTES) + 1
     if dims.vocab_size < least:
         raise CheckpointError(f"{path}: vocab_size is {dims.vocab_size}", f"it is at least {least}, for every byte")
     assignments = tuple(
         Assignment(name, target, generate=_values_of(name, target.full_shape(dims)))
-        for name, target in gpt.FAMILY.schema(dims).items()
+        for name, target in family.schema(dims).items()
     )
     source = Source(
         archive=Archive(path, {}),
-        family=gpt.FAMILY,
+        family=family,
         source_map=SourceMap("random weights of a described shape", {}, {}),
         dims=dims,
         tensors={},

@@ -20,14 +20,12 @@ from export_scripts.conversion.check import Conversion, plan_conversion
 from export_scripts.conversion.description import is_description, read_description
 from export_scripts.conversion.dtypes import STORAGE, is_finite, item_bytes, recast
 from export_scripts.conversion.shards import READ_BYTES, ShardSettings, Workspace, check_split
-from ft_format.families import gpt
-from ft_format.layout import TensorSpec
+from ft_format.layout import TensorSpec, whole_tensors
 from handover.digests import BlockSums
 from handover.progress import human_bytes, human_time
 
 # Measured: the interpreter with numpy, and what a thread needs beside its buffer.
 _BASE_BYTES, _THREAD_BYTES = 45 << 20, 4 << 20
-_PRECISIONS = {"16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
 # Rows and columns of the tensor that the rate is measured with.
 _SAMPLE = 2048
 
@@ -110,16 +108,14 @@ def _weight_files(conversion: Conversion) -> int:
 
 
 def _of_description(path: Path, tensor_para_size: int, weight_data_type: str, processes: int) -> Sizing:
-    description = read_description(path)
-    config, dims = description.config, description.dims
+    described = read_description(path)
+    dims = described.dims
     settings = ShardSettings(tensor_para_size, weight_data_type, dims)
-    check_split(settings, gpt.FAMILY.divided)
-    is_half = config.get("megatron_amp_O2", False)
-    source_type = _PRECISIONS.get(str(config.get("precision")), "fp32") if is_half else "fp32"
-    targets = gpt.FAMILY.schema(dims)
-    read_bytes = sum(prod(target.full_shape(dims)) for target in targets.values()) * item_bytes(source_type)
-    ranks = [int(config.get(f"{kind}_model_parallel_size") or 1) for kind in ("tensor", "pipeline")]
-    return _sizing(settings, targets, 3, prod(ranks), read_bytes, source_type, processes)
+    check_split(settings, described.family.divided)
+    targets = described.family.schema(dims)
+    numbers = sum(prod(target.full_shape(dims)) for target in whole_tensors(targets).values())
+    read_bytes = numbers * item_bytes(described.data_type)
+    return _sizing(settings, targets, 3, described.files, read_bytes, described.data_type, processes)
 
 
 def _sizing(

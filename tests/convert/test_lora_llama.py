@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def in_nemos_words(name: str, adapter: dict[str, tuple[torch.Tensor, torch.Tenso
     groups = config.num_key_value_heads
     size = saved(name).tensors["model.layers.0.self_attn.k_proj.weight"].shape[0] // groups
     for layer in range(config.num_hidden_layers):
-        of = {p: adapter.get(f"model.layers.{layer}.{p}.weight") for p in (*PROJECTIONS, *GATES)}
+        of: dict[str, Any] = {p: adapter.get(f"model.layers.{layer}.{p}.weight") for p in (*PROJECTIONS, *GATES)}
         attention = f"model.decoder.layers.{layer}.self_attention.adapter_layer.lora_"
         mlp = f"model.decoder.layers.{layer}.mlp.adapter_layer.lora_"
         made = {

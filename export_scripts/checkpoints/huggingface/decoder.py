@@ -33,7 +33,7 @@ from export_scripts.weights.huggingface_gptneox import GPTNEOX
 from export_scripts.weights.huggingface_llama import LLAMA_FAMILY
 from export_scripts.weights.huggingface_opt import OPT
 from export_scripts.weights.huggingface_xglm import XGLM
-from export_scripts.weights.schema import LazyTensor
+from export_scripts.weights.schema import DecoderDims, LazyTensor
 from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
 
@@ -68,15 +68,7 @@ def open_source(archive: Archive) -> Source:
         CheckpointError: incomplete, or not a model that FasterTransformer can express.
     """
     settings = Settings(read_config(archive))
-    architecture = _architecture(settings)
-    if problems := architecture.problems(settings):
-        raise CheckpointError(
-            f"FasterTransformer's {architecture.family.name} cannot express this checkpoint\n  "
-            + "\n  ".join(problems),
-            "the keys are those of config.json",
-        )
-    dims = architecture.dims(settings)
-    dims = replace(dims, has_untied_head=dims.has_untied_head or not architecture.is_tied(settings))
+    architecture, dims = described(settings)
     files = open_weights(archive)
     weights = _with_embedding(_named_alike(files, architecture), architecture, settings)
     used = weights.tensors
@@ -100,6 +92,23 @@ def open_source(archive: Archive) -> Source:
         remarks=remarks,
         own=OwnModel(settings, written(files, (used[key] for key in used if not table.is_ignored(key)))),
     )
+
+
+def described(settings: Settings) -> tuple[Architecture, DecoderDims]:
+    """Read what ``config.json`` alone says: the architecture and its dimensions.
+
+    Raises:
+        CheckpointError: it is none that is expressed.
+    """
+    architecture = _architecture(settings)
+    if problems := architecture.problems(settings):
+        raise CheckpointError(
+            f"FasterTransformer's {architecture.family.name} cannot express this checkpoint\n  "
+            + "\n  ".join(problems),
+            "the keys are those of config.json",
+        )
+    dims = architecture.dims(settings)
+    return architecture, replace(dims, has_untied_head=dims.has_untied_head or not architecture.is_tied(settings))
 
 
 def _architecture(settings: Settings) -> Architecture:

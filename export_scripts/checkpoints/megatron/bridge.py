@@ -71,12 +71,17 @@ def open_source(archive: Archive) -> Source:
     config = _flat(model)
     return gpt_source(
         archive,
-        {**in_nemo1_words(config), "apply_embedding_scaling": is_gemma(model)},
+        model_in_nemo1_words(model),
         lambda: open_distributed(archive, folder),
         "",
         lambda: _find_tokenizer(archive, folder, run.fields("tokenizer", {})),
         remark_on(unknown_keys({k: v for k, v in config.items() if k not in _TRAINING}, CORE_KNOWN), _CONFIG_FILE),
     )
+
+
+def model_in_nemo1_words(model: Fields) -> dict[str, Any]:
+    """Put the section ``model`` into the words of ``model_config.yaml``."""
+    return {**in_nemo1_words(_flat(model)), "apply_embedding_scaling": is_gemma(model)}
 
 
 def _flat(model: Fields) -> dict[str, Any]:

@@ -85,11 +85,7 @@ def gpt_source(
     Raises:
         CheckpointError: not a model that FasterTransformer's GPT can express.
     """
-    if is_beyond_gpt(config):
-        model: _Model = _Llama()
-    else:
-        model = _Gpt()
-    model.check(config)
+    model = model_of(config)
     state = open_state()
     source_map = model.table(archive, config, state.keys(), prefix)
     tensors = state.tensors(source_map.join_axis)
@@ -113,7 +109,7 @@ def gpt_source(
     )
 
 
-class _Model(Protocol):
+class Model(Protocol):
     """What FasterTransformer's model of a configuration is."""
 
     def check(self, config: Mapping[str, Any]) -> None:
@@ -130,6 +126,17 @@ class _Model(Protocol):
 
     def remarks(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Say what is expressed only nearly, one line each."""
+
+
+def model_of(config: Mapping[str, Any]) -> Model:
+    """Choose FasterTransformer's model for a configuration in NeMo's words.
+
+    Raises:
+        CheckpointError: it has not what the configuration says.
+    """
+    model: Model = _Llama() if is_beyond_gpt(config) else _Gpt()
+    model.check(config)
+    return model
 
 
 class _Gpt:

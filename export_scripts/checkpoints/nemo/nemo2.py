@@ -73,12 +73,17 @@ def open_source(archive: Archive) -> Source:
         raise CheckpointError(f"{archive.path} is a {kind}, not a GPT")
     return gpt_source(
         archive,
-        {**in_nemo1_words(config), "apply_embedding_scaling": is_gemma(model)},
+        config_in_nemo1_words(model),
         lambda: open_distributed(archive, _WEIGHTS),
         _PREFIX,
         lambda: _find_tokenizer(archive, model.get("tokenizer")),
         remark_on(unknown_keys(config, CORE_KNOWN), _MODEL_FILE),
     )
+
+
+def config_in_nemo1_words(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Put ``model.yaml`` into the words of ``model_config.yaml``."""
+    return {**in_nemo1_words(model["config"]), "apply_embedding_scaling": is_gemma(model)}
 
 
 def is_gemma(model: Mapping[str, Any]) -> bool:

@@ -1,0 +1,107 @@
+"""A model's size from its configuration alone, against transformers' own count of parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from support.llama_configs import nemo1, nemo2
+from support.llama_models import saved
+
+from export_scripts.conversion.description import read_description
+from export_scripts.conversion.random_weights import plan_random
+from export_scripts.conversion.sizing import measure
+from handover.errors import CheckpointError
+
+LLAMA_405B = {
+    "vocab_size": 128256,
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+IN_NEMOS_WORDS = {
+    "num_layers": 126,
+    "hidden_size": 16384,
+    "ffn_hidden_size": 53248,
+    "num_attention_heads": 128,
+    "num_query_groups": 8,
+    "kv_channels": 128,
+}
+
+
+def parameters(config: dict[str, Any]) -> int:
+    """transformers' count, of a model without memory."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        return int(LlamaForCausalLM(LlamaConfig(**config)).num_parameters())
+
+
+def described(form: str, folder: Path) -> Path:
+    """Llama 3.1 405B as each kind of file says it."""
+    source = saved("llama31").config
+    if form == "huggingface":
+        content = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **LLAMA_405B}
+        (folder / "config.json").write_text(json.dumps(content))
+        return folder / "config.json"
+    if form == "nemo1":
+        content = {**nemo1(source, (8, 16)), **IN_NEMOS_WORDS, "vocab_size": 128256, "rotary_base": 500000.0}
+        content |= {"megatron_amp_O2": True, "precision": "bf16"}
+    else:
+        model = nemo2(source, "llama31")
+        model["config"] |= {**IN_NEMOS_WORDS, "vocab_size": 128256}
+        model["config"]["params_dtype"] = {"_target_": "torch.bfloat16", "_call_": False}
+        content = model if form == "nemo2" else {"model": model["config"], "tokenizer": None}
+    (folder / f"{form}.yaml").write_text(yaml.safe_dump(content))
+    return folder / f"{form}.yaml"
+
+
+@pytest.mark.parametrize("form", ["huggingface", "nemo1", "nemo2", "megatron_bridge"])
+def test_a_405b_from_its_configuration_alone(form: str, tmp_path: Path) -> None:
+    count = parameters(LLAMA_405B)
+    assert count == 405_853_388_800, "what Meta calls 405B"
+    sizing = measure(described(form, tmp_path), 8, "bf16", 16)
+    assert (sizing.parameter_count, sizing.written_bytes, sizing.read_bytes) == (count, 2 * count, 2 * count)
+    assert sizing.files_read == (8 * 16 if form == "nemo1" else 1)
+    # Per layer two norms, and five matrices of 8 ranks; three files outside of the layers; config.ini and others.
+    assert sizing.files_written - 126 * (2 + 5 * 8) - 3 in range(1, 8)
+    assert sizing.memory_bytes < 1 << 30
+    said = "\n".join(sizing.lines())
+    assert "405.9 billion" in said and "memory" in said and "time" in said
+
+
+def test_ranks_that_do_not_divide_groups_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="tensor_para_size 16 does not divide"):
+        measure(described("huggingface", tmp_path), 16, "bf16", 16)
+
+
+def test_no_random_weights_of_what_is_not_served(tmp_path: Path) -> None:
+    path = described("nemo1", tmp_path)
+    assert read_description(path).family.name == "llama"
+    with pytest.raises(CheckpointError, match="describes a model of the family llama"):
+        plan_random(path, 1, "fp16")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", '{"model_type": "falcon"}', "model_type 'falcon' has no table here"),
+        ("config.json", "[]", "not a mapping"),
+        ("m.yaml", "num_layers: 2\nhidden_size: 8\nnum_attention_heads: 2\n", "does not say vocab_size"),
+        ("m.yaml", "model: 3\nconfig: 4\n", "num_layers|vocab_size|hidden_size"),
+    ],
+)
+def test_what_describes_no_model_is_refused(name: str, content: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(CheckpointError, match=words):
+        read_description(tmp_path / name)
