@@ -1,6 +1,6 @@
-"""Arguments of the client scripts: the launcher renders them, the scripts parse them.
+"""Arguments of the commands: the launcher renders them, the commands parse them.
 
-They stand apart from the scripts so that the login side never imports pandas or matplotlib.
+They are apart from the commands so that the login node does not import pandas or matplotlib.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, RANGE, REPEATS,
 
 @dataclass(frozen=True)
 class TaskArguments(ScriptArguments):
-    """What every task is told."""
+    """Arguments of every task."""
 
     endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
     output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
@@ -34,7 +34,7 @@ class TaskArguments(ScriptArguments):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What it reads, beside the model."""
+        """Files that the task reads."""
         return (self.data_path,)
 
 
@@ -62,7 +62,7 @@ class SquadArguments(TaskArguments):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What it reads, beside the model."""
+        """Files that the task reads."""
         return (self.data_path,) if self.prompt is None else (self.data_path, self.prompt)
 
 
@@ -85,7 +85,7 @@ class TextPairArguments(TaskArguments):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What it reads, beside the model."""
+        """Files that the task reads."""
         return (*self.data_files, self.prompt)
 
 

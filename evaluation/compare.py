@@ -1,7 +1,7 @@
-"""Put reports side by side: ``python3 -m evaluation.compare RESULTS_A RESULTS_B [...]``.
+"""Compare the reports of runs: ``python3 -m evaluation.compare RESULTS_A RESULTS_B [...]``.
 
-The first is what the others are compared with. A difference that is smaller than the 95% intervals of both allow is
-called noise; where an interval is not known, only the difference is shown.
+The first run is the baseline of the others. A difference within the 95% intervals of both figures is called noise;
+where an interval is unknown, only the difference is shown.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 
 def remarks(names: Sequence[str], reports: Sequence[Report]) -> list[str]:
-    """What must be known before the figures are read."""
+    """Return the remarks on different models and machines, and those of each report."""
     said = []
     if len({report.digests for report in reports}) > 1:
         listed = "; ".join(f"{n}: {', '.join(d[:19] for d in r.digests)}" for n, r in zip(names, reports, strict=True))

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
         cut_contexts=sum(1 for score in scores if score.cut_tokens),
         data={"file": arguments.data_path.name, "sha256": digest, "known_as": KNOWN_FILES.get(digest, "")},
     )
-    outcome.write(arguments.output, arguments.model, target.served)
+    outcome.write(arguments.output, target)
     outcome.show()
 
 

@@ -39,11 +39,11 @@ from evaluation.report.ranking import (
     ranking_table,
     ranking_title,
 )
+from evaluation.report.thresholds import read_limits
 from evaluation.speed.figures import PERCENTILES
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status, nearest
 from handover.provenance import PROGRAM
-from handover.regular_file import SETTINGS_BYTES, read_text
 
 GROUP = "recommended"
 _FRONT_COLUMNS = ("Lengths", "Load", "Tokens/s/user", "Tokens/s/GPU", "Deployment")
@@ -100,13 +100,8 @@ def read_budget(path: Path) -> Budget:
     Raises:
         ConfigError: it cannot be read, holds no limit, or names what no point has.
     """
-    try:
-        content: Any = yaml.safe_load(read_text(path, SETTINGS_BYTES))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    slos = content.get("slos") if isinstance(content, dict) else None
-    if not isinstance(slos, dict) or not slos:
-        raise ConfigError(f"{path} has no slos", "write slos: {ttft_ms: 200, e2e_ms: 2000}")
+    content = read_limits(path, "slos", "write slos: {ttft_ms: 200, e2e_ms: 2000}")
+    slos = content["slos"]
     legal = [f"{name}_ms" for name in FIGURES]
     for name, limit in slos.items():
         if name not in legal or isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit <= 0:

@@ -19,7 +19,6 @@ from evaluation.tasks.squad.data import FIELDS, Question, check_squad
 from evaluation.tasks.squad.score import QuestionScore, exact_match, f1_score, summarise
 from evaluation.tasks.target import find_target, find_tokenizer
 from handover.digests import file_digest
-from handover.durable import write_atomically
 from handover.errors import exit_status
 
 TASK = "squad"
@@ -64,9 +63,8 @@ def main(argv: Sequence[str]) -> None:
         },
     )
     predictions = {score.id: score.prediction for score in scores if not score.error}
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(arguments.output / PREDICTIONS_NAME, json.dumps(predictions, indent=1, ensure_ascii=False) + "\n")
-    outcome.write(arguments.output, arguments.model, target.served)
+    content = json.dumps(predictions, indent=1, ensure_ascii=False) + "\n"
+    outcome.write(arguments.output, target, {PREDICTIONS_NAME: content})
     outcome.show()
 
 

@@ -27,7 +27,7 @@ HTML_NAME, MARKDOWN_NAME, CSV_NAME = "report.html", "report.md", "points.csv"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Render until nothing has changed meanwhile: points of a cluster end when they like."""
+    """Render the report, and again if points on other nodes have finished in the meantime."""
     directory = SweepReportArguments.from_argv(argv, description=__doc__).sweep
     points = read_points(directory)
     while True:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def summarise(points: Sequence[Point]) -> str:
-    """Say how far the sweep is and what leads."""
+    """Summarise the progress of the sweep, its highest throughput and its shortest latency."""
     measured = [point for point in points if point.candidates]
     text = f"{len(measured)} of {len(points)} points are measured."
     if not measured:

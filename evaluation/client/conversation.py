@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tritonclient.grpc import InferInput
 
+from evaluation.client.answer_tensors import read_completions
 from evaluation.client.client import Client
 from evaluation.client.request_tensors import Sampling, add_session, prepare_texts
 from evaluation.client.streaming import Turn
-from handover.errors import ServerError
 
 
 class Conversation:
@@ -70,10 +70,7 @@ def show(texts: Iterable[str], is_streaming: bool) -> None:
 
 def _texts(client: Client, model: str, inputs: Sequence[InferInput], turn: Turn | None) -> Iterator[str]:
     for answer in client.stream(model, inputs, turn):
-        values = answer.as_numpy("OUTPUT_0")
-        if values is None or values.size != 1:
-            raise ServerError(f"model '{model}' did not answer one text to one prompt")
-        yield values.reshape(-1)[0].decode(errors="replace")
+        yield read_completions(1, answer)[0].text
 
 
 def _completion(text: str, before: str, prompt: str) -> str:

@@ -71,6 +71,13 @@ class Target:
         """``host:port`` of gRPC."""
         return self.served.endpoint.grpc_url
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """What identifies the model in results: its name, engine and digest, and the deployment's settings."""
+        endpoint = self.served.endpoint
+        known = {"model": self.model, "engine": endpoint.engine, "model_digest": endpoint.model_digest}
+        return known | endpoint.settings
+
 
 def open_target(
     source: str, model: str, model_digest: str | None = None, repository: Path | None = None, batch_size: int = 1

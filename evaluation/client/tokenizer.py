@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from handover.errors import ArtefactError
 from handover.text_ids import TextIds, read_text_ids
@@ -62,39 +62,36 @@ class TextTokenizer:
         return self._plain.decode(ids[len(before) :] if before and tuple(ids[: len(before)]) == before else ids)
 
 
-class BytePairTokenizer:
-    """GPT-2's byte-level BPE, from ``vocab.json`` and ``merges.txt``."""
+class PipelineTokenizer:
+    """A tokenizer of Hugging Face's library ``tokenizers``."""
 
-    def __init__(self, vocabulary: Path, merges: Path) -> None:
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+
+    @classmethod
+    def of_byte_pairs(cls, vocabulary: Path, merges: Path) -> PipelineTokenizer:
+        """Build GPT-2's byte-level BPE from ``vocab.json`` and ``merges.txt``."""
         from tokenizers import Tokenizer as Pipeline
         from tokenizers import decoders, models, pre_tokenizers
 
-        self._pipeline = Pipeline(models.BPE.from_file(str(vocabulary), str(merges)))
-        self._pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self._pipeline.decoder = decoders.ByteLevel()
+        pipeline = Pipeline(models.BPE.from_file(str(vocabulary), str(merges)))
+        pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        pipeline.decoder = decoders.ByteLevel()
+        return cls(pipeline)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text."""
-        return list(self._pipeline.encode(text, add_special_tokens=False).ids)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return str(self._pipeline.decode(list(ids), skip_special_tokens=False))
-
-
-class PipelineTokenizer:
-    """Any tokenizer of Hugging Face's library, from ``tokenizer.json``."""
-
-    def __init__(self, pipeline: Path) -> None:
+    @classmethod
+    def of_file(cls, file: Path) -> PipelineTokenizer:
+        """Read any tokenizer of the library from ``tokenizer.json``."""
         from tokenizers import Tokenizer as Pipeline
 
-        description = json.loads(pipeline.read_text("utf-8"))
+        description = json.loads(file.read_text("utf-8"))
         for entry in description.get("added_tokens") or ():
             entry["special"] = entry["special"] and not _SENTINEL.fullmatch(entry["content"])
-        self._pipeline = Pipeline.from_str(json.dumps(description))
-        self._pipeline.encode_special_tokens = True  # a special token's name in a text is plain text
-        self._pipeline.no_truncation()
-        self._pipeline.no_padding()
+        pipeline = Pipeline.from_str(json.dumps(description))
+        pipeline.encode_special_tokens = True  # a special token's name in a text is plain text
+        pipeline.no_truncation()
+        pipeline.no_padding()
+        return cls(pipeline)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -138,13 +135,13 @@ def _load_plain(source: Path) -> Plain:
         ArtefactError: none of these files exists, or they cannot be read.
     """
     if source.is_file():
-        return _open(PipelineTokenizer if source.suffix == ".json" else SentencePieceTokenizer, source)
+        return _open(PipelineTokenizer.of_file if source.suffix == ".json" else SentencePieceTokenizer, source)
     if (source / PIPELINE_NAME).is_file():
-        return _open(PipelineTokenizer, source / PIPELINE_NAME)
+        return _open(PipelineTokenizer.of_file, source / PIPELINE_NAME)
     vocabulary = _first_file(source, VOCABULARY_NAMES)
     merges = _first_file(source, MERGES_NAMES)
     if vocabulary is not None and merges is not None:
-        return _open(BytePairTokenizer, vocabulary, merges)
+        return _open(PipelineTokenizer.of_byte_pairs, vocabulary, merges)
     if (source / SENTENCEPIECE_NAME).is_file():
         return _open(SentencePieceTokenizer, source / SENTENCEPIECE_NAME)
     raise ArtefactError(

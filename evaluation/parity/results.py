@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from evaluation.client.served_model import DeployedModel
+from evaluation.client.served_model import Target
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import GENERATED, ParityOutcome, Position, summarise
 from evaluation.parity.findings import PassageFindings
@@ -19,7 +19,7 @@ TASK = "parity"
 
 def write_results(
     arguments: ParityArguments,
-    served: DeployedModel,
+    target: Target,
     positions: Sequence[Position],
     outcome: ParityOutcome,
     source: Mapping[str, Any],
@@ -29,7 +29,7 @@ def write_results(
 
     Args:
         arguments: of the run.
-        served: the deployment.
+        target: the served model.
         positions: of all prompts.
         outcome: the verdict.
         source: what was compared with, for the record.
@@ -45,9 +45,8 @@ def write_results(
         "reasons": list(outcome.reasons),
         "first_difference": None if first is None else {"prompt": first[0], "token": first[1]},
     }
-    endpoint, data = served.endpoint, _describe_data(arguments.data_path)
-    served_model = {"model": arguments.model, "engine": endpoint.engine, "model_digest": endpoint.model_digest}
-    model = {**served_model, **endpoint.settings}
+    data, model = _describe_data(arguments.data_path), target.identity
+    served_model = {key: model[key] for key in ("model", "engine", "model_digest")}
     prompts = len({position.prompt for position in positions})
     files.write_results(
         arguments.output,

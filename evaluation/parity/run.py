@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         "precision": precision,
         "limits": limits,
     }
-    write_results(arguments, target.served, positions, outcome, source, findings)
+    write_results(arguments, target, positions, outcome, source, findings)
     sys.stdout.write("\n".join(_lines(outcome, reference, notes)) + "\n")
     if outcome.verdict == FAILS:
         raise ServerError(

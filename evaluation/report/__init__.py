@@ -1,1 +1,1 @@
-"""Read what runs left and show it: the report, comparisons, the gate and recommendations."""
+"""Results of runs, read and shown: the report, comparisons, the gate and recommendations."""

@@ -1,4 +1,4 @@
-"""The benchmarks of a run as the report reads them, and what limits their figures."""
+"""The benchmarks of a run as the report reads them, with remarks on their figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evaluation.report.published import PARTIAL, newest_results
 from evaluation.speed.table import FAILED, LOAD_TABLE, SUMMARY, TABLES, Row, Table
 
 _CLIENT_LIMIT = 0.8
-"""Cores that one event loop may use before it, not the server, is what is measured."""
+"""Processor cores of the client above which its single event loop, not the server, may limit the figures."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Benchmark:
     """One ``benchmark.csv`` or ``load.csv``.
 
     Attributes:
-        name: of the benchmark.
-        directory: that it lies in.
-        table: which of the two it is.
-        rows: one a point, in the file's order.
-        finished: False for what a failed or killed stage left.
-        slos: limits of a good request in ms, by the name of a distribution; empty if there were none.
+        name: name of the benchmark.
+        directory: directory of the file.
+        table: shape of the file.
+        rows: one row a point, in the file's order.
+        finished: False for the results of a failed or interrupted stage.
+        slos: limits of a good request in ms, by the name of a distribution; empty without limits.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Benchmark:
 
 
 def read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
-    """Read all benchmarks of a run, static ones first, and say what limits their figures.
+    """Read all benchmarks of a run, static ones first.
 
     Args:
         root: directory of a run's benchmarks.
-        remarks: sentences are added.
+        remarks: a list that sentences about missing or doubtful figures are added to.
     """
     for table in TABLES:
         for path, finished in newest_results(root, table.file_name, remarks):
@@ -71,7 +71,7 @@ def read_benchmarks(root: Path, remarks: list[str]) -> Iterable[Benchmark]:
 
 
 def read_slos(path: Path) -> dict[str, float]:
-    """Read the limits that goodput was counted by from a load's ``summary.json``; empty if it has none."""
+    """Read the limits of goodput from a load's ``summary.json``; empty if it has none."""
     try:
         points = json.loads(path.read_text())["points"]
         limits = [point["result"]["goodput_slos_ms"] for point in points if point["result"]]
@@ -81,7 +81,7 @@ def read_slos(path: Path) -> dict[str, float]:
 
 
 def _remarks(benchmark: Benchmark) -> list[str]:
-    """Say what limits the figures of a benchmark."""
+    """Return the remarks on a benchmark's figures."""
     name, said = benchmark.name, []
     if not benchmark.finished:
         said.append(f"The benchmark {name} did not finish: points may be missing.")
@@ -90,7 +90,7 @@ def _remarks(benchmark: Benchmark) -> list[str]:
     if benchmark.is_load:
         said += _load_remarks(benchmark)
     if any(row.is_random_weights for row in benchmark.rows):
-        # Behind what happened under load, but before the failures of a static sweep.
+        # After the remarks on a load, but before the failures of a static sweep.
         said.insert(
             len(said) if benchmark.is_load else len(said) - bool(benchmark.failed),
             f"The benchmark {name} was measured on random weights.",

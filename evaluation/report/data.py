@@ -1,4 +1,4 @@
-"""What a run left behind, read for the report: what is missing is said, nothing is invented."""
+"""The results of a run, read for the report, with a remark for everything that is missing."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class StageOutcome:
 
     Attributes:
         stage: convert, export, deploy, evaluate, benchmark.
-        name: of the job.
+        name: name of the job.
         state: done, skipped, failed, interrupted or not run.
-        elapsed_s: wall time; None if it did not run.
-        error: last lines of its log; empty if all is well.
-        log: path of the log; empty if it did not run.
-        label: its name for readers; of several evaluations, the log's name says which one it is.
+        elapsed_s: wall time in seconds; None if the stage did not run.
+        error: last lines of the log; empty if the stage succeeded.
+        log: path of the log; empty if the stage did not run.
+        label: name for readers, made of the log's name, which is different for each of several evaluations.
     """
 
     stage: str
@@ -45,7 +45,7 @@ class StageOutcome:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the stage did not do what it was asked for."""
+        """Whether the stage failed, was interrupted or did not run."""
         return self.state in _BAD_STATES
 
 
@@ -55,18 +55,18 @@ class Evaluation:
 
     Attributes:
         task: name of the task.
-        metrics: its figures.
-        samples: asked for.
-        failed: samples without a score.
-        cut_contexts: samples whose context was cut to the model's positions.
+        metrics: figures of the task.
+        samples: number of samples.
+        failed: number of samples without a score.
+        cut_contexts: number of samples whose context was cut to the model's positions.
         data: file, sha256 and known_as.
         model: Triton's name, engine, digest and settings of the deployment.
-        commit, timestamp: of the measurement.
-        finished: False for what a failed or killed stage left.
+        commit, timestamp: code and time of the evaluation.
+        finished: False for the results of a failed or interrupted stage.
         verdict: HOLDS, FAILS or INCONCLUSIVE where the evaluation has limits of its own; empty otherwise.
-        reasons: of the verdict.
-        against: what it was compared with.
-        first_difference: place of the first difference in words; empty without one.
+        reasons: reasons of the verdict.
+        against: the reference of the comparison; empty without one.
+        first_difference: position of the first difference in words; empty without one.
     """
 
     task: str
@@ -86,7 +86,7 @@ class Evaluation:
 
     @property
     def doubt(self) -> str:
-        """Why its figures are not to be relied on; empty if they are."""
+        """Why the figures are not reliable; empty if they are."""
         if not self.finished and not self.verdict:
             return "the evaluation did not finish"
         if self.model.get(RANDOM_WEIGHTS):
@@ -96,16 +96,16 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that the report is written from.
+    """The content of the report.
 
     Attributes:
         title: name of the model.
-        stages: in their order; empty if the runner left no record.
-        evaluations: what was scored.
-        benchmarks: what was measured, static sweeps before loads.
-        repository: manifest of the model repository; None if there is none.
-        remarks: what is missing, unfinished or does not fit together, a sentence each.
-        origin: what the FT checkpoint in the repository was made from; empty if that is not known.
+        stages: stages in their order; empty if the runner left no record.
+        evaluations: results of tasks and of parity.
+        benchmarks: static sweeps, then loads.
+        repository: manifest of the model repository; None without one.
+        remarks: a sentence for everything that is missing, unfinished or contradictory.
+        origin: what the FT checkpoint in the repository was made from; empty if unknown.
     """
 
     title: str
@@ -118,7 +118,7 @@ class Findings:
 
 
 def collect_findings(results: Path, title: str, stages: Path) -> Findings:
-    """Read everything that a run left below its results directory.
+    """Read all results of a run.
 
     Args:
         results: results directory of the run.
@@ -225,7 +225,7 @@ def _read_origin(root: Path, repository: Manifest | None) -> Mapping[str, Any]:
 def _identity_remarks(
     evaluations: Sequence[Evaluation], benchmarks: Sequence[Benchmark], repository: Manifest | None
 ) -> list[str]:
-    """Say so if the figures do not all belong to one model, the one in the repository."""
+    """Return a remark if the figures do not all belong to the model in the repository."""
     digests = {f"evaluation {e.task}": e.model.get("model_digest", "") for e in evaluations}
     for benchmark in benchmarks:
         for row in benchmark.rows:

@@ -1,4 +1,4 @@
-"""What a run's figures are held against: an earlier run, and the gate's limits."""
+"""A run's figures compared with an earlier run, and checked against the gate's limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ABSOLUTE = ("at_least", "at_most")
 
 @dataclass(frozen=True)
 class Check:
-    """One limit on one figure, decided.
+    """The check of one limit on one figure.
 
     Attributes:
         figure: name, or the pattern that no figure matches.
@@ -39,13 +39,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Read for the report; either part may be missing.
+    """A run's figures with a baseline or checked limits; either may be missing.
 
     Attributes:
-        current: the run's own figures.
-        baseline: the earlier run's; None if none was named or it holds none.
-        checks: every limit, decided; empty without thresholds.
-        remarks: what could not be read.
+        current: figures of the run.
+        baseline: figures of the earlier run; None if no run was named or it has none.
+        checks: the check of every limit; empty without thresholds.
+        remarks: sentences about what could not be read.
     """
 
     current: Report
@@ -76,7 +76,7 @@ class Judgement:
 
 
 def judge(results: Path, baseline: Path | None, thresholds: Path | None) -> Judgement | None:
-    """Hold a run against what is given; None if nothing is, or if the run left no figures."""
+    """Compare a run with a baseline and check its limits; None if neither is given or the run has no figures."""
     if baseline is None and thresholds is None:
         return None
     try:
@@ -94,10 +94,10 @@ def judge(results: Path, baseline: Path | None, thresholds: Path | None) -> Judg
 
 
 def decide(report: Report, thresholds: Mapping[str, Mapping[str, float]], baseline: Report | None) -> Iterable[Check]:
-    """Decide every rule on every figure that its pattern matches, and what the evaluations say of themselves.
+    """Check every rule on every figure that its pattern matches, and the evaluations' own verdicts.
 
-    What should be there and is not is inconclusive: a pattern that matches nothing, a point that failed, a figure that
-    the baseline has. So is a report over several models.
+    A missing figure is inconclusive: a pattern without a match, a failed point, a figure that only the baseline has. A
+    report over several models is inconclusive too.
     """
     if len(report.digests) > 1:
         reason = f"the figures belong to {len(report.digests)} models: {', '.join(d[:19] for d in report.digests)}"
@@ -119,7 +119,7 @@ def decide(report: Report, thresholds: Mapping[str, Mapping[str, float]], baseli
 
 
 def _lacking(pattern: str, report: Report, baseline: Report | None) -> Iterable[tuple[str, str]]:
-    """Figures that a pattern means and that the report has not, with the reason."""
+    """Yield the figures that match a pattern and are missing in the report, with the reason."""
     column = pattern.rpartition(".")[2]
     for place, error in report.failures.items():
         if fnmatchcase(f"{place}.{column}", pattern):
@@ -130,7 +130,7 @@ def _lacking(pattern: str, report: Report, baseline: Report | None) -> Iterable[
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """NO-GO if any check says so, else INCONCLUSIVE if any says so, else GO."""
+    """Return NO-GO if any check has it, else INCONCLUSIVE if any has it or there is none, else GO."""
     found = {check.verdict for check in checks}
     return NO_GO if NO_GO in found else INCONCLUSIVE if INCONCLUSIVE in found or not checks else GO
 
@@ -155,7 +155,7 @@ def _check(figure: Measurement, shown: str, rule: str, number: float, base: Meas
 
 
 def _noise(figure: Measurement, base: Measurement | None) -> float:
-    """Half of the 95% interval of what is compared; none between two runs over the same samples."""
+    """Return half of the 95% interval of the compared figures; 0 for two runs over the same samples."""
     if base is not None and figure.source and figure.source == base.source:
         return 0.0
     return math.hypot(figure.noise or 0.0, base.noise or 0.0 if base is not None else 0.0)

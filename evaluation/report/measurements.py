@@ -1,4 +1,4 @@
-"""Every figure that a run left, by name, with its noise: what reports are compared and gated by.
+"""Every figure of a run by name, with its noise, for comparisons and for the gate.
 
 Names are ``<task>.<figure>`` for accuracy, ``<benchmark>.<input>-<output>_batch<n>.<column>`` for a static sweep and
 ``<benchmark>.<lengths>_concurrency<n>.<column>`` (or ``_rate<r>``) for a load.
@@ -26,12 +26,12 @@ class Measurement:
     """One figure.
 
     Attributes:
-        name: as in the module's description.
-        value: in the unit that the name ends with.
-        noise: half of its 95% confidence interval; None where it is not known.
-        better: ``lower``, ``higher``, or empty where neither is.
-        source: what was measured: the data's digest and how much of it for accuracy, empty for a benchmark.
-        doubt: why the value is not to be relied on; empty if it is.
+        name: name as the module's description defines it.
+        value: value in the unit that the name ends with.
+        noise: half of its 95% confidence interval; None if unknown.
+        better: ``lower``, ``higher``, or empty where neither is better.
+        source: digest and number of samples of the data for accuracy; empty for a benchmark.
+        doubt: why the value is not reliable; empty if it is.
         is_fraction: whether it is shown in percent.
     """
 
@@ -49,11 +49,11 @@ class Report:
     """A run's figures.
 
     Attributes:
-        name: of its directory.
-        figures: by name.
-        digests: of the models that they belong to, and of the repository that lies beside them.
-        machines: that measured.
-        remarks: what its report says first: missing, unfinished, failed.
+        name: name of the results directory.
+        figures: figures by name.
+        digests: digests of the measured models, and of the repository in the results directory.
+        machines: machines that measured.
+        remarks: remarks of the run's report.
         failures: points that could not be measured, with the reason.
         verdicts: name, verdict and reasons of each evaluation that has limits of its own.
     """
@@ -96,7 +96,7 @@ def read_report(results: Path) -> Report:
 
 
 def direction(name: str) -> str:
-    """Say which direction of a figure is better, by its unit."""
+    """Return which direction of a figure is better, by its unit; empty where neither is."""
     if name.endswith(_UNJUDGED) or "_cpu_cores" in name:
         return ""
     if name.endswith(_HIGHER_IS_BETTER):

@@ -1,4 +1,4 @@
-"""Which files of a run's results are to be read: the newest of each kind, and only as they were published."""
+"""The result files of a run that a report reads: the newest of each kind, unchanged since they were published."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PARTIAL = ".partial"
 def newest_results(
     root: Path, file_name: str, remarks: list[str], is_written_last: bool = False
 ) -> list[tuple[Path, bool]]:
-    """Result files with whether they are published; unpublished ones where no other is, and none that was replaced.
+    """List result files, each with whether it is published; an unpublished one only if no other exists.
 
     Args:
-        root: of all results of a kind.
-        file_name: of one.
-        remarks: a sentence is added for each that was changed since it was published; that is left out.
-        is_written_last: an unpublished one that is newer than its published namesake takes its place: a later run got
-            to its end, and failed by what it found.
+        root: directory of all results of a kind.
+        file_name: name of the files.
+        remarks: a list; a sentence is added for each file that was changed after publication, which is left out.
+        is_written_last: whether an unpublished file that is newer than the published one takes its place: the later run
+            was complete, and failed because of its result.
     """
     chosen: dict[str, Path] = {}
     found = (path for path in root.glob(f"*/{file_name}") if REPLACED not in path.parent.name)
@@ -40,7 +40,7 @@ def newest_results(
 
 
 def _change(path: Path) -> str:
-    """Say how a file differs from its directory's manifest; empty where it does not, or there is none."""
+    """Describe how a file differs from its directory's manifest; empty if it does not, or without a manifest."""
     if not (path.parent / FILE_NAME).is_file():
         return ""
     try:

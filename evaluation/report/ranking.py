@@ -1,7 +1,4 @@
-"""Which measured configuration to run: for throughput alone, or for throughput within a latency budget.
-
-Candidates, their rankings, and how both are worded.
-"""
+"""Recommendation of a measured configuration: by throughput alone, or by throughput within a latency budget."""
 
 from __future__ import annotations
 
@@ -25,17 +22,17 @@ class DeploymentCandidate:
     """One measured point of one deployment.
 
     Attributes:
-        source: results directory that it was measured in.
+        source: results directory of the measurement.
         benchmark: name of the benchmark.
         workload: lengths as ``60/20``.
         load: ``batch 8``, ``concurrency 4``, ``2 requests/s``.
         settings: override keys of the deployment and their values.
-        tokens_per_s: generated, of the whole deployment.
+        tokens_per_s: generated tokens/s of the whole deployment.
         tokens_per_s_per_gpu, tokens_per_s_per_user: the axes of the Pareto front.
-        noise_tokens_per_s: half of the 95% interval; None where unknown.
+        noise_tokens_per_s: half of the 95% interval; None if unknown.
         latencies_ms: means and percentiles by column, such as ``e2e_p95_ms``; None where not observed.
-        failed_requests: among those counted.
-        model_digest: of what was served.
+        failed_requests: number of failed requests.
+        model_digest: digest of the served model.
     """
 
     source: str
@@ -67,9 +64,9 @@ class Ranking:
     Attributes:
         goal: ``offline`` or ``online``.
         workload: lengths as ``60/20``.
-        best: at most as many as were asked for.
-        considered: candidates before the budget.
-        within_budget: of those.
+        best: the best candidates.
+        considered: number of candidates.
+        within_budget: number of candidates within the budget.
     """
 
     goal: str
@@ -125,7 +122,7 @@ def rank(
 
 
 def keeps_budget(candidate: DeploymentCandidate, budget_ms: Mapping[str, float], percentile: int) -> bool:
-    """Whether every limited latency was observed and kept its limit, and no request failed."""
+    """Return whether every limited latency was observed and is within its limit, and no request failed."""
     observed = [candidate.latencies_ms.get(f"{name}_p{percentile}_ms") for name in budget_ms]
     limits = budget_ms.values()
     kept = all(value is not None and value <= limit for value, limit in zip(observed, limits, strict=True))
@@ -133,7 +130,7 @@ def keeps_budget(candidate: DeploymentCandidate, budget_ms: Mapping[str, float],
 
 
 def pareto_front(candidates: Iterable[DeploymentCandidate]) -> list[DeploymentCandidate]:
-    """Keep what no other candidate beats in tokens/s/user and tokens/s/GPU both; slowest for the user first."""
+    """Return the candidates that no other beats in both tokens/s/user and tokens/s/GPU, slowest for the user first."""
     front: list[DeploymentCandidate] = []
     ordered = sorted(candidates, key=lambda c: (-c.tokens_per_s_per_user, -c.tokens_per_s_per_gpu))
     for candidate in ordered:
@@ -220,7 +217,7 @@ def _candidate(row: Row, benchmark: str, source: str) -> DeploymentCandidate | N
 
 
 def _rates(row: Row) -> tuple[float | None, float | None, float | None]:
-    """Tokens/s of a GPU and of a user, and half of the 95% interval of tokens/s; a static table shows none of them."""
+    """Return tokens/s of a GPU and of a user, and half of the 95% interval of tokens/s; a static table lacks them."""
     figures = row.figures
     if row.mode != STATIC:
         names = ("output_tokens_per_s_per_gpu", "output_tokens_per_s_per_user", "ci95_output_tokens_per_s")
@@ -233,7 +230,7 @@ def _rates(row: Row) -> tuple[float | None, float | None, float | None]:
 
 
 def _settings(row: Row) -> dict[str, object]:
-    """Override keys of a deployment, as far as the row knows them."""
+    """Return the override keys of a deployment, as far as the row has them."""
     known: dict[str, object] = {
         "export.run.model_train_name": row.model if row.model != row.triton_model else None,
         "export.model.tensor_model_parallel_size": int(row.tensor_para_size) if row.tensor_para_size else None,

@@ -1,4 +1,4 @@
-"""The points of a sweep, read from what each of them left."""
+"""The points of a sweep, read from their results."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Point:
     """One configuration of a sweep.
 
     Attributes:
-        label: what it has of its own: ``TP 2``.
+        label: the settings in which the point differs from others: ``TP 2``.
         title: name of the model.
-        results: its results directory; empty if it could not be planned.
-        error: why it failed; empty if it did not.
-        candidates: what was measured.
+        results: results directory; empty if the point could not be planned.
+        error: why the point failed; empty if it did not.
+        candidates: measured points of its benchmarks.
         accuracies: first figure of each evaluation as text, by its name.
-        remarks: what its own report says first.
-        parameters: of the model; None if unknown.
+        remarks: remarks of the point's own report.
+        parameters: number of parameters of the model; None if unknown.
         parallelism: ``TP 2, PP 1``, with ``int8`` where the engine computes with it.
-        digest: of the model that was served.
-        server_memory_peak_bytes: the highest seen.
-        slos_ms: limits that its load was given.
+        digest: digest of the served model.
+        server_memory_peak_bytes: highest value of the benchmarks.
+        slos_ms: limits of the load's goodput.
     """
 
     label: str
@@ -55,7 +55,7 @@ class Point:
 
 
 def read_points(directory: Path) -> list[Point]:
-    """Read all points that the launcher has noted, in their order.
+    """Read all points of the launcher's list, in their order.
 
     Raises:
         ArtefactError: there is no list of points, or it is damaged.
@@ -92,7 +92,7 @@ def sweep_rows(points: Sequence[Point], columns: Sequence[str]) -> list[tuple[st
 
 
 def smallest_loads(candidates: Iterable[DeploymentCandidate]) -> list[DeploymentCandidate]:
-    """Keep of each source and workload what was measured first: its smallest load."""
+    """Return the first candidate of each source and workload, which has the smallest load."""
     first: dict[tuple[str, str], DeploymentCandidate] = {}
     for candidate in candidates:
         first.setdefault((candidate.source, candidate.workload), candidate)
@@ -148,7 +148,7 @@ def _memory_peak(findings: Findings) -> float | None:
 
 
 def _parameters(results: Path) -> int | None:
-    """Numbers in the shards; what every rank has a copy of lies there once."""
+    """Return the number of parameters in the shards, which hold replicated tensors once."""
     try:
         files = Manifest.read(results / "model_repo").files
     except ArtefactError:

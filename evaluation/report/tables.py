@@ -89,8 +89,8 @@ def benchmark_tables(benchmark: Benchmark, rows: Sequence[Row]) -> list[TextTabl
     Columns of a load without any figure are left out.
 
     Args:
-        benchmark: that they belong to.
-        rows: of it; those without figures show why.
+        benchmark: the benchmark of the tables.
+        rows: rows of the benchmark; those without figures show their error.
     """
     if not benchmark.is_load:
         return [
@@ -126,7 +126,7 @@ def brief_tables(benchmark: Benchmark) -> list[TextTable]:
 
 
 def failed_points(benchmark: Benchmark) -> list[str]:
-    """Word the failed points, a line each; batches of the same lengths that failed for one reason share a line."""
+    """Describe the failed points; batches of the same lengths that failed for one reason share a line."""
     if benchmark.is_load:
         return [f"{row.label}, {row.workload} tokens: {row.error}" for row in benchmark.failed]
     sizes: dict[tuple[str, str], list[str]] = {}
@@ -136,7 +136,7 @@ def failed_points(benchmark: Benchmark) -> list[str]:
 
 
 def speed_sentences(benchmarks: Sequence[Benchmark]) -> list[str]:
-    """Say in a sentence what static sweeps found, and in one for each load what the deployment sustains."""
+    """Return a sentence about all static sweeps, and one about each load."""
     static = [row for benchmark in benchmarks if not benchmark.is_load for row in benchmark.measured]
     loads = [_load_sentence(benchmark.rows) for benchmark in benchmarks if benchmark.is_load]
     return [sentence for sentence in (_static_sentence(static), *loads) if sentence]
@@ -151,7 +151,7 @@ def group_by_workload(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def lengths_label(row: Row) -> str:
-    """Name the lengths of a static point: ``60 in, 20 out``."""
+    """Return the lengths of a static point: ``60 in, 20 out``."""
     return f"{row.input_length} in, {row.output_length} out"
 
 
@@ -162,7 +162,7 @@ def _table(caption: str, name: tuple[str, _Cell], columns: _Columns, rows: Seque
 
 
 def _known(columns: _Columns, rows: Sequence[Row]) -> _Columns:
-    """Columns that have a figure in some row."""
+    """Return the columns that have a figure in any row."""
     return [(name, cell) for name, cell in columns if any(row.state == OK and cell(row) for row in rows)]
 
 

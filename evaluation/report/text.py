@@ -24,7 +24,7 @@ _LABELS = {"model": "Triton's model", "ft_checkpoint": "FT checkpoint", "ft_chec
 
 
 def summarise_findings(findings: Findings, judgement: Judgement | None = None) -> str:
-    """Say in a few sentences what this deployment is, how good and how fast, and what went wrong."""
+    """Summarise the deployment, its accuracy, its speed and its failures in a few sentences."""
     sentences = [_identity(findings)]
     if judgement is not None and judgement.verdict:
         sentences.append(f"The gate says {judgement.verdict}.")
@@ -43,7 +43,7 @@ def summarise_findings(findings: Findings, judgement: Judgement | None = None) -
 
 
 def verdict_sentence(evaluation: Evaluation) -> str:
-    """Say what an evaluation with limits of its own found; empty for another."""
+    """Return the result of an evaluation with limits of its own as a sentence; empty for any other."""
     if not evaluation.verdict:
         return ""
     against = f" against {evaluation.against}" if evaluation.against else ""
@@ -55,7 +55,7 @@ def verdict_sentence(evaluation: Evaluation) -> str:
 
 
 def accuracy_cells(metric: Metric) -> tuple[str, ...]:
-    """One row under ACCURACY_COLUMNS; what is missing is empty."""
+    """Return a metric's cells under ACCURACY_COLUMNS; missing values are empty."""
     show = show_percent if metric.unit == FRACTION else show_figure
     value, error = show(metric.value), show(metric.stderr)
     samples = f"{metric.n:,}" + (f" ({metric.failed:,} failed)" if metric.failed else "")
@@ -63,13 +63,13 @@ def accuracy_cells(metric: Metric) -> tuple[str, ...]:
 
 
 def stage_cells(outcome: StageOutcome, results: Path) -> tuple[str, ...]:
-    """One row under STAGE_COLUMNS."""
+    """Return a stage's cells under STAGE_COLUMNS."""
     time = "" if outcome.elapsed_s is None else human_time(outcome.elapsed_s)
     return outcome.label, outcome.state, time, relative_path(outcome.log, results)
 
 
 def describe_provenance(findings: Findings) -> TextTable:
-    """List what the figures rest on, label and value; only what is known."""
+    """List data, model, versions and machines of the figures, as far as they are known."""
     facts: list[tuple[str, str]] = [("Model", findings.title)]
     facts += _origin(findings)
     told = {"model_digest", WEIGHTS_DIGEST, *(findings.repository.made_from if findings.repository else ())}
@@ -92,7 +92,7 @@ def describe_provenance(findings: Findings) -> TextTable:
 
 
 def _origin(findings: Findings) -> list[tuple[str, str]]:
-    """Where the served model comes from, and what it was exported with."""
+    """List the source of the served model and the settings of its export."""
     facts: list[tuple[str, str]] = []
     if source := findings.origin:
         facts.append(
@@ -153,7 +153,7 @@ def _machine(row: Row) -> str:
 
 
 def _costs(row: Row) -> list[tuple[str, str]]:
-    """What the deployment cost by the end of a sweep; peaks only grow, so its last row has them."""
+    """List the resources at the end of a sweep; peaks only grow, so that the last row has them."""
     memory, gpu_memory = row.figures.get("server_memory_peak_bytes"), row.figures.get("gpu_memory_peak_bytes")
     start_s, load_s = row.figures.get("server_start_s"), row.figures.get("server_load_s")
     loading = f", {show_figure(load_s)} s of it to load the model" if load_s is not None else ""

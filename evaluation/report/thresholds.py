@@ -1,4 +1,4 @@
-"""The gate's file of limits. It is read on the login side too, so nothing heavy is imported here."""
+"""The gate's file of limits. The login node imports this module too: nothing but yaml."""
 
 from __future__ import annotations
 
@@ -27,19 +27,29 @@ CEILINGS: dict[str, _Limit] = {
 }
 
 
-def read_thresholds(path: Path) -> dict[str, dict[str, float]]:
-    """Read the YAML file.
+def read_limits(path: Path, key: str, hint: str) -> dict[str, Any]:
+    """Read a YAML file with a mapping of limits under a key.
 
     Raises:
-        ConfigError: it cannot be read, holds nothing, an unknown rule or something that is no number.
+        ConfigError: the file cannot be read, or has no such mapping.
     """
     try:
         content: Any = yaml.safe_load(read_text(path, SETTINGS_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    thresholds = content.get("thresholds") if isinstance(content, dict) else None
-    if not isinstance(thresholds, dict) or not thresholds:
-        raise ConfigError(f"{path} has no thresholds", "write thresholds: {<figure>: {at_least: <number>}}")
+    if not isinstance(content, dict) or not isinstance(content.get(key), dict) or not content[key]:
+        raise ConfigError(f"{path} has no {key}", hint)
+    return content
+
+
+def read_thresholds(path: Path) -> dict[str, dict[str, float]]:
+    """Read the YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, has no limits or an unknown rule, or a limit is not a number.
+    """
+    content = read_limits(path, "thresholds", "write thresholds: {<figure>: {at_least: <number>}}")
+    thresholds: dict[str, dict[str, float]] = content["thresholds"]
     for figure, rules in thresholds.items():
         if not isinstance(rules, dict) or not rules:
             raise ConfigError(f"{path}: {figure} has no rule", nearest("", [*FLOORS, *CEILINGS]))

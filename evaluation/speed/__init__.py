@@ -1,1 +1,1 @@
-"""Measure a served model: requests and their arrivals, the clocks, the figures, and the tables that hold them."""
+"""Measurements of a served model: requests and their arrival times, clocks, figures, and the CSV tables."""

@@ -6,12 +6,12 @@ import typing
 from typing import Any
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""First characters of a text that a spreadsheet would compute."""
+"""First characters of a text that a spreadsheet evaluates as a formula."""
 _QUOTE = "'"
 
 
 def render(value: Any) -> Any:
-    """Give a cell's content: six digits of a float, nothing for None, no formula, one kind of line end."""
+    """Return a cell's content: a float with six digits, None as empty, no formula, and line feeds only."""
     if value is None:
         return ""
     if isinstance(value, str):  # a lone carriage return would end the row: csv does not quote it
@@ -20,10 +20,10 @@ def render(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Put a quote before a text that a spreadsheet would take for a formula; ``parse`` removes it again.
+    """Put a quote before a text that a spreadsheet would evaluate as a formula; ``parse`` removes it again.
 
-    Samples and names come from strangers: a spreadsheet that opens the table must not run ``=HYPERLINK(...)``. A text
-    that is a number stays as it is, and so does everything that is not a text.
+    Samples and names are untrusted: a spreadsheet that opens the table must not run ``=HYPERLINK(...)``. Texts that are
+    numbers, and values that are no texts, stay unchanged.
     """
     if not isinstance(value, str) or not value.lstrip(_QUOTE).startswith(_FORMULA):
         return value

@@ -1,6 +1,6 @@
-"""What a deployment costs: memory, processor and GPU use while it works, and the time it took to start.
+"""The resources of a deployment: memory, processor and GPU use during a measurement, and the start-up time.
 
-Only what this host shows is read: a server on another machine, or another user's, leaves its figures empty.
+They are read on this host only: the figures of a server on another machine, or of another user, are empty.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Usage:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one time.
+    """A sample of one GPU.
 
     Attributes:
         utilisation_percent: share of the last sample period (some ms to 1 s) in which a kernel ran.
@@ -100,8 +100,8 @@ class CostMeter:
     """Measures while its ``with`` block runs; ``figures`` holds COST_FIGURES after it.
 
     Args:
-        endpoint: of the deployment.
-        log: the server's log; None where it is not known.
+        endpoint: endpoint of the deployment.
+        log: path of the server's log; None if unknown.
         model: Triton's name of the model.
     """
 
@@ -148,7 +148,7 @@ class CostMeter:
 
 
 def gpu_figures(samples: Sequence[Sequence[GpuReading]]) -> dict[str, float | None]:
-    """Condense samples of all GPUs to one line; empty without samples."""
+    """Compute the GPU figures from samples of all GPUs; None without samples."""
     shares = [reading.utilisation_percent for sample in samples for reading in sample]
     memory = [sum(reading.used_bytes for reading in sample) for sample in samples if sample]
     return {
@@ -158,7 +158,7 @@ def gpu_figures(samples: Sequence[Sequence[GpuReading]]) -> dict[str, float | No
 
 
 def is_here(endpoint: Endpoint) -> bool:
-    """Whether the deployment's process can be looked at: it runs on this host and we know its id."""
+    """Return whether the deployment's process can be read: it runs on this host and its id is known."""
     local = ("127.0.0.1", "::1", "localhost", socket.gethostname())
     return endpoint.host in local and endpoint.pid is not None and Path(f"/proc/{endpoint.pid}").is_dir()
 

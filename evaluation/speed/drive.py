@@ -1,7 +1,7 @@
 """Generate load and cut the stream of answers into repeats.
 
-The load never pauses between warm-up and the last repeat; what is still in flight when the last repeat ends is waited
-for and not counted.
+The load does not pause between warm-up and the last repeat. Requests in flight when the last repeat ends are waited for
+and not counted.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.wire import Encoded
 
-_NS_PER_S = 1_000_000_000
-
 
 class Asks(Protocol):
-    """What sends one request: a Wire."""
+    """Sends single requests, as ``Wire`` does."""
 
     async def ask(self, request: Encoded, scheduled_ns: int) -> RequestRecord:
-        """Send it and wait for its end."""
+        """Send a request and wait until it has ended."""
         ...
 
 
@@ -43,12 +42,12 @@ class ClosedLoop:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Requests come at their times, whatever the server does.
+    """Requests are sent at given times, however fast the server answers.
 
     Attributes:
-        arrivals_ns: when each is due, after the start; endless.
-        max_in_flight: further requests wait in the client.
-        ramp_s: part of the arrivals in which their rate grows.
+        arrivals_ns: due times of the requests in nanoseconds after the start, without end.
+        max_in_flight: largest number of requests in flight; further ones wait in the client.
+        ramp_s: seconds in which the rate of arrivals grows.
     """
 
     arrivals_ns: Iterator[int]
@@ -61,11 +60,11 @@ class MeasuringPlan:
     """How long a point is measured.
 
     Attributes:
-        warmup: answers before the first repeat, at least; those of the ramp are among them.
-        requests: answers a repeat.
-        repeats: repeats at most.
-        max_s: seconds after which the point ends with what it has.
-        is_enough: whether the repeats so far agree.
+        warmup: minimum number of answers before the first repeat, with those of the ramp.
+        requests: number of answers in a repeat.
+        repeats: maximum number of repeats.
+        max_s: seconds after which the point ends with the repeats that it has.
+        is_enough: returns whether the repeats so far agree.
     """
 
     warmup: int
@@ -76,13 +75,13 @@ class MeasuringPlan:
 
 
 class Recorder:
-    """Takes answers as they come and cuts them into windows.
+    """Collects answers in the order of their arrival and divides them into windows.
 
     Attributes:
         windows: finished repeats.
-        warmups: answers before the first.
-        is_over: whether no further request shall be sent.
-        started: set when measuring begins.
+        warmups: answers before the first repeat.
+        is_over: whether no further request may be sent.
+        started: set when the first repeat begins.
     """
 
     def __init__(self, plan: MeasuringPlan, ramp_s: float) -> None:
@@ -93,13 +92,13 @@ class Recorder:
         self.started = asyncio.Event()
         self._current: list[RequestRecord] = []
         self._begin_ns = time.perf_counter_ns()
-        self._ramp_end_ns = self._begin_ns + round(ramp_s * _NS_PER_S)
+        self._ramp_end_ns = self._begin_ns + round(ramp_s * NANOSECONDS_PER_S)
         self._window_ns = self._begin_ns
         if plan.warmup == 0 and ramp_s == 0:
             self.started.set()
 
     def add(self, record: RequestRecord) -> None:
-        """Take one answer."""
+        """Add one answer."""
         if self.is_over:
             return
         if not self.started.is_set():
@@ -109,7 +108,7 @@ class Recorder:
                 self.started.set()
         else:
             self._current.append(record)
-        is_late = record.done_ns - self._begin_ns > self.plan.max_s * _NS_PER_S
+        is_late = record.done_ns - self._begin_ns > self.plan.max_s * NANOSECONDS_PER_S
         if len(self._current) >= self.plan.requests or (is_late and self._current):
             self._close(record.done_ns)
         self.is_over = self.is_over or is_late
@@ -167,7 +166,7 @@ async def _closed(wire: Asks, load: ClosedLoop, given: Iterator[Encoded], record
             free_ns = record.done_ns
             recorder.add(record)
             if record.error:
-                await asyncio.sleep(0)  # a refusal that needs no waiting must not starve the other slots
+                await asyncio.sleep(0)  # a request that fails at once must not starve the other slots
 
     await asyncio.gather(*(slot(number) for number in range(load.concurrency)))
 
@@ -186,7 +185,7 @@ async def _open(wire: Asks, load: OpenLoop, given: Iterator[Encoded], recorder: 
     for due_ns, request in zip(load.arrivals_ns, given, strict=False):
         wait_ns = begin_ns + due_ns - time.perf_counter_ns()
         if wait_ns > 0:
-            await asyncio.sleep(wait_ns / _NS_PER_S)
+            await asyncio.sleep(wait_ns / NANOSECONDS_PER_S)
         await room.acquire()
         if recorder.is_over:
             break

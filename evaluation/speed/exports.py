@@ -1,4 +1,4 @@
-"""The figures of a point in the shapes that other tools read: vLLM's ``bench serve`` and genai-perf's exports.
+"""The figures of a point in the formats of other tools: vLLM's ``bench serve`` and genai-perf's exports.
 
 A field that does not apply (an observed TTFT without streaming) is null or absent, never 0. Field names and units are
 those of vLLM's ``vllm/benchmarks/serve.py`` (durations of single requests in seconds, statistics in ms), of Perf
@@ -11,13 +11,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import pstdev
 from typing import Any
 
 from evaluation.speed import formulas
-from evaluation.speed.figures import DISTRIBUTIONS, PERCENTILES
+from evaluation.speed.figures import BY_NAME, DISTRIBUTIONS, PERCENTILES
 from evaluation.speed.record import RequestRecord
 from evaluation.speed.table import CLOSED, OK, SUMMARY, Row
 from evaluation.speed.under_load import Measured
@@ -32,11 +32,10 @@ _GENAI_NAMES = {
     "request_latency": "e2e",
 }
 _GENAI_PERCENTILES = (99, 95, 90, 75, 50, 25)
-_NS_PER_S = formulas.NANOSECONDS_PER_S
 
 
 def write_point(directory: Path, measured: Measured, slos: Mapping[str, float]) -> None:
-    """Write one point's files; nothing for a point that failed altogether."""
+    """Write one point's files, unless the point failed."""
     if not measured.records:
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -59,9 +58,10 @@ def write_summary(output: Path, rows: Sequence[Row]) -> None:
 
 
 def vllm_result(measured: Measured, slos: Mapping[str, float]) -> dict[str, Any]:
-    """Shape a point as the result file of ``vllm bench serve``.
+    """Return a point in the format of ``vllm bench serve``'s result file.
 
-    One entry a request in ``input_lens``, ``output_lens``, ``ttfts``, ``itls`` and ``errors``; seconds there, as vLLM.
+    The lists ``input_lens``, ``output_lens``, ``ttfts``, ``itls`` and ``errors`` have one entry for each request, in
+    seconds as in vLLM's.
     """
     row, figures = measured.row, measured.row.figures
     good = [record for record in measured.records if not record.error]
@@ -98,14 +98,14 @@ def vllm_result(measured: Measured, slos: Mapping[str, float]) -> dict[str, Any]
     return content | {
         "input_lens": [record.input_tokens for record in measured.records],
         "output_lens": [record.output_tokens for record in measured.records],
-        "ttfts": [_ttft_s(record) for record in measured.records],
-        "itls": [_itls_s(record) for record in measured.records],
+        "ttfts": [next(iter(_seconds("ttft", record)), None) for record in measured.records],
+        "itls": [_seconds("itl", record) for record in measured.records],
         "errors": [record.error for record in measured.records],
     }
 
 
 def profile_export(measured: Measured) -> dict[str, Any]:
-    """Shape a point as Perf Analyzer's profile export: every request's times, in monotonic nanoseconds."""
+    """Return a point in the format of Perf Analyzer's profile export: requests' times in monotonic nanoseconds."""
     row = measured.row
     is_closed = row.mode == CLOSED
     experiment = {"mode": "concurrency" if is_closed else "request_rate", "value": row.level}
@@ -127,12 +127,11 @@ def profile_export(measured: Measured) -> dict[str, Any]:
 
 
 def genai_perf_statistics(measured: Measured) -> dict[str, Any]:
-    """Shape a point as genai-perf's statistics, by its metrics' names."""
+    """Return a point in the format of genai-perf's statistics, by the names of its metrics."""
     row = measured.row
     content: dict[str, Any] = {}
     for name, ours in _GENAI_NAMES.items():
-        distribution = next(item for item in DISTRIBUTIONS if item.name == ours)
-        _add(content, name, "ms", distribution.values_ms(measured.records))
+        _add(content, name, "ms", BY_NAME[ours].values_ms(measured.records))
     good = [record for record in measured.records if not record.error]
     _add(content, "output_sequence_length", "tokens", [float(record.output_tokens) for record in good])
     _add(content, "input_sequence_length", "tokens", [float(record.input_tokens) for record in good])
@@ -151,7 +150,7 @@ def genai_perf_statistics(measured: Measured) -> dict[str, Any]:
 
 
 def genai_perf_csv(content: Mapping[str, Any]) -> str:
-    """Shape statistics as genai-perf's CSV: a table of distributions, an empty line, a table of single values."""
+    """Return statistics in the format of genai-perf's CSV: distributions, an empty line, and single values."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     measures = ("avg", "min", "max", *(f"p{percent}" for percent in _GENAI_PERCENTILES))
@@ -185,20 +184,9 @@ def _title(name: str, unit: str) -> str:
     return f"{name.replace('_', ' ').title()} ({unit})"
 
 
-def _ttft_s(record: RequestRecord) -> float | None:
-    if record.error or not record.is_streamed:
-        return None
-    return (record.chunk_ns[0] - record.sent_ns) / _NS_PER_S
-
-
-def _itls_s(record: RequestRecord) -> list[float]:
-    if not record.is_streamed:
-        return []
-    return [(later - earlier) / _NS_PER_S for earlier, later in _pairs(record.chunk_ns)]
-
-
-def _pairs(values: Sequence[int]) -> Iterable[tuple[int, int]]:
-    return zip(values, values[1:], strict=False)
+def _seconds(name: str, record: RequestRecord) -> list[float]:
+    """Return the values of a distribution that a request has, in seconds; a failed one has none."""
+    return [] if record.error else [value / formulas.NANOSECONDS_PER_S for value in BY_NAME[name].values_ns(record)]
 
 
 def _json(content: Any) -> str:

@@ -18,13 +18,13 @@ STATISTICS = ("mean", *(f"p{percent}" for percent in PERCENTILES))
 
 @dataclass(frozen=True)
 class Distribution:
-    """A duration that each request, or each pair of answers, has one of; reported as mean and percentiles.
+    """A duration of each request, or of each pair of consecutive answers; reported as mean and percentiles.
 
     Attributes:
-        name: short, as used everywhere.
-        title: for people.
-        formula: how one value comes about.
-        values_ns: the values of one successful request, in nanoseconds; empty where it has none.
+        name: short name, used in columns.
+        title: name for people.
+        formula: definition of one value.
+        values_ns: computes the values of one successful request in nanoseconds; empty where it has none.
     """
 
     name: str
@@ -73,15 +73,16 @@ DISTRIBUTIONS = (
         lambda record: (record.sent_ns - record.scheduled_ns,),
     ),
 )
+BY_NAME = {distribution.name: distribution for distribution in DISTRIBUTIONS}
 
 
 @dataclass(frozen=True)
 class FigureContext:
-    """What figures need beside the requests.
+    """Settings that figures depend on beside the requests.
 
     Attributes:
         slos: limits of a good request in ms, by the name of a distribution.
-        gpus: ranks of the deployment, TP x PP: GPUs, or 1 for a deployment on the CPU.
+        gpus: number of GPUs of the deployment, TP x PP; 1 for a deployment on the CPU.
     """
 
     slos: Mapping[str, float]
@@ -93,9 +94,9 @@ class Scalar:
     """A figure of a whole window.
 
     Attributes:
-        name: of its column, the unit in it.
-        formula: how it comes about.
-        of: computes it.
+        name: name of the column, with the unit.
+        formula: definition of the figure.
+        of: computes the figure; None where it cannot be computed.
     """
 
     name: str
@@ -114,7 +115,7 @@ def _output_tokens(window: Window) -> int:
 
 
 def is_good(record: RequestRecord, slos: Mapping[str, float]) -> bool:
-    """Whether a request succeeded within every limit; a limit on a duration that it does not have is exceeded."""
+    """Return whether a request succeeded within every limit; a duration that it does not have exceeds its limit."""
     if record.error:
         return False
     for distribution in DISTRIBUTIONS:
@@ -189,7 +190,7 @@ def compute_figures(windows: Sequence[Window], context: FigureContext) -> dict[s
 def repeat_value(name: str, window: Window, context: FigureContext) -> float | None:
     """Value of one of INTERVALS in one repeat."""
     if name == "e2e_mean_ms":
-        return formulas.mean(next(d for d in DISTRIBUTIONS if d.name == "e2e").values_ms(window.records))
+        return formulas.mean(BY_NAME["e2e"].values_ms(window.records))
     return next(scalar for scalar in SCALARS if scalar.name == name).of(window, context)
 
 

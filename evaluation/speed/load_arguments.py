@@ -1,4 +1,4 @@
-"""Arguments of the load generator and their check; standard library only, since the login side imports them."""
+"""Arguments of the load generator and their check; the login node imports this module: standard library only."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class LoadArguments(ScriptArguments):
 
 
 def check_arguments(arguments: LoadArguments) -> None:
-    """Refuse what cannot be measured.
+    """Refuse arguments that cannot be measured.
 
     Raises:
         ConfigError: nothing to measure, a number out of range, or an unknown name.

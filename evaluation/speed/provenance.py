@@ -1,4 +1,4 @@
-"""Where a figure comes from: the machine and the time."""
+"""The machine and the time of a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of each request: monotonic integer nanoseconds and token counts, nothing derived."""
+"""The raw data of each request: monotonic integer nanoseconds and token counts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class RequestRecord:
     """One request that ended.
 
     Attributes:
-        scheduled_ns: when it was due; in the closed loop, when its slot became free.
-        sent_ns: when its bytes were handed to gRPC.
-        done_ns: when its last token, or its failure, arrived.
-        input_tokens: of the prompt.
-        chunk_ns: arrival of each answer that brought tokens; one where nothing is streamed.
-        chunk_tokens: tokens that each of them brought.
-        is_streamed: whether the server could answer token by token.
-        error: why it failed; empty if it succeeded.
+        scheduled_ns: when the request was due; in a closed loop, when its slot became free.
+        sent_ns: when its bytes were passed to gRPC.
+        done_ns: when its last token, or its error, arrived.
+        input_tokens: number of tokens of the prompt.
+        chunk_ns: arrival times of the answers that contain new tokens; one without streaming.
+        chunk_tokens: number of new tokens in each of these answers.
+        is_streamed: whether the answers were streamed.
+        error: why the request failed; empty if it succeeded.
     """
 
     scheduled_ns: int
@@ -32,7 +32,7 @@ class RequestRecord:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that were generated."""
+        """Number of generated tokens."""
         return sum(self.chunk_tokens)
 
 
@@ -41,9 +41,9 @@ class Window:
     """Consecutive answers: one repeat of a measurement, or several joined.
 
     Attributes:
-        records: in the order in which they ended.
-        started_ns: when the last answer before them arrived, or when the first of them was sent.
-        ended_ns: when the last of them arrived.
+        records: requests in the order in which they ended.
+        started_ns: when the last answer before the window arrived, or its first request was sent.
+        ended_ns: when the last answer of the window arrived.
     """
 
     records: tuple[RequestRecord, ...]
@@ -52,7 +52,7 @@ class Window:
 
     @property
     def succeeded(self) -> tuple[RequestRecord, ...]:
-        """Requests with an answer."""
+        """Requests that succeeded."""
         return tuple(record for record in self.records if not record.error)
 
     @property

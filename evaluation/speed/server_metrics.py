@@ -1,4 +1,4 @@
-"""What the server says about itself: Triton's Prometheus counters before and after a measurement."""
+"""The server's own figures: Triton's Prometheus counters before and after a measurement."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SERVER_FIGURES = {
 }
 """Columns and their formulas; each is a difference of counters over the measurement.
 
-The drop-in engine's ``execute`` hands a request over and returns, and there Triton's request and compute times end:
-they are those of a hand-over, not of an answer. That engine counts the time to the final answer itself (_OWN_DURATION).
+The drop-in engine's ``execute`` queues a request and returns, which ends Triton's request and compute times: they do
+not include the generation. The engine counts the time to the final answer itself (_OWN_DURATION).
 """
 
 _OWN_DURATION = "slipway_request_duration_us"

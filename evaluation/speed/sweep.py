@@ -1,6 +1,6 @@
-"""Measure a deployment point by point, and leave the table, the manifest and a line for each point.
+"""Measure a deployment point by point; write the table and the manifest, and print a line for each point.
 
-Points that a killed run of the same settings finished are kept.
+Points that an interrupted run with the same settings finished are kept.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _USUAL_LENGTHS = ((60, 20), (225, 20), (200, 200))
 
 @dataclass(frozen=True)
 class MeasuredDeployment:
-    """What a sweep measures.
+    """The deployment that a sweep measures.
 
     Attributes:
-        source: endpoint as the user gave it, from which it is read again during the sweep.
-        endpoint: as it was when the sweep began.
+        source: the user's argument, from which the endpoint is read again during the sweep.
+        endpoint: the endpoint when the sweep began.
         model: Triton's name of the model.
     """
 
@@ -41,15 +41,15 @@ class MeasuredDeployment:
     model: str
 
     def check_unchanged(self) -> None:
-        """Refuse to go on where the deployment was replaced.
+        """Refuse to continue if the deployment was replaced.
 
         Raises:
-            ServerError: it was, or it is gone.
+            ServerError: the deployment was replaced or is gone.
         """
         check_unchanged(self.source, self.endpoint, self.model)
 
     def check_alive(self) -> None:
-        """Refuse to measure further points of a server that is gone.
+        """Refuse to measure further points if the server is gone.
 
         Raises:
             UnreachableError: no server answers.
@@ -63,18 +63,18 @@ class MeasuredDeployment:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A deployment, the points to measure, and how one is measured.
+    """A deployment, the points to measure, and the function that measures one.
 
     Attributes:
-        name: of the command.
-        deployment: what is measured.
+        name: name of the command.
+        deployment: the deployment.
         output: directory of the table.
         table: shape of the table.
         points: rows without figures, in the order of measuring.
-        seed: of prompts.
-        steps, unit: what the progress bar counts, and how many of it a point has at most.
+        seed: seed of the prompts.
+        steps, unit: maximum number of steps of a point for the progress bar, and their unit.
         measure: measures one point and calls its second argument after each step.
-        describe: words one finished row for the terminal.
+        describe: describes one finished row for the terminal.
         prepare: called once before the first point is measured.
     """
 
@@ -99,7 +99,7 @@ class Sweep:
         rows = self._finished_rows()
         outstanding = [point for point in self.points if point.point not in rows]
         self.output.mkdir(parents=True, exist_ok=True)
-        if rows:  # of an interrupted run, maybe of other points too
+        if rows:  # the table of an interrupted run may have other points too
             self._write(rows)
         if outstanding:
             self.prepare()
@@ -140,7 +140,7 @@ class Sweep:
         self.table.write(self.output / self.table.file_name, kept)
 
     def _finished_rows(self) -> dict[tuple[str, str, float], Row]:
-        """Rows that a killed run measured under the same settings; none where the model has no digest."""
+        """Return the rows of an interrupted run with the same settings; none if the model has no digest."""
         file, first = self.output / self.table.file_name, self.points[0]
         if not file.is_file() or not first.model_digest:
             return {}
@@ -154,12 +154,12 @@ class Sweep:
 
 
 def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[object]) -> Row:
-    """Fill in what all rows of a sweep have in common.
+    """Fill in the fields that all rows of a sweep have in common.
 
     Args:
         served: the deployment.
-        row: with what only this kind of sweep knows.
-        decisive: settings of the sweep; rows of other settings are not kept when a killed run is resumed.
+        row: a row with the fields of this kind of sweep.
+        decisive: settings of the sweep; rows of other settings are not kept when an interrupted run is resumed.
     """
     endpoint, machine = served.endpoint, describe_machine()
     settings = endpoint.settings
@@ -186,10 +186,10 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
 
 
 def find_vocab_size(given: int | None, served: DeployedModel) -> int:
-    """Size of the vocabulary that random prompts are drawn from.
+    """Return the size of the vocabulary that random prompts are drawn from.
 
     Raises:
-        ConfigError: it is neither given nor known.
+        ConfigError: the size is neither given nor known.
     """
     size = given or served.vocab_size
     if size is None:
@@ -201,10 +201,10 @@ def find_vocab_size(given: int | None, served: DeployedModel) -> int:
 
 
 def usual_lengths(max_positions: int | None) -> tuple[tuple[int, int], ...]:
-    """Pairs of input and output length that are measured where none are given.
+    """Return the default pairs of input and output length.
 
-    They are those of the published tables that the model has positions for, or three quarters and one quarter of its
-    positions where none of them fits.
+    They are the pairs of the published tables that fit the model's positions or, if none fits, three quarters and one
+    quarter of its positions.
     """
     fitting = tuple(pair for pair in _USUAL_LENGTHS if max_positions is None or sum(pair) <= max_positions)
     if fitting or max_positions is None:

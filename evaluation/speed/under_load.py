@@ -1,4 +1,4 @@
-"""Measure one point: prepare its requests, keep up the load, and fill in its row."""
+"""Measure one point under load: prepare its requests, send them, and fill in its row."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _SPARE_REPEATS = 1
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """What is asked.
+    """The deployment under load, and the source of its prompts.
 
     Attributes:
-        endpoint: where it listens.
-        log: the server's log; None where it is not known.
-        vocab_size: tokens that random prompts are drawn from.
-        prompts: of the prompt file; empty for random prompts.
-        words: that random texts are made of; None where the model takes token ids.
-        gpus: TP x PP.
-        is_encoder_decoder: it answers to a prompt instead of continuing it.
+        endpoint: address of the server.
+        log: path of the server's log; None if unknown.
+        vocab_size: size of the vocabulary that random prompts are drawn from.
+        prompts: prompts of the prompt file; empty for random prompts.
+        words: words that random texts are made of; None where the model takes token ids.
+        gpus: number of GPUs, TP x PP.
+        is_encoder_decoder: whether the model is an encoder-decoder.
     """
 
     endpoint: Endpoint
@@ -53,12 +53,12 @@ class LoadTarget:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point that was measured.
+    """A measured point.
 
     Attributes:
-        row: with its figures.
+        row: the row with its figures.
         records: counted requests, in the order in which they ended.
-        window_ns: where each repeat began, and where the last ended.
+        window_ns: start of each repeat, and end of the last.
     """
 
     row: Row
@@ -72,10 +72,10 @@ def measure_point(
     """Measure one point; a point without a single success is a failed row with empty figures.
 
     Args:
-        arguments: of the sweep.
-        target: what to ask.
-        row: of the point, without figures.
-        advance: is called after each repeat.
+        arguments: arguments of the sweep.
+        target: the deployment.
+        row: the point's row without figures.
+        advance: called after each repeat.
     """
     plan = plan_point(arguments, row, target, advance)
     requests = prepare_requests(arguments, target, row, plan)
@@ -109,10 +109,10 @@ def measure_point(
 
 
 def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
-    """Have one real generation come back before anything is measured.
+    """Check that one request succeeds before anything is measured.
 
     Raises:
-        ServerError: it did not, or it does not continue its prompt.
+        ServerError: the request failed, or its answer does not continue the prompt.
     """
     request = prepare_requests(arguments, target, row, MeasuringPlan(0, 1, 0, 0, lambda windows: True))[0]
 
@@ -128,7 +128,7 @@ def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
 def plan_point(
     arguments: LoadArguments, row: Row, target: LoadTarget, advance: Callable[[], None] = lambda: None
 ) -> MeasuringPlan:
-    """Size warm-up and repeats of a point by its load."""
+    """Choose warm-up and repeats of a point by its load."""
     context = _context(arguments, target)
     if row.mode == CLOSED:
         in_flight = round(row.level)
@@ -148,7 +148,7 @@ def plan_point(
 def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, plan: MeasuringPlan) -> list[Encoded]:
     """Encode the requests of a point before its load starts.
 
-    What is drawn depends on the seed and the point only, so that two deployments are asked the same.
+    The requests depend on the seed and the point only, so that two deployments get the same ones.
     """
     count = plan.warmup + (plan.repeats + _SPARE_REPEATS) * plan.requests
     random = seeded(arguments.seed, row.workload, row.mode, row.level)

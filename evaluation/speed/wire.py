@@ -1,7 +1,7 @@
-"""Bytes to and from Triton over asynchronous gRPC, stamped where they pass.
+"""Requests to Triton over asynchronous gRPC, with a time stamp for each answer.
 
-Requests are encoded before the load starts and answers are read after they are stamped, so that next to nothing but
-gRPC itself stands between the clock and the server. The messages are tritonclient's.
+Requests are encoded before the load starts, and answers are decoded after their time stamp, so that the measured times
+contain little more than gRPC and the server. The message types are tritonclient's.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Encoded:
-    """A request, ready to be sent as often as wanted.
+    """An encoded request, which can be sent any number of times.
 
     Attributes:
         payload: the serialised ModelInferRequest.
-        prompt: what it asks.
-        is_encoder_decoder: the answer does not repeat the prompt.
-        is_text: the prompt is sent as text, and text comes back.
+        prompt: the prompt and the number of tokens to generate.
+        is_encoder_decoder: whether the model is an encoder-decoder, whose answer does not repeat the prompt.
+        is_text: whether request and answer contain texts.
     """
 
     payload: bytes
@@ -46,7 +46,7 @@ class Encoded:
 
 
 def encode(model: str, prompt: LoadPrompt, is_encoder_decoder: bool = False, is_text: bool = False) -> Encoded:
-    """Encode one prompt: greedy, and no token ends it, so that every requested token is generated."""
+    """Encode a request for greedy decoding without an end token, so that every requested token is generated."""
     request = messages.ModelInferRequest(model_name=model)
     if is_text:
         inputs = prepare_texts([prompt.text], prompt.output_length, end_id=NEVER_END_ID)
@@ -68,7 +68,7 @@ class Wire:
     Args:
         url: ``host:port`` of its gRPC endpoint.
         timeout_s: limit of one request.
-        is_streaming: ask through ModelStreamInfer, one stream a request.
+        is_streaming: whether to use ModelStreamInfer, with one stream for each request.
     """
 
     def __init__(self, url: str, timeout_s: float, is_streaming: bool) -> None:
@@ -87,7 +87,7 @@ class Wire:
         await self._channel.close()
 
     async def ask(self, request: Encoded, scheduled_ns: int) -> RequestRecord:
-        """Send one request, wait for its last token, and check what came: a failure is a record too."""
+        """Send one request, wait for its last token, and check the answer; a failure is a record too."""
         answers: list[tuple[int, bytes]] = []
         sent_ns = time.perf_counter_ns()
         try:
@@ -138,7 +138,7 @@ def _unwrap(raw: bytes) -> Any:
 
 
 def _generated(answer: Any, request: Encoded) -> int:
-    """Count the tokens generated so far, and prove that the answer continues the prompt.
+    """Count the tokens generated so far, and check that the answer continues the prompt.
 
     ``sequence_length`` counts prompt and generated tokens, ``output_ids`` or ``OUTPUT_0`` begins with the prompt; an
     encoder-decoder gives the generated tokens alone.
@@ -148,7 +148,7 @@ def _generated(answer: Any, request: Encoded) -> int:
     if not {name, "sequence_length"} <= contents.keys():
         raise ServerError(f"an answer has no {name} and sequence_length")
     shown = () if request.is_encoder_decoder else request.prompt.ids
-    # A text comes behind the four bytes of its length.
+    # The bytes of a text follow the four bytes of its length.
     given = request.prompt.text.encode() if request.is_text else np.asarray(shown, np.uint32).tobytes()
     if shown and not contents[name][4 if request.is_text else 0 :].startswith(given):
         raise ServerError(f"an answer does not continue its prompt of {len(shown)} tokens")

@@ -1,4 +1,4 @@
-"""What is asked and when: lengths, prompts and arrivals, drawn from the seed and the point alone."""
+"""Lengths, prompts and arrival times of a load, which depend on the seed and the point alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from handover.errors import ConfigError
 from handover.regular_file import read_text
 
-if TYPE_CHECKING:  # the login side checks lengths and has neither
+if TYPE_CHECKING:  # the login node checks lengths and has neither package
     import numpy as np
 
     from evaluation.client.tokenizer import Tokenizer
@@ -25,12 +25,12 @@ _HINT = "a length is a number of tokens, uniform:LOW:HIGH or normal:MEAN:DEVIATI
 
 @dataclass(frozen=True)
 class LoadPrompt:
-    """One request to be made.
+    """The prompt of one request, with the length of its answer.
 
     Attributes:
         ids: token ids of the prompt.
-        output_length: tokens to generate.
-        text: the prompt as text, for a model that takes texts; empty where it is not known.
+        output_length: number of tokens to generate.
+        text: the prompt as text, for a text model; empty if unknown.
     """
 
     ids: tuple[int, ...]
@@ -40,7 +40,7 @@ class LoadPrompt:
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """How long something is, in tokens.
+    """A distribution of lengths in tokens.
 
     Attributes:
         kind: constant, uniform (both ends included) or normal (rounded, at least 1).
@@ -57,7 +57,7 @@ class LengthDistribution:
         """Read ``60``, ``uniform:20:400`` or ``normal:100:20``.
 
         Raises:
-            ConfigError: it is none of these, or a length could be below 1.
+            ConfigError: the text is none of these, or a length could be below 1.
         """
         words = text.strip().split(":")
         kind = "constant" if len(words) == 1 else words[0]
@@ -94,7 +94,7 @@ class Workload:
         """Read ``INPUT/OUTPUT``.
 
         Raises:
-            ConfigError: it is no such pair.
+            ConfigError: the text is no such pair.
         """
         parts = text.split("/")
         if len(parts) != 2:
@@ -102,27 +102,27 @@ class Workload:
         return cls(text, *map(LengthDistribution.parse, parts))
 
     def prompts(self, vocab_size: int, random: np.random.Generator) -> Iterator[LoadPrompt]:
-        """Draw prompts of random tokens, for ever."""
+        """Draw prompts of random tokens, without end."""
         while True:
             ids = random.integers(0, vocab_size, self.input.draw(random)).tolist()
             yield LoadPrompt(tuple(ids), self.output.draw(random))
 
 
 class Words:
-    """Words that a tokenizer keeps whole, so that a text of n of them has n tokens.
+    """Words that are one token each, so that a text of n words has n tokens.
 
     Args:
-        tokenizer: of the served model.
-        vocab_size: ids to look among.
+        tokenizer: tokenizer of the served model.
+        vocab_size: size of the vocabulary.
 
     Raises:
-        ConfigError: the vocabulary has next to none.
+        ConfigError: the vocabulary has fewer than 16 such words.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         spelt = {word: number for number in range(vocab_size) if (word := tokenizer.decode([number]).strip()).isalpha()}
-        # Behind another word it must still be that one token; "a" is a word that every tokenizer has.
+        # A word must be one token after another word as well; every tokenizer has the word "a".
         before = tokenizer.encode("a")
         self._words = [word for word, number in spelt.items() if tokenizer.encode(f"a {word}") == [*before, number]]
         if len(self._words) < _FEWEST_WORDS:
@@ -132,7 +132,7 @@ class Words:
             )
 
     def prompts(self, workload: Workload, random: np.random.Generator) -> Iterator[LoadPrompt]:
-        """Draw prompts, for ever; a prompt counts the tokens that its text really has."""
+        """Draw prompts, without end; the ids of a prompt are those of its text."""
         while True:
             wanted = workload.input.draw(random)
             drawn = [self._words[i] for i in random.integers(0, len(self._words), wanted)]
@@ -144,23 +144,23 @@ class Words:
 
 
 def seeded(seed: int, *point: object) -> np.random.Generator:
-    """Make a generator that depends on the seed and the point only, so that two deployments are asked the same."""
+    """Make a generator that depends on the seed and the point only, so that two deployments get the same requests."""
     import numpy
 
     return numpy.random.default_rng([seed, *json.dumps(point).encode()])
 
 
 def arrivals_ns(rate_per_s: float, arrival: str, ramp_s: float, random: np.random.Generator) -> Iterator[int]:
-    """Yield when requests are due, in nanoseconds after the start, for ever.
+    """Yield the due times of requests in nanoseconds after the start, without end.
 
-    Events of a process of rate 1 (exponential gaps, or one a second) are moved to where the integral of the wanted
-    rate reaches their time; during the ramp the rate grows linearly from 0.
+    Events of a process of rate 1 (exponential gaps, or one a second) are moved to the time at which the integral of the
+    wanted rate reaches theirs; during the ramp the rate grows linearly from 0.
 
     Args:
-        rate_per_s: after the ramp.
+        rate_per_s: rate after the ramp.
         arrival: poisson or constant.
-        ramp_s: length of the ramp; 0 for none.
-        random: of the Poisson process.
+        ramp_s: length of the ramp in seconds; 0 for none.
+        random: generator of the Poisson process.
     """
     in_ramp = rate_per_s * ramp_s / 2
     event = 0.0
@@ -182,15 +182,15 @@ def read_prompt_file(
     ShareGPT's ``conversations``, whose first two turns are the prompt and, by its length, the answer.
 
     Args:
-        path: the file.
-        encode: of the served model's tokenizer; None where there is none.
+        path: path of the file.
+        encode: encodes with the served model's tokenizer; None without one.
         max_tokens: positions of the model; longer lines are left out.
 
     Returns:
-        The prompts, and how many lines were left out because they have no answer or do not fit.
+        The prompts, and the number of lines that were left out because they have no answer or do not fit.
 
     Raises:
-        ConfigError: a line is none of these, needs a tokenizer that is not here, or no line is left.
+        ConfigError: a line is none of these or needs a tokenizer that is missing, or no line is left.
     """
     prompts, left_out = [], 0
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -207,7 +207,7 @@ def read_prompt_file(
 
 
 def _prompt(line: str, where: str, encode: Callable[[str], list[int]] | None) -> LoadPrompt | None:
-    """Read one line; None where it is a conversation without an answer."""
+    """Read one line; None for a conversation without an answer."""
     try:
         content: dict[str, Any] = json.loads(line)
         turns = content.get("conversations")
@@ -219,7 +219,7 @@ def _prompt(line: str, where: str, encode: Callable[[str], list[int]] | None) ->
             return _checked(tuple(map(int, content["input_ids"])), int(content["output_length"]))
         if encode is None:
             raise ConfigError(f"{where} holds text, but the served model's tokenizer is not on this machine")
-        around = len(encode(""))  # what the tokenizer puts around a prompt is no part of an answer
+        around = len(encode(""))  # start and end tokens are no part of an answer
         wanted = content["output_length"] if "output_length" in content else len(encode(content["completion"])) - around
         return _checked(tuple(encode(content["prompt"])), int(wanted), content["prompt"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:

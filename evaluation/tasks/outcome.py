@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from evaluation.client.served_model import DeployedModel, check_still_served
+from evaluation.client.served_model import Target, check_still_served
 from evaluation.speed.cells import plain
 from evaluation.speed.provenance import timestamp
 from evaluation.tasks.metric import Metric
@@ -59,33 +59,31 @@ class Outcome:
         """Samples without a score."""
         return [sample for sample in self.samples if sample.error]
 
-    def write(self, output: Path, model: str, served: DeployedModel) -> None:
-        """Write the five files.
+    def write(self, output: Path, target: Target, predictions: Mapping[str, str] | None = None) -> None:
+        """Write the five files, and predictions where there are any.
 
         Args:
             output: directory.
-            model: Triton's name of the model that was asked.
-            served: the deployment of that model.
+            target: the served model.
+            predictions: contents of further files, by name.
 
         Raises:
             ServerError: the deployment serves another model by now.
         """
-        check_still_served(served.endpoint, model)
-        endpoint = served.endpoint
-        asked = {"model": model, "engine": endpoint.engine, "model_digest": endpoint.model_digest, **endpoint.settings}
-        about = {
-            "cut_contexts": self.cut_contexts,
-            "data": dict(self.data),
-            "settings": dict(self.settings),
-            "model": asked,
-        }
+        check_still_served(target.served.endpoint, target.model)
+        output.mkdir(parents=True, exist_ok=True)
+        for name, content in (predictions or {}).items():
+            write_atomically(output / name, content)
+        basis = {"data": dict(self.data), "settings": dict(self.settings), "model": target.identity}
         samples = len(self.samples)
         write_results(
             output,
             {SAMPLES_NAME: self.samples, TABLE_NAME: self.metrics},
-            self.summary(asked),
-            describe_results(self.task, self.metrics, samples, len(self.failed), about),
-            {"data": about["data"], "settings": about["settings"], "model": asked, "samples": samples},
+            self.summary(target.identity),
+            describe_results(
+                self.task, self.metrics, samples, len(self.failed), {"cut_contexts": self.cut_contexts, **basis}
+            ),
+            {**basis, "samples": samples},
         )
 
     def summary(self, model: Mapping[str, Any]) -> dict[str, Any]:

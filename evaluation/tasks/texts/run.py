@@ -16,7 +16,6 @@ from evaluation.tasks.prompting import Completer, PromptAnswer, Prompter
 from evaluation.tasks.target import find_target, find_tokenizer
 from evaluation.tasks.texts.pairs import Pair, check_pairs
 from handover.digests import file_digest
-from handover.durable import write_atomically
 from handover.errors import ServerError
 
 PREDICTIONS_NAME = "predictions.txt"
@@ -104,10 +103,8 @@ def run_text_task(task: str, arguments: TextPairArguments, score: Callable[[Pred
         data=_data(arguments),
         settings={**settings, "beam_width": arguments.beam_width, "elapsed_s": elapsed_ns / NANOSECONDS_PER_S, **basis},
     )
-    arguments.output.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{' '.join(sample.prediction.split())}\n" for sample in samples)
-    write_atomically(arguments.output / PREDICTIONS_NAME, lines)
-    outcome.write(arguments.output, arguments.model, target.served)
+    outcome.write(arguments.output, target, {PREDICTIONS_NAME: lines})
     outcome.show()
 
 
