@@ -18,6 +18,7 @@ import tritonclient.grpc as triton
 
 from benchmarks.server_memory import Holdings, look
 from evaluation.client.client import Client
+from evaluation.client.request_tensors import prepare_ids
 from handover.arguments import ScriptArguments
 from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status
@@ -45,7 +46,7 @@ def cycle(endpoint: Endpoint, model: str, cycles: int) -> Iterator[tuple[Holding
     with triton.InferenceServerClient(endpoint.grpc_url) as control, Client(endpoint.grpc_url) as client:
         for _ in range(cycles):
             control.load_model(model)
-            (generation,) = client.generate_ids([[5, 6, 7]], 8, model=model)
+            (generation,) = client.generate(prepare_ids([[5, 6, 7]], 8), model)
             expected = expected or generation.tokens
             if generation.tokens != expected:
                 raise ServerError(f"after a reload '{model}' answers {generation.tokens} instead of {expected}")

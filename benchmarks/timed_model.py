@@ -17,6 +17,7 @@ from pathlib import Path
 from deployment.ports import choose_ports
 from deployment.tritonserver import SLIPWAY, assemble_backends, locate
 from evaluation.client.client import Client
+from evaluation.client.request_tensors import prepare_ids
 from handover.errors import ServerError
 
 _START_TIMEOUT_S = 60.0
@@ -113,7 +114,7 @@ def _wait(server: subprocess.Popen[bytes], url: str, model: str, log: Path) -> N
         while time.monotonic() < deadline and server.poll() is None:
             if client.is_live():
                 with contextlib.suppress(ServerError):
-                    client.generate_ids([[1, 2]], 1, model=model, end_id=0)
+                    client.generate(prepare_ids([[1, 2]], 1, end_id=0), model)
                     return
             time.sleep(0.2)
     raise ServerError(f"the server did not start: {log.read_text(errors='replace')[-800:]}")

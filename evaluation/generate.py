@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from evaluation.client.client import Client
 from evaluation.client.conversation import Conversation, show, stream_text
-from evaluation.client.request_tensors import Sampling
+from evaluation.client.request_tensors import Sampling, prepare_ids
 from evaluation.client.served_model import DEFAULT_RESULTS, DEFAULT_URL, find_endpoint, inspect_endpoint
 from evaluation.client.tokenizer import load_tokenizer
 from handover.endpoint import Endpoint
@@ -67,13 +67,13 @@ def complete(
     if not interface.takes_ids or directory is None:
         raise ConfigError(f"model '{model}' cannot be asked with text from here", "take --model=ensemble")
     tokenizer = load_tokenizer(directory)
-    generations = client.generate_ids(
+    request = prepare_ids(
         [tokenizer.encode(prompt) for prompt in prompts],
         output_length,
-        model=model,
         sampling=sampling,
         is_encoder_decoder=interface.is_encoder_decoder,
     )
+    generations = client.generate(request, model)
     return [tokenizer.decode(generation.tokens) for generation in generations]
 
 

@@ -1,8 +1,7 @@
 """A typed client of FasterTransformer's Triton models, over gRPC.
 
-``generate_ids`` speaks to ``fastertransformer`` (token ids in and out), ``generate_text`` to
-``ensemble`` (text in and out); tensor names and shapes are those of FasterTransformer backend's GPT
-guide. A client object belongs to one thread.
+``generate`` sends token ids to ``fastertransformer``, ``generate_text`` sends texts to ``ensemble``; tensor names and
+shapes are those of FasterTransformer backend's GPT guide. A client object belongs to one thread.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from evaluation.client.answer_tensors import Generation, read_completions, read_generations
-from evaluation.client.request_tensors import LearntPrompt, Sampling, prepare_ids, prepare_texts
+from evaluation.client.request_tensors import IdsRequest, Sampling, prepare_texts
 from evaluation.client.streaming import Turn, stream
 from handover.errors import ServerError
 from handover.provenance import PROGRAM
@@ -132,42 +131,14 @@ class Client:
             max_queue_delay_us=None if batcher is None else batcher.max_queue_delay_microseconds,
         )
 
-    def generate_ids(
-        self,
-        prompts: Sequence[Sequence[int]],
-        output_lengths: int | Sequence[int],
-        *,
-        model: str = "fastertransformer",
-        sampling: Sampling | None = None,
-        end_id: int | None = None,
-        log_probs: bool = False,
-        context_log_probs: bool = False,
-        prompt_log_probs: bool = False,
-        stop_words: Sequence[Sequence[Sequence[int]]] = (),
-        is_encoder_decoder: bool = False,
-        begun: Sequence[Sequence[int]] = (),
-        learnt: LearntPrompt | None = None,
-    ) -> list[Generation]:
-        """Generate from token ids; see ``prepare_ids`` for the arguments.
+    def generate(self, request: IdsRequest, model: str = "fastertransformer") -> list[Generation]:
+        """Generate from token ids; ``prepare_ids`` builds the request.
 
         Raises:
             UnreachableError: no server answers.
             RequestError: the request was refused, failed or exceeded the time limit.
             ServerError: the answer does not continue the prompts.
         """
-        request = prepare_ids(
-            prompts,
-            output_lengths,
-            sampling=sampling,
-            end_id=end_id,
-            log_probs=log_probs,
-            context_log_probs=context_log_probs,
-            prompt_log_probs=prompt_log_probs,
-            stop_words=stop_words,
-            is_encoder_decoder=is_encoder_decoder,
-            begun=begun,
-            learnt=learnt,
-        )
         return read_generations(request, self.send(model, request.inputs))
 
     def generate_text(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from evaluation.client.answer_tensors import Completion, Generation, read_completions
 from evaluation.client.client import Client, ModelInterface
-from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_texts
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids, prepare_texts
 from evaluation.client.tokenizer import Tokenizer
 from handover.errors import ServerError
 
@@ -63,19 +63,17 @@ class Asker:
             ServerError: the server failed, or its tokenizer encodes a text differently.
         """
         if self._interface.takes_ids:
-            return list(
-                client.generate_ids(
-                    [query.prompt for query in queries],
-                    [query.output_length for query in queries],
-                    model=self._model,
-                    sampling=GREEDY_UNDER_THE_MODEL,
-                    end_id=NEVER_END_ID,
-                    context_log_probs=queries[0].wants_sum,
-                    prompt_log_probs=queries[0].wants_each,
-                    is_encoder_decoder=self._interface.is_encoder_decoder,
-                    begun=[query.begun for query in queries] if self._interface.is_encoder_decoder else (),
-                )
+            request = prepare_ids(
+                [query.prompt for query in queries],
+                [query.output_length for query in queries],
+                sampling=GREEDY_UNDER_THE_MODEL,
+                end_id=NEVER_END_ID,
+                context_log_probs=queries[0].wants_sum,
+                prompt_log_probs=queries[0].wants_each,
+                is_encoder_decoder=self._interface.is_encoder_decoder,
+                begun=[query.begun for query in queries] if self._interface.is_encoder_decoder else (),
             )
+            return [*client.generate(request, self._model)]
         texts = [self._text(query.prompt) for query in queries]
         rows = [row for row, text in enumerate(texts) if text is not None]
         answers: list[Generation | None] = [None] * len(queries)

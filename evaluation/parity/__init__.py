@@ -1,1 +1,1 @@
-"""The served model against its source: does the server compute with the weights that were trained."""
+"""Parity: a comparison of the served model with its source, which shows whether the trained weights are served."""

@@ -1,4 +1,4 @@
-"""Arguments of ``python -m evaluation.parity``, which the launcher renders. No torch here."""
+"""Arguments of ``python -m evaluation.parity``; the login node imports this module: no torch."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ParityArguments(ScriptArguments):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What it reads, beside the model."""
+        """Files that parity reads."""
         return tuple(path for path in (self.data_path, self.checkpoint, self.adapter) if path is not None)
 
     @property
@@ -85,7 +85,7 @@ class ParityArguments(ScriptArguments):
 
 
 def check_arguments(arguments: ParityArguments) -> None:
-    """Refuse what cannot be compared, before anything is written.
+    """Refuse arguments that cannot be compared, before anything is written.
 
     Raises:
         ConfigError: no prompts, an unknown reference, precision or limit, or a limit that is no number.
@@ -122,9 +122,9 @@ def _check_limits(precision: str, limits: Mapping[str, float]) -> None:
 
 
 def served_precision(weight_data_type: str, data_type: str, int8_mode: str) -> str:
-    """The coarsest number format between the source and an answer: fp32, fp16, bf16 or int8.
+    """Return the coarsest number format of weights and computation: fp32, fp16, bf16 or int8.
 
-    A format that is not known counts as fp32, the strictest.
+    An unknown format counts as fp32, which has the strictest limits.
     """
     known = [name for name in (weight_data_type, data_type) if name in PRECISIONS]
     if int8_mode not in ("", "0"):

@@ -1,4 +1,4 @@
-"""How far the served model's log probabilities of passages are from the source's, and how far they may be."""
+"""Differences of passages' log probabilities between the served model and its source, and their limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evaluation.parity.findings import PassageFindings
 from evaluation.parity.passages import Passages, Scores
 from evaluation.tasks.metric import Metric
 
-_RMS_FACTOR, _MOST_FACTOR = 2.0, 4.0  # of what rounded arithmetic makes
+_RMS_FACTOR, _MOST_FACTOR = 2.0, 4.0  # of the differences that rounded arithmetic causes
 _RMS_FLOOR, _MOST_FLOOR = 0.002, 0.02  # nats; sums are not exact in fp32 either
 
 
@@ -22,14 +22,14 @@ def compare_plainly(
     most: float,
     doubts: tuple[str, ...],
 ) -> PassageFindings:
-    """Hold passages against a source that is in other number formats, by a limit for any one token.
+    """Compare passages with a source in other number formats, with one limit for every token.
 
     Args:
-        log_probs: computes the source's.
-        passages: see Twin.compare.
-        served: what the server made of them.
+        log_probs: computes the source's log probabilities.
+        passages: passages of both kinds; see ``Twin.compare``.
+        served: the server's log probabilities of these passages.
         most: the limit in nats.
-        doubts: what that leaves open.
+        doubts: what this comparison cannot show.
     """
     residuals = np.concatenate([(s - log_probs(p)).ravel() for p, s in zip(passages, served, strict=True)])
     largest = float(np.abs(residuals).max()) if np.isfinite(residuals).all() else math.inf
@@ -39,7 +39,7 @@ def compare_plainly(
 
 
 def distances(residuals: list[Scores], rounding: list[Scores], extra_rms: float) -> PassageFindings:
-    """Hold differences against what rounded arithmetic makes."""
+    """Compare differences with those that rounded arithmetic causes."""
     broken: list[str] = []
     shown: list[str] = []
     found, expected = (np.concatenate([each.ravel() for each in parts]) for parts in (residuals, rounding))
@@ -61,7 +61,7 @@ def distances(residuals: list[Scores], rounding: list[Scores], extra_rms: float)
 
 
 def _place(residuals: list[Scores]) -> str:
-    """Say where the largest difference is."""
+    """Return the position of the largest difference in words."""
     kind = max(range(len(residuals)), key=lambda each: np.abs(residuals[each]).max())
     row, place = np.unravel_index(np.abs(residuals[kind]).argmax(), residuals[kind].shape)
     return f"{('passage', 'long passage')[kind]} {row}, scored token {place}"

@@ -1,4 +1,4 @@
-"""What passages showed: reasons, doubts, figures, and what was not looked at."""
+"""The result of comparing passages: reasons, doubts, figures, and notes on what was not compared."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from evaluation.tasks.metric import Metric
 
 @dataclass(frozen=True)
 class PassageFindings:
-    """What passages showed.
+    """The result of comparing passages.
 
     Attributes:
-        broken: why the model is not its source; empty where it may be.
-        doubts: what could not be told.
+        broken: why the model differs from its source; empty if no difference was found.
+        doubts: what the comparison could not decide.
         shown: figures in words.
-        notes: what was not looked at.
+        notes: what was not compared.
         metrics: figures.
-        scales: of every tensor; empty where none was found.
+        scales: the scale of every tensor; empty where none was computed.
     """
 
     broken: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class PassageFindings:
 
 
 def joined(first: PassageFindings, second: PassageFindings) -> PassageFindings:
-    """Put both together."""
+    """Join two results."""
     return PassageFindings(
         first.broken + second.broken,
         first.doubts + second.doubts,

@@ -1,7 +1,7 @@
-"""The source as a served model holds it: every weight rounded to the same number formats, int8's steps included.
+"""The source in the served model's number formats: every weight is rounded in the same way, with int8 quantization.
 
-What is left between such a model and the served one is the rounding of arithmetic, of which no format says how large
-it is: it depends on the weights. So it is measured, by rounding what goes from one part of the network to the next.
+The remaining difference from the served model is the rounding of arithmetic, which depends on the weights. It is
+measured by rounding the output of each module of the network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Formats:
     Attributes:
         weight_data_type: of the shards.
         data_type: of the computation.
-        int8_mode: "1" where the layers' matrices are kept as int8; "" counts as "0".
+        int8_mode: "1" where the layers' matrices are int8; "" counts as "0".
     """
 
     weight_data_type: str
@@ -34,18 +34,18 @@ class Formats:
 
     @property
     def are_known(self) -> bool:
-        """Whether a source can be rounded to them."""
+        """Whether a source can be rounded to these formats."""
         return {self.weight_data_type, self.data_type} <= set(TYPES)
 
     @property
     def is_int8(self) -> bool:
-        """Whether matrices are kept as int8."""
+        """Whether matrices are int8."""
         return self.int8_mode not in ("", "0")
 
 
 @torch.no_grad()
 def round_weights(model: nn.Module, formats: Formats) -> None:
-    """Round every weight, in place, as it is on disk and then as it is computed with."""
+    """Round every weight in place to the data type on disk, then to that of the computation."""
     for parameter in model.parameters():
         on_disk = parameter.to(TYPES[formats.weight_data_type])
         parameter.copy_(on_disk.to(TYPES[formats.data_type]).float())
@@ -53,7 +53,7 @@ def round_weights(model: nn.Module, formats: Formats) -> None:
 
 @torch.no_grad()
 def quantise_layers(model: Any) -> None:
-    """Round the layers' matrices, in place, to 255 steps for each output channel; the head stays."""
+    """Quantize the layers' matrices in place to 255 steps for each output channel; the head is unchanged."""
     head = model.get_output_embeddings()
     for module in model.modules():
         if module is not head and (axis := _output_axis(module)) is not None:
@@ -62,7 +62,7 @@ def quantise_layers(model: Any) -> None:
 
 @torch.no_grad()
 def quantise_head(model: Any) -> None:
-    """Round the head too, as a GPU holds it; an embedding of the same weights stays."""
+    """Quantize the head too, as on a GPU; an embedding with the same weights is unchanged."""
     head = model.get_output_embeddings()
     head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     _quantise(head, head.weight, 0)
@@ -75,7 +75,7 @@ def _quantise(module: nn.Module, weight: Tensor, axis: int) -> None:
 
 
 def _output_axis(module: nn.Module) -> int | None:
-    """Axis of a matrix' output channels; None: the module is no product with a matrix."""
+    """Return the axis of a matrix' output channels; None if the module has no matrix."""
     if isinstance(module, nn.Linear):
         return 0
     return 1 if type(module).__name__ == "Conv1D" else None
@@ -83,7 +83,7 @@ def _output_axis(module: nn.Module) -> int | None:
 
 @contextmanager
 def rounded_arithmetic(model: Any, data_type: str) -> Iterator[None]:
-    """Round what every part of a network gives to the next; the logits stay, as they do in an engine."""
+    """Round the output of every module; the logits are unchanged, as in an engine."""
     dtype, head = TYPES[data_type], model.get_output_embeddings()
 
     def round_output(module: nn.Module, given: Any, found: Any) -> Any:
@@ -105,7 +105,7 @@ def rounded_arithmetic(model: Any, data_type: str) -> Iterator[None]:
 def _rounded(module: nn.Module, found: Tensor, dtype: torch.dtype) -> Tensor:
     if not found.is_floating_point():
         return found
-    if (scales := getattr(module, _SCALES, None)) is not None:  # an engine may round int8's scales too
+    if (scales := getattr(module, _SCALES, None)) is not None:  # an engine may also round the scales of int8
         bias = getattr(module, "bias", None)
         plain = found if bias is None else found - bias
         found = plain * (scales.to(dtype).float() / scales) + (0 if bias is None else bias)

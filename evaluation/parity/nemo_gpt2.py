@@ -1,4 +1,4 @@
-"""A NeMo GPT as Hugging Face's GPT-2: what its tensors mean, said a second time, without the conversion's tables.
+"""A NeMo GPT as Hugging Face's GPT-2, with a mapping of tensors that is independent of the conversion's tables.
 
 The conversion's reader gives the tensors (its training shards joined); which is which, how a fused QKV is laid out and
 what the configuration says of norms and activation is stated here a second time, so that an error there shows.
@@ -45,7 +45,7 @@ _STRANGE = ("megatron_legacy", "headscale", "num_query_groups", "apply_residual_
 
 
 class UnfitError(Exception):
-    """GPT-2 cannot express the checkpoint, or nothing says how."""
+    """The checkpoint has no GPT-2 equivalent, or the mapping is unknown."""
 
 
 def as_gpt2(source: Source) -> Any:

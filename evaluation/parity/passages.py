@@ -1,7 +1,7 @@
-"""Made-up passages whose every token both models score: enough of them to average over, long enough for every position.
+"""Random passages that both models score: enough to average over, and long enough for every position.
 
-Tokens are drawn evenly from the vocabulary with a fixed seed. No text is needed for that, in any language, and an
-improbable token's log probability says more about the weights than that of one which follows by itself.
+Tokens are drawn uniformly from the vocabulary with a fixed seed. This needs no text in any language, and the log
+probability of an improbable token depends more on the weights than that of a predictable one.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Passages:
     """Passages of one length.
 
     Attributes:
-        tokens: [n, L], what is scored: from the second token on or, of an encoder-decoder, all.
-        source: [n, S], what an encoder reads; None: there is none.
+        tokens: [n, L], the scored tokens: from the second one on or, for an encoder-decoder, all.
+        source: [n, S], the encoder's input; None without an encoder.
     """
 
     tokens: Tokens
     source: Tokens | None = None
 
     def rows(self, begin: int, end: int) -> Passages:
-        """Some of them."""
+        """Return a range of the passages."""
         return Passages(self.tokens[begin:end], None if self.source is None else self.source[begin:end])
 
     def with_more(self, more: Passages) -> Passages:
-        """These, and others of the same length behind them."""
+        """Return these passages followed by others of the same length."""
         source = None
         if self.source is not None and more.source is not None:
             source = np.concatenate([self.source, more.source])
@@ -51,12 +51,12 @@ class Passages:
 
 @dataclass(frozen=True)
 class Room:
-    """What a model takes.
+    """The limits of a model's sequences.
 
     Attributes:
         vocab_size: ids below it are tokens.
-        positions: input and output tokens of one sequence; None: no limit.
-        has_encoder: it is an encoder-decoder.
+        positions: maximum number of input and output tokens of one sequence; None without a limit.
+        has_encoder: whether the model is an encoder-decoder.
     """
 
     vocab_size: int
@@ -68,22 +68,22 @@ def make_passages(room: Room, count: int, longest: int) -> tuple[Passages, Passa
     """Make passages to average over, and a few that visit every position up to a length.
 
     Args:
-        room: of the model.
-        count: of the first.
-        longest: most tokens of the others.
+        room: limits of the model.
+        count: number of passages to average over.
+        longest: maximum number of tokens of the others.
     """
     rng, length = np.random.default_rng(_SEED), _length(room, longest)
     return _draw(rng, room, count, min(WIDTH, length)), _draw(rng, room, _LONG, length)
 
 
 def make_more_passages(room: Room, first: int, count: int, longest: int) -> Passages:
-    """Make more passages to average over, other ones than those there are.
+    """Make further passages to average over, which differ from the existing ones.
 
     Args:
-        room: of the model.
-        first: how many there are already.
-        count: how many to make.
-        longest: as for ``make_passages``, so that they have the same length.
+        room: limits of the model.
+        first: number of existing passages.
+        count: number of passages to make.
+        longest: as for ``make_passages``, so that the passages have the same length.
     """
     return _draw(np.random.default_rng([_SEED, first]), room, count, min(WIDTH, _length(room, longest)))
 
@@ -98,13 +98,13 @@ def _draw(rng: np.random.Generator, room: Room, rows: int, width: int) -> Passag
 
 
 def unvisited(room: Room, visited: Sequence[int]) -> str:
-    """Say which positions no prompt and no passage reaches; empty where all are.
+    """Describe the positions that no prompt and no passage reaches; empty if all are reached.
 
-    A token at a model's last position has none behind it whose probability would depend on it, so it counts as visited.
+    No scored token depends on the token at a model's last position, so this position counts as visited.
 
     Args:
-        room: of the model.
-        visited: tokens of each prompt with its answer, and of each passage.
+        room: limits of the model.
+        visited: number of tokens of each prompt with its answer, and of each passage.
     """
     reached = max(visited, default=1) - 1
     if room.positions is None or reached >= room.positions - 1:
@@ -119,7 +119,7 @@ def ask_scores(scorer: Scorer, passages: Passages, rows: int) -> Scores:
         [n, scored tokens], in nats.
 
     Raises:
-        ConfigError: no model here scores tokens.
+        ConfigError: no served model scores tokens.
         ServerError: a request failed.
     """
     found: list[tuple[float, ...]] = []

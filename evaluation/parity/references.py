@@ -1,10 +1,10 @@
-"""What computes the source's log probabilities: Hugging Face's code, or the drop-in engine in fp32.
+"""References, which compute the source's log probabilities: Hugging Face's code, or the drop-in engine in fp32.
 
 Both read the training checkpoint itself, never the served shards. Hugging Face's forward pass is an independent
 computation: of its own checkpoints as its own reader reads them, of a GPT of NeMo's as ``nemo_gpt2`` does. The engine's
-is not: it reads the checkpoint with this project's reader, so it shows what happened to the weights since (a swapped or
-damaged shard, a wrong layout on disk, a quantisation that went wrong, ranks that do not fit), and not an error of the
-reader. The report says which of the two it was.
+is not: it reads the checkpoint with this project's reader, so it shows later errors (a swapped or damaged shard, a
+wrong layout on disk, a wrong quantization, ranks that do not fit), and not an error of the reader. The report names the
+reference.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _PROCESSES = 16
 
 
 class Reference(Protocol):
-    """The source, ready to be asked.
+    """The source model, which scores tokens.
 
     Attributes:
-        name: what computes, for the report.
-        vocab_size: tokens that it knows.
+        name: name for the report.
+        vocab_size: number of tokens in the vocabulary.
     """
 
     name: str
     vocab_size: int
 
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
-        """Score a prompt's tokens from the second on and those behind it; of an encoder-decoder the latter alone.
+        """Score a prompt's tokens from the second on and the generated ones; for an encoder-decoder the latter alone.
 
         Returns:
-            [n, V]: log probabilities of the token in each of these places, given what precedes it.
+            [n, V]: log probabilities at each of these positions, given the preceding tokens.
         """
 
 
@@ -74,7 +74,7 @@ def open_reference(
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
-        ConfigError: Hugging Face is wanted, and cannot compute it.
+        ConfigError: Hugging Face's code is requested and cannot compute the model.
     """
     source, notes = open_source(find_archive(checkpoint, given)), tuple[str, ...]()
     if wanted != ENGINE:
@@ -109,7 +109,7 @@ def _hugging_face(source: Source) -> HuggingFaceReference:
 
 
 def _about_nemo(source: Source) -> tuple[str, ...]:
-    """Why it is not NeMo itself that computes a checkpoint of NeMo's."""
+    """Return why NeMo itself does not compute a checkpoint of NeMo's."""
     if "NeMo" not in source.source_map.name:
         return ()
     if find_spec("nemo") is None:
@@ -135,12 +135,12 @@ class HuggingFaceReference:
         self.vocab_size = int(model.config.vocab_size)
 
     def twin(self, formats: Formats, is_ours: bool) -> Twin:
-        """Become the source in a served model's number formats; nothing else can be asked of it then."""
+        """Convert the model to a served model's number formats, in place: it cannot score as the source any more."""
         return Twin(self._model, self._is_t5, formats, is_ours)
 
     @torch.inference_mode()
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
-        """Score; see ``Reference``."""
+        """Score tokens; see ``Reference``."""
         if self._is_t5:
             start = self._model.config.decoder_start_token_id
             given = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([[start, *tokens[:-1]]])}
@@ -167,7 +167,7 @@ class EngineReference:
 
     @torch.inference_mode()
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
-        """Score; see ``Reference``."""
+        """Score tokens; see ``Reference``."""
         config, longest_source = self._steps.config, 0
         ids = [*prompt, *tokens[:-1]]
         if config.encoder is not None:

@@ -1,4 +1,4 @@
-"""What a comparison leaves: figures and verdict as JSON, prompts and positions as tables."""
+"""The files of a comparison: figures and verdict as JSON, prompts and positions as CSV tables."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def write_results(
     """Write everything into the output directory, the manifest last.
 
     Args:
-        arguments: of the run.
+        arguments: arguments of the command.
         target: the served model.
-        positions: of all prompts.
+        positions: positions of all prompts.
         outcome: the verdict.
-        source: what was compared with, for the record.
-        findings: of passages.
+        source: description of the reference.
+        findings: result of the passages.
     """
     metrics = (*summarise(positions), *findings.metrics)
     tables: dict[str, Sequence[Any]] = {"positions.csv": positions, "prompts.csv": list(_by_prompt(positions))}
@@ -64,7 +64,7 @@ def _describe_data(file: Path | None) -> dict[str, str]:
 
 
 def _by_prompt(positions: Sequence[Position]) -> Iterable[dict[str, Any]]:
-    """A row a prompt; its first differing token is empty where there is none."""
+    """Yield a row for each prompt; the first differing token is empty without one."""
     for number, group in groupby(positions, key=lambda position: position.prompt):
         rows = list(group)
         figures = {metric.name: metric.value for metric in summarise(rows)}

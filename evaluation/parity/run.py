@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from evaluation.client.client import Client
-from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids
 from evaluation.client.served_model import DeployedModel, Target, check_unchanged, open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
@@ -69,7 +69,7 @@ def ask(arguments: ParityArguments, target: Target, prompts: Sequence[Ids]) -> l
     """Have the server continue every prompt and score its tokens.
 
     Raises:
-        ServerError: a request failed; nothing is compared then.
+        ServerError: a request failed, so that nothing is compared.
     """
     is_t5, rows = target.interface.is_encoder_decoder, target.batch_size
     answers: list[Served] = []
@@ -77,15 +77,15 @@ def ask(arguments: ParityArguments, target: Target, prompts: Sequence[Ids]) -> l
         scorer = None if is_t5 else Scorer(client, arguments.model, rows)
         for start in range(0, len(prompts), rows):
             batch = [tuple(prompt) for prompt in prompts[start : start + rows]]
-            generations = client.generate_ids(
+            request = prepare_ids(
                 batch,
                 arguments.output_length,
-                model=arguments.model,
                 sampling=GREEDY_UNDER_THE_MODEL,
                 end_id=NEVER_END_ID,
                 log_probs=True,
                 is_encoder_decoder=is_t5,
             )
+            generations = client.generate(request, arguments.model)
             # A prompt of one token has nothing before it to be scored by.
             scored = [row for row, prompt in enumerate(batch) if scorer and len(prompt) > 1]
             found = scorer.score([(batch[row][:1], batch[row][1:]) for row in scored]) if scorer else []
@@ -101,7 +101,7 @@ def ask(arguments: ParityArguments, target: Target, prompts: Sequence[Ids]) -> l
 
 
 def conclude(outcome: ParityOutcome, findings: PassageFindings) -> ParityOutcome:
-    """Put together what prompts and passages showed: what is broken fails, what is in doubt is inconclusive."""
+    """Join the verdicts of prompts and passages: any broken limit fails, any doubt is inconclusive."""
     broken = (*(outcome.reasons if outcome.verdict == FAILS else ()), *findings.broken)
     if broken:
         return replace(outcome, verdict=FAILS, reasons=broken)

@@ -1,4 +1,4 @@
-"""Is a tensor of the served model its source times a number other than 1? Tensor by tensor, from log probabilities.
+"""Find tensors of the served model that are their source times a number other than 1, from log probabilities.
 
 Let r be the differences of log probabilities between the served model and its source in the same number formats, over
 thousands of tokens, and d what they would be per unit if one tensor were scaled. Rounding makes an r that has nothing
@@ -30,15 +30,16 @@ _TINY = 1e-300
 
 @dataclass(frozen=True)
 class Scale:
-    """How a served tensor relates to its source; the columns of ``scales.csv``.
+    """The estimated scale of a served tensor relative to its source; the columns of ``scales.csv``.
 
     Attributes:
-        tensor: its name in Hugging Face's model.
+        tensor: name of the tensor in Hugging Face's model.
         is_norm: whether it is the weight of a norm.
-        error: found scale less 1; -1: the tensor is 0.
-        standard_error: of that, over passages.
-        z: mean over standard error of what ``error`` is made of.
-        likeness: how far the differences are like this tensor's, in units of their noise: the largest names the tensor.
+        error: estimated scale less 1; -1 for a tensor of zeros.
+        standard_error: standard error of ``error`` over passages.
+        z: ``error`` divided by its standard error.
+        likeness: correlation of the differences with those of a scaled tensor, in units of their noise; the tensor with
+            the largest value explains most.
     """
 
     tensor: str
@@ -49,16 +50,16 @@ class Scale:
     likeness: float
 
     def less(self, error: float) -> Scale:
-        """Give the same without a part of the error that has another cause."""
+        """Return the scale without a part of the error that has another cause."""
         rest = self.error - error
         return replace(self, error=rest, z=rest / (self.standard_error or _TINY))
 
 
 class Scales:
-    """Sums for every tensor, passage by passage.
+    """Sums of derivatives for every tensor, passage by passage.
 
     Args:
-        model: of transformers, whose parameters take no gradients.
+        model: model of transformers, whose parameters require no gradients.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -70,11 +71,11 @@ class Scales:
         self._residuals: list[Array] = []
 
     def add(self, log_probs: Log_Probs, residuals: Array) -> None:
-        """Add some passages.
+        """Add passages to the sums.
 
         Args:
-            log_probs: computes theirs, [n, T].
-            residuals: [n, T], of the served model's against these.
+            log_probs: computes the passages' log probabilities, [n, T].
+            residuals: [n, T], the served model's log probabilities less these.
         """
         with torch.enable_grad(), _scaled(self._model, len(residuals)) as scales:
             found = log_probs()
@@ -87,14 +88,14 @@ class Scales:
         self._residuals.append(residuals)
 
     def found(self) -> list[Scale]:
-        """Give what was found of each tensor."""
+        """Return the estimated scale of each tensor."""
         noise = float(np.sqrt(np.mean(np.concatenate(self._residuals) ** 2))) or _TINY
         scales = []
         for name in self._products:
             products, squares = (np.concatenate(sums[name]) for sums in (self._products, self._squares))
             square, rows = float((squares**2).sum()) or _TINY, len(products)
             if rows < sum(map(len, self._residuals)):
-                continue  # positions, which have a row of their own only where a passage was computed alone
+                continue  # position embeddings have a row for each passage only if one passage is computed at once
             error = float(products.std(ddof=1)) * rows**0.5
             scales.append(
                 Scale(
@@ -111,12 +112,12 @@ class Scales:
 
 @contextmanager
 def _scaled(model: nn.Module, rows: int) -> Iterator[dict[str, Tensor]]:
-    """Multiply every tensor with a scale for each row, to be differentiated by: 1 + 0, a weight's and a bias' apart."""
+    """Multiply each tensor's output by 1 + scale for each row; the scales are 0, and are differentiated by."""
     scales: dict[str, Tensor] = {}
 
     def multiply(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
         def hook(module: nn.Module, given: Any, found: Tensor) -> Tensor:
-            if len(found) != rows or found.dim() < 2:  # positions, and what is the same in every row
+            if len(found) != rows or found.dim() < 2:  # position embeddings are the same in every row
                 return found
             bias: Tensor | None = getattr(module, BIAS, None)
             zeros = torch.zeros((rows, *(1,) * (found.dim() - 1)))
@@ -140,7 +141,7 @@ def _scaled(model: nn.Module, rows: int) -> Iterator[dict[str, Tensor]]:
 
 @contextmanager
 def scaled_by(model: nn.Module, tensor: str, error: float) -> Iterator[None]:
-    """Multiply one tensor with 1 + error for a while; where a head and an embedding are one, both are."""
+    """Multiply one tensor by 1 + error inside the block; tied head and embedding change together."""
     owner, _, kind = tensor.rpartition(".")
     parameter: Tensor = getattr(model.get_submodule(owner), kind)
     kept = parameter.detach().clone()
@@ -154,12 +155,12 @@ def scaled_by(model: nn.Module, tensor: str, error: float) -> Iterator[None]:
 
 
 def suspects(scales: Sequence[Scale], least_z: float, least_error: float) -> list[Scale]:
-    """Find those whose scale is certainly and noticeably not the source's; the one that explains most comes first.
+    """Return the tensors whose scale is significantly and noticeably not 1; the one that explains most comes first.
 
     Args:
-        scales: all.
-        least_z: in standard errors.
-        least_error: of a weight's scale; a bias matters less and may be off by ten times as much.
+        scales: estimated scales.
+        least_z: minimum of ``z``, in standard errors.
+        least_error: minimum error of a weight's scale; that of a bias is ten times as large.
     """
     found = [
         scale

@@ -1,4 +1,4 @@
-"""Passages of one deployment: made, scored by the server, and compared with the source as closely as it can be had."""
+"""The comparison of passages: made, scored by the server, and compared with the source."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from handover.errors import ConfigError
 
 _SLIPWAY = "slipway"
 _COARSE = ("bf16", "int8")
-_LOOSER = 2.0  # made-up tokens differ more than those of a text
+_LOOSER = 2.0  # random tokens differ more than those of a text
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Passages and what the server made of them.
+    """Passages with the server's scores.
 
     Attributes:
-        room: of the model, without the positions that a score takes beside its tokens.
-        passages: to average over, and those that visit every position.
-        scores: of both.
+        room: limits of the model, less the positions that scoring needs beside the tokens.
+        passages: passages to average over, and passages that visit every position.
+        scores: the server's log probabilities of both.
     """
 
     room: Room
@@ -46,13 +46,13 @@ def survey(
     answers: Sequence[Served],
     precision: str,
 ) -> PassageFindings:
-    """Compare passages; the reference is used up.
+    """Compare passages; the reference cannot be used afterwards.
 
     Args:
-        arguments: of the run.
+        arguments: arguments of the command.
         target: the served model.
         reference: the source.
-        answers: to the prompts, for the positions that they visited.
+        answers: answers to the prompts, for the positions that they visited.
         precision: the coarsest of the served model's formats.
 
     Raises:
@@ -133,7 +133,7 @@ def _compare(
 
 
 def _plain_scores(reference: Reference, passages: Passages) -> Scores:
-    """Score passages one after another, as prompts are; see ``Reference``."""
+    """Score passages with the reference, one after another."""
     found = []
     for row, tokens in enumerate(passages.tokens.tolist()):
         given, behind = (tokens[:1], tokens[1:]) if passages.source is None else (passages.source[row].tolist(), tokens)

@@ -1,4 +1,4 @@
-"""The served model against its source in the same number formats, over passages: how far, and is any tensor scaled."""
+"""The source in the served model's number formats (its twin): differences over passages, and scaled tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evaluation.tasks.metric import Metric
 _T = TypeVar("_T")
 Both = tuple[_T, _T]
 More = Callable[[int, int], tuple[Passages, Scores]]
-"""Makes passages behind the first n, as many as wanted, and has the server score them: (n, wanted)."""
+"""Makes further passages and has the server score them; arguments: number of existing passages, number to make."""
 LEAST_Z = 7.0  # of a sound model the largest of a hundred tensors has 3 to 4, see docs/measuring.md
 _ROWS = 8  # passages that are computed at once
 _SPARE = 1.2  # more passages than the noise needs: how large it is, is itself measured, to a tenth with 48 passages
@@ -32,7 +32,7 @@ _CANDIDATES, _STEP = 6, 0.01
 
 @dataclass(frozen=True)
 class _Sample:
-    """Passages that are averaged over, with the source's log probabilities and the served model's less these."""
+    """Passages to average over, with the source's log probabilities, and the served model's less these."""
 
     passages: Passages
     ours: Scores
@@ -52,7 +52,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Averaged:
-    """What was found of every tensor, and over which passages; suspects are those whose scale is not the source's."""
+    """The estimated scales of all tensors, the passages of the estimate, and the tensors whose scale is not 1."""
 
     sample: _Sample
     scales: list[Scale]
@@ -61,13 +61,13 @@ class _Averaged:
 
 
 class Twin:
-    """The source as the served model should hold it.
+    """The source in the number formats of the served model.
 
     Args:
-        model: of transformers, in fp32; its weights are rounded in place.
-        is_t5: it is an encoder-decoder.
-        formats: of the served model.
-        is_ours: whether the drop-in engine serves it, whose int8 is known; another may round otherwise.
+        model: model of transformers in fp32; its weights are rounded in place.
+        is_t5: whether it is an encoder-decoder.
+        formats: number formats of the served model.
+        is_ours: whether the drop-in engine serves the model; another engine may quantize in another way.
     """
 
     def __init__(self, model: Any, is_t5: bool, formats: Formats, is_ours: bool) -> None:
@@ -77,16 +77,16 @@ class Twin:
     def compare(
         self, passages: Both[Passages], served: Both[Scores], resolution: float, most: int, more: More
     ) -> PassageFindings:
-        """Compare scores of passages to average over, and of those that visit every position.
+        """Compare scores of passages to average over, and of passages that visit every position.
 
-        Where the first are too few to show the error that has to be seen, more are scored.
+        If the former are too few to detect an error of ``resolution``, more are scored.
 
         Args:
-            passages: both kinds.
-            served: what the server made of them.
-            resolution: error of a norm's scale that has to be seen.
-            most: passages to average over, at most, where those that are given are fewer.
-            more: gives these.
+            passages: passages of both kinds.
+            served: the server's log probabilities of both.
+            resolution: error of a norm's scale that must be detected.
+            most: maximum number of passages to average over.
+            more: makes and scores further passages.
 
         Raises:
             ServerError: a request for more failed.
@@ -107,7 +107,7 @@ class Twin:
         return replace(joined(distance, self._judge(averaged, resolution)), notes=averaged.notes)
 
     def _average(self, sample: _Sample, resolution: float, most: int, more: More) -> _Averaged:
-        """Find scales, from more passages as long as the noise needs them and nothing is wrong."""
+        """Estimate scales, with more passages while the noise requires them and no tensor is suspected."""
         sums, first, notes = Scales(self._model), sample.count, tuple[str, ...]()
         self._add(sums, sample, sample.residuals)
         while True:
@@ -131,10 +131,11 @@ class Twin:
             sums.add(lambda part=part: self._log_probs(part), residuals[rows])  # type: ignore[misc]
 
     def _suspects(self, scales: list[Scale], sample: _Sample, resolution: float) -> list[Scale]:
-        """Find tensors whose scale is not the source's, beyond what rounded arithmetic does to a sound model.
+        """Find tensors whose scale is not the source's, beyond the effect of rounded arithmetic on a correct model.
 
-        Rounding is not all noise: it makes attention less sharp, as if its keys were smaller, and enough passages show
-        that too. So where a tensor is suspected, the source with rounded arithmetic is asked what it would seem to be.
+        Rounding has a systematic part: it makes attention less sharp, as if its keys were smaller, and enough passages
+        show this too. If a tensor is suspected, the same estimate is made of the source with rounded arithmetic and
+        subtracted.
         """
         found = suspects(scales, LEAST_Z, resolution / 4)
         if not found:
@@ -147,10 +148,10 @@ class Twin:
         return suspects([each.less(usual[each.tensor]) for each in found], LEAST_Z, resolution / 4)[:_CANDIDATES]
 
     def _quantise(self, passages: Passages, served: Scores) -> float:
-        """Round matrices as int8_mode 1 does, the head as well if that comes closer (a GPU's is, a CPU's is not).
+        """Quantize matrices as int8_mode 1 does, with the head if that is closer (on a GPU it is quantized).
 
         Returns:
-            What another engine's way of rounding them may add, root mean square in nats.
+            Additional difference that another engine's quantization may cause, root mean square in nats.
         """
         if not self._formats.is_int8:
             return 0.0
@@ -191,7 +192,7 @@ class Twin:
         return replace(found, shown=(shown,))
 
     def _name(self, suspected: list[Scale], sample: _Sample) -> str:
-        """Find the one tensor whose scale explains most, by computing what each candidate would do."""
+        """Find the tensor whose scale explains most of the differences, by scaling each candidate."""
         best, most, error = suspected[0], -1.0, 0.0
         ours, residuals = sample.ours, sample.residuals
         for scale in suspected:
@@ -224,19 +225,19 @@ class Twin:
 
 
 def _seen(scales: Sequence[Scale]) -> float:
-    """Error of a norm's scale that would be seen, of the norm that shows it least; infinite where there is no norm."""
+    """Return the error of a norm's scale that is detected for every norm; infinite without norms."""
     errors = [scale.standard_error for scale in scales if scale.is_norm and math.isfinite(scale.standard_error)]
     return LEAST_Z * max(errors, default=math.inf)
 
 
 def _needed(scales: Sequence[Scale], count: int, resolution: float) -> int:
-    """Passages that would show an error of a norm's scale, or those there are; noise goes with one over their root."""
+    """Return the number of passages that detects ``resolution``; noise decreases with the root of their number."""
     seen = _seen(scales)
     return count if seen <= resolution or math.isinf(seen) else math.ceil(_SPARE * count * (seen / resolution) ** 2)
 
 
 def _parts(passages: Passages) -> Iterator[tuple[Passages, slice]]:
-    """As many as are computed at once, and which they are."""
+    """Yield batches of passages, each with its range."""
     count, width = passages.tokens.shape
     rows = max(1, min(_ROWS, 2 * 512 // width))
     for begin, end in pairwise([*range(0, count, rows), count]):

@@ -10,7 +10,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from evaluation.client.answer_tensors import read_completions
 from evaluation.client.client import Client
-from evaluation.client.request_tensors import Sampling, prepare_texts
+from evaluation.client.request_tensors import Sampling, prepare_ids, prepare_texts
 from evaluation.client.tokenizer import Tokenizer
 
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "repetition_penalty")
@@ -92,15 +92,15 @@ class TextGenerator:
         return [each.text[len(prompt) :] for each, prompt in zip(found, shown, strict=True)]
 
     def _send_ids(self, client: Client, entries: Sequence[Continuation], sampling: Sampling) -> list[str]:
-        made = client.generate_ids(
+        request = prepare_ids(
             [entry.ids for entry in entries],
             [entry.count for entry in entries],
-            model=self.ids_model or self.model,
             sampling=sampling,
             end_id=self.end_id,
             stop_words=[[self.tokenizer.encode_part(text) for text in entry.until] for entry in entries],
             is_encoder_decoder=self.is_t5,
         )
+        made = client.generate(request, self.ids_model or self.model)
         return [self._text(entry, generation.tokens) for entry, generation in zip(entries, made, strict=True)]
 
     def _text(self, entry: Continuation, tokens: Sequence[int]) -> str:

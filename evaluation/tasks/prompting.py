@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from evaluation.arguments import TaskArguments
 from evaluation.client.answer_tensors import read_completions
 from evaluation.client.client import Client
-from evaluation.client.request_tensors import LearntPrompt, Sampling, prepare_texts
+from evaluation.client.request_tensors import LearntPrompt, Sampling, prepare_ids, prepare_texts
 from evaluation.client.served_model import Target
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.prompt_template import Template, split_virtual
@@ -163,21 +163,21 @@ class Completer:
         interface, model = self._target.interface, self._arguments.model
         if not interface.takes_ids:
             texts = [prompt.text for prompt in prompts]
-            request = prepare_texts(texts, self._output_length, self._sampling)
-            completions = read_completions(len(texts), client.send(model, request))
+            inputs = prepare_texts(texts, self._output_length, self._sampling)
+            completions = read_completions(len(texts), client.send(model, inputs))
             given = [0 if interface.is_encoder_decoder else len(prompt.ids) for prompt in prompts]
             return [
                 self._of_text(prompt.text if count else "", count, completion.text, completion.length)
                 for prompt, count, completion in zip(prompts, given, completions, strict=True)
             ]
-        generations = client.generate_ids(
+        request = prepare_ids(
             [prompt.ids for prompt in prompts],
             self._output_length,
-            model=model,
             sampling=self._sampling,
             is_encoder_decoder=interface.is_encoder_decoder,
             learnt=self._learnt,
         )
+        generations = client.generate(request, model)
         return [self._of_tokens(generation.tokens) for generation in generations]
 
     def _of_tokens(self, tokens: Ids) -> PromptAnswer:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from evaluation.client.answer_tensors import Generation
 from evaluation.client.client import Client, ModelInterface
-from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids
 from evaluation.client.served_model import model_inside
 from evaluation.client.token_queries import Asker, Ids, Query
 from evaluation.client.tokenizer import Tokenizer
@@ -124,14 +124,14 @@ class Scorer:
         prefixes = [ids[:end] for end in range(first, len(ids) + 1)]
         answers: list[Generation] = []
         for start in range(0, len(prefixes), self._batch_size):
-            answers += self._client.generate_ids(
+            request = prepare_ids(
                 prefixes[start : start + self._batch_size],
                 1,
-                model=model,
                 sampling=GREEDY_UNDER_THE_MODEL,
                 end_id=NEVER_END_ID,
                 context_log_probs=True,
             )
+            answers += self._client.generate(request, model)
         sums = [prompt_log_prob(answer) for answer in answers]
         log_probs = tuple(whole - before for before, whole in zip(sums, sums[1:], strict=False))
         return TokenScores(log_probs, tuple(answer.tokens[0] for answer in answers[:-1]))

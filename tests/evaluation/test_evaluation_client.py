@@ -13,7 +13,7 @@ from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation.client.answer_tensors import Generation
 from evaluation.client.client import Client, RequestError, UnreachableError
-from evaluation.client.request_tensors import NEVER_END_ID, Sampling
+from evaluation.client.request_tensors import NEVER_END_ID, Sampling, prepare_ids
 from evaluation.client.served_model import check_identity, find_endpoint, inspect_endpoint
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 def test_rows_of_different_length_and_output_length_come_back_apart() -> None:
     with FakeTriton(count_up) as fake, Client(fake.url) as client:
-        generations = client.generate_ids([[5], [1, 2, 3]], [2, 1], context_log_probs=True)
+        generations = client.generate(prepare_ids([[5], [1, 2, 3]], [2, 1], context_log_probs=True))
     assert generations == [Generation((6, 7), -1.0, (-0.5, -0.5)), Generation((4,), -1.5, (-0.5,))]
 
 
@@ -41,7 +41,9 @@ def test_a_busy_server_has_a_minute_to_say_what_it_serves() -> None:
 def test_a_request_has_the_names_shapes_and_types_of_the_gpt_guide() -> None:
     with FakeTriton(count_up) as fake, Client(fake.url) as client:
         sampling = Sampling(top_k=4, top_p=0.5, temperature=0.7, repetition_penalty=1.2, random_seed=9)
-        client.generate_ids([[5], [1, 2, 3]], 2, sampling=sampling, end_id=NEVER_END_ID, context_log_probs=True)
+        client.generate(
+            prepare_ids([[5], [1, 2, 3]], 2, sampling=sampling, end_id=NEVER_END_ID, context_log_probs=True)
+        )
     (tensors,) = fake.requests
     assert tensors["input_ids"].tolist() == [[5, 0, 0], [1, 2, 3]]
     types = {name: values.dtype.name for name, values in tensors.items()}
@@ -69,7 +71,7 @@ def test_each_token_of_a_prompt_can_be_scored() -> None:
         return {**count_up(tensors), "context_log_probs": scores, "context_argmax_ids": np.ones((2, 3), np.uint32)}
 
     with FakeTriton(with_scores) as fake, Client(fake.url) as client:
-        generations = client.generate_ids([[5, 6], [1, 2, 3]], 1, prompt_log_probs=True)
+        generations = client.generate(prepare_ids([[5, 6], [1, 2, 3]], 1, prompt_log_probs=True))
     assert fake.requests[0]["is_return_context_log_probs"].tolist() == [[True], [True]]
     assert [generation.prompt_log_probs for generation in generations] == [(-0.5,), (-0.25, -0.125)]
     assert [generation.prompt_argmax for generation in generations] == [(1,), (1, 1)]
@@ -82,7 +84,7 @@ def test_sequence_lengths_counted_from_the_longest_input_are_understood() -> Non
         return {**outputs, "sequence_length": longest + tensors["request_output_len"]}
 
     with FakeTriton(as_fastertransformer) as fake, Client(fake.url) as client:
-        generations = client.generate_ids([[5], [1, 2, 3]], 2)
+        generations = client.generate(prepare_ids([[5], [1, 2, 3]], 2))
     assert [generation.tokens for generation in generations] == [(6, 7), (4, 5)]
 
 
@@ -96,7 +98,7 @@ def test_an_answer_that_does_not_continue_its_prompt_is_refused() -> None:
         Client(fake.url) as client,
         pytest.raises(ServerError, match="row 0"),
     ):
-        client.generate_ids([[5]], 2)
+        client.generate(prepare_ids([[5]], 2))
 
 
 def test_text_goes_through_the_ensemble_with_its_four_inputs() -> None:
@@ -118,27 +120,27 @@ def test_a_refused_request_carries_the_servers_words() -> None:
         Client(fake.url) as client,
         pytest.raises(RequestError, match="beam_width 4 is not honoured"),
     ):
-        client.generate_ids([[1]], 1)
+        client.generate(prepare_ids([[1]], 1))
     assert len(fake.requests) == 1, "an answer must not be retried"
 
 
 def test_infrastructure_errors_are_retried() -> None:
     with FakeTriton(count_up) as fake, Client(fake.url, retries=2) as client:
         fake.unavailable = 2
-        assert client.generate_ids([[1]], 1)[0].tokens == (2,)
+        assert client.generate(prepare_ids([[1]], 1))[0].tokens == (2,)
 
 
 def test_a_server_that_stays_unavailable_is_a_failed_request() -> None:
     with FakeTriton(count_up) as fake, Client(fake.url, retries=1) as client:
         fake.unavailable = 2
         with pytest.raises(RequestError, match="not ready"):
-            client.generate_ids([[1]], 1)
+            client.generate(prepare_ids([[1]], 1))
 
 
 def test_an_unreachable_server_is_one_clear_error() -> None:
     port = free_port()
     with Client(f"127.0.0.1:{port}", retries=1) as client, pytest.raises(UnreachableError) as raised:
-        client.generate_ids([[1]], 1)
+        client.generate(prepare_ids([[1]], 1))
     assert f"no server answers at 127.0.0.1:{port}" in raised.value.problem
     assert "--endpoint" in raised.value.hint
 
@@ -153,7 +155,7 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
         Client(fake.url, timeout_s=0.2) as client,
         pytest.raises(RequestError, match="no answer within 0.2 s"),
     ):
-        client.generate_ids([[1]], 1)
+        client.generate(prepare_ids([[1]], 1))
 
 
 def test_the_newest_endpoint_below_the_results_is_the_default(tmp_path: Path) -> None:

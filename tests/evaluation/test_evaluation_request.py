@@ -120,8 +120,8 @@ def test_a_file_without_meaning_is_refused(tmp_path: Path, content: str, words: 
 
 def test_a_client_asks_a_decoupled_model_over_a_stream() -> None:
     with FakeTriton(token_by_token) as fake, Client(fake.url) as client:
-        assert [generation.tokens for generation in client.generate_ids([[7]], 3)] == [(8, 9, 10)]
-        assert [generation.tokens for generation in client.generate_ids([[7]], 2)] == [(8, 9)]
+        assert [generation.tokens for generation in client.generate(prepare_ids([[7]], 3))] == [(8, 9, 10)]
+        assert [generation.tokens for generation in client.generate(prepare_ids([[7]], 2))] == [(8, 9)]
         assert len(fake.requests) == 3  # it was tried without a stream once
 
 

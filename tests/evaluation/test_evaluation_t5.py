@@ -13,7 +13,7 @@ from evaluation import benchmark, generate, lambada
 from evaluation import load as sweep
 from evaluation.arguments import BenchmarkArguments, LambadaArguments
 from evaluation.client.client import Client
-from evaluation.client.request_tensors import NEVER_END_ID
+from evaluation.client.request_tensors import NEVER_END_ID, prepare_ids
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
@@ -26,7 +26,7 @@ SUBSET = Path(__file__).resolve().parents[2] / "examples" / "data" / "lambada_su
 def test_prompts_of_several_lengths_get_their_own_answers() -> None:
     with FakeTriton(count_up_t5, inputs=T5_INPUTS) as fake, Client(fake.url) as client:
         assert client.describe("fastertransformer").is_encoder_decoder
-        answers = client.generate_ids([[7, 8, 9], [4]], [2, 5], is_encoder_decoder=True)
+        answers = client.generate(prepare_ids([[7, 8, 9], [4]], [2, 5], is_encoder_decoder=True))
     assert [answer.tokens for answer in answers] == [(10, 11), (5, 6, 7, 8, 9)]
 
 
@@ -39,7 +39,7 @@ def test_an_answer_longer_than_asked_for_is_an_error() -> None:
         Client(fake.url) as client,
         pytest.raises(ServerError, match="row 0"),
     ):
-        client.generate_ids([[7]], 2, is_encoder_decoder=True)
+        client.generate(prepare_ids([[7]], 2, is_encoder_decoder=True))
 
 
 def test_the_static_sweep_sends_t5s_tensors(tmp_path: Path) -> None:

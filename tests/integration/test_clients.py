@@ -24,7 +24,7 @@ from evaluation import benchmark, generate, lambada
 from evaluation import load as load_sweep
 from evaluation.arguments import LambadaArguments
 from evaluation.client.client import Client
-from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID
+from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids
 from evaluation.report import write as report
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
 from evaluation.tasks.lambada.score import Verdict
@@ -130,8 +130,10 @@ def test_log_probabilities_of_prompt_and_generation_are_teacher_forced_ones(
 ) -> None:
     prompts = [model.encode(text)[:length] for text, length in zip(short_texts(), (3, 9, 17), strict=False)]
     with Client(endpoint.grpc_url) as client:
-        generations = client.generate_ids(
-            prompts, [4, 2, 3], sampling=GREEDY_UNDER_THE_MODEL, end_id=NEVER_END_ID, context_log_probs=True
+        generations = client.generate(
+            prepare_ids(
+                prompts, [4, 2, 3], sampling=GREEDY_UNDER_THE_MODEL, end_id=NEVER_END_ID, context_log_probs=True
+            )
         )
     for prompt, generation, length in zip(prompts, generations, (4, 2, 3), strict=True):
         assert len(generation.tokens) == length

@@ -202,7 +202,7 @@ def test_our_clients_ask_a_decoupled_store(
 ) -> None:
     with Client(endpoint.grpc_url) as client:
         for model in ("fastertransformer", "gpt"):
-            (generation,) = client.generate_ids([IDS], COUNT, model=model, end_id=NEVER)
+            (generation,) = client.generate(prepare_ids([IDS], COUNT, end_id=NEVER), model)
             assert [*IDS, *generation.tokens] == expected
     generate.main(["--stream", "--prompts", PROMPT, "--output-len", "6", "--endpoint", endpoint.grpc_url])
     streamed = capsys.readouterr().out
