@@ -32,13 +32,7 @@ _LOAD_ATTEMPTS, _PAUSE_S = 3, 5.0  # after worker processes were lost
 
 
 class Engine:
-    """A loaded model, and the thread that generates.
-
-    Args:
-        loaded: the network, its cache, and the worker processes.
-        settings: of the model.
-        max_rows: sequences in one step at most.
-        prompts: see prompts.read_prompt_tables.
+    """A loaded model, and the thread that generates; open_engine makes one.
 
     Attributes:
         config: dimensions.

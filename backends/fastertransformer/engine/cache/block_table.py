@@ -14,11 +14,8 @@ from .sizing import MOST_SLOTS, upload
 class PagePool:
     """The free pages, as runs of contiguous ones.
 
-    Contiguous pages are allocated if there are any, because a CPU reads these in place, and those of the lowest
-    numbers, so that memory that was never used stays untouched.
-
-    Args:
-        pages: all there are.
+    Contiguous pages are allocated if there are any, because a CPU reads them in place, and those of the lowest numbers,
+    so that memory that was never used stays untouched.
     """
 
     def __init__(self, pages: range) -> None:
@@ -51,12 +48,12 @@ class BlockTable:
 
     Args:
         pool: free pages; several tables may share it.
-        width: pages that a slot has at most.
-        device: where the table lives.
+        width: the most pages of a slot.
+        device: of the table.
 
     Attributes:
-        on_device: int32 [MOST_SLOTS + 1, width]: the pages of each slot; 0 behind its last. The last slot is unused.
-        owned: the pages of each slot, without zeros.
+        on_device: int32 [MOST_SLOTS + 1, width]: the pages of each slot, padded with 0. The last slot is unused.
+        owned: the pages of each slot, without padding.
     """
 
     def __init__(self, pool: PagePool, width: int, device: torch.device) -> None:

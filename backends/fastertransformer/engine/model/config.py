@@ -85,12 +85,7 @@ class Stack:
     @property
     def hidden_units(self) -> int:
         """Width of the residual stream."""
-        return self.model_width or self.attention_width
-
-    @property
-    def attention_width(self) -> int:
-        """Width of all heads together."""
-        return self.head_num * self.size_per_head
+        return self.model_width or self.head_num * self.size_per_head
 
     @property
     def attention_scale(self) -> float:

@@ -55,11 +55,6 @@ class StagedFiles:
     """A context manager that gives the shards of a checkpoint on a device, in a given order.
 
     It starts to pin its memory in the background when it is constructed, while the caller still plans.
-
-    Args:
-        directory: of the files.
-        dtype: of the files' content.
-        device: of the tensors that it gives.
     """
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:

@@ -27,11 +27,11 @@ from .kernels import can_run_on
 class Ops:
     """The operations of a network on one device.
 
-    Args:
-        device: of the network.
+    A method that prepares attention is called once in a step, and the function that it returns in every layer. ``spec``
+    has the scale, bias and rotary embedding; ``like`` gives device and type of keys.
 
     Attributes:
-        can_capture: whether steps can be captured as CUDA graphs: no operation needs a number on the host.
+        can_capture: whether steps can be captured as CUDA graphs: no operation reads a value on the host.
         is_head_major: how the cache lays out a page, see cache.sizing.CacheShape.
     """
 
@@ -65,30 +65,27 @@ class Ops:
             residual: [..., out], contiguous; is overwritten with the result. None: nothing is added.
         """
         x = self.norm(x, norm) if norm else x
-        if self._has_cublas and x.dtype != torch.float32:
-            return self._by_cublas(linear, x, activation, residual)
-        y = ACTIVATIONS[activation](linear(x))
+        if not self._has_cublas or x.dtype == torch.float32:
+            y = ACTIVATIONS[activation](linear(x))
+        elif residual is not None and linear.bias is None and not activation:
+            rows = residual.view(-1, len(linear.weight))
+            torch.addmm(rows, x.reshape(-1, x.shape[-1]), self._matrix(linear).T, out=rows)
+            return residual
+        else:
+            y = self._by_cublas(linear, x, activation)
         if residual is None:
             return y
         residual += y
         return residual
 
-    def _by_cublas(self, linear: Linear, x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
-        """Compute linear; cuBLASLt applies gelu or relu, or adds the residual, before it rounds."""
-        flat, matrix, outputs = x.reshape(-1, x.shape[-1]), self._matrix(linear), len(linear.weight)
-        if residual is not None and linear.bias is None and not activation:
-            rows = residual.view(-1, outputs)
-            torch.addmm(rows, flat, matrix.T, out=rows)
-            return residual
+    def _by_cublas(self, linear: Linear, x: Tensor, activation: str) -> Tensor:
+        """Compute activation(linear(x)); cuBLASLt applies gelu or relu before it rounds."""
+        flat, matrix = x.reshape(-1, x.shape[-1]), self._matrix(linear)
         if activation in ("gelu", "relu"):
             y = torch._addmm_activation(linear.bias_or_zeros(x), flat, matrix.T, use_gelu=activation == "gelu")
         else:
             y = ACTIVATIONS[activation](F.linear(flat, matrix, linear.bias))
-        y = y.view(*x.shape[:-1], outputs)
-        if residual is None:
-            return y
-        residual += y
-        return residual
+        return y.view(*x.shape[:-1], len(matrix))
 
     def _matrix(self, linear: Linear) -> Tensor:
         """Give the weight in x's type, [out, in]."""
@@ -169,11 +166,7 @@ class Ops:
     def encoder_attention(self, rows: Rows, spec: AttentionSpec, like: Tensor, scores: list[Tensor] | None) -> Attend:
         """Prepare attention of whole rows to themselves, in both directions.
 
-        Args:
-            rows: packed rows.
-            spec: scale, bias and rotary.
-            like: gives device and type of keys.
-            scores: every call appends its attention weights, fp32 [B, H, S, S]; None: they are not wanted.
+        Every call appends its attention weights, fp32 [B, H, S, S], to ``scores``, if that is not None.
         """
         return torch_attention.within_rows(rows, spec, like, is_causal=False, scores=scores)
 
@@ -193,12 +186,8 @@ class Ops:
     def extend_attention(self, cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor) -> Attend:
         """Prepare causal attention of rows that continue what their slots hold, several tokens of each.
 
-        Args:
-            cache: holds the keys and values before them.
-            rows: packed rows of known lengths; none has more tokens than its window.
-            longest: at least the number of entries of each row.
-            spec: scale, bias and rotary.
-            like: gives device and type of keys.
+        The lengths of the rows are known, and none has more tokens than its window. ``longest`` is at least the number
+        of entries of each row. Each call writes keys and values to the cache.
         """
         return torch_attention.extend_rows(cache, rows, longest, spec, like, self.kv_write)
 
@@ -207,22 +196,15 @@ class Ops:
     ) -> Attend:
         """Prepare attention of one token of each row; each call writes its key and value to the cache.
 
-        Args:
-            positions: int64 [B], of the token.
-            tables: int32 [B, width], pages of each row.
-            windows: int64 [B].
-            spec: scale, bias and rotary.
-            like: gives device and type of keys.
+        The token's positions and the rows' windows are int64 [B], the block tables int32 [B, width].
         """
         return torch_attention.decode_rows(positions, tables, windows, spec, like)
 
     def cross_attention(self, tables: Tensor, lengths: Tensor, scale: float) -> CrossAttend:
-        """Prepare attention to the keys and values that the cache holds of the encoder's output.
+        """Prepare attention to the cached keys and values of the encoder's output.
 
-        Args:
-            tables: int32 [n, width], the pages of those, for each row of one token or each token of packed rows.
-            lengths: int64 [n], all of which is seen.
-            scale: of q k.
+        Each row of one token, or each token of packed rows, has a block table, int32 [n, width], and sees as many
+        entries as ``lengths`` says, int64 [n].
         """
         view = torch_attention.PagedView(tables, lengths)
 

@@ -1,7 +1,7 @@
-"""Attention in torch: row by row, or for all rows at once where their pages allow it.
+"""Attention in torch: row by row, or for all rows at once if their pages allow it.
 
-B: rows; T: tokens of the call; S: entries that a row looks at; H: heads; D: size of a head. A row sees the entries of
-its own pages, as far as its window goes; nothing else in the pages, and no padding, is ever seen.
+B: rows; T: tokens of the call; S: entries of a row; H: heads; D: size of a head. A row sees the entries of its own
+pages within its window; other entries of the pages, and padding, are masked.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: Attent
 
 
 class PagedView:
-    """The entries of rows in the cache as torch reads them: in place, where a row's pages are contiguous.
+    """The entries of rows in the cache as torch reads them: in place, if a row's pages are contiguous.
 
-    Each row is attended to on its own, so nothing is copied, and none looks at more than it has; but rows of one length
-    at equal distances, as those of one request are, are attended to all at once.
+    Each row has an attention call of its own, so that nothing is copied or padded; but rows of one length at equal
+    distances, as those of one request are, are computed in one call.
 
     Args:
         tables: int32 [B, width], pages of each row.
@@ -150,14 +150,9 @@ class PagedView:
 
 
 def _contiguous_entries(memory: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
-    """View entries of rows whose pages are contiguous, [2, count, H, length, D].
+    """View entries of rows whose pages are contiguous, in token-major memory: [2, count, H, length, D].
 
-    Args:
-        memory: of a layer, in token-major pages.
-        first: entry of the first row, counted over all pages.
-        apart: entries from one row to the next.
-        count: rows.
-        length: of each.
+    The first row begins at the entry ``first``, counted over all pages, the next one ``apart`` entries later.
     """
     part, _, head, entry, _ = memory.stride()
     size = (2, count, memory.shape[2], length, memory.shape[4])

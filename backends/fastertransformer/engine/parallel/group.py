@@ -109,11 +109,6 @@ class Group:
         if self.stages > 1:
             self.neighbours, _ = dist.new_subgroups(self.tensor_size, timeout=_NO_TIMEOUT)  # type: ignore[no-untyped-call]
 
-    @property
-    def lost(self) -> str:
-        """What has happened, once another process is lost; empty before."""
-        return self.control.lost
-
     def survive_losses(self, workers: WorkerProcesses) -> None:
         """Survive the loss of a worker: kill the other workers and abort NCCL instead of exiting."""
         self.control.at_loss.append(workers.kill)
@@ -124,7 +119,7 @@ class Group:
     def close(self) -> None:
         """Leave the process group, whatever the others do; this process can then join another."""
         self.control.close()
-        ending = threading.Thread(target=_abort if self.lost and self._is_on_gpu else _destroy, daemon=True)
+        ending = threading.Thread(target=_abort if self.control.lost and self._is_on_gpu else _destroy, daemon=True)
         ending.start()
         ending.join(_SHUTDOWN_S)  # NCCL waits for the others, which may be gone
 

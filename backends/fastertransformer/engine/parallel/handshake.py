@@ -63,20 +63,20 @@ class HandshakeListener:
     def _run(self) -> None:
         while True:
             try:
-                line = self._listener.accept()[0]
+                sock = self._listener.accept()[0]
             except OSError:
                 if self._listener.fileno() < 0:
                     return
                 time.sleep(0.1)  # too many files are open, or the caller has hung up
                 continue
             if self._places.acquire(blocking=False):
-                threading.Thread(target=self._shake_hands, args=(line,), name="handshake", daemon=True).start()
+                threading.Thread(target=self._shake_hands, args=(sock,), name="handshake", daemon=True).start()
             else:
-                line.close()
+                sock.close()
 
-    def _shake_hands(self, line: socket.socket) -> None:
+    def _shake_hands(self, sock: socket.socket) -> None:
         try:
-            with _handshake(line) as connection:
+            with _handshake(sock) as connection:
                 deliver_challenge(connection, self._key)
                 answer_challenge(connection, self._key)
                 purpose, rank = json.loads(connection.recv_bytes(_HELLO_BYTES))
@@ -90,8 +90,7 @@ class HandshakeListener:
 
     def close(self) -> None:
         """Accept no further connection."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        shut_down(self._listener)  # wakes the thread that accepts
         self._listener.close()
 
 
@@ -105,8 +104,8 @@ def connect(address: dict[str, str], rank: int, purpose: int) -> tuple[Connectio
         OSError: rank 0 does not answer in time, or refuses the connection.
     """
     key = bytes.fromhex(address["key"])
-    line = socket.create_connection((address["host"], int(address["port"])), _HANDSHAKE_S)
-    with _handshake(line) as connection:
+    sock = socket.create_connection((address["host"], int(address["port"])), _HANDSHAKE_S)
+    with _handshake(sock) as connection:
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
         connection.send_bytes(json.dumps([purpose, rank]).encode())
@@ -116,12 +115,12 @@ def connect(address: dict[str, str], rank: int, purpose: int) -> tuple[Connectio
 
 
 @contextmanager
-def _handshake(line: socket.socket) -> Iterator[Connection]:
+def _handshake(sock: socket.socket) -> Iterator[Connection]:
     """Give a connection over a socket for a handshake; if that fails or times out, hang up and raise an OSError."""
-    line.settimeout(None)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection = Connection(os.dup(line.fileno()))
-    deadline = threading.Timer(_HANDSHAKE_S, _shut_down, (line,))
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = Connection(os.dup(sock.fileno()))
+    deadline = threading.Timer(_HANDSHAKE_S, shut_down, (sock,))
     deadline.daemon = True
     deadline.start()
     try:
@@ -133,7 +132,7 @@ def _handshake(line: socket.socket) -> Iterator[Connection]:
         raise
     finally:
         deadline.cancel()
-        line.close()
+        sock.close()
 
 
 def socket_of(connection: Connection) -> socket.socket:
@@ -143,13 +142,14 @@ def socket_of(connection: Connection) -> socket.socket:
 
 def hang_up(connection: Connection) -> None:
     """Close both directions of a connection, which wakes a thread that reads from it."""
-    with suppress(OSError), socket_of(connection) as line:
-        line.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError), socket_of(connection) as own:
+        shut_down(own)
 
 
-def _shut_down(line: socket.socket) -> None:
+def shut_down(end: socket.socket) -> None:
+    """Close both directions of a socket; it may be closed already."""
     with suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def _addresses(ranks: Ranks) -> tuple[str, str]:

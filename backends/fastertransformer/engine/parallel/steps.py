@@ -43,8 +43,8 @@ class RankZeroSteps(Steps):
 
     def raise_if_rank_lost(self) -> None:
         """Override Steps."""
-        if self._group.lost:
-            raise GroupLostError(self._group.lost)
+        if lost := self._group.control.lost:
+            raise GroupLostError(lost)
 
     def raise_if_peer_timed_out(self) -> None:
         """Override Steps."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from .handshake import LOOPBACK, socket_of
+from .handshake import LOOPBACK, shut_down, socket_of
 
 _CHUNK_BYTES = 1 << 16
 
@@ -23,9 +23,6 @@ class StoreTunnel:
 
     Args:
         connect: opens a connection to rank 0 for this purpose; see ``handshake.connect``.
-
-    Attributes:
-        port: to connect to.
     """
 
     def __init__(self, connect: Callable[[], tuple[Connection, bytes]]) -> None:
@@ -47,8 +44,7 @@ class StoreTunnel:
 
     def close(self) -> None:
         """Accept no further connection; open ones last until one of their ends hangs up."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        shut_down(self._listener)
         self._listener.close()
 
 
@@ -70,6 +66,5 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while chunk := source.recv(_CHUNK_BYTES):
             target.sendall(chunk)
-    for line in (source, target):  # both directions end together
-        with suppress(OSError):
-            line.shutdown(socket.SHUT_RDWR)
+    for end in (source, target):  # both directions end together
+        shut_down(end)

@@ -37,14 +37,7 @@ def needs_workers(settings: Settings, device: torch.device) -> bool:
 
 
 class WorkerProcesses:
-    """The processes of the other ranks.
-
-    Args:
-        settings: say how many there are.
-
-    Attributes:
-        ranks: of this process.
-    """
+    """The processes of all ranks but rank 0; ``ranks`` is this process's."""
 
     def __init__(self, settings: Settings) -> None:
         size = settings.tensor_para_size * settings.pipeline_para_size

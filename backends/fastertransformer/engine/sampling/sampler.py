@@ -86,9 +86,6 @@ class Sampler:
     """The sampling parameters of the row in each slot, and the sampling of all slots at once.
 
     A row's parameters are uploaded when it joins, and move with it between slots. Later only bad words are uploaded.
-
-    Args:
-        steps: the network and its cache.
     """
 
     def __init__(self, steps: Steps) -> None:

@@ -20,9 +20,6 @@ from .sequence import Sequence
 class Batch:
     """Sequences in the order in which they joined.
 
-    Args:
-        steps: the network and its cache.
-
     Attributes:
         pending: tokens that were launched and not yet read, the oldest first.
     """
@@ -41,15 +38,7 @@ class Batch:
         return len(self._sequences)
 
     def prefill(self, new: list[Sequence], pop_saved: Callable[[Sequence], int]) -> Tensor | None:
-        """Allocate slots to new sequences, and run their contexts.
-
-        Args:
-            new: sequences that join.
-            pop_saved: see Sessions.pop_saved.
-
-        Returns:
-            See run_contexts.
-        """
+        """Allocate slots to new sequences, and run their contexts; see Sessions.pop_saved, and run_contexts."""
         first = len(self._owners)
         self._sequences += new
         # The first beams are adjacent, for one pass of the network prefills them.

@@ -42,9 +42,6 @@ class Scheduler:
         session_idle_s: seconds after which an idle session is dropped.
         steps_ahead: whether a step is launched before the last one's tokens are read; None: only on a GPU.
         known_sessions: see Sessions.
-
-    Attributes:
-        sessions: conversations.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class Scheduler:
         self._batch = Batch(steps)
         self._is_filling = True  # whether the batch takes more
         self._steps_ahead = steps.device.type == "cuda" if steps_ahead is None else steps_ahead
-        self.sessions = Sessions(steps, steps.config, session_idle_s, known_sessions)
+        self.sessions = Sessions(steps, session_idle_s, known_sessions)
 
     @property
     def is_idle(self) -> bool:

@@ -20,7 +20,6 @@ import numpy as np
 
 from ..cache.sizing import UNBOUNDED
 from ..errors import GroupLostError, RequestError
-from ..model.config import ModelConfig
 from ..request.prompts import Context
 from ..steps.steps import Steps
 from .sequence import Job, Sequence
@@ -67,18 +66,13 @@ class Sessions:
 
     Args:
         steps: hold the saved keys and values.
-        config: dimensions.
         idle_s: seconds after which an idle session is dropped.
-        known: sessions that began before the worker processes were restarted, and whose keys and values are lost.
-
-    Attributes:
-        known: all sessions, by key.
+        known: all sessions, by key; first those from before the worker processes were restarted, whose keys and values
+            are lost.
     """
 
-    def __init__(
-        self, steps: Steps, config: ModelConfig, idle_s: float, known: dict[int | str, Session] | None = None
-    ) -> None:
-        self._steps, self._config, self._idle_s, self._clock = steps, config, idle_s, time.monotonic
+    def __init__(self, steps: Steps, idle_s: float, known: dict[int | str, Session] | None = None) -> None:
+        self._steps, self._idle_s, self._clock = steps, idle_s, time.monotonic
         self.known = {} if known is None else known
         self._keys = count()
         for session in self.known.values():
@@ -133,7 +127,8 @@ class Sessions:
     def _check_lengths(self, job: Job, session: Session) -> None:
         if len(session.rows) != len(job.sequences):
             raise RequestError(f"session {job.session} has {len(session.rows)} rows, the request {len(job.sequences)}")
-        most = min(session.session_len or self._config.max_pos_seq_len, self._config.max_pos_seq_len)
+        positions = self._steps.config.max_pos_seq_len
+        most = min(session.session_len or positions, positions)
         for sequence, row in zip(job.sequences, session.rows, strict=True):
             new = len(sequence.context.ids)
             total = len(row.tokens) + new + sequence.max_tokens

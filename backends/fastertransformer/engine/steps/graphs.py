@@ -73,12 +73,7 @@ class Graphs(Generic[T]):
 
 
 class StepGraphs:
-    """The CUDA graphs of a process: decode steps and inputs.
-
-    Args:
-        network: of the process.
-        cache: of the process.
-        decode: runs one token of each of this many rows.
+    """The CUDA graphs of a process: decode steps, which ``decode`` runs for a number of rows, and inputs.
 
     Attributes:
         largest_input: tokens of the largest captured input; 0: none is captured.

@@ -34,11 +34,7 @@ def begin_thread(threads: int, device: torch.device) -> None:
 
 
 class StepThreads:
-    """Sets torch's number of threads for each step on a CPU.
-
-    Args:
-        network: whose products are computed.
-    """
+    """Sets torch's number of threads for each step of a network on a CPU."""
 
     def __init__(self, network: Network) -> None:
         self._most = torch.get_num_threads()

@@ -21,14 +21,7 @@ def uses_pdl(device: torch.device) -> bool:
 
 
 class Scratch:
-    """Memory that all launches of a stream share, one after another.
-
-    Args:
-        device: where the memory is.
-
-    Attributes:
-        processors: of the device.
-    """
+    """Memory that all launches of a stream share, one after another; and the device's number of processors."""
 
     def __init__(self, device: torch.device) -> None:
         is_gpu = device.type == "cuda"
