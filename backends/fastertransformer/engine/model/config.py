@@ -62,7 +62,6 @@ class Stack:
         positions: learned (a table that is added), rotary, alibi, relative (a bias by bucketed distance) or none.
         rotary_dim: how many numbers of each head are rotated.
         rotates_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
-        buckets: of relative positions.
     """
 
     head_num: int
@@ -80,7 +79,6 @@ class Stack:
     positions: str = "learned"
     rotary_dim: int = 0
     rotates_pairs: bool = False
-    buckets: int = 0
 
     @property
     def hidden_units(self) -> int:
@@ -234,7 +232,6 @@ def _t5_stack(section: Values, dims: T5Dims, num_layer: int, activation: str) ->
         "activation": activation,
         "is_gated": dims.is_gated,
         "positions": "relative" if dims.has_relative_positions else "learned",
-        "buckets": dims.position_num if dims.has_relative_positions else 0,
     }
 
 

@@ -1,4 +1,4 @@
-"""Packed rows: tokens of several rows, one row behind the other, go through the network together without padding."""
+"""Packed rows: the tokens of several rows on one axis, row after row, without padding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Rows(NamedTuple):
         positions: int64 [T], of each token in its row.
         slots: int64 [T], slot of the cache of each token's row.
         ends: int32 [B + 1]: 0, then where each row ends.
-        lengths: of the rows; None: the host does not know them, and the kernels do not need them.
+        lengths: of the rows; None: the host does not know them; the kernels read ``ends``.
     """
 
     ids: Tensor
@@ -50,13 +50,13 @@ class NumberedRows(NamedTuple):
 
     @classmethod
     def of(cls, ids: Array, starts: Array, lengths: Array, first: int) -> NumberedRows:
-        """Number tokens.
+        """Give the tokens of consecutive slots their positions and slots.
 
         Args:
             ids: int64 [T].
-            starts: int64 [B], position of each row's first one.
+            starts: int64 [B], position of each row's first token.
             lengths: int64 [B].
-            first: slot of the first row; the others have those behind it.
+            first: slot of the first row.
         """
         slots = np.repeat(np.arange(first, first + len(lengths)), lengths)
         ends = np.concatenate(([0], np.cumsum(lengths)))

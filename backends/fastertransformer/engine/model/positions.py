@@ -22,7 +22,7 @@ class Alibi:
     """A bias that penalizes distance by each head's slope.
 
     Attributes:
-        by_distance, by_offset: the slopes, fp32 [H], whether or not keys may come after queries.
+        by_distance, by_offset: the slopes, fp32 [H], for decoders and for encoders.
     """
 
     def __init__(self, slopes: Tensor) -> None:
@@ -38,11 +38,11 @@ class Relative:
 
     Args:
         table: [H, buckets].
-        is_both_ways: whether keys may come after queries, which half of the buckets are for.
+        is_both_ways: whether keys may follow queries; half of the buckets are for such keys.
 
     Attributes:
-        by_distance: fp32 [H, n], the bias of each distance of a key before its query; the last is that of all further.
-        by_offset: fp32 [H, 2 n + 1], the bias of each offset of a key, from n tokens before its query to n behind it.
+        by_distance: fp32 [H, n], the bias of a key by its distance before the query; the last applies to all beyond.
+        by_offset: fp32 [H, 2 n + 1], the bias of a key by its offset, from n tokens before the query to n after it.
     """
 
     def __init__(self, table: Tensor, is_both_ways: bool) -> None:

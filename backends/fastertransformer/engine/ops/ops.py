@@ -1,8 +1,8 @@
 """What a network computes with: one object, chosen when a model is loaded, whose methods are all its operations.
 
 ``Ops`` has every operation in torch: for a CPU, and for a GPU on which Triton cannot compile. ``triton_ops.TritonOps``
-replaces those for which a profile on an NVIDIA GPU has shown a gain from a kernel of our own. The network and the
-sampler call these methods and do not ask what is behind them.
+replaces the operations for which a profile on an NVIDIA GPU has shown a gain from our own kernel. The network and the
+sampler call these methods without regard to the implementation.
 
 B: rows of a call; T: tokens of all of them together; H: heads; D: size of a head; V: vocabulary.
 """
@@ -109,7 +109,7 @@ class Ops:
 
         Args:
             ids: int64 [B].
-            positions: int64 [B]; those behind the table's last count as the last.
+            positions: int64 [B]; one beyond the table's last row counts as the last.
             tokens: [V, hidden].
             table: [positions, hidden], or None.
             dtype: of the result; on a GPU both tables have it.

@@ -106,10 +106,11 @@ def _add_context_outputs(steps: Steps, sequence: Sequence, hidden: Tensor) -> No
 
 
 def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> Tensor:
-    """Score each token of a context, [T], by the hidden states of those before it, [T, hidden].
+    """Score each token of a context, [T], by its hidden states, [T, hidden].
 
     Returns:
-        fp32 [2, T]: the token's log-probability, and the argmax in its place; 0 for the first.
+        fp32 [2, T]: each token's log-probability given the tokens before it, and the argmax in its place; 0 for the
+        first token.
     """
     scores = torch.zeros(2, len(ids), device=ids.device)
     block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))

@@ -223,7 +223,7 @@ class Sequence:
             self._settle_endings()
 
     def _settle_endings(self) -> None:
-        """Replace the beams by the K best that have ended, and by the others as far as fewer than K have."""
+        """Replace the beams by the K best that have ended, and, if fewer than K have ended, the best others."""
         for beam in self.beams if len(self.endings) < self.width else ():
             beam.rank = beam.score / len(beam.tokens) ** self.sampling.len_penalty
             self._add_ending(beam)

@@ -115,7 +115,7 @@ class StepGraphs:
             return None
         padded = np.concatenate((rows.tokens, np.repeat(self._padding, size - count, 1)), 1)
         self._tokens[:, :size] = upload(padded, self._device)
-        # The padding is a row of its own, and the rows behind it have no tokens.
+        # The padding is one more row, and the rows after it have no tokens.
         ends = np.concatenate((rows.ends, np.full(len(self._ends) - len(rows.ends), size)))
         self._ends.copy_(upload(ends.astype(np.int32), self._device))
         return self._begin.replay(size)[:count]

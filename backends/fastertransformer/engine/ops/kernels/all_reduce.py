@@ -1,9 +1,9 @@
 """All-reduce through peer memory: sums, and the argmax of a split vocabulary; each GPU writes to all others' memory.
 
-A number travels with the count of the sum that it belongs to, in 8 bytes that are written at once (NCCL's protocol for
-short messages, LL, does the same). So no rank waits for a signal: once the right count stands beside a number, the
-number is there. Every GPU adds in the order of the ranks. The memory has two halves, used by turns: a rank that writes
-to a half for the sum after the next has seen all ranks' parts of the next one, so all have read that half.
+A number is sent with the count of the sum that it belongs to, in 8 bytes that are written at once (NCCL's protocol for
+short messages, LL, does the same). So no rank waits for a signal: a number with the right count is complete. Every GPU
+adds in the order of the ranks. The memory has two halves, used by turns: a rank that writes to a half for the sum after
+the next has received all ranks' parts of the next one, so all ranks have read that half.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def all_reduce_add(
 ) -> None:
     """Add the sum of all processes' parts to x.
 
-    A process whose part does not arrive for half a minute is taken for lost: from then on x is NaN.
+    A process whose part does not arrive within half a minute counts as lost: from then on x is NaN.
 
     Args:
         x: contiguous; overwritten.
@@ -76,7 +76,7 @@ def all_reduce_add(
         addresses: int64 [processes], of all processes' memory.
         rank: of this process.
         turns: int32 [PROGRAMS], 0 at first: how many sums each program has made.
-        lost: int32 [1], 0 at first; anything else ends all waiting.
+        lost: int32 [1], 0 at first; any other value ends all waiting.
     """
     size = len(addresses)
     has_pdl = uses_pdl(x.device)

@@ -1,9 +1,9 @@
-"""Decode attention over pages: one query of each row against as many cells as the row has in use.
+"""Decode attention over pages: one query of each row against the cells that the row uses.
 
-B: rows; H: heads; D: size of a head. A row's cells are cut into as many pieces as fill the GPU, each of which one
-program attends to; the last program of a row and head to finish puts the pieces together (flash-decoding, Dao et al.
-2023). The lengths are read on the device, so one CUDA graph serves rows of any length and the work is what each needs.
-The same launch writes the new token's key and value.
+B: rows; H: heads; D: size of a head. A row's cells are split into enough pieces to fill the GPU, one for each program;
+the last program of a row and head to finish merges the pieces (flash-decoding, Dao et al. 2023). The lengths are read
+on the device, so one CUDA graph serves rows of any length, and each row costs what it needs. The same launch writes the
+new token's key and value.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ NO_BIAS, SLOPES, BY_DISTANCE = 0, 1, 2  # kinds
 
 
 class Tiles(NamedTuple):
-    """How rows' cells are shared.
+    """How rows' cells are split over programs.
 
     Attributes:
         held: bytes of keys, and of values, that a program holds at a time.
         warps: of a program.
-        registers: of a thread at most; 0: as many as it likes.
-        least: cells of a piece; twice as many are one piece, for putting two together takes longer.
-        programs: that a processor is to have at least, where there are cells for them.
+        registers: the most of a thread; 0: no limit.
+        least: cells of a piece at least; up to twice as many are one piece, for merging two takes longer.
+        programs: for each processor at least, if there are enough cells.
     """
 
     held: int
@@ -44,9 +44,9 @@ class Tiles(NamedTuple):
     programs: int
 
 
-# For as many heads of all rows as a quarter of the processors, as all of them, and for more. On an H200 32 heads of 80
-# cells take 4.5 us with the first and 4.9 with the second, of 1000 14.2 and 8.9; 48 heads of 300 cells 10.9 and 7.2.
-# 256 rows of 20 to 500 cells and 32 heads take 271 with the last, of which reading takes 243.
+# If all rows have together as many heads as a quarter of the processors or fewer, as all processors, and more. On an
+# H200 32 heads of 80 cells take 4.5 us with the first and 4.9 with the second, of 1000 cells 14.2 and 8.9; 48 heads of
+# 300 cells 10.9 and 7.2. 256 rows of 20 to 500 cells and 32 heads take 271 us with the last, reading takes 243 of it.
 _FEW, _SOME, _MANY = Tiles(32768, 8, 0, 128, 2), Tiles(8192, 4, 128, 64, 4), Tiles(8192, 4, 128, 128, 2)
 _VARYING = ("row_stride", "head_stride", "table_stride", "pieces", "distances", "rotary_size")
 
@@ -79,8 +79,8 @@ def _attend(  # noqa: C901 (one kernel)
     heads = tl.num_programs(1)
     if uses_pdl:
         gdc_launch_dependents()
-    # What the steps before have left is there already: it is asked for before the kernel before this one has ended.
-    # See embedding.py; not through the L1 cache, which may have what was there a step ago.
+    # Results of earlier steps are complete: they are loaded before the kernel before this one has ended; see
+    # elementwise._embed. Not through the L1 cache, which may hold values of the step before.
     position = tl.load(positions + row, cache_modifier=".cg")
     window = tl.load(windows + row, cache_modifier=".cg")
     length = tl.minimum(position + 1, window).to(tl.int32)
@@ -100,7 +100,7 @@ def _attend(  # noqa: C901 (one kernel)
     cells = start + steps
     is_seen = (cells < end) & (cells != newest)
     place = _place(pages, start, block, page_tokens, size, page_stride)[:, None]
-    pages = _pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells wait for them
+    pages = _pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells depend on them
     is_read = is_seen[:, None] & is_dim[None, :]
     keys = tl.load(base + place, is_read, 0.0, cache_modifier=".cg")
     values = tl.load(base + values_at + place, is_read, 0.0, cache_modifier=".cg")
@@ -205,11 +205,11 @@ def attend(
     bias: Tensor | None = None,
     rotary: Rotary | None = None,
 ) -> Tensor:
-    """Attend from the newest token of each row to those before it, and write its key and value.
+    """Attend from the newest token of each row to its earlier tokens, and write its key and value.
 
     Args:
         q: [B, H, 1, D]; the last axis without gaps.
-        k: of the same token, with q's strides; None: nothing is written; the row's last cell is in the cache.
+        k: of the same token, like q; None: nothing is written, for the row's last cell is in the cache already.
         v: as k.
         memory: of a layer, [2, pages, H, PAGE, D].
         tables: int32 [B, width], pages of each row.

@@ -22,7 +22,7 @@ def _embed(
 ):  # fmt: skip
     row, at = tl.program_id(0), tl.program_id(1) * block + tl.arange(0, block)
     if uses_pdl:
-        # In this order: the kernels behind this one may read what the step before has left without waiting for it.
+        # In this order: later kernels may then read results of the step before without waiting for it.
         gdc_wait()
         gdc_launch_dependents()
     is_in = at < width

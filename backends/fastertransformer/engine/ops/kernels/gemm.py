@@ -23,16 +23,16 @@ _BUSY_TILES = 192  # keep the GPU busy
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a matrix is cut.
+    """How a matrix is tiled.
 
     Attributes:
         block_n: rows of a tile.
-        block_k: columns.
-        warps: that work on one.
-        stages: tiles on their way at a time; of one row, those that a program asks for before x is there.
-        splits: programs that share a row's columns, on the tensor cores; 0: plain multiplication, of one row.
-        registers: of a thread at most; 0: as many as it likes.
-        rows: of x that a program multiplies at most, on the tensor cores.
+        block_k: columns of a tile.
+        warps: of a program.
+        stages: tiles that are loaded at a time; of gemv, the tiles that are loaded before x is complete.
+        splits: programs that share a row's columns (split-k) in small_m_gemm; 0: gemv.
+        registers: the most of a thread; 0: no limit.
+        rows: the most rows of x of a program, in small_m_gemm.
     """
 
     block_n: int
@@ -46,7 +46,7 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Folded:
-    """What a product of a normed row has that does not depend on the row; see gemv.
+    """The parts of a product with a norm that do not depend on x; see gemv.
 
     Attributes:
         gain_sums: weight @ the norm's weight, fp32 [out].
@@ -58,7 +58,7 @@ class Folded:
 
 
 def fold(weight: Tensor, bias: Tensor | None, scales: Tensor | None, norm: Norm) -> Folded:
-    """Compute it."""
+    """Compute what multiply needs of a weight and a norm."""
     gain_sums, folded = torch.empty(2, 1, len(weight), dtype=torch.float32, device=weight.device).unbind()
     multiply(norm.weight[None], weight, out=gain_sums)
     if norm.bias is not None:
@@ -80,7 +80,7 @@ def multiply(
 ) -> Tensor:
     """Give residual + activation(scales * (norm(x) @ weight.T) + bias), summed in fp32 and rounded once.
 
-    A kernel may begin before the one before it has ended, and waits by itself before it reads anything but the weight
+    A kernel may begin before the one before it has ended, and waits before it reads anything but the weight
     (programmatic dependent launch, from compute capability 9.0 on).
 
     Args:
@@ -92,7 +92,7 @@ def multiply(
         activation: gelu (by tanh), relu, silu or nothing.
         residual: [rows, out], contiguous; may be ``out``.
         out: [rows, out] to write to; None: a new one like x.
-        folded: see fold; None: it is computed where it is needed.
+        folded: see fold; None: it is computed if it is needed.
         tiling: None: by shape.
     """
     rows, (outputs, inputs) = x.shape[0], weight.shape
@@ -128,8 +128,8 @@ def multiply(
         gemv[(tiles,)](y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps, **flags)
         return y
     units = None
-    # Few rows take longer to be split than the matrix to be converted, and tensor cores before compute capability 9.0
-    # want integers in another order.
+    # Splitting few rows takes longer than converting the matrix, and tensor cores before compute capability 9.0 need
+    # integers in another order.
     if is_split := is_split and rows > _MOST_ROWS and (has_pdl or not is_native):
         x, units = split_rows(x, norm)
     elif norm:
@@ -165,7 +165,7 @@ def choose(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Tiling |
 
 
 def _many_rows_tiling(blocks: int, outputs: int, inputs: int) -> Tiling:
-    """Choose for int8 and blocks of 64 rows: large tiles, where there are enough of them for all processors."""
+    """Choose for int8 and blocks of 64 rows: large tiles, if there are enough of them for all processors."""
     tiles = blocks * triton.cdiv(outputs, 128)
     splits = 2 if tiles < _BUSY_TILES and inputs > 8192 else 1
     if tiles * splits >= _BUSY_TILES:
@@ -174,7 +174,7 @@ def _many_rows_tiling(blocks: int, outputs: int, inputs: int) -> Tiling:
 
 
 def _gemv_tiling(outputs: int, inputs: int, item_bytes: int) -> Tiling:
-    """Choose for one row: a thread asks for 16 bytes of each tile's row, and for at most 256 before x is there."""
+    """Choose for one row: a thread loads 16 bytes of each tile's row, and at most 256 before x is complete."""
     wide = Tiling(8, 4096 // item_bytes, 8, 2, registers=128)
     if item_bytes == 1:
         if inputs > 16384:

@@ -1,14 +1,14 @@
-"""A matrix times one row, by plain multiplication: each program reads some rows of the matrix from end to end.
+"""gemv, a matrix times one row: each program reads some rows of the matrix.
 
-Nothing is read twice. What does not depend on x is loaded before the kernel that makes x has ended (programmatic
-dependent launch): as much of the matrix as the registers hold, so that the memory is busy while one kernel makes way
-for the next. A norm of x costs no pass of its own: with g its weight, b its bias, and m and d the mean and the standard
-deviation of x, which are summed up along with the product,
+Nothing is read twice. The part of the matrix that fits into the registers is loaded before the kernel that computes x
+has ended (programmatic dependent launch), so that the memory is busy between two kernels. A norm of x needs no separate
+pass: with g its weight, b its bias, and m and d the mean and the standard deviation of x, which are summed up along
+with the product,
 
     weight @ norm(x) = (weight @ (g * x) - m * (weight @ g)) / d + weight @ b
 
-and what does not depend on x is computed beforehand (gemm.fold). An int8 weight may be multiplied as it is, with x
-split into digits (is_split); see int8.py. The number of inputs is a multiple of 16 then.
+and the terms without x are computed beforehand (gemm.fold). An int8 weight may be multiplied as integers, with x split
+into digits (is_split); see int8.py. The number of inputs is then a multiple of 16.
 """
 
 import triton
@@ -98,7 +98,7 @@ def gemv(  # noqa: C901 (one kernel)
     """Compute y [outputs] = residual + activation(scales * (weight [outputs, inputs] @ norm(x [inputs])) + bias).
 
     The bias has scales * (weight @ the norm's bias) in it; gain is the norm's weight, gain_sums is weight @ gain.
-    ahead: tiles that are loaded before x is there; is_whole: whether those are all.
+    ahead: tiles that are loaded before x is complete; is_whole: whether there are no more tiles.
     """
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     is_n = n < outputs

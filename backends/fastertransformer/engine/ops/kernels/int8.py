@@ -1,9 +1,9 @@
-"""A row of numbers as integers, to be multiplied with int8 weights as they are.
+"""Split rows of numbers into integers, which are multiplied with int8 weights without converting these.
 
-To convert a weight and to multiply it takes more than three instructions, and at the rate of an H200's memory that is
-most of what its processors can do. So the numbers of x are written, 16 together, as q * unit with integers q of 15
-bits, and those in two digits to base 256: dp4a multiplies four weights by four digits, and its sums are exact. A number
-is off by at most 2**-14 of the largest of the 16, a quarter of what fp16 may have rounded off that one.
+Converting and multiplying a weight takes more than three instructions, and at the rate of an H200's memory that is most
+of what its processors can do. So the numbers of x are written, 16 together, as q * unit with integers q of 15 bits, and
+each q as two digits to base 256: dp4a multiplies four weights by four digits, and its sums are exact. The error of a
+number is at most 2**-14 of the largest of the 16, a quarter of the largest rounding error of fp16 for that one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP = tl.constexpr(16)  # numbers that have one unit; they come in two halves,
 
 @triton.jit
 def _quarters(v):
-    """Give [groups, 4] as four tensors [groups]; more axes in front are kept."""
+    """Split [..., groups, 4] into four tensors [..., groups]."""
     even, odd = tl.split(tl.reshape(v, v.shape[:-1] + (2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)

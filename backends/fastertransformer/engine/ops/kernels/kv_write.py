@@ -23,8 +23,8 @@ def _rotated(x, source, beside, cos, sin, is_in, is_rotated):
     return (own.to(tl.float32) * cos + other * sin).to(own.dtype)
 
 
-# Triton would compile again for arguments that differ from call to call: also for positions, which after an odd number
-# of tokens do not begin at a multiple of 16 bytes.
+# Triton would compile again for arguments that differ between calls: for positions too, which after an odd number of
+# tokens do not begin at a multiple of 16 bytes.
 @triton.jit(do_not_specialize=("token_stride", "keys_at", "rotary_size", "positions"))
 def _kv_write(
     q, k, v, rotated, memory, pages, offsets, positions,

@@ -1,9 +1,9 @@
 """Prefill attention: packed rows attend to themselves, causally or in both directions, with a bias or without.
 
-Flash attention (Dao 2023): a program takes some queries of a row and a head, and goes over the row's keys. The bias is
-not read from a mask as large as the scores: ALiBi's is computed, T5's is looked up by distance, and beyond the furthest
-distance that has a number of its own, where most keys of a long row are, it is one number. Blocks of keys all of which
-all queries see, with such a bias, are free: nothing is masked or looked up there. The others are edges.
+Flash attention (Dao 2023): a program computes some queries of a row and a head, and iterates over the row's keys. The
+bias is not read from a mask as large as the scores: ALiBi's is computed, T5's is looked up by distance, and beyond the
+table's largest distance, where most keys of a long row are, it is one number. Blocks of keys that all queries see, with
+one bias, are free: nothing is masked or looked up there. The other blocks are edges.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from .decode_attention import BY_DISTANCE, NO_BIAS, SLOPES
 from .elements import LOG2_E
 from .launch import uses_pdl
 
-# Queries and keys of a program at a time, warps, stages, registers of a thread at most (0: as many as it likes): the
-# fastest of 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads of those that spill
-# no register.
+# Queries and keys of a program at a time, warps, stages, the most registers of a thread (0: no limit): the fastest of
+# 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads, of those without spills.
 Tiles = tuple[int, int, int, int, int]
 _TILES, _CAUSAL_TILES, _WIDE_TILES = (128, 32, 8, 3, 128), (64, 64, 4, 3, 0), (128, 32, 8, 3, 0)
 # Where the tensor cores take operands from registers (before Hopper), wide heads need more threads or fewer queries.
 _OLDER_WIDE_TILES = (64, 32, 8, 2, 0)
 _SMALL_TILES, _FP32_TILES = (64, 32, 4, 2, 0), (32, 32, 4, 2, 0)
-_SHORT = 64  # tokens, that fewer queries are enough for
-# Programs of all heads begin together where the L2 cache keeps their keys and values, or where so few of them run that
-# those with the most keys have to begin first.
+_SHORT = 64  # tokens, for which fewer queries are enough
+# Programs of all heads begin together if the L2 cache holds their keys and values, or if there are so few programs that
+# the ones with the most keys must begin first.
 _CACHED_BYTES, _FEW_PROGRAMS = 16 << 20, 4096
 _ROWS_AT_ONCE = tl.constexpr(32)
 
@@ -47,7 +46,7 @@ def _loaded(places, n, length, size: tl.constexpr, width: tl.constexpr, is_edge:
 
 @triton.jit
 def _looked_up(table, index, is_native: tl.constexpr):
-    """Give table[index]; written so that Triton does not make room in shared memory to do it ahead."""
+    """Give table[index]; written so that Triton does not allocate shared memory to prefetch it."""
     if is_native:
         return tl.inline_asm_elementwise(
             "{ .reg .b64 place; mad.wide.s32 place, $2, 4, $1; ld.global.nc.f32 $0, [place]; }",
@@ -132,7 +131,7 @@ def _cut(ends, blocks, rows, queries: tl.constexpr):
 
 
 class PackedRows:
-    """Rows that are parts of one axis of tokens, one behind the other.
+    """Rows that are consecutive parts of one axis of tokens.
 
     Args:
         ends: int32 [B + 1]: 0, then where each row ends.
@@ -148,8 +147,8 @@ class PackedRows:
         """Cut rows into blocks of ``queries`` tokens, for all layers.
 
         Returns:
-            int32 [n, 3]: where each block's row begins, how long that is, and the block's first token in its row. The
-            last block is the first; those that are not needed have a row of length 0.
+            int32 [n, 3]: the first token of each block's row, the row's length, and the block's first token in its row.
+            The last block is the first; unused blocks have a row of length 0.
         """
         if queries not in self._blocks:
             rows = len(self._ends) - 1
@@ -225,7 +224,7 @@ def attend_rows(
         scale: of q k.
         bias: ALiBi's slopes, fp32 [H]; or fp32 [H, 2 n + 1], of a key n or more tokens before its query to one n or
             more behind it; None: none.
-        is_causal: whether a token sees those before it only.
+        is_causal: whether a token sees only earlier tokens and itself.
         tiles: None: by shape.
 
     Returns:
@@ -265,5 +264,5 @@ def _choose(longest: int, width: int, dtype: torch.dtype, is_causal: bool, devic
 def _shared_bytes(device: torch.device) -> int:
     """Shared memory that a program may have at most."""
     if device.type != "cuda":
-        return 1 << 20  # the interpreter's has no end
+        return 1 << 20  # the interpreter has no limit
     return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])

@@ -1,8 +1,8 @@
 """Sampling: each row's argmax, or a random token of its top-k or its nucleus, without sorting.
 
-To draw, a program takes a row and reads it some thirty times, mostly from the L2 cache: the least number that is kept
-is found two of its bits at a time, as in a radix select, once by counting (top-k), once by adding up probabilities
-(top-p). For the argmax, several programs share a row's columns, and the last to finish compares what they have found.
+To draw, a program reads a row some thirty times, mostly from the L2 cache: the smallest logit that is kept is found two
+bits at a time, as in a radix select, once by counting (top-k), once by adding up probabilities (top-p). For the argmax,
+several programs share a row's columns, and the last to finish compares their results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _keys(values):
 
 @triton.jit
 def _weights(row_logits, first, columns, most, block: tl.constexpr):
-    """Columns from first on: keys, the least behind the last one, and exp(value - most)."""
+    """Give the keys of the columns from ``first`` on, the least key beyond the last one, and exp(value - most)."""
     at = first + tl.arange(0, block)
     values = tl.load(row_logits + at, at < columns, -float("inf"))
     return tl.where(at < columns, _keys(values), -2147483648), tl.exp(values - most)
@@ -37,7 +37,7 @@ def _weights(row_logits, first, columns, most, block: tl.constexpr):
 
 @triton.jit
 def _least(row_logits, columns, most, wanted, counts: tl.constexpr, block: tl.constexpr):
-    """The largest key that, with all above it, has ``wanted`` numbers (counts) or so much weight."""
+    """Give the largest key such that the numbers at or above it are at least ``wanted`` (counts), or weigh as much."""
     found = tl.full((), -2147483648, tl.int64)
     for step in range(16):
         unit = tl.full((), 1, tl.int64) << (30 - 2 * step)
@@ -58,7 +58,7 @@ def _least(row_logits, columns, most, wanted, counts: tl.constexpr, block: tl.co
 
 @triton.jit
 def _above(row_logits, columns, most, least, block: tl.constexpr):
-    """How many numbers are above a key, and their weight; the weight of a number that has the key."""
+    """Give the count and the weight of the numbers above a key, and the weight of one number that has the key."""
     count = tl.zeros((block,), tl.float32)
     weight = tl.zeros((block,), tl.float32)
     own = tl.zeros((block,), tl.float32)
@@ -80,7 +80,7 @@ def _draw(logits, rows, top_k, top_p, uniform, tokens, columns, block: tl.conste
         at = first + tl.arange(0, block)
         highest = tl.maximum(highest, tl.load(row_logits + at, at < columns, -float("inf")))
     most = tl.max(highest)
-    # Kept are all above ``least``, and of those that have it, in their order, as many as have the weight ``rest``.
+    # All above ``least`` are kept, and of the ties with it the first ones, up to the weight ``rest``.
     least = tl.full((), -2147483648, tl.int32)
     above, whole, own = _above(row_logits, columns, most, least, block)
     rest = whole * 0

@@ -1,9 +1,9 @@
 """A matrix times some rows on the tensor cores: each program reads some rows of the matrix, or a part of them.
 
-int8 is multiplied as it is: the rows come in two digits then, as columns of one product; see int8.py.
+int8 is multiplied as integers: each row of x is then two rows of digits, as columns of one product; see int8.py.
 
-Where the matrix has few rows, several programs share them (splits) to keep all of the GPU busy; the last one to finish
-adds up. It adds in the programs' order, so a result does not change from run to run.
+If the matrix has few rows, several programs share them (split-k) to keep all of the GPU busy; the last one to finish
+adds their parts, in the programs' order, so a result does not change from run to run.
 """
 
 import triton
