@@ -131,7 +131,7 @@ def check_format(config: Config, stages: Collection[Stage]) -> None:
     if needing := [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]:
         raise ConfigError(
             f"export.model.format=huggingface with stages=[{','.join(stage.name for stage in stages)}]: "
-            f"{' and '.join(needing)} need FasterTransformer's shards, and none are written",
+            f"no shards of FasterTransformer are written, which {' and '.join(needing)} must have",
             "take stages=[convert] for the Hugging Face directory, and a run of its own with "
             "export.model.format=fastertransformer to serve the model",
         )
