@@ -12,6 +12,7 @@ from typing import Protocol
 
 from export_scripts.checkpoints import fairseq_xglm, gptj_slim
 from export_scripts.checkpoints.fastertransformer import reader as fastertransformer
+from export_scripts.checkpoints.fastertransformer import turbomind
 from export_scripts.checkpoints.files.archive import Archive, open_archive
 from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles, with_given
 from export_scripts.checkpoints.huggingface import decoder as huggingface
@@ -63,6 +64,7 @@ FORMATS: tuple[Format, ...] = (
     gptj_slim,
     fairseq_xglm,
     huggingface,
+    turbomind,
     fastertransformer,
 )
 

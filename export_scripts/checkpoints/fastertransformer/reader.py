@@ -7,24 +7,21 @@ a manifest lies beside them, each must have its digest too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from export_scripts.checkpoints.fastertransformer.config import FtConfig
+from export_scripts.checkpoints.fastertransformer.table import table_of
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
 from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes
 from export_scripts.conversion.mapped import map_record
-from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, split_layer
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.families.family import Family
-from ft_format.layout import Dims, TensorSpec, part_names
+from ft_format.layout import Dims, TensorSpec
 from handover.digests import file_digest
 from handover.errors import ArtefactError, CheckpointError
 from handover.manifest import FILE_NAME as MANIFEST
@@ -34,6 +31,7 @@ from handover.text_ids import TEXT_IDS_FILE, TextIds
 
 NAME = "FT checkpoint (a <T>-gpu directory with config.ini)"
 _FILE = re.compile(r"(?P<name>.+?)(?:\.(?P<rank>\d+))?\.bin")
+_UNTRANSPOSED = "self_attn.o_proj"
 _TOKENIZER = ("vocab.json", "merges.txt", "tokenizer.model", "tokenizer.json", "vocab.txt")
 
 
@@ -58,11 +56,12 @@ def open_source(archive: Archive) -> Source:
     if manifest:
         check_manifest(archive, manifest, are_weights_read=False)
     config, files = FtConfig(archive), _files(archive)
+    _refuse_untransposed(archive, files)
     archive.refuse_pointers(name for names in files.values() for name in names)
     dims = config.dims(lambda name: name in files, _position_num(archive, config))
     schema = {**config.family.schema(dims), **config.prompt_targets()}
     ranks = max((len(names) for names in files.values()), default=1)
-    source_map = _source_map(schema, ranks)
+    source_map = table_of(schema, ranks)
     found = {name: names for name, names in files.items() if not source_map.is_ignored(name)}
     _check_files(archive, config, found, schema, dims, ranks)
     digests = {record.path: record.digest for record in manifest.files} if manifest else {}
@@ -84,6 +83,16 @@ def open_source(archive: Archive) -> Source:
         ids=SpecialIds(start_id, end_id, more_end_ids=text_ids.more_end_ids),
         extra_files={name: archive.read_bytes(name) for name in (TEMPLATES_FILE,) if name in archive},
     )
+
+
+def _refuse_untransposed(archive: Archive, files: Iterable[str]) -> None:
+    """Refuse the shards of a converter of Llama that cannot give right numbers, told by a name of its own."""
+    if any(_UNTRANSPOSED in name for name in files):
+        raise CheckpointError(
+            f"{archive.path} has files of {_UNTRANSPOSED}: they were written by cameronfr's converter of Llama, which "
+            "leaves matrices untransposed and cuts every head across the ranks, so that no engine computes the model",
+            "convert the original checkpoint",
+        )
 
 
 def _text_ids(archive: Archive) -> TextIds:
@@ -171,62 +180,6 @@ def _position_num(archive: Archive, config: FtConfig) -> int:
         return archive.sizes["model.wpe.bin"] // (width * item_bytes(config.data_type))
     except (KeyError, ValueError, ZeroDivisionError):
         return 0
-
-
-def _source_map(schema: Mapping[str, TensorSpec], ranks: int) -> SourceMap:
-    """Make the table of a checkpoint that is its own schema."""
-    rules: dict[str | tuple[str, ...], Rules] = {}
-    for name, target in schema.items():
-        pattern = split_layer(name)[0]
-        whole = _times(ranks) if target.is_summed and ranks > 1 else None
-        rules[pattern] = tuple(
-            Rule(part, _part(target, each), target.split_axis, elementwise=whole)
-            for part, each in part_names(pattern, target).items()
-        )
-    ignored = {"shared.weight": "T5's embedding turned around, which no loader reads"}
-    if any(target.is_summed for target in schema.values()):
-        reason = "in mlp.attention.bias.sum"
-        ignored |= {f"model.layers.*.{name}": reason for name in ("attention.dense.bias", "mlp.dense_4h_to_h.bias")}
-    return SourceMap("FT checkpoint", rules, ignored, biases={"*": True})
-
-
-def _part(target: TensorSpec, part: TensorSpec) -> Layout:
-    """Take one of the tensors out of a file; each has its share of whatever a rank's file holds."""
-    spelled_out, axis = _spelled_out(part), target.split_axis
-    if part is target or axis is None:
-        return spelled_out
-
-    def taken(values: Array, dims: Dims) -> Array:
-        sizes = [each.shard_shape(dims, 1)[axis] for _, each in target.parts]
-        index = [each is part for _, each in target.parts].index(True)
-        start, stop = (values.shape[axis] * sum(sizes[:n]) // sum(sizes) for n in (index, index + 1))
-        place: tuple[Any, ...] = (*(slice(None),) * axis, slice(start, stop))
-        return spelled_out(values[place], dims)
-
-    return taken
-
-
-def _spelled_out(target: TensorSpec) -> Layout:
-    """Show the inner structure of axes that are one on disk."""
-
-    def reshape(values: Array, dims: Dims) -> Array:
-        shape: list[int] = []
-        for size, axis in zip(values.shape, target.shape, strict=True):
-            inner = [dims.axis_size(part) for part in axis[1:]] if isinstance(axis, tuple) else []
-            shape += [size // prod(inner), *inner]
-        return values.reshape(shape)
-
-    return reshape
-
-
-def _times(ranks: int) -> Callable[[Array, Any], Array]:
-    """Undo the share of each rank in what the ranks sum up."""
-
-    def multiply(values: Array, dims: Any) -> Array:
-        whole: Array = values * np.float32(ranks)
-        return whole
-
-    return multiply
 
 
 def _check_files(
