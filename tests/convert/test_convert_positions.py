@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import support.decoder_forward as decoder_forward
 import torch
-from support.megatron_core import core_forward, core_state
-from support.nemo_archive import HEAD_SIZE, HEADS, LAYERS, POSITIONS, VOCAB, gpt_config, write_nemo
+from support.megatron_core import core_forward
+from support.nemo_archive import HEAD_SIZE, HEADS, LAYERS, VOCAB, gpt_config, write_nemo
+from support.nemo_positions import IDS, turned, without_positions, write
 from support.network_runs import open_network, prefill_logits
 
 from export_scripts.arguments import ConvertArguments
@@ -19,12 +20,6 @@ from export_scripts.conversion.check import inspect_checkpoint
 from export_scripts.convert import convert
 from export_scripts.weights.schema import LlamaDims
 from handover.errors import CheckpointError
-
-IDS = np.random.default_rng(1).integers(0, VOCAB, (2, POSITIONS))
-
-
-def without_positions(groups: int = HEADS) -> dict[str, Any]:
-    return {key: value for key, value in core_state(groups).items() if "position_embeddings" not in key}
 
 
 def legacy_names(state: dict[str, Any]) -> dict[str, Any]:
@@ -45,24 +40,6 @@ def legacy_names(state: dict[str, Any]) -> dict[str, Any]:
             key = key.replace(old, new)
         renamed[key] = value
     return renamed
-
-
-def turned(width: int) -> Any:
-    """NeMo's ``apply_rotary_pos_emb`` by its source: the first ``width`` elements, half against half."""
-
-    def turn(x: np.ndarray) -> np.ndarray:
-        frequencies = 1 / 10000 ** (np.arange(0, width, 2) / width)
-        angles = np.outer(np.arange(x.shape[1]), frequencies)
-        angles = np.concatenate([angles, angles], -1)
-        first, rest = x[..., :width], x[..., width:]
-        half = np.concatenate([-first[..., width // 2 :], first[..., : width // 2]], -1)
-        return np.concatenate([first * np.cos(angles) + half * np.sin(angles), rest], -1)
-
-    return turn
-
-
-def write(path: Path, state: dict[str, Any], **config: Any) -> Path:
-    return write_nemo(path, gpt_config(mcore_gpt=True, **config), {"model_weights.ckpt": state})
 
 
 def assert_same(

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.huggingface_models import logits, save
+from support.t5_models import huggingface_t5, logits_of
 
 from export_scripts.arguments import ConvertArguments
+from export_scripts.conversion.journal import FILE_NAME as JOURNAL
+from export_scripts.conversion.journal import GROWING
 from export_scripts.convert import convert
+from handover.errors import CheckpointError
+from handover.manifest import Manifest
 
 INPUT_IDS = np.array([[11, 3, 95, 0, 42, 17, 17, 8], [1, 2, 3, 90, 60, 30, 20, 5]])
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -116,3 +126,109 @@ def test_files_of_a_limited_size_have_an_index(tmp_path: Path) -> None:
         assert sum(tensor.nbytes for tensor in held.values()) <= 30_000
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors(output).values())
     assert np.array_equal(logits(loaded(output), INPUT_IDS), logits(model, INPUT_IDS))
+
+
+def test_a_model_in_pytorchs_file_becomes_safetensors(tmp_path: Path) -> None:
+    model = save("gpt2", tmp_path / "source")
+    (tmp_path / "source" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "source" / "pytorch_model.bin")
+    output = to_huggingface(tmp_path / "source", tmp_path / "hf", "fp16")
+    expected = {key: value.half() for key, value in model.state_dict().items() if key != "lm_head.weight"}
+    made = tensors(output)
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[key], expected[key]) for key in expected)
+
+
+def test_a_projected_embedding_stays_apart_from_its_projection(tmp_path: Path) -> None:
+    """OPT-350m's: FasterTransformer's shards hold the product, its own architecture both factors."""
+    save("opt", tmp_path / "source", word_embed_proj_dim=16, do_layer_norm_before=False)
+    given, made = tensors(tmp_path / "source"), tensors(to_huggingface(tmp_path / "source", tmp_path / "hf"))
+    assert {"model.decoder.project_in.weight", "model.decoder.project_out.weight"} <= given.keys() == made.keys()
+    assert all(torch.equal(made[key], given[key]) for key in given)
+
+
+T5S: dict[str, dict[str, Any]] = {
+    "t5": {},
+    "t5_v1_1": {"is_untied": True, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "ul2": {"is_untied": True, "feed_forward_proj": "gated-silu", "tie_word_embeddings": False},
+}
+
+
+@pytest.mark.parametrize("name", T5S)
+@pytest.mark.parametrize("is_by_shards", [False, True])
+def test_t5_comes_back_from_its_directory_and_from_shards(name: str, is_by_shards: bool, tmp_path: Path) -> None:
+    from transformers import T5ForConditionalGeneration
+
+    model = huggingface_t5(**T5S[name])
+    model.save_pretrained(tmp_path / "source")
+    source = tmp_path / "source"
+    if is_by_shards:
+        source = tmp_path / "2-gpu"
+        convert(ConvertArguments(tmp_path / "source", source, 2, "fp32"))
+    output = to_huggingface(source, tmp_path / "hf")
+    given, made = tensors(tmp_path / "source"), tensors(output)
+    assert made.keys() == given.keys()
+    assert all(torch.equal(made[key], given[key]) for key in given)
+    again = T5ForConditionalGeneration.from_pretrained(output).eval()
+    assert np.abs(logits_of(again) - logits_of(model)).max() < 1e-6
+
+
+def test_scaled_logits_of_a_head_of_its_own_are_refused(tmp_path: Path) -> None:
+    """FasterTransformer's T5 can have both; transformers scales the logits of a tied head alone."""
+    huggingface_t5().save_pretrained(tmp_path / "source")
+    convert(ConvertArguments(tmp_path / "source", tmp_path / "1-gpu", 1, "fp32"))
+    (tmp_path / "1-gpu" / "manifest.json").unlink()
+    head = np.fromfile(tmp_path / "1-gpu" / "lm_head.weight.bin", "<f4")
+    head[5] += 1
+    head.tofile(tmp_path / "1-gpu" / "lm_head.weight.bin")
+    with pytest.raises(CheckpointError, match="lm_head.weight differs from the embedding, and logits are scaled"):
+        to_huggingface(tmp_path / "1-gpu", tmp_path / "hf")
+
+
+def large_source(path: Path) -> Path:
+    """A GPT-2 of 0.4 GB, of more parts than one."""
+    save("gpt2", path, vocab_size=120_000, n_embd=512, n_layer=4, n_positions=64, n_head=8)
+    return path
+
+
+def test_a_conversion_that_was_killed_in_a_file_continues_there(tmp_path: Path) -> None:
+    source, output = large_source(tmp_path / "source"), tmp_path / "hf"
+    arguments = ConvertArguments(source, output, 1, "fp32", processes=2, format="huggingface")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "export_scripts.convert", *arguments.to_argv()], stderr=subprocess.DEVNULL
+    )
+    growing = output / f"model.safetensors{GROWING}"
+    while not (output / JOURNAL).is_file() or (output / JOURNAL).read_text().count('"offset"') < 2:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert growing.is_file()
+    assert not (output / "model.safetensors").exists(), "what is not whole does not have the name that is loaded"
+    lines = [json.loads(line) for line in (output / JOURNAL).read_text().split("\n")[1:]]
+    parts = [line for line in lines if "offset" in line]
+    damaged, kept = parts[0], parts[1]
+    with growing.open("r+b") as file:
+        file.seek(damaged["offset"] + 1000)
+        file.write(b"damaged")
+    inode = growing.stat().st_ino
+
+    convert(arguments)
+    convert(ConvertArguments(source, tmp_path / "whole", 1, "fp32", format="huggingface"))
+    assert (output / "model.safetensors").stat().st_ino == inode, f"{kept} was kept"
+    names = {path.name for path in output.iterdir()}
+    assert names == {path.name for path in (tmp_path / "whole").iterdir()}
+    assert all((output / name).read_bytes() == (tmp_path / "whole" / name).read_bytes() for name in names)
+    assert Manifest.read(output).problems(output) == []
+
+
+def test_a_format_that_is_not_written_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "export_scripts.convert", f"--checkpoint={tmp_path}", "--output=x", "--format=gguf"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert "--format=gguf is not written" in done.stderr
+    assert "legal: fastertransformer, huggingface" in done.stderr

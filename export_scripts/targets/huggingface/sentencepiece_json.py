@@ -108,7 +108,7 @@ def describe(pieces: Pieces, added: Mapping[str, int]) -> dict[str, Any]:
         "padding": None,
         "added_tokens": [_added(*token) for token in sorted(tokens, key=lambda token: token[1])],
         "normalizer": _normalizer(pieces),
-        "pre_tokenizer": None if pieces.is_bpe else _metaspace(pieces),
+        "pre_tokenizer": None,
         "post_processor": None,
         "decoder": _decoder(pieces),
         "model": _bpe(pieces) if pieces.is_bpe else _unigram(pieces),
@@ -120,23 +120,17 @@ def _added(token: str, number: int, is_special: bool) -> dict[str, Any]:
     return {"id": number, "content": token, **flags}
 
 
-def _normalizer(pieces: Pieces) -> dict[str, Any] | None:
+def _normalizer(pieces: Pieces) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     if pieces.charsmap:
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(pieces.charsmap).decode()})
     if pieces.removes_spaces:
         steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-    if pieces.is_bpe:
-        if pieces.adds_space:
-            steps.append({"type": "Prepend", "prepend": _SPACE})
-        steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
-    return {"type": "Sequence", "normalizers": steps} if steps else None
-
-
-def _metaspace(pieces: Pieces) -> dict[str, Any]:
-    scheme = "always" if pieces.adds_space else "never"
-    return {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": False}
+    if pieces.adds_space:
+        steps.append({"type": "Prepend", "prepend": _SPACE})
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    return {"type": "Sequence", "normalizers": steps}
 
 
 def _decoder(pieces: Pieces) -> dict[str, Any]:
