@@ -3,12 +3,14 @@
     python3 -m benchmarks.convert                                             # 2.6 GB, 1.3 B parameters
     python3 -m benchmarks.convert --shapes='[[12,1536],[24,2048],[34,3072]]'  # 0.8, 2.6 and 8.0 GB: the curve
     python3 -m benchmarks.convert --sources='["gzip","zarr","zarr_grid","torch_dist"]'    # other forms of it
+    python3 -m benchmarks.convert --format=huggingface --sources='["nemo","nemo_rotary","huggingface"]'
     python3 -m benchmarks.convert --fastertransformer=/path/to/FasterTransformer
 
-The checkpoint is made up: random weights of a GPT, in NeMo's legacy form unless others are named. All sides start with
-a warm page cache and an idle disk. Ours ends with its bytes on the disk, the others with theirs in the page cache: in
-a tmpfs that is the same. What a run has written is emptied, not deleted, before the next: ext4 searches long for
-inodes that were not deleted a moment ago, and no real conversion meets that.
+The checkpoint is made up: random weights of a GPT, in NeMo's legacy form unless others are named. To Hugging Face only
+``nemo`` is transposed: GPT-2 of transformers keeps matrices as [in, out], GPT-NeoX, which ``nemo_rotary`` becomes, as
+NeMo does. All sides start with a warm page cache and an idle disk. Ours ends with its bytes on the disk, the others
+with theirs in the page cache: in a tmpfs that is the same. What a run has written is emptied, not deleted, before the
+next: ext4 searches long for inodes that were not deleted a moment ago, and no real conversion meets that.
 """
 
 from __future__ import annotations
@@ -43,8 +45,10 @@ class BenchmarkArguments(ScriptArguments):
         default=((24, 2048),), metadata={"help": "[layers, width] of each checkpoint; heads are 64 wide"}
     )
     sources: tuple[str, ...] = field(
-        default=("nemo",), metadata={"help": "forms of the checkpoint: nemo, gzip, zarr, zarr_grid, torch_dist"}
+        default=("nemo",),
+        metadata={"help": "forms of it: nemo, nemo_rotary, gzip, zarr, zarr_grid, torch_dist, huggingface"},
     )
+    format: str = field(default="fastertransformer", metadata={"help": "fastertransformer or huggingface: the target"})
     vocab: int = field(default=50304, metadata={"help": "rows of the embedding"})
     source_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the checkpoint"})
     weight_data_type: str = field(default="fp16", metadata={"help": "fp32, fp16 or bf16, in the shards"})
@@ -172,7 +176,7 @@ class Contender:
 def contenders(arguments: BenchmarkArguments, archive: Path) -> list[Contender]:
     """List the sides: ``cp`` first, ours second."""
     settings = [f"--tensor-para-size={arguments.tensor_para_size}", f"--processes={arguments.processes}"]
-    settings += [f"--weight-data-type={arguments.weight_data_type}"]
+    settings += [f"--weight-data-type={arguments.weight_data_type}", f"--format={arguments.format}"]
     ours = (sys.executable, "-m", "export_scripts.convert", f"--checkpoint={archive}", "--output={output}", *settings)
     sides = [Contender("cp", ("cp", "-r", str(archive), "{output}")), Contender("convert", ours)]
     if arguments.fastertransformer:

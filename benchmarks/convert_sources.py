@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint import filesystem, metadata
 
 _TORCH_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -72,12 +73,13 @@ def write_checkpoint(source: str, model: Model, path: Path) -> None:
     SOURCES[source](model, path)
 
 
-def _write_archive(model: Model, path: Path) -> None:
+def _write_archive(model: Model, path: Path, is_rotary: bool = False) -> None:
     """NeMo's legacy keys in one file, in a tar."""
     prefix = "model.language_model."
+    table = {} if is_rotary else {f"{prefix}embedding.position_embeddings.weight": model.random(2048, model.hidden)}
     state = {
         f"{prefix}embedding.word_embeddings.weight": model.random(model.vocab, model.hidden),
-        f"{prefix}embedding.position_embeddings.weight": model.random(2048, model.hidden),
+        **table,
         f"{prefix}encoder.final_layernorm.weight": model.random(model.hidden),
         f"{prefix}encoder.final_layernorm.bias": model.random(model.hidden),
     }
@@ -88,6 +90,9 @@ def _write_archive(model: Model, path: Path) -> None:
         root = Path(folder)
         torch.save(state, root / "model_weights.ckpt")
         _write_configuration(model, root)
+        if is_rotary:
+            with (root / "model_config.yaml").open("a") as file:
+                file.write("position_embedding_type: rope\n")
         with tarfile.open(path, "w") as tar:
             tar.add(root, arcname=".")
 
@@ -100,7 +105,7 @@ def _write_gzipped(model: Model, path: Path) -> None:
 
 
 def _write_configuration(model: Model, root: Path) -> None:
-    (root / "vocab.json").write_text('{"<|endoftext|>": 0}')
+    (root / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, **{f"t{n}": n for n in range(1, model.vocab)}}))
     (root / "merges.txt").write_text("#version: 0.2\n")
     (root / "model_config.yaml").write_text(
         f"num_layers: {model.layers}\nhidden_size: {model.hidden}\nffn_hidden_size: {4 * model.hidden}\n"
@@ -179,6 +184,33 @@ def _write_torch_dist(model: Model, path: Path) -> None:
     (weights / ".metadata").write_bytes(pickle.dumps(metadata.Metadata(tensors, storage_data=stored)))
 
 
+def _write_huggingface(model: Model, path: Path) -> None:
+    """Write GPT-2 as transformers saves it, in one file; its linear layers are [in, out]."""
+    names = {
+        "input_layernorm.": "ln_1.",
+        "post_attention_layernorm.": "ln_2.",
+        "self_attention.query_key_value.": "attn.c_attn.",
+        "self_attention.dense.": "attn.c_proj.",
+        "mlp.dense_h_to_4h.": "mlp.c_fc.",
+        "mlp.dense_4h_to_h.": "mlp.c_proj.",
+    }
+    state = {
+        "transformer.wte.weight": model.random(model.vocab, model.hidden),
+        "transformer.wpe.weight": model.random(2048, model.hidden),
+        "transformer.ln_f.weight": model.random(model.hidden),
+        "transformer.ln_f.bias": model.random(model.hidden),
+    }
+    for layer in range(model.layers):
+        for name, _, shape, _ in model.layer_tensors():
+            place, part = name.rpartition(".")[::2]
+            state[f"transformer.h.{layer}.{names[place + '.']}{part}"] = model.random(*shape[::-1])
+    path.mkdir()
+    save_file(state, path / "model.safetensors", {"format": "pt"})
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": model.layers}
+    config |= {"n_embd": model.hidden, "n_head": model.hidden // 64, "n_positions": 2048, "vocab_size": model.vocab}
+    (path / "config.json").write_text(json.dumps({**config, "layer_norm_epsilon": 1e-5}))
+
+
 def _new_tree(model: Model, path: Path, backend: dict[str, Any]) -> Path:
     """Make a NeMo directory without its weights; returns their folder."""
     weights = path / "model_weights"
@@ -194,5 +226,8 @@ SOURCES: dict[str, Callable[[Model, Path], None]] = {
     "zarr": _write_zarr,
     "zarr_grid": lambda model, path: _write_zarr(model, path, is_grid=True),
     "torch_dist": _write_torch_dist,
+    "nemo_rotary": lambda model, path: _write_archive(model, path, is_rotary=True),
+    "huggingface": _write_huggingface,
 }
-"""Writers by name: a plain archive, a gzipped one, distributed ones; zarr_grid is cut as no training rank cuts."""
+"""Writers by name: a plain archive, a gzipped one, distributed ones, one of a GPT with rotation, GPT-2 of Hugging Face;
+zarr_grid is cut as no training rank cuts."""

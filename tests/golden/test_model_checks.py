@@ -90,3 +90,24 @@ def test_random_weights_are_made_of_a_description_alone(tmp_path: Path) -> None:
     )
     paths = RunPaths.of(config)
     checks.check(config, paths, ordered_stages(config, paths))
+
+
+@pytest.mark.parametrize("stages", ["export", "deploy", "convert,export,deploy,benchmark"])
+def test_a_hugging_face_directory_is_not_served(tmp_path: Path, stages: str) -> None:
+    error = refusal(tmp_path, GPT, f"stages=[{stages}]", "export.model.format=huggingface")
+    needing = " and ".join(name for name in ("export", "deploy") if name in stages)
+    assert f"{needing} need FasterTransformer's shards, and none are written" in error.problem
+    assert "take stages=[convert] for the Hugging Face directory" in error.hint
+
+
+def test_what_transformers_cannot_express_is_refused_before_submission(tmp_path: Path) -> None:
+    error = refusal(tmp_path, T5, T5_CONFIG, "stages=[convert]", "export.model.format=huggingface")
+    assert "no architecture of transformers can express this checkpoint" in error.problem
+    assert "position_embedding_type: absolute" in error.problem
+
+
+def test_the_ranks_of_shards_do_not_matter_to_a_hugging_face_directory(tmp_path: Path) -> None:
+    given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={GPT}", "cluster_type=interactive"]
+    given += ["stages=[convert]", "export.model.format=huggingface", "export.model.tensor_model_parallel_size=3"]
+    config = compose(given)
+    checks.check(config, RunPaths.of(config), list(config.stages))

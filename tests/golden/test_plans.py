@@ -32,6 +32,7 @@ CASES = {
         *("evaluation.translation.beam_width=4", "evaluation.summarization.data_path=/data/news.jsonl"),
     ],
     "parity": [FIVE, "evaluation=parity", "evaluation.parity.data_path=/data/prompts.jsonl"],
+    "huggingface": ["stages=[convert]", "export.model.format=huggingface", "export.model.weight_data_type=bf16"],
     "attached": ["stages=[evaluate,benchmark]", "deployment.endpoint=server:8001"],
 }
 
