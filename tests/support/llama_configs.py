@@ -103,7 +103,15 @@ def nemo1(config: Any, grid: tuple[int, int] = (1, 1), **changes: Any) -> dict[s
         "rotary_base": rope["rope_theta"],
         "share_embeddings_and_output_weights": config.tie_word_embeddings,
         "kv_channels": head_size(config),
-        "tokenizer": {"library": "sentencepiece", "type": None, "model": f"nemo:{TOKENIZER_FILE}", "vocab_file": None},
+        "tokenizer": {
+            "library": "sentencepiece",
+            "type": None,
+            "model": f"nemo:{TOKENIZER_FILE}",
+            "vocab_file": None,
+            "merge_file": None,
+            "delimiter": None,
+            "sentencepiece_legacy": False,
+        },
         "target": "nemo.collections.nlp.models.language_modeling.megatron_gpt_model.MegatronGPTModel",
         "nemo_version": "2.0.0",
     }

@@ -40,14 +40,14 @@ TOKENIZER_FILE = "8b1e_tokenizer.model"
 
 @cache
 def sentencepiece_model(size: int = VOCAB) -> bytes:
-    """A SentencePiece model with exactly as many pieces: 9 characters, 3 special tokens and user-defined symbols."""
+    """A SentencePiece model with exactly as many pieces: 3 special, user-defined ones, 9 characters and 4 merges."""
     stream = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["abcdefgh hgfedcba"] * 10),
         model_writer=stream,
-        model_type="char",
+        model_type="bpe",
         vocab_size=size,
-        user_defined_symbols=[f"<{number}>" for number in range(size - 12)],
+        user_defined_symbols=[f"<{number}>" for number in range(size - 16)],
         minloglevel=2,
     )
     return stream.getvalue()

@@ -105,10 +105,15 @@ def _values(key: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def save(name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """Save a model as the hub has it, without a tokenizer, and return it in fp32 with the saved values."""
-    model = build(name, **changes).to(dtype)
-    model.save_pretrained(folder)
-    return model.float()
+    """Save a model as the hub has it, without a tokenizer, and return it in fp32 with the saved values.
+
+    It is read again: a model that was once in bfloat16 keeps its rotary frequencies so.
+    """
+    import transformers
+
+    build(name, **changes).to(dtype).save_pretrained(folder)
+    given = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **given).eval()
 
 
 @dataclass(frozen=True)

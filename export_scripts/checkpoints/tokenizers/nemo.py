@@ -305,6 +305,11 @@ def _ids_and_additions(model: bytes, is_legacy: bool) -> tuple[SpecialIds, dict[
     # The order decides the ids: these come first, whether or not anybody needs them.
     for token in ("<cls>", "<sep>", "<mask>"):
         id_of(token)
-    pad_id = id_or_new(pieces.pad_id(), "<pad>")
+    pad_id: int | None = id_or_new(pieces.pad_id(), "<pad>")
     start_id = id_or_new(pieces.bos_id(), "<bos>")
-    return SpecialIds(start_id, id_or_new(pieces.eos_id(), "<eos>"), pad_id), added
+    end_id = id_or_new(pieces.eos_id(), "<eos>")
+    if not is_legacy:
+        # NeMo then adds nothing: a model without a padding token has none, and its vocabulary is its pieces alone.
+        pad_id = pieces.pad_id() if pieces.pad_id() >= 0 else None
+        added = {token: number for token, number in added.items() if number in (start_id, end_id)}
+    return SpecialIds(start_id, end_id, pad_id), added

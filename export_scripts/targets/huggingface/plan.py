@@ -174,7 +174,7 @@ def _expressed(
     config = {
         "architectures": [target.architecture],
         "model_type": target.model_type,
-        **_ids(source),
+        **_ids(source, rows),
         **target.config(dims, facts),
         "torch_dtype": _TORCH[wish.data_type],
     }
@@ -254,12 +254,12 @@ def _planned(name: str, taken: Taken, assignment: Assignment, source: Source, ro
     return PlannedTensor(name, taken.shape(full), taken.axes(full), make, is_cut)
 
 
-def _ids(source: Source) -> dict[str, Any]:
-    """List the special ids; one that the checkpoint does not name is left out."""
-    rows, ids = source.dims.axis_size(_VOCABULARY), source.ids
+def _ids(source: Source, rows: int) -> dict[str, Any]:
+    """List the special ids below ``rows``; one that the checkpoint does not name is left out."""
+    ids = source.ids
     end: Any = [ids.end_id, *ids.more_end_ids] if ids.more_end_ids else ids.end_id
     found = {"bos_token_id": ids.start_id, "eos_token_id": end if ids.end_id < rows else None}
-    return {**found, "pad_token_id": ids.pad_id}
+    return {**found, "pad_token_id": ids.pad_id if ids.pad_id is not None and ids.pad_id < rows else None}
 
 
 def _generation(source: Source, config: Mapping[str, Any], wish: Wish) -> bytes:

@@ -1,0 +1,101 @@
+"""Every form of NeMo and Megatron-LM as a directory of Hugging Face: bytes and logits of the original model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.llama_models import VOCAB, logits, tensors
+from support.llama_sources import Case, write_source
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
+
+FP32, BF16 = torch.float32, torch.bfloat16
+CASES = [
+    Case("llama_mha", "legacy", 1, 1, BF16),
+    Case("llama_mha", "legacy", 2, 2),
+    Case("llama_mha", "legacy, two matrices", 4, 1),
+    Case("llama_mha", "legacy, two matrices", 1, 2, BF16),
+    Case("llama", "core", 4, 1, BF16),
+    Case("llama", "core, local", 2, 1),
+    Case("llama_linear", "core", 2, 2),
+    Case("llama31", "core", 1, 2, BF16),
+    Case("llama32", "core", 2, 2),
+    Case("mistral", "core", 4, 1, BF16),
+    Case("nemotron", "core", 2, 2),
+    Case("qwen2", "core", 4, 2, BF16),
+    Case("gemma", "core", 2, 1, BF16),
+    Case("gemma2", "core", 4, 1),
+    Case("mixtral", "core", 2, 2, BF16),
+    Case("starcoder2", "core", 2, 1),
+    Case("llama", "zarr", 4, 1, BF16),
+    Case("nemotron", "zarr", 1, 1),
+    Case("gemma", "zarr", 2, 1),
+    Case("mixtral", "zarr", 2, 1),
+    Case("qwen2", "torch_dist", 2, 1),
+    Case("mistral", "torch_dist", 1, 1),
+    Case("llama", "NeMo 2", 1),
+    Case("llama31", "NeMo 2, gate and up apart", 4, 1, BF16),
+    Case("llama32", "NeMo 2, layers apart", 2),
+    Case("mistral", "NeMo 2, layers apart, gate and up apart", 2, 1, BF16),
+    Case("nemotron", "NeMo 2", 4, 1, BF16),
+    Case("qwen2", "NeMo 2", 1, 1, BF16),
+    Case("qwen3", "NeMo 2", 4),
+    Case("qwen3", "NeMo 2, layers apart", 1, 1, BF16),
+    Case("gemma", "NeMo 2", 4, 1, BF16),
+    Case("gemma2", "NeMo 2, gate and up apart", 2, 1, BF16),
+    Case("mixtral", "NeMo 2", 4),
+    Case("mixtral", "NeMo 2, layers apart, gate and up apart", 1, 1, BF16),
+    Case("starcoder2", "NeMo 2", 4, 1, BF16),
+    Case("llama_mha", "Megatron-LM, legacy", 2, 2, BF16),
+    Case("llama", "Megatron-LM", 2, 2),
+    Case("nemotron", "Megatron-LM", 4),
+    Case("mixtral", "Megatron-LM", 2, 1, BF16),
+    Case("llama31", "Megatron-LM, torch_dist", 4, 1, BF16),
+    Case("qwen2", "Megatron-LM, torch_dist", 1),
+]
+
+
+def assert_same_model(case: Case, root: Path) -> None:
+    """Compare names, types and bytes of all tensors, and transformers' logits after loading without a complaint."""
+    from transformers import AutoModelForCausalLM
+
+    made, source = tensors(root), case.source
+    assert sorted(made) == sorted(source.tensors)
+    for key, expected in source.tensors.items():
+        assert made[key].dtype == case.dtype, key
+        assert made[key].shape == expected.shape, key
+        assert torch.equal(made[key], expected), key
+    about = json.loads((root / "config.json").read_text())
+    assert about["vocab_size"] == VOCAB
+    model, loading = AutoModelForCausalLM.from_pretrained(root, dtype=FP32, output_loading_info=True)
+    assert not any(loading.values()), loading
+    model.set_attn_implementation("eager")
+    assert type(model.config) is type(source.config)
+    assert np.abs(logits(model.eval()) - source.logits).max() < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_same_model_comes_out(case: Case, tmp_path: Path) -> None:
+    path = write_source(case, tmp_path / "source")
+    data_type = "fp32" if case.dtype == FP32 else "bf16"
+    convert(ConvertArguments(path, tmp_path / "out", weight_data_type=data_type, format="huggingface"))
+    assert_same_model(case, tmp_path / "out")
+
+
+@pytest.mark.parametrize("form", ["core", "Megatron-LM"])
+def test_the_tokenizer_has_as_many_tokens_as_the_model_rows(form: str, tmp_path: Path) -> None:
+    """The model's SentencePiece file has no padding token: with ``sentencepiece_legacy: False`` NeMo adds none."""
+    from transformers import AutoTokenizer
+
+    path = write_source(Case("llama", form, 4), tmp_path / "source")
+    convert(ConvertArguments(path, tmp_path / "out", weight_data_type="fp32", format="huggingface"))
+    about = json.loads((tmp_path / "out/config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert len(tokenizer) == about["vocab_size"] == VOCAB
+    assert (about["bos_token_id"], about["eos_token_id"], about.get("pad_token_id")) == (1, 2, None)
+    assert tokenizer.decode(tokenizer("abcdefgh")["input_ids"], skip_special_tokens=True).strip() == "abcdefgh"
