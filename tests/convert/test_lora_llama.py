@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.llama_configs import nemo1, nemo2, padded_vocabulary
-from support.llama_files import chunked, write_archive, write_nemo2_tree, write_torch_dist
+from support.llama_files import chunked, write_archive, write_huggingface_tokenizer, write_nemo2_tree, write_torch_dist
 from support.llama_models import VOCAB, build, input_ids, logits, save, saved
 from support.llama_shards_forward import forward
 from support.llama_state import core_state, merged_qkv
@@ -143,6 +143,8 @@ FORMS = [(*case, is_fused) for case in CASES for is_fused in (True, False)]
     ("name", "form", "ranks", "adapter_ranks", "is_fused"), [*FORMS, ("nemotron", "archive", 2, 1, True)]
 )
 def test_nemos_adapters(name: str, form: str, ranks: int, adapter_ranks: int, is_fused: bool, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     adapter = products(name, is_fused)
     wanted = merged_logits(name, adapter)
     assert np.abs(wanted - saved(name).logits).max() > 0.05, "it changes something"
@@ -153,3 +155,9 @@ def test_nemos_adapters(name: str, form: str, ranks: int, adapter_ranks: int, is
     convert(ConvertArguments(model, tmp_path / "2-gpu", 2, "fp32", adapter=path))
     made = forward(tmp_path / "2-gpu", input_ids())[..., :VOCAB]
     assert np.abs(made - wanted).max() < 1e-4 * max(1.0, float(np.abs(wanted).max()))
+    tokenizer = tmp_path / "tokenizer"
+    write_huggingface_tokenizer(tokenizer)
+    wish = ConvertArguments(model, tmp_path / "hub", 1, "fp32", adapter=path, tokenizer=tokenizer, format="huggingface")
+    convert(wish)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hub", attn_implementation="eager")
+    assert np.abs(logits(loaded)[..., :VOCAB] - wanted).max() < 1e-4 * max(1.0, float(np.abs(wanted).max()))

@@ -17,6 +17,7 @@ from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.given import GivenFiles
 from export_scripts.checkpoints.tokenizers.nemo import vocabulary_size
 from export_scripts.convert import convert
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import load_tokenizer as load_served_tokenizer
 from handover.errors import CheckpointError
 
 STORED: dict[str, Any] = json.loads(DATA.read_text())
@@ -41,13 +42,13 @@ def test_ids_are_tiktokens(tmp_path: Path) -> None:
 
     root = converted(tmp_path)
     assert "start_id = 1\n" in (root / "config.ini").read_text() and "end_id = 2\n" in (root / "config.ini").read_text()
-    served = load_tokenizer(root)
+    asked, served = load_tokenizer(root), load_served_tokenizer(root)
     (tmp_path / "hub").mkdir()
     (root / "tokenizer.json").rename(tmp_path / "hub/tokenizer.json")
     transformers = AutoTokenizer.from_pretrained(tmp_path / "hub")
     for text, ids in CASES:
-        assert served.encode(text) == ids, text
-        assert served.decode(ids) == text
+        assert asked.encode(text) == served.encode(text) == ids, text
+        assert asked.decode(ids) == served.decode(ids) == text
         if "<" not in text:  # a special token's name in a text is the token itself in transformers
             assert transformers(text)["input_ids"] == ids, text
             assert transformers.decode(ids) == text
