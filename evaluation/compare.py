@@ -7,8 +7,6 @@ where an interval is unknown, only the difference is shown.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from evaluation.report.differences import Difference, cell, compare
 from evaluation.report.formatting import TextTable
 from evaluation.report.measurements import Report, read_report
 from evaluation.report.page import render_page
-from evaluation.speed.cells import render
+from evaluation.speed.cells import csv_text
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status
 
@@ -85,18 +83,14 @@ def remarks(names: Sequence[str], reports: Sequence[Report]) -> list[str]:
 
 def render_csv(names: Sequence[str], rows: dict[str, list[Difference]]) -> str:
     """Render one line a figure, and for each report its value, interval, change and verdict."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
     parts = ("value", "ci95", "change_percent", "verdict")
-    writer.writerow(["figure", *(render(f"{name} {part}") for name in names for part in parts)])
+    table: list[list[object]] = [["figure", *(f"{name} {part}" for name in names for part in parts)]]
     for figure, differences in rows.items():
-        cells: list[object] = []
+        table.append([figure])
         for shown in differences:
             change = None if shown.change is None else 100 * shown.change
-            cells += ["" if value is None else f"{value:.6g}" for value in (shown.value, shown.noise, change)]
-            cells.append(shown.verdict)
-        writer.writerow([render(figure), *map(render, cells)])
-    return buffer.getvalue()
+            table[-1] += [shown.value, shown.noise, change, shown.verdict]
+    return csv_text(table)
 
 
 def describe_comparison(

@@ -6,8 +6,6 @@ Reads ``points.json`` there (written by the launcher) and what each point measur
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +17,7 @@ from evaluation.report.page import Plot, render_page
 from evaluation.report.plots import draw_latency_by_size
 from evaluation.report.ranking import RANKING_COLUMNS, Budget, DeploymentCandidate, rank_all, ranking_table
 from evaluation.report.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
-from evaluation.speed.cells import render
+from evaluation.speed.cells import csv_text
 from handover.durable import write_atomically
 from handover.errors import exit_status
 
@@ -94,21 +92,17 @@ def render_csv(points: Sequence[Point]) -> str:
     """Render a row for each measured load of each point; a point without any has one row with its error."""
     latencies = list(dict.fromkeys(name for candidate in _candidates(points) for name in candidate.latencies_ms))
     names = ("tokens_per_s", "ci95_tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user")
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
     heads = ("point", "model", "parameters", "results", "error", "benchmark", "workload", "load", *names, *latencies)
-    writer.writerow((*heads, "model_digest"))
+    rows: list[tuple[object, ...]] = [(*heads, "model_digest")]
     for point in points:
-        texts = (point.label, point.title, point.parameters or "", point.results, point.error)
-        known = tuple(map(render, texts))
+        known = (point.label, point.title, point.parameters or "", point.results, point.error)
         for c in point.candidates:
-            values = (c.tokens_per_s, c.noise_tokens_per_s, c.tokens_per_s_per_gpu, c.tokens_per_s_per_user)
-            figures = [*values, *(c.latencies_ms.get(name) for name in latencies)]
-            shown = ["" if value is None else f"{value:.6g}" for value in figures]
-            writer.writerow((*known, *map(render, (c.benchmark, c.workload, c.load)), *shown, c.model_digest))
+            figures = (c.tokens_per_s, c.noise_tokens_per_s, c.tokens_per_s_per_gpu, c.tokens_per_s_per_user)
+            found = (c.latencies_ms.get(name) for name in latencies)
+            rows.append((*known, c.benchmark, c.workload, c.load, *figures, *found, c.model_digest))
         if not point.candidates:
-            writer.writerow((*known, *[""] * (len(heads) - len(known) + 1)))
-    return buffer.getvalue()
+            rows.append((*known, *[""] * (len(rows[0]) - len(known))))
+    return csv_text(rows)
 
 
 def _candidates(points: Sequence[Point]) -> list[DeploymentCandidate]:

@@ -127,7 +127,7 @@ def prepare_ids(
         _tensor(wanted_name, np.array([[length] for length in wanted], np.uint32)),
         *_sampling_tensors(sampling or Sampling(), rows),
     ]
-    inputs += _answer_tensors(rows, end_id, log_probs, context_log_probs, prompt_log_probs)
+    inputs += _answer_tensors(rows, end_id, context_log_probs, prompt_log_probs, log_probs)
     if any(stop_words):
         inputs.append(_tensor("stop_words_list", word_lists(stop_words)))
     if learnt is not None:
@@ -160,7 +160,6 @@ def prepare_texts(
     sampling: Sampling | None = None,
     *,
     end_id: int | None = None,
-    log_probs: bool = False,
     context_log_probs: bool = False,
     prompt_log_probs: bool = False,
     begun: Sequence[Sequence[int]] = (),
@@ -177,7 +176,7 @@ def prepare_texts(
         _tensor("INPUT_2", none),
         _tensor("INPUT_3", _as_csv(stop_words) if any(stop_words) else none),
         *_sampling_tensors(sampling or Sampling(), rows),
-        *_answer_tensors(rows, end_id, log_probs, context_log_probs, prompt_log_probs),
+        *_answer_tensors(rows, end_id, context_log_probs, prompt_log_probs),
         *_begun_tensors(begun),
     )
 
@@ -209,7 +208,7 @@ def add_session(
 
 
 def _answer_tensors(
-    rows: int, end_id: int | None, log_probs: bool, context_log_probs: bool, prompt_log_probs: bool
+    rows: int, end_id: int | None, context_log_probs: bool, prompt_log_probs: bool, log_probs: bool = False
 ) -> list[triton.InferInput]:
     """Build the tensors for the end token and for the requested log probabilities."""
     asked = {

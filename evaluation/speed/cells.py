@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import typing
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """First characters of a text that a spreadsheet evaluates as a formula."""
 _QUOTE = "'"
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Return a CSV table, whose cells are rendered by ``render``."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(map(render, row) for row in rows)
+    return buffer.getvalue()
 
 
 def render(value: Any) -> Any:

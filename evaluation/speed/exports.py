@@ -8,8 +8,6 @@ Analyzer's ``--profile-export-file`` (``profile_export.json``, nanoseconds), and
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from statistics import pstdev
 from typing import Any
 
 from evaluation.speed import formulas
+from evaluation.speed.cells import csv_text
 from evaluation.speed.figures import BY_NAME, DISTRIBUTIONS, PERCENTILES
 from evaluation.speed.record import RequestRecord
 from evaluation.speed.table import CLOSED, OK, SUMMARY, Row
@@ -151,20 +150,15 @@ def genai_perf_statistics(measured: Measured) -> dict[str, Any]:
 
 def genai_perf_csv(content: Mapping[str, Any]) -> str:
     """Return statistics in the format of genai-perf's CSV: distributions, an empty line, and single values."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
     measures = ("avg", "min", "max", *(f"p{percent}" for percent in _GENAI_PERCENTILES))
-    writer.writerow(("Metric", *measures))
-    entries = [(name, entry) for name, entry in content.items() if "unit" in entry]
-    for name, entry in entries:
+    distributions: list[tuple[str, ...]] = [("Metric", *measures)]
+    values: list[tuple[str, ...]] = [("Metric", "Value")]
+    for name, entry in content.items():
         if "p99" in entry:
-            writer.writerow((_title(name, entry["unit"]), *(f"{entry[measure]:,.2f}" for measure in measures)))
-    writer.writerow(())
-    writer.writerow(("Metric", "Value"))
-    for name, entry in entries:
-        if "p99" not in entry:
-            writer.writerow((_title(name, entry["unit"]), f"{entry['avg']:,.2f}"))
-    return buffer.getvalue()
+            distributions.append((_title(name, entry["unit"]), *(f"{entry[measure]:,.2f}" for measure in measures)))
+        elif "unit" in entry:
+            values.append((_title(name, entry["unit"]), f"{entry['avg']:,.2f}"))
+    return csv_text([*distributions, (), *values])
 
 
 def _add(content: dict[str, Any], name: str, unit: str, values: Sequence[float]) -> None:

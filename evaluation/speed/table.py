@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaluation.speed.cells import parse, render
+from evaluation.speed.cells import csv_text, parse, render
 from evaluation.speed.costs import COST_FIGURES
 from evaluation.speed.figures import FIGURE_COLUMNS, STATISTICS
 from evaluation.speed.server_metrics import SERVER_FIGURES
@@ -188,13 +187,9 @@ class Table:
 
     def write(self, path: Path, rows: Iterable[Row]) -> None:
         """Write the table atomically; a missing value is an empty cell."""
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
         columns = [*self.columns.items(), *self.aliases.items()]
-        writer.writerow([column for column, _ in columns])
-        for row in rows:
-            writer.writerow([render(row.value(name)) for _, name in columns])
-        write_atomically(path, buffer.getvalue())
+        heads = [column for column, _ in columns]
+        write_atomically(path, csv_text([heads, *([row.value(name) for _, name in columns] for row in rows)]))
 
     def read(self, path: Path) -> list[Row]:
         """Read what ``write`` wrote, also of an earlier version, whose tables do not have all of NEWER_COLUMNS.
