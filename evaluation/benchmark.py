@@ -3,7 +3,7 @@
 A static sweep over gRPC: batch sizes times (input length, output length) pairs, one request at a time,
 random token ids from the model's vocabulary, and no end token, so that every requested token is
 generated. Writes ``benchmark.csv`` (one row a point) and ``manifest.json`` into the output directory.
-Points that a killed run of the same settings finished are kept.
+Points that an interrupted run with the same settings finished are kept.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def plan_points(arguments: BenchmarkArguments) -> list[Point]:
 def make_requests(
     arguments: BenchmarkArguments, point: Point, vocab_size: int, is_encoder_decoder: bool = False
 ) -> Iterator[IdsRequest]:
-    """Draw the prompts of one point, each when it is needed: warm-up first, every request with ids of its own.
+    """Draw the prompts of one point, each when it is needed: warm-up first, and other ids for every request.
 
     The prompts depend on the seed and the point only, so that two deployments get the same ones.
     """
@@ -105,13 +105,13 @@ def measure_point(client: Client, model: str, row: Row, requests: Iterable[IdsRe
     """Send the requests of one point one after another and fill in its row.
 
     Args:
-        client: without retries.
+        client: connection without retries.
         model: Triton's name of the model.
-        row: of the point, without figures.
-        requests: the first ``row.warmup_requests`` of them do not count.
+        row: the point's row without figures.
+        requests: requests of the point; the first ``row.warmup_requests`` of them do not count.
 
     Raises:
-        UnreachableError: the server is gone, and with it every further point.
+        UnreachableError: the server is gone, so that no further point can be measured.
     """
     latencies_ns = []
     for number, request in enumerate(requests):
@@ -135,8 +135,8 @@ def with_latencies(row: Row, latencies_ns: Sequence[int]) -> Row:
     """Fill in the figures of a point whose requests all succeeded: each request is a repeat of the closed loop.
 
     Args:
-        row: of the point.
-        latencies_ns: from sending a request to holding its answer, of each measured request.
+        row: the point's row without figures.
+        latencies_ns: time from sending each measured request to receiving its answer.
     """
     given, generated = row.batch_size * row.input_length, row.batch_size * row.output_length
     windows = [
@@ -150,7 +150,7 @@ def with_latencies(row: Row, latencies_ns: Sequence[int]) -> Row:
 
 
 def _counted(requests: Iterable[IdsRequest], advance: Callable[[], None]) -> Iterator[IdsRequest]:
-    """Pass requests on; each counts once the next is asked for, between two measurements."""
+    """Yield requests, and advance the progress bar after each, outside the measured time."""
     for request in requests:
         yield request
         advance()

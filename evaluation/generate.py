@@ -21,7 +21,7 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, exit_status
 
 _SESSION_LEN = 1024
-"""Tokens of a conversation if the model's limit is unknown."""
+"""Length of a session in tokens if the model's limit is unknown."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -50,8 +50,8 @@ def complete(
     """Complete prompts through a text model or, with the tokenizer on this machine, a token id model.
 
     Returns:
-        For each prompt what follows it, without the prompt where the answer begins with it; all of the answer of an
-        encoder-decoder.
+        For each prompt its completion, without the prompt where the answer begins with it; of an encoder-decoder, the
+        whole answer.
 
     Raises:
         ConfigError: the model takes neither text nor token ids.
@@ -78,10 +78,10 @@ def complete(
 
 
 def converse(client: Client, endpoint: Endpoint, arguments: argparse.Namespace, sampling: Sampling) -> None:
-    """Continue one conversation, a prompt a turn: those given, or the lines of standard input.
+    """Continue one session with a prompt for each turn: the given ones, or the lines of standard input.
 
     Raises:
-        ConfigError: the model keeps no state, or takes no text.
+        ConfigError: the model has no sessions, or takes no text.
         ServerError: the server is unreachable, refuses or fails.
     """
     interface = client.describe(arguments.model)

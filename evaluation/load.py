@@ -1,8 +1,9 @@
 """Put a deployment under load, point by point: ``python3 -m evaluation.load --endpoint=... --output=...``.
 
 A point is a pair of lengths (or a prompt file) under one load: a concurrency (closed loop) or a request rate (open
-loop). Each row of ``load.csv`` says what was measured on which model; ``summary.json`` and a directory a point hold the
-same in vLLM's and genai-perf's shapes. Points that a killed run of the same settings finished are kept.
+loop). Each row of ``load.csv`` has the figures of a point and their model; ``summary.json`` and a directory for each
+point have the same in vLLM's and genai-perf's formats. Points that an interrupted run with the same settings finished
+are kept.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[Row]]:
-    """Ask the server what it serves, and plan the points: rows without figures."""
+    """Read what the server serves, and plan the points as rows without figures."""
     target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, arguments.model_repository)
     interface, served = target.interface, target.served
     if not interface.takes_ids and not interface.takes_text:
@@ -98,7 +99,7 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
 
 
 def plan_points(arguments: LoadArguments, template: Row, max_positions: int | None) -> list[Row]:
-    """List the points, lengths by lengths, light loads first."""
+    """List the points by their lengths, with increasing loads."""
     if arguments.prompt_file is not None:
         workloads = [f"file:{arguments.prompt_file.name}"]
     else:
@@ -127,7 +128,7 @@ def _read_prompts(arguments: LoadArguments, served: DeployedModel) -> list[LoadP
 
 
 def _words(arguments: LoadArguments, served: DeployedModel, vocab_size: int) -> Words:
-    """Find what random texts can be made of."""
+    """Find the words that random texts are made of."""
     if served.directory is None:
         raise ConfigError(
             f"model '{arguments.model}' takes text, but its tokenizer is not on this machine",
@@ -137,7 +138,7 @@ def _words(arguments: LoadArguments, served: DeployedModel, vocab_size: int) -> 
 
 
 def _decisive(arguments: LoadArguments) -> tuple[tuple[str, ...], str]:
-    """Settings that must agree for a point to be kept; more points may be asked for after an interruption."""
+    """Return the settings that must be equal for a point to be kept; the resumed run may have more points."""
     ours = dataclasses.replace(arguments, endpoint="", output=Path(), lengths=(), concurrencies=(), request_rates=())
     file = hashlib.sha256(read_bytes(arguments.prompt_file)).hexdigest() if arguments.prompt_file else ""
     return ours.to_argv(), file

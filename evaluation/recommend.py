@@ -98,7 +98,7 @@ def read_budget(path: Path) -> Budget:
     """Read the YAML file of the latency budget.
 
     Raises:
-        ConfigError: it cannot be read, holds no limit, or names what no point has.
+        ConfigError: the file cannot be read, has no limits, or has an unknown one.
     """
     content = read_limits(path, "slos", "write slos: {ttft_ms: 200, e2e_ms: 2000}")
     slos = content["slos"]
@@ -172,7 +172,7 @@ def render_markdown(
 
 
 def _fronts(candidates: Sequence[DeploymentCandidate]) -> list[DeploymentCandidate]:
-    """Pareto fronts of each workload, one after another: different lengths do not compete."""
+    """Return the Pareto front of each workload, one after another; different lengths are not compared."""
     workloads = dict.fromkeys(candidate.workload for candidate in candidates)
     return [
         kept

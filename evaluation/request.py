@@ -37,10 +37,10 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class RequestFile:
-    """What a request file says.
+    """The content of a request file.
 
     Attributes:
-        config: the keys of ``_DEFAULTS``.
+        config: values of the keys of ``_DEFAULTS``.
         tensors: inputs by name.
     """
 
@@ -66,11 +66,11 @@ def read_request(file: Path | None, overrides: Mapping[str, Any]) -> RequestFile
     """Read a request file.
 
     Args:
-        file: JSON; None: the overrides are the whole request.
-        overrides: of the same form; a key of ``config`` replaces the file's, a list ``request`` the whole request.
+        file: path of the JSON file; None if the overrides are the whole request.
+        overrides: content of the same form; a key of ``config`` replaces the file's, ``request`` the whole list.
 
     Raises:
-        ConfigError: the file is missing, no JSON, or says something that has no meaning.
+        ConfigError: the file is missing, no JSON, or has an unknown key or value.
     """
     source = str(file) if file else "--params"
     try:
@@ -94,16 +94,16 @@ def read_request(file: Path | None, overrides: Mapping[str, Any]) -> RequestFile
 
 
 def ask(request: RequestFile, url: str, timeout_s: float) -> Iterator[Tensors]:
-    """Send a request; give the tensors of its answer or, with stream_api, of each answer as it comes.
+    """Send a request and yield the tensors of its answer or, with stream_api, of each answer as it arrives.
 
     Args:
-        request: as read.
-        url: ``host:port`` of the protocol; a stream is always gRPC's.
-        timeout_s: limit of the whole.
+        request: the request.
+        url: ``host:port`` of the protocol; a stream always uses gRPC.
+        timeout_s: limit until the last answer, in seconds.
 
     Raises:
         UnreachableError: no server answers.
-        RequestError: the request was refused, failed or ran out of time.
+        RequestError: the request was refused, failed or exceeded the time limit.
     """
     config, model = request.config, str(request.config["model_name"])
     try:
@@ -128,7 +128,7 @@ def ask(request: RequestFile, url: str, timeout_s: float) -> Iterator[Tensors]:
 
 
 def _ask_http(request: RequestFile, url: str, timeout_s: float) -> Tensors:
-    from tritonclient import http  # it imports gevent, which takes its time
+    from tritonclient import http  # imports gevent, which is slow
 
     verbose = request.config["verbose"]
     with http.InferenceServerClient(url, verbose=verbose, network_timeout=timeout_s) as client:

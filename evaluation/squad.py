@@ -77,7 +77,7 @@ def score_question(
     tokenizer: Tokenizer,
     version: str,
 ) -> QuestionScore:
-    """Score one question from what the model wrote; a str is the reason that it wrote nothing."""
+    """Score one question from the model's answer; a str is the error in place of an answer."""
     has_answer = bool(question.answers)
     if isinstance(answer, str):
         return QuestionScore(index, question.id, has_answer, len(prompt.ids), prompt.cut_tokens, error=answer)

@@ -122,9 +122,9 @@ def _rankings(points: Sequence[Point]) -> list[TextTable]:
 
 
 def _sizes(points: Sequence[Point]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Parameters and mean latency of each model, by workload at its smallest load, then by parallelism.
+    """Return parameters and mean latency of each model, by workload at its smallest load, then by parallelism.
 
-    Only workloads that models of two sizes or more were measured with.
+    Workloads that models of only one size were measured with are left out.
     """
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for point in points:
