@@ -11,6 +11,7 @@ from handover.errors import ConfigError, SlipwayError
 from launcher.pipeline import ordered_stages
 from launcher.plan import checks
 from launcher.plan.paths import RunPaths
+from launcher.plan.stages.convert import plan
 
 DATA = Path(__file__).parents[1] / "data"
 GPT, T5 = DATA / "nemo" / "gpt122_tp1_pp1.nemo", DATA / "nemo" / "t5_abs.nemo"
@@ -90,6 +91,31 @@ def test_random_weights_are_made_of_a_description_alone(tmp_path: Path) -> None:
     )
     paths = RunPaths.of(config)
     checks.check(config, paths, ordered_stages(config, paths))
+
+
+def test_an_adapter_and_a_tokenizer_are_opened_before_submission_and_given_to_the_conversion(tmp_path: Path) -> None:
+    from support.huggingface_models import save, write_tokenizer
+
+    (tmp_path / "root").mkdir()
+    save("gpt2", tmp_path / "source", tokenizer=False)
+    adapter = DATA / "peft/gpt2"
+    for key, what in (("adapter_path", "adapter_path"), ("tokenizer", "tokenizer")):
+        error = refusal(
+            tmp_path / "root", tmp_path / "source", "stages=[convert]", f"export.model.{key}={tmp_path}/none"
+        )
+        assert f"export.model.{what} {tmp_path}/none does not exist" in error.problem
+    error = refusal(tmp_path / "root", GPT, "stages=[convert]", f"export.model.adapter_path={adapter}")
+    assert "the model has no transformer.h.0.attn.c_attn.weight" in error.problem
+    (tmp_path / "words").mkdir()
+    write_tokenizer(tmp_path / "words")
+    model = {"checkpoint_path": tmp_path / "source", "adapter_path": adapter, "tokenizer": tmp_path / "words"}
+    given = [f"export.model.{key}={path}" for key, path in model.items()]
+    config = compose([*given, "stages=[convert,export]", "cluster_type=interactive"])
+    paths = RunPaths.of(config)
+    checks.check(config, paths, ordered_stages(config, paths))
+    (planned,) = plan(config, paths)
+    assert planned.inputs == tuple(model.values())
+    assert {f"--adapter={adapter}", f"--tokenizer={tmp_path / 'words'}"} <= set(planned.commands[0].argv)
 
 
 @pytest.mark.parametrize("stages", ["export", "deploy", "convert,export,deploy,benchmark"])

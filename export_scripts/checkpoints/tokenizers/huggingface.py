@@ -27,7 +27,7 @@ _SENTENCEPIECE = "tokenizer.model"
 FAIRSEQ_PIECES = "sentencepiece.bpe.model"
 NO_TOKENIZER = (
     "no tokenizer lies beside the weights, and the export stage needs one: put tokenizer.json, vocab.json and "
-    "merges.txt, or tokenizer.model there and convert again"
+    "merges.txt, or tokenizer.model there, or give export.model.tokenizer, and convert again"
 )
 
 

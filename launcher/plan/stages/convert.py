@@ -67,7 +67,8 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     if Stage.export in stages and not source.tokenizer.members:
         raise ConfigError(
             f"{checkpoint} has no tokenizer, which export needs",
-            "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights; "
+            "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights, or name them by "
+            "export.model.tokenizer; "
             "stages=[convert] does without",
         )
     if Stage.evaluate in stages and not config.deployment.endpoint:
