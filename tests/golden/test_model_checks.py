@@ -122,7 +122,7 @@ def test_an_adapter_and_a_tokenizer_are_opened_before_submission_and_given_to_th
 def test_a_hugging_face_directory_is_not_served(tmp_path: Path, stages: str) -> None:
     error = refusal(tmp_path, GPT, f"stages=[{stages}]", "export.model.format=huggingface")
     needing = " and ".join(name for name in ("export", "deploy") if name in stages)
-    assert f"{needing} need FasterTransformer's shards, and none are written" in error.problem
+    assert f"no shards of FasterTransformer are written, which {needing} must have" in error.problem
     assert "take stages=[convert] for the Hugging Face directory" in error.hint
 
 

@@ -17,6 +17,7 @@ from export_scripts.checkpoints.fastertransformer.reader import Shards
 from export_scripts.checkpoints.fastertransformer.table import table_of
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
+from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFiles
 from export_scripts.conversion.dtypes import Array, item_bytes
@@ -80,7 +81,7 @@ def open_source(archive: Archive) -> Source:
     ranks = max((len(names) for names in files.values()), default=1)
     schema = llama.schema(dims)
     _check(archive, files, schema, dims, ranks)
-    tokenizer = _tokenizer(archive, folder)
+    tokenizer = given_tokenizer(archive) or _tokenizer(archive, folder)
     return Source(
         archive=archive,
         family=llama.FAMILY,
