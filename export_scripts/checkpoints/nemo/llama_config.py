@@ -189,9 +189,11 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_llama31(config: Mapping[str, Any]) -> bool:
-    """Whether the rotation is scaled as in Llama 3.1: NeMo 1 has a key for it, NeMo 2 the factor alone."""
-    is_said = config.get("scale_positional_embedding", config.get("use_rope_scaling"))
-    return bool(is_said) or config.get("scale_factor") not in (None, 0, 1)
+    """Whether the rotation is scaled as in Llama 3.1: NeMo 1 has a key that decides, NeMo 2 the factor alone."""
+    for key in ("scale_positional_embedding", "use_rope_scaling"):
+        if key in config:
+            return bool(config[key])
+    return config.get("scale_factor") not in (None, 0, 1)
 
 
 def _is_gemma2(config: Mapping[str, Any], keys: Collection[str]) -> bool:
