@@ -12,8 +12,9 @@ from typing import Any
 
 from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU, Settings
 from export_scripts.weights.schema import LlamaDims
-from export_scripts.weights.values import epsilon, number, positive, shown
+from export_scripts.weights.values import bounded, epsilon, number, positive, shown
 from ft_format.families.llama_dims import ALL_LAYERS, LINEAR_ROPE, LLAMA3_ROPE, PLAIN_ROPE
+from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
 
 FUNCTIONS = {
@@ -59,12 +60,12 @@ class Relative:
             CheckpointError: a size is missing, or does not fit the others.
         """
         given = self.completed(settings)
-        hidden, heads = given.size("hidden_size"), given.size("num_attention_heads")
-        kv_heads = given.size("num_key_value_heads", default=heads)
+        hidden, heads = _size(given, "hidden_size"), _size(given, "num_attention_heads")
+        kv_heads = _size(given, "num_key_value_heads", heads)
         if heads % kv_heads:
             raise CheckpointError(f"config.json: num_key_value_heads {kv_heads} does not divide {heads} heads")
         size = self._head_size(given, hidden, heads)
-        layers = given.size("num_hidden_layers")
+        layers = bounded(given.get("num_hidden_layers"), "config.json: num_hidden_layers", MOST_LAYERS)
         has_bias = bool(self.bias_key and given.get(self.bias_key))
         window, which = self._window(given, layers)
         sizes: dict[str, Any] = {
@@ -122,7 +123,7 @@ class Relative:
 
     def _head_size(self, given: Settings, hidden: int, heads: int) -> int:
         if given.get("head_dim") is not None:
-            return given.size("head_dim")
+            return _size(given, "head_dim")
         return given.head_size("hidden_size", "num_attention_heads")
 
     def _rotary_width(self, given: Settings, size: int) -> int:
@@ -162,6 +163,12 @@ def shortest(layers: Sequence[bool]) -> str:
     """Write which layers have something as 1 and 0, as few of them as are repeated to the last layer."""
     flags = "".join("1" if each else "0" for each in layers)
     return next(flags[:n] for n in range(1, len(flags) + 1) if (flags[:n] * len(flags))[: len(flags)] == flags)
+
+
+def _size(given: Settings, key: str, default: int | None = None) -> int:
+    """Read a size; ``default`` stands for a missing key and for null."""
+    value = given.get(key)
+    return bounded(default if value is None else value, f"config.json: {key}", LARGEST)
 
 
 def _layer_types(given: Settings) -> list[Any]:

@@ -32,6 +32,14 @@ def positive(value: Any, where: str, hint: str = "") -> int:
     return value
 
 
+def bounded(value: Any, where: str, most: int, hint: str = "") -> int:
+    """Take a size of at most so much: what is listed or computed of it ends; CheckpointError: it is none."""
+    result = positive(value, where, hint)
+    if result > most:
+        raise CheckpointError(f"{where} is {quoted(value)}, which no model has", f"the most is {most:,}")
+    return result
+
+
 def number(value: Any, where: str) -> float:
     """Take a finite number; CheckpointError: it is none."""
     try:

@@ -16,6 +16,9 @@ PLAIN_ROPE, LINEAR_ROPE, LLAMA3_ROPE = "default", "linear", "llama3"
 ROPE_TYPES = (PLAIN_ROPE, LINEAR_ROPE, LLAMA3_ROPE)
 ALL_LAYERS = "1"
 """The ``attention_window_layers`` of a model whose every layer has the window."""
+MOST_EXPERTS = 4096
+"""Largest number of experts of a layer that is read."""
+_MOST_LISTED = 1 << 18
 _HEAD_SIZES = (32, 48, 64, 80, 96, 128, 144, 160, 192, 224, 256)  # of its grouped-query kernels
 
 
@@ -89,6 +92,12 @@ class LlamaDims(Dims):
     attention_window_layers: str = ALL_LAYERS
     expert_num: int = 0
     experts_per_token: int = 0
+
+    def __post_init__(self) -> None:
+        """Compare the numbers with the largest that are read: each expert of a layer is three tensors to list."""
+        super().__post_init__()
+        if self.expert_num > MOST_EXPERTS or self.expert_num * self.num_layer > _MOST_LISTED:
+            raise self.error(f"expert_num is {self.expert_num:,}, which no model has", f"the most is {MOST_EXPERTS:,}")
 
     @property
     def heads_per_group(self) -> int:

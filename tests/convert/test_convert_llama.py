@@ -86,6 +86,8 @@ def test_a_configuration_of_transformers_4_says_the_same(name: str, tmp_path: Pa
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5  ("),
         ("llama", {"hidden_act": "quick_gelu"}, "hidden_act: quick_gelu  ("),
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads 3"),
+        ("gemma2", {"num_hidden_layers": 10**12, "layer_types": ...}, "num_hidden_layers is 1000000000000, which"),
+        ("llama", {"head_dim": 10**400}, "head_dim is"),
         ("llama", {"layer_types": ["sliding_attention"] * 4}, "layer_types: sliding_attention  ("),
         ("qwen2 windowed", {"layer_types": ["linear_attention"] * 4}, "layer_types: linear_attention  ("),
         ("qwen2 windowed", {"layer_types": ["full_attention"]}, "layer_types names 1 layers of 4"),
@@ -116,3 +118,5 @@ def test_a_mixtral_is_read_and_has_no_shards(tmp_path: Path) -> None:
     assert sum("experts" in each.name for each in assignments) == 4 * 4 * 3
     with pytest.raises(CheckpointError, match="expert_num: 4  .*format=huggingface"):
         inspect_checkpoint(tmp_path, 1, "fp32")
+    with pytest.raises(CheckpointError, match="expert_num is 1,000,000,000, which no model has"):
+        inspect_checkpoint(edited(tmp_path, num_local_experts=10**9), 1, "fp32")

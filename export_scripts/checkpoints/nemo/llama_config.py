@@ -17,8 +17,9 @@ from export_scripts.weights import megatron_llama
 from export_scripts.weights.llama_settings import shortest
 from export_scripts.weights.megatron_llama import LlamaVariant
 from export_scripts.weights.schema import LlamaDims
-from export_scripts.weights.values import epsilon, number, positive, shown
-from ft_format.families.llama_dims import ALL_LAYERS, LAYER_NORM, LINEAR_ROPE, LLAMA3_ROPE, RMS_NORM
+from export_scripts.weights.values import bounded, epsilon, number, positive, shown
+from ft_format.families.llama_dims import ALL_LAYERS, LAYER_NORM, LINEAR_ROPE, LLAMA3_ROPE, MOST_EXPERTS, RMS_NORM
+from ft_format.layout import LARGEST, MOST_LAYERS
 from handover.errors import CheckpointError
 
 _FILE = "model_config.yaml"
@@ -126,7 +127,8 @@ def read_dims(config: Mapping[str, Any], vocab_size: int, keys: Collection[str] 
     if config.get("kv_channels") is None and hidden % heads:
         raise CheckpointError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     size = _positive(config, "kv_channels", hidden // heads)
-    layers, is_gemma2 = _positive(config, "num_layers"), _is_gemma2(config, keys)
+    layers = bounded(config.get("num_layers"), f"{_FILE}: num_layers", MOST_LAYERS, "is it a GPT checkpoint?")
+    is_gemma2 = _is_gemma2(config, keys)
     linear = _says_bias(config, keys, "dense.bias", "linear_proj.bias")
     function, is_gated = _activation(config)
     experts = _experts(config)
@@ -211,7 +213,7 @@ def _window(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tuple[in
     skipped = config.get("window_attn_skip_freq")
     if isinstance(skipped, int) and skipped:
         return size, shortest([number % skipped != 0 for number in range(1, layers + 1)])
-    if isinstance(skipped, (list, tuple)):
+    if isinstance(skipped, (list, tuple)) and skipped:
         return size, shortest([bool(each) for each in skipped])
     return size, "10" if is_gemma2 else ALL_LAYERS
 
@@ -233,7 +235,7 @@ def _rotary_width(config: Mapping[str, Any], size_per_head: int) -> int:
 def _experts(config: Mapping[str, Any]) -> int:
     """Count the experts of a layer; 0: it has one feed-forward."""
     count = config.get("num_moe_experts")
-    return _positive(config, "num_moe_experts") if count not in (None, 0, 1) else 0
+    return bounded(count, f"{_FILE}: num_moe_experts", MOST_EXPERTS) if count not in (None, 0, 1) else 0
 
 
 def _number(config: Mapping[str, Any], key: str) -> float:
@@ -242,4 +244,4 @@ def _number(config: Mapping[str, Any], key: str) -> float:
 
 def _positive(config: Mapping[str, Any], key: str, default: Any = None) -> int:
     value = config.get(key)
-    return positive(default if value is None else value, f"{_FILE}: {key}", "is it a GPT checkpoint?")
+    return bounded(default if value is None else value, f"{_FILE}: {key}", LARGEST, "is it a GPT checkpoint?")
