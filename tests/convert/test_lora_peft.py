@@ -19,6 +19,7 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.given import GivenFiles
 from export_scripts.convert import convert
+from export_scripts.inspect import main as inspect
 from handover.errors import CheckpointError
 from handover.manifest import Manifest
 
@@ -41,6 +42,12 @@ def test_merged_logits_are_pefts(name: str, ranks: int, tmp_path: Path) -> None:
     manifest = run(tmp_path / "source", tmp_path / "out", DATA / name, ranks)
     assert difference(tmp_path / f"out/{ranks}-gpu", name) < 1e-4
     assert manifest.made_from["adapter"] == str(DATA / name)
+
+
+def test_inspect_shows_what_is_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save("gptj", tmp_path / "source")
+    inspect([str(tmp_path / "source"), "--adapter", str(DATA / "gptj_rslora")])
+    assert "the LoRA adapter gptj_rslora is merged into 4 weights, computed in fp32" in capsys.readouterr().out
 
 
 def test_an_adapter_beside_the_model_is_merged(tmp_path: Path) -> None:
@@ -87,6 +94,7 @@ def test_weights_in_torchs_file_of_half_precision(tmp_path: Path) -> None:
         ({"use_dora": True}, r"use_dora: True  \(its weights are also scaled"),
         ({"bias": "all"}, r"bias: 'all'  \(the model's biases"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa'"),
+        ({"init_lora_weights": "something"}, "init_lora_weights: 'something'"),
         ({"lora_bias": True}, "lora_bias: True"),
         ({"layer_replication": [[0, 2], [0, 2]]}, "layer_replication: .* it makes layers of its own|layer_replication"),
         ({"something_new": 3}, r"something_new: 3  \(it is not known here\)"),

@@ -43,7 +43,7 @@ _HARMLESS = (
     *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_dropout"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
     *("runtime_config", "megatron_core", "qalora_group_size", "init_lora_weights", "bias", "ensure_weight_tying"),
-    "use_cpu_offload",
+    "eva_config",
 )
 _REASONS = {
     "use_dora": "its weights are also scaled by a vector",
@@ -53,8 +53,8 @@ _REASONS = {
     "target_parameters": "parameters beside linear layers are trained",
     "lora_bias": "the second matrix has a bias",
 }
-# These change the model's own weights before training starts: the adapter fits what was left of them.
-_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Others, such as pissa and olora, change the model before training: the adapter fits what is left of its weights.
+_UNCHANGED_BASE = ("gaussian", "eva", "orthogonal")
 # Architectures whose linear layers are transformers' Conv1D.
 _WITH_CONV1D = ("gpt2",)
 
@@ -112,7 +112,7 @@ def _check(config: Fields, where: str) -> None:
     if config.get("bias", "none") != "none":
         found.append(f"bias: {quoted(config['bias'])}  (the model's biases are trained with it)")
     started = config.get("init_lora_weights", True)
-    if isinstance(started, str) and started.lower().startswith(_CHANGED_BASE):
+    if isinstance(started, str) and started not in _UNCHANGED_BASE:
         found.append(f"init_lora_weights: {quoted(started)}  (it belongs to weights that were changed before training)")
     if found:
         raise CheckpointError(
