@@ -90,7 +90,7 @@ class FigureContext:
 
 
 @dataclass(frozen=True)
-class Scalar:
+class WindowFigure:
     """A figure of a whole window.
 
     Attributes:
@@ -144,20 +144,20 @@ def _tokens_per_user(window: Window, context: FigureContext) -> float | None:
 
 
 SCALARS = (
-    Scalar("requests_per_s", "successful requests / duration", lambda w, c: _per_second(len(w.succeeded), w)),
-    Scalar("output_tokens_per_s", "generated tokens / duration", lambda w, c: _per_second(_output_tokens(w), w)),
-    Scalar(
+    WindowFigure("requests_per_s", "successful requests / duration", lambda w, c: _per_second(len(w.succeeded), w)),
+    WindowFigure("output_tokens_per_s", "generated tokens / duration", lambda w, c: _per_second(_output_tokens(w), w)),
+    WindowFigure(
         "total_tokens_per_s",
         "(given + generated tokens) / duration",
         lambda w, c: _per_second(_output_tokens(w) + sum(r.input_tokens for r in w.succeeded), w),
     ),
-    Scalar("goodput_requests_per_s", "requests that keep every SLO / duration; empty without SLOs", _goodput),
-    Scalar(
+    WindowFigure("goodput_requests_per_s", "requests that keep every SLO / duration; empty without SLOs", _goodput),
+    WindowFigure(
         "output_tokens_per_s_per_user",
         "mean over requests of generated tokens / end-to-end latency",
         _tokens_per_user,
     ),
-    Scalar(
+    WindowFigure(
         "output_tokens_per_s_per_gpu",
         "generated tokens / duration / (TP x PP), or / 1 on the CPU",
         lambda w, c: None if (value := _per_second(_output_tokens(w), w)) is None else value / c.gpus,
