@@ -1,8 +1,9 @@
-"""Random settings of NeMo's models become a model of Hugging Face that computes what NeMo computes, or are refused."""
+"""Random settings of NeMo's models: what is converted computes what NeMo computes, and the rest is refused."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.llama_configs import nemo1
 from support.llama_files import write_archive
 from support.llama_forward import forward, rules_of_nemo1
 from support.llama_models import HEADS, HIDDEN, INTER, LAYERS, VOCAB, input_ids, logits, saved
+from support.llama_shards_forward import forward as shards_logits
 from support.llama_state import State
 
 from export_scripts.arguments import ConvertArguments
@@ -99,29 +101,41 @@ def _norm(prefix: str, size: int, config: dict[str, Any]) -> dict[str, tuple[int
     return {f"{prefix}{kind}": (size,) for kind in kinds}
 
 
-def outcome(seed: int, folder: Path) -> float | None:
-    """Convert one draw; the largest difference of logits, or None where it is refused."""
-    from transformers import AutoModelForCausalLM
-
-    config = nemo1(saved("llama").config, **drawn(seed))
-    state = state_of(config)
-    path = write_archive(folder / "model.nemo", config, state)
-    try:
-        convert(ConvertArguments(path, folder / "out", weight_data_type="fp32", format="huggingface"))
-    except CheckpointError:
-        return None
-    model = AutoModelForCausalLM.from_pretrained(folder / "out", attn_implementation="eager").eval()
-    weights = {key: value.double().numpy() for key, value in state.items()}
-    expected = forward([weights], rules_of_nemo1(config), input_ids())
-    return float(np.abs(logits(model) - expected).max() / np.abs(expected).max())
+def differences(folder: Path, first: int, compute: Callable[[Path], Any], **arguments: Any) -> dict[int, float]:
+    """Convert twenty draws; the largest difference of logits of each one that is not refused."""
+    found = {}
+    for seed in range(first, first + 20):
+        config = nemo1(saved("llama").config, **drawn(seed))
+        state, output = state_of(config), folder / f"{seed}/2-gpu"
+        output.parent.mkdir()
+        path = write_archive(output.parent / "model.nemo", config, state)
+        try:
+            convert(ConvertArguments(path, output, weight_data_type="fp32", **arguments))
+        except CheckpointError:
+            continue
+        weights = {key: value.double().numpy() for key, value in state.items()}
+        expected = forward([weights], rules_of_nemo1(config), input_ids())
+        found[seed] = float(np.abs(compute(output) - expected).max() / np.abs(expected).max())
+    return found
 
 
 @pytest.mark.parametrize("first", [0, 20, 40])
-def test_what_comes_out_computes_what_nemo_computes(first: int, tmp_path: Path) -> None:
-    found: dict[int, float | None] = {}
-    for seed in range(first, first + 20):
-        (tmp_path / str(seed)).mkdir()
-        found[seed] = outcome(seed, tmp_path / str(seed))
-    wrong = {seed: drawn(seed) for seed, value in found.items() if value is not None and value > 1e-5}
-    assert not wrong, wrong
-    assert sum(value is not None for value in found.values()) > 8, "not everything is refused"
+def test_a_model_of_hugging_face_computes_what_nemo_computes(first: int, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    def compute(output: Path) -> Any:
+        return logits(AutoModelForCausalLM.from_pretrained(output, attn_implementation="eager").eval())
+
+    found = differences(tmp_path, first, compute, format="huggingface")
+    assert {seed: drawn(seed) for seed, value in found.items() if value > 1e-5} == {}
+    assert len(found) > 8, "not everything is refused"
+
+
+@pytest.mark.parametrize("first", [0, 20, 40])
+def test_shards_and_their_configuration_compute_what_nemo_computes(first: int, tmp_path: Path) -> None:
+    def compute(output: Path) -> Any:
+        return shards_logits(output, input_ids())
+
+    found = differences(tmp_path, first, compute, tensor_para_size=2)
+    assert {seed: drawn(seed) for seed, value in found.items() if value > 1e-5} == {}
+    assert len(found) > 16, "hardly anything is refused"

@@ -219,6 +219,7 @@ def _activation(name: str) -> Callable[[Array], Array]:
         "silu": lambda z: z / (1 + np.exp(-z)),
         "tanh": lambda z: 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
         "erf": lambda z: 0.5 * z * (1 + torch.erf(torch.from_numpy(z / np.sqrt(2))).numpy()),
+        "reglu": lambda z: np.maximum(z, 0),
         "squared-relu": lambda z: np.maximum(z, 0) ** 2,
     }[name]
 

@@ -6,6 +6,7 @@ Every rank's arithmetic is done on that rank's files alone and summed, as tensor
 from __future__ import annotations
 
 import configparser
+import math
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ class _Llama:
             return z / (1 + np.exp(-z))
         if name == "gelu":
             return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
-        return np.maximum(z, 0) ** {"relu": 1, "squared_relu": 2}[name]
+        if name == "exact_gelu":
+            return 0.5 * z * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
+        return np.maximum(z, 0) ** {"relu": 1, "reglu": 1, "squared_relu": 2}[name]
 
     def feed_forward(self, y: Array, layer: int, rank: int) -> Array:
         name = f"layers.{layer}.mlp"
