@@ -232,3 +232,65 @@ def test_a_format_that_is_not_written_is_refused(tmp_path: Path) -> None:
     assert done.returncode
     assert "--format=gguf is not written" in done.stderr
     assert "legal: fastertransformer, huggingface" in done.stderr
+
+
+def test_what_concerns_shards_alone_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save("opt", tmp_path / "source", word_embed_proj_dim=16, do_layer_norm_before=False, activation_function="gelu")
+    to_huggingface(tmp_path / "source", tmp_path / "hf")
+    said = capsys.readouterr().err
+    assert "FasterTransformer" not in said
+    assert " times " not in said
+    convert(ConvertArguments(tmp_path / "source", tmp_path / "1-gpu", 1, "fp32"))
+    said = capsys.readouterr().err
+    assert "FasterTransformer computes its tanh form" in said
+    assert "project_out.weight, computed in fp32" in said
+
+
+def test_a_given_tokenizer_takes_the_place_of_the_models_own(tmp_path: Path) -> None:
+    save("gpt2", tmp_path / "source")
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "vocab.json").write_text('{"<|endoftext|>": 7, "a": 3, "b": 4, "ab": 5}')
+    (given / "merges.txt").write_text("#version: 0.2\na b\n")
+    output = to_huggingface(tmp_path / "source", tmp_path / "hf", tokenizer=given)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    assert tokenizer("abba<|endoftext|>").input_ids == [5, 4, 3, 7]
+    assert (output / "vocab.json").read_bytes() == (given / "vocab.json").read_bytes()
+
+
+def test_a_configuration_without_architectures_is_kept_so(tmp_path: Path) -> None:
+    model = save("gpt2", tmp_path / "source")
+    path = tmp_path / "source" / "config.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key[0] != "a"}))
+    output = to_huggingface(tmp_path / "source", tmp_path / "hf")
+    assert "architectures" not in json.loads((output / "config.json").read_text())
+    assert np.array_equal(logits(loaded(output), INPUT_IDS), logits(model, INPUT_IDS))
+
+
+def test_t5s_sentencepiece_model_comes_back_with_its_end_token_and_sentinels(tmp_path: Path) -> None:
+    """Its sentinels count down from the end of the published vocabularies: <extra_id_0> is 32099 of 32100."""
+    import sentencepiece
+    from transformers import AutoTokenizer
+
+    source = tmp_path / "source"
+    huggingface_t5(vocab_size=200).save_pretrained(source)
+    with (source / "spiece.model").open("wb") as model:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["abcdefgh hgfedcba", "the cat sat on the mat"] * 10),
+            model_writer=model,
+            vocab_size=60,
+            hard_vocab_limit=False,
+            minloglevel=5,
+            **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+        )
+    convert(ConvertArguments(source, tmp_path / "1-gpu", 1, "fp32"))
+    output = to_huggingface(tmp_path / "1-gpu", tmp_path / "hf")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(source / "spiece.model"))
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    for text in ("the cat sat on the mat", "", "  abc  hgf ? "):
+        assert tokenizer(text).input_ids == [*pieces.encode(text), 1]
+    size = pieces.get_piece_size()
+    assert tokenizer("the <extra_id_0>").input_ids == [*pieces.encode("the"), size + 99, 1]
+    assert tokenizer.convert_tokens_to_ids("<extra_id_99>") == size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from export_scripts.arguments import ConvertArguments
@@ -54,7 +54,7 @@ def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
     wish = _wish(arguments)
     archive = find_archive(arguments.checkpoint, given_files(arguments))
     check_apart(archive, arguments.output)
-    plan = plan_huggingface(archive, wish)
+    plan = plan_huggingface(archive, replace(wish, asks_nemo=True))
     made_from = {
         **origin(archive, plan.source.source_map.name, arguments),
         "format": KIND,

@@ -7,6 +7,7 @@ tensors to the first architecture that can express it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ from export_scripts.checkpoints.tokenizers.nemo import sentencepiece_additions, 
 from export_scripts.conversion.assembly import Assembly, assemble
 from export_scripts.conversion.check import check_types
 from export_scripts.conversion.mapped import Reader
+from export_scripts.conversion.nemo_ids import with_nemos_ids
 from export_scripts.conversion.safetensors_files import INDEX_FILE, PlannedTensor, WeightsFile, index_of, lay_out
 from export_scripts.conversion.shards import ShardSettings
 from export_scripts.conversion.special_ids import with_settled_ids
@@ -30,6 +32,7 @@ from export_scripts.targets.huggingface.tokenizer import tokenizer_files
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import Assignment, LazyTensor, Rule
+from export_scripts.weights.values import shown
 from ft_format.layout import Dims, TensorSpec
 from handover.errors import CheckpointError
 
@@ -37,6 +40,8 @@ CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 _TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _VOCABULARY = "vocab_size"
 _COMPARED_BYTES = 4 << 20
+# What a source says of FasterTransformer's computation does not concern transformers.
+_OTHERS = re.compile("FasterTransformer|NVIDIA's library|the export stage")
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class HuggingFacePlan:
 
     Attributes:
         source: the checkpoint, its ids settled.
-        architecture: transformers' class that the directory is for.
+        architecture: transformers' class that the directory is for, or the kind of model where none is named.
         files: of weights, laid out.
         small_files: content by name.
         read: tensors of the source that are read.
@@ -75,6 +80,7 @@ class Wish:
         largest_file_bytes: of a file's tensors.
         allow_nonfinite: NaN and infinity are written as they are.
         start_id, end_id: in place of the checkpoint's own; None: its own.
+        asks_nemo: NeMo's own tokenizer, where it is installed, says the ids of a NeMo checkpoint.
     """
 
     data_type: str
@@ -82,6 +88,7 @@ class Wish:
     allow_nonfinite: bool = False
     start_id: int | None = None
     end_id: int | None = None
+    asks_nemo: bool = False
 
 
 def plan_huggingface(archive: Archive, wish: Wish) -> HuggingFacePlan:
@@ -100,18 +107,21 @@ def plan_huggingface(archive: Archive, wish: Wish) -> HuggingFacePlan:
 
 
 def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
-    opened = open_source(archive)
+    opened, nemos_remark = with_nemos_ids(open_source(archive)) if wish.asks_nemo else (open_source(archive), "")
     assignments = match(opened.schema(), opened.source_map, opened.dims, opened.tensors, opened.other_keys)
     check_types(opened, assignments)
     source = with_settled_ids(opened, wish.start_id, wish.end_id)
     if opened.own is not None:
-        planned, config = _own(opened.own), _own_config(opened.own, source, wish)
+        planned, config = _own(opened.own), _own_config(opened.own, wish)
         read = tuple(opened.own.tensors.values())
         remarks: tuple[str, ...] = ()
+        said = tuple(each for each in source.remarks if " times " not in each)  # both factors are written
     else:
         planned, config, remarks = _expressed(opened, source, assignments, wish)
         read = tuple(opened.tensors[key] for each in assignments for key in each.keys)
         remarks += zeros_made(assignments)
+        said = source.remarks
+    remarks = (*filter(None, (nemos_remark,)), *(each for each in said if not _OTHERS.search(each)), *remarks)
     files = lay_out(planned, wish.data_type, wish.largest_file_bytes)
     length = config.get("n_positions") or config.get("max_position_embeddings")
     small = {
@@ -121,7 +131,11 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
         **({INDEX_FILE: index_of(files)} if len(files) > 1 else {}),
     }
     settings = ShardSettings(1, wish.data_type, opened.dims, wish.allow_nonfinite)
-    return HuggingFacePlan(source, config["architectures"][0], files, small, read, settings, remarks)
+    name = str(config.get("model_type"))
+    named = config.get("architectures")
+    if isinstance(named, list) and named:
+        name = shown(named[0])
+    return HuggingFacePlan(source, name, files, small, read, settings, remarks)
 
 
 def _own(own: OwnModel) -> list[PlannedTensor]:
@@ -136,12 +150,11 @@ def _whole(name: str, tensor: LazyTensor) -> Assembly:
     return assemble(Assignment(name, TensorSpec(tensor.shape), (name,), Rule(name, unchanged)), (tensor,), Dims())
 
 
-def _own_config(own: OwnModel, source: Source, wish: Wish) -> dict[str, Any]:
+def _own_config(own: OwnModel, wish: Wish) -> dict[str, Any]:
     config = {key: value for key, value in own.config.items() if key != "dtype"}
     given = {"bos_token_id": wish.start_id, "eos_token_id": wish.end_id}
     config |= {key: value for key, value in given.items() if value is not None}
-    kind = TARGETS[source.family.name][0].architecture if source.family.name in TARGETS else ""
-    return {"architectures": [kind], **config, "torch_dtype": _TORCH[wish.data_type]}
+    return {**config, "torch_dtype": _TORCH[wish.data_type]}
 
 
 def _expressed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from export_scripts.checkpoints.files.archive import Archive
@@ -24,6 +25,8 @@ _OWN = (
     *("sentencepiece.bpe.model", "gpt2-vocab.json", "gpt2-merges.txt", *_BESIDE),
 )
 _CLASS = "PreTrainedTokenizerFast"
+_SENTINELS = 100
+"""Tokens ``<extra_id_N>`` that every published T5 has after its pieces."""
 
 
 def tokenizer_files(source: Source, sizes: Mapping[str, int]) -> dict[str, bytes]:
@@ -37,7 +40,7 @@ def tokenizer_files(source: Source, sizes: Mapping[str, int]) -> dict[str, bytes
         CheckpointError: a file is damaged.
     """
     archive, tokenizer = source.archive, source.tokenizer
-    if source.own is not None:
+    if source.own is not None and not any("/" in member for member in tokenizer.members.values()):
         given = {name: archive.read_bytes(name) for name in _OWN if name in archive}
         if given:
             return given
@@ -63,15 +66,27 @@ def _beside(archive: Archive, folder: str) -> dict[str, bytes]:
 
 
 def _described(source: Source, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Describe GPT-2's files or a SentencePiece model."""
+    """Describe GPT-2's files or a SentencePiece model; transformers' T5 puts its end token behind every text."""
+    around = source.tokenizer.text_ids
     if "tokenizer.model" in files:
         model = files["tokenizer.model"]
+        pieces = read_pieces(model)
+        is_t5 = source.family.name == "t5" and not source.tokenizer.is_nemos
         added = sentencepiece_additions(model, source.tokenizer.is_legacy) if source.tokenizer.is_nemos else {}
-        content = describe(read_pieces(model), added)
+        content = describe(pieces, _sentinels(source, len(pieces.tokens)) if is_t5 else added)
+        if is_t5:
+            around = replace(around, after=around.after or (source.ids.end_id,))
     else:
         content = _byte_pairs(json.loads(files["vocab.json"]), files["merges.txt"].decode())
-    content["post_processor"] = _template(source.tokenizer.text_ids, content) or content["post_processor"]
+    content["post_processor"] = _template(around, content) or content["post_processor"]
     return content
+
+
+def _sentinels(source: Source, first_id: int) -> dict[str, int]:
+    """Name the sentinels that T5's embedding has rows for; their numbers go down while ids go up."""
+    if source.dims.axis_size("vocab_size") < first_id + _SENTINELS:
+        return {}
+    return {f"<extra_id_{number}>": first_id + _SENTINELS - 1 - number for number in range(_SENTINELS)}
 
 
 def _byte_pairs(vocabulary: dict[str, int], merges: str) -> dict[str, Any]:
