@@ -36,6 +36,7 @@ class ParityArguments(ScriptArguments):
     output: Path = field(metadata={"help": "directory for metrics.json, summary.json, prompts.csv and positions.csv"})
     checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
     adapter: Path | None = field(default=None, metadata={"help": "LoRA adapter that was merged into it"})
+    checkpoint_tokenizer: Path | None = field(default=None, metadata={"help": "tokenizer in the place of its own"})
     prompts: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of texts"})
     data_path: Path | None = field(
         default=None, metadata={"help": 'more prompts: JSON lines with "text", "prompt" or "input_ids"'}
@@ -76,7 +77,8 @@ class ParityArguments(ScriptArguments):
     @property
     def files(self) -> tuple[Path, ...]:
         """Files that parity reads."""
-        return tuple(path for path in (self.data_path, self.checkpoint, self.adapter) if path is not None)
+        files = (self.data_path, self.checkpoint, self.adapter, self.checkpoint_tokenizer)
+        return tuple(path for path in files if path is not None)
 
     @property
     def limits_by_precision(self) -> dict[str, dict[str, float]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,7 +85,7 @@ def open_reference(
             if wanted == HUGGING_FACE:
                 raise ConfigError(f"parity: reference=huggingface: {error}", "take reference=auto") from error
             notes = (f"{source.source_map.name}: Hugging Face cannot compute it: {error}", *_about_nemo(source))
-    return EngineReference(source, scratch), notes
+    return EngineReference(source, scratch, given), notes
 
 
 def _hugging_face(source: Source) -> HuggingFaceReference:
@@ -153,11 +154,11 @@ class HuggingFaceReference:
 class EngineReference:
     """The drop-in engine on one rank of weights that are read again, in fp32."""
 
-    def __init__(self, source: Source, scratch: Path) -> None:
+    def __init__(self, source: Source, scratch: Path, given: GivenFiles = NOTHING_GIVEN) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
-        processes = workers_of(_PROCESSES)
+        wish = ConvertArguments(source.archive.path, scratch, 1, "fp32", workers_of(_PROCESSES), allow_nonfinite=True)
         try:
-            convert(ConvertArguments(source.archive.path, scratch, 1, "fp32", processes, allow_nonfinite=True))
+            convert(replace(wish, adapter=given.adapter, tokenizer=given.tokenizer))
             settings = Settings(scratch, 1, 1, "fp32", model_type=MODEL_TYPES[source.family.name])
             self._steps: Steps = load_steps(settings, torch.device("cpu"))[0]
         finally:

@@ -40,9 +40,8 @@ def main(argv: Sequence[str]) -> None:
     encoded = _encode(arguments, prompts, target.served)
     answers = ask(arguments, target, encoded)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    reference, notes = open_reference(
-        arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH, GivenFiles(arguments.adapter)
-    )
+    given = GivenFiles(arguments.adapter, arguments.checkpoint_tokenizer)
+    reference, notes = open_reference(arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH, given)
     precision = _precision(target)
     limits = arguments.limits_by_precision[precision]
     positions = _compare(answers, reference, limits["tie"])

@@ -47,6 +47,11 @@ def with_given(archive: Archive, given: GivenFiles) -> Archive:
     for what, path in (("adapter_path", given.adapter), ("tokenizer", given.tokenizer)):
         if path is not None and not path.exists():
             raise CheckpointError(f"export.model.{what} {path} does not exist", "it is a path of this machine")
+    if archive.is_compressed and given != NOTHING_GIVEN:
+        raise CheckpointError(
+            f"{archive.path} is compressed, and an adapter or a tokenizer is given beside it",
+            "unpack the checkpoint first",
+        )
     if given.adapter is not None:
         folders[f"{LORA}/{given.adapter.name}"] = given.adapter
     result = with_companions(archive.path, archive, folders) if folders else archive

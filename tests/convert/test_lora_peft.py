@@ -15,6 +15,7 @@ from support.decoder_forward import forward
 from support.huggingface_models import logits, save
 from support.peft_adapters import ADAPTERS, DATA, INPUT_IDS
 
+from evaluation.parity.references import open_reference
 from export_scripts.arguments import ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.given import GivenFiles
@@ -48,6 +49,18 @@ def test_inspect_shows_what_is_merged(tmp_path: Path, capsys: pytest.CaptureFixt
     save("gptj", tmp_path / "source")
     inspect([str(tmp_path / "source"), "--adapter", str(DATA / "gptj_rslora")])
     assert "the LoRA adapter gptj_rslora is merged into 4 weights, computed in fp32" in capsys.readouterr().out
+
+
+def test_parity_compares_with_the_merged_model(tmp_path: Path) -> None:
+    """transformers would load the model without its adapter: the engine computes the reference."""
+    save("gpt2", tmp_path / "source")
+    given = GivenFiles(adapter=DATA / "gpt2")
+    reference, notes = open_reference(tmp_path / "source", "auto", tmp_path / "scratch", given)
+    assert "a LoRA adapter is merged into it" in notes[0]
+    prompt, *_ = INPUT_IDS.tolist()
+    made = np.asarray(reference.log_probs(prompt[:5], prompt[5:]))
+    wanted = torch.from_numpy(np.load(DATA / "gpt2.logits.npy")[0, :-1]).log_softmax(-1).numpy()
+    assert np.abs(made - wanted).max() < 1e-4
 
 
 def test_an_adapter_beside_the_model_is_merged(tmp_path: Path) -> None:

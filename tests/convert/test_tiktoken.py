@@ -114,6 +114,13 @@ def test_other_forms_are_taken_too(is_file: bool, tmp_path: Path) -> None:
         open_source(find_archive(model, GivenFiles(tokenizer=given)))
 
 
+def test_a_compressed_checkpoint_is_unpacked_first(tmp_path: Path) -> None:
+    model = write_nemo(tmp_path / "gpt.nemo", gpt_config(), {"model_weights.ckpt": gpt_state()}, mode="w:gz")
+    (tmp_path / "any_name.json").write_bytes(VOCABULARY)
+    with pytest.raises(CheckpointError, match="is compressed, and an adapter or a tokenizer is given"):
+        find_archive(model, GivenFiles(tokenizer=tmp_path / "any_name.json"))
+
+
 def test_shards_keep_their_own_tokenizer(tmp_path: Path) -> None:
     root = converted(tmp_path)
     with pytest.raises(CheckpointError, match="export.model.tokenizer is not taken for"):

@@ -90,6 +90,7 @@ def task_arguments(config: Config, paths: RunPaths, name: str, task: TaskConfig)
         given |= {
             "checkpoint": paths.checkpoint,
             "adapter": paths.adapter,
+            "checkpoint_tokenizer": paths.tokenizer,
             "prompts": tuple(task.prompts),
             "limits": tuple(limits.items()),
         }
