@@ -38,6 +38,15 @@ _MODELS = {
     "mixtral": "MixtralModel",
     "starcoder2": "Starcoder2Model",
 }
+_TOKENIZER = {
+    "library": "sentencepiece",
+    "type": None,
+    "model": f"nemo:{TOKENIZER_FILE}",
+    "vocab_file": None,
+    "merge_file": None,
+    "delimiter": None,
+    "sentencepiece_legacy": False,
+}
 _FUNCTIONS = {
     "silu": "torch.nn.functional.silu",
     "relu2": "megatron.core.activations.squared_relu",
@@ -103,15 +112,7 @@ def nemo1(config: Any, grid: tuple[int, int] = (1, 1), **changes: Any) -> dict[s
         "rotary_base": rope["rope_theta"],
         "share_embeddings_and_output_weights": config.tie_word_embeddings,
         "kv_channels": head_size(config),
-        "tokenizer": {
-            "library": "sentencepiece",
-            "type": None,
-            "model": f"nemo:{TOKENIZER_FILE}",
-            "vocab_file": None,
-            "merge_file": None,
-            "delimiter": None,
-            "sentencepiece_legacy": False,
-        },
+        "tokenizer": _TOKENIZER,
         "target": "nemo.collections.nlp.models.language_modeling.megatron_gpt_model.MegatronGPTModel",
         "nemo_version": "2.0.0",
     }
@@ -163,7 +164,6 @@ def architecture(config: Any) -> dict[str, Any]:
         "gated_linear_unit": not is_layer_norm,
         "activation_func": {"_target_": _FUNCTIONS[activation], "_call_": False},
         "bias_activation_fusion": has_bias,
-        "num_moe_experts": getattr(config, "num_local_experts", None),
         "window_size": [window(config), 0] if window(config) else None,
         "rotary_interleaved": False,
         "apply_residual_connection_post_layernorm": False,

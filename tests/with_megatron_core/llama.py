@@ -30,13 +30,8 @@ def _without_cuda() -> None:
     parallel_random._CUDA_RNG_STATE_TRACKER.fork = lambda *_: contextlib.nullcontext()
 
 
-def _built(name: str, ranks: int, rank: int) -> Any:
-    """The model of ``llama_models`` with its weights, this rank's part of it."""
-    source = saved(name)
-    config, rope = source.config, source.config.rope_parameters
-    padded = padded_vocabulary(config, ranks)
-    is_scaled = rope["rope_type"] == "llama3"
-    transformer = TransformerConfig(
+def _transformer(config: Any, ranks: int) -> TransformerConfig:
+    return TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
@@ -55,9 +50,17 @@ def _built(name: str, ranks: int, rank: int) -> Any:
         bias_activation_fusion=False,
         tensor_model_parallel_size=ranks,
     )
+
+
+def _built(name: str, ranks: int, rank: int) -> Any:
+    """The model of ``llama_models`` with its weights, this rank's part of it."""
+    source = saved(name)
+    config, rope = source.config, source.config.rope_parameters
+    padded = padded_vocabulary(config, ranks)
+    is_scaled = rope["rope_type"] == "llama3"
     model = GPTModel(
-        transformer,
-        get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=transformer.qk_layernorm),
+        _transformer(config, ranks),
+        get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.model_type == "qwen3"),
         vocab_size=padded,
         max_sequence_length=config.max_position_embeddings,
         position_embedding_type="rope",
