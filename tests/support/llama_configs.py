@@ -177,13 +177,18 @@ def architecture(config: Any) -> dict[str, Any]:
     }
     if has_bias:  # F.gelu with its fusion is the tanh form
         made["activation_func"] = {"_target_": "torch._C._nn.gelu", "_call_": False}
-    if made["num_moe_experts"]:
-        made |= {
-            "moe_router_topk": config.num_experts_per_tok,
-            "moe_router_pre_softmax": False,
-            "moe_grouped_gemm": False,
-        }
-    return made
+    return {**made, **_experts(config)}
+
+
+def _experts(config: Any) -> dict[str, Any]:
+    if config.model_type != "mixtral":
+        return {"num_moe_experts": None}
+    return {
+        "num_moe_experts": config.num_local_experts,
+        "moe_router_topk": config.num_experts_per_tok,
+        "moe_router_pre_softmax": False,
+        "moe_grouped_gemm": False,
+    }
 
 
 def nemo2(config: Any, name: str, **changes: Any) -> dict[str, Any]:
