@@ -25,8 +25,8 @@ torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints
 	tests/install
 	$(RUN) -m pytest tests/torture --campaign $(CAMPAIGN)
 
-test-nemo: .venv-nemo/.ready ## compare with NeMo's own tokenizers, in a virtual environment of their own
-	.venv-nemo/bin/python -m pytest tests/with_nemo
+test-nemo: .venv-nemo/.ready ## compare with NeMo's tokenizers and megatron-core's checkpoints, in a virtual environment of their own
+	.venv-nemo/bin/python -m pytest tests/with_nemo tests/with_megatron_core
 
 test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
 	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
@@ -84,11 +84,11 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	$(PIP) $(TORCH)
 	touch $@
 
-# NeMo wants numpy 2, the server's stub an older one.
+# NeMo wants numpy 2, the server's stub an older one. megatron-core saves by processes that end without psutil.
 .venv-nemo/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-nemo
-	.venv-nemo/bin/python -m pip install --quiet --disable-pip-version-check 'nemo_toolkit[core]==3.0.0' 'torch==2.13.0' \
-	  einops transformers sentencepiece tokenizers pandas pyyaml pytest pytest-timeout
+	.venv-nemo/bin/python -m pip install --quiet --disable-pip-version-check 'nemo_toolkit[core]==3.0.0' 'megatron-core==0.16.1' \
+	  'torch==2.13.0' psutil einops transformers sentencepiece tokenizers pandas pyyaml pytest pytest-timeout
 	touch $@
 
 # What torch for GPUs brings along; too large for the tests' lock file.

@@ -1,4 +1,4 @@
-"""These tests need megatron-core: ``make test-megatron-core`` runs them in a virtual environment of their own."""
+"""These tests need megatron-core: ``make test-nemo`` runs them in a virtual environment of their own."""
 
 from __future__ import annotations
 
