@@ -178,7 +178,7 @@ def test_nemo1_with_a_name_of_hugging_faces(tmp_path: Path) -> None:
     source = write_nemo(
         tmp_path / "g.nemo", gpt_config(tokenizer=tokenizer), {"model_weights.ckpt": gpt_state()}, files={}
     )
-    with pytest.raises(CheckpointError, match="with a tokenizer.json in the unpacked checkpoint"):
+    with pytest.raises(CheckpointError, match="gpt-neox-20b and does not hold its files"):
         inspect_checkpoint(source, 1, "fp32")
     tree = unpacked(source, tmp_path / "tree")
     write_description(tree)

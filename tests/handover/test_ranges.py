@@ -131,7 +131,8 @@ def test_every_numeric_flag_refuses_what_is_no_number_of_its_kind(kind: type[Scr
         deep = {"lengths": "[[{}, 1]]", "slos": '[["ttft", {}]]'}.get(
             entry.name, "[{}]" if "tuple" in str(hint) else "{}"
         )
-        for number in ("-1", "2147483648", *(("NaN", "Infinity") if "float" in str(hint) else ())):
+        beyond = str(max(2**31, int(entry.metadata[RANGE].most) + 1))
+        for number in ("-1", beyond, *(("NaN", "Infinity") if "float" in str(hint) else ())):
             flag = f"--{entry.name.replace('_', '-')}={deep.format(number)}"
             with pytest.raises(ConfigError, match=entry.name):
                 kind.from_argv([*required, *positional, flag])
