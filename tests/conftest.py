@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
@@ -44,6 +45,13 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_of_torch() -> None:
+    """Let torch compute with one thread in this process: those of several processes only wait for one another."""
+    if "PYTEST_XDIST_WORKER" in os.environ and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.hookimpl(optionalhook=True)
