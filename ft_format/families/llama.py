@@ -185,7 +185,7 @@ def _read_own(section: Values) -> dict[str, Any]:
 
 
 def _check_own(section: Values, dims: LlamaDims) -> None:
-    """Refuse what no model can have; CheckpointError or the like, by the reader of the file."""
+    """Refuse values that no model can have, with the error class of whoever reads the file."""
     layers = dims.attention_window_layers
     section.refuse("attention_window_layers", not layers or set(layers) - set("01") != set())
     for key in ("rope_theta", "rope_scaling_factor", "embedding_scale"):

@@ -28,12 +28,9 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         CheckpointError: it cannot be converted; see ``export_scripts.conversion.check.inspect_source``.
         ConfigError: it is another model than the configuration or a stage needs.
     """
-    from export_scripts.checkpoints.given import GivenFiles
     from export_scripts.checkpoints.huggingface.hub import is_fetched
-    from export_scripts.conversion.check import inspect_source
     from export_scripts.conversion.description import is_description
     from export_scripts.conversion.random_weights import plan_random
-    from export_scripts.conversion.special_ids import with_settled_ids
 
     model, checkpoint = config.export.model, paths.checkpoint
     if model.checkpoint_sha256 is not None and not _SHA256.fullmatch(model.checkpoint_sha256):
@@ -58,21 +55,7 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     if model.format is ModelFormat.huggingface:
         _check_huggingface(config, paths)
         return
-    given = GivenFiles(paths.adapter, paths.tokenizer)
-    opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), given)
-    source = with_settled_ids(opened, model.start_id, model.end_id)
-    _check_family(config, str(checkpoint), source.family.name)
-    if Stage.deploy in stages:
-        _check_engine(config, str(checkpoint), source.family.name, source.family.beyond(source.dims))
-    if Stage.export in stages and not source.tokenizer.members:
-        raise ConfigError(
-            f"{checkpoint} has no tokenizer, which export needs",
-            "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights, or name them by "
-            "export.model.tokenizer; "
-            "stages=[convert] does without",
-        )
-    if Stage.evaluate in stages and not config.deployment.endpoint:
-        check_model(config, str(checkpoint), source.family.name == _T5)
+    _check_shards(config, paths, stages)
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
@@ -142,6 +125,34 @@ def check_format(config: Config, stages: Collection[Stage]) -> None:
             "FasterTransformer's shards alone",
             "take export.model.format=fastertransformer",
         )
+
+
+def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Work the conversion to FasterTransformer's shards out, and ask what the later stages need of it.
+
+    Raises:
+        CheckpointError: it does not work out; see ``inspect_source``.
+        ConfigError: a later stage could not use the result.
+    """
+    from export_scripts.checkpoints.given import GivenFiles
+    from export_scripts.conversion.check import inspect_source
+    from export_scripts.conversion.special_ids import with_settled_ids
+
+    model, checkpoint = config.export.model, paths.checkpoint
+    given = GivenFiles(paths.adapter, paths.tokenizer)
+    opened = inspect_source(checkpoint, model.tensor_model_parallel_size, str(model.weight_data_type), given)
+    source = with_settled_ids(opened, model.start_id, model.end_id)
+    _check_family(config, str(checkpoint), source.family.name)
+    if Stage.deploy in stages:
+        _check_engine(config, str(checkpoint), source.family.name, source.family.beyond(source.dims))
+    if Stage.export in stages and not source.tokenizer.members:
+        raise ConfigError(
+            f"{checkpoint} has no tokenizer, which export needs",
+            "put tokenizer.json, vocab.json and merges.txt, or tokenizer.model beside the weights, or name them by "
+            "export.model.tokenizer; stages=[convert] does without",
+        )
+    if Stage.evaluate in stages and not config.deployment.endpoint:
+        check_model(config, str(checkpoint), source.family.name == _T5)
 
 
 def _check_huggingface(config: Config, paths: RunPaths) -> None:
