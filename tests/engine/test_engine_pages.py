@@ -12,6 +12,7 @@ import torch
 from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
 from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
 from backends.fastertransformer.engine.errors import EngineError
+from backends.fastertransformer.engine.model.positions import AttentionSpec
 from backends.fastertransformer.engine.ops.ops import Ops
 from backends.fastertransformer.engine.ops.torch_attention import PagedView
 
@@ -123,7 +124,7 @@ def test_rows_are_read_wherever_their_pages_are(needs: tuple[int, ...], is_torn:
     rows = PagedView(cache.block_tables[:3], torch.tensor(needs))
     assert (rows._even is not None) == (len(set(needs)) == 1 and not is_torn)
     for layer, block in enumerate(cache.memory):
-        found = rows.attend(q, block, mask, 0.3)
+        found = rows.attend(q, block, mask, AttentionSpec(0.3))
         for row, count in enumerate(needs):
             k, v = content[row][layer]
             scores = q[row] @ k.transpose(1, 2) * 0.3 + (0 if mask is None else mask[row, ..., :count])

@@ -13,7 +13,13 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
 from backends.fastertransformer.engine.model.linear import Norm
 from backends.fastertransformer.engine.model.packed_rows import NumberedRows
-from backends.fastertransformer.engine.model.positions import AttentionSpec, Relative, Rotary, Rotation
+from backends.fastertransformer.engine.model.positions import (
+    AttentionSpec,
+    Relative,
+    Rotary,
+    Rotation,
+    plain_frequencies,
+)
 from backends.fastertransformer.engine.ops.ops import Ops
 
 HAS_GPU = torch.cuda.is_available()
@@ -23,9 +29,13 @@ LIMITS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 DTYPES = [*LIMITS] if HAS_GPU else [torch.float32, torch.float16]
 
 
+def _rotary(width: int, is_by_pairs: bool) -> Rotary:
+    return Rotary(width, is_by_pairs, plain_frequencies(width, device=DEVICE))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "size"), [(3, 64), (2, 256), (5, 80), (12, 32)])
-@pytest.mark.parametrize("rotary", [None, Rotary(16, True), Rotary(32, False), Rotary(20, False)])
+@pytest.mark.parametrize("rotary", [None, _rotary(16, True), _rotary(32, False), _rotary(20, False)])
 def test_tokens_are_turned_and_kept(heads: int, size: int, rotary: Rotary | None, dtype: torch.dtype) -> None:
     from backends.fastertransformer.engine.ops.kernels.kv_write import kv_write, rotate_and_write
 

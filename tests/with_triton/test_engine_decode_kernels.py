@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
-from backends.fastertransformer.engine.model.positions import Rotary, Rotation
+from backends.fastertransformer.engine.model.positions import Rotary, Rotation, plain_frequencies
 from backends.fastertransformer.engine.sampling.sampling import NOT_FINITE, argmax, draw, keep_top_k, keep_top_p
 
 HAS_GPU = torch.cuda.is_available()
@@ -19,6 +19,10 @@ SHAPES = [(64, 2, 3, 12), (80, 1, 2, 8), (128, 3, 1, 20), (32, 2, 5, 6), (256, 1
 if HAS_GPU:  # more programs than it has processors: other tiles
     SHAPES += [(128, 20, 3, 30), (128, 48, 6, 12), (64, 40, 9, 20)]
 UNBOUNDED = 1 << 31
+
+
+def _rotary(width: int, is_by_pairs: bool) -> Rotary:
+    return Rotary(width, is_by_pairs, plain_frequencies(width, device=DEVICE))
 
 
 def attended(
@@ -91,7 +95,7 @@ def test_each_row_attends_to_what_was_kept_and_nothing_is_written(
     assert torch.equal(memory, kept)
 
 
-@pytest.mark.parametrize("rotary", [Rotary(16, True), Rotary(64, False), Rotary(20, False), Rotary(8, True)])
+@pytest.mark.parametrize("rotary", [_rotary(16, True), _rotary(64, False), _rotary(20, False), _rotary(8, True)])
 def test_queries_and_keys_are_turned_on_the_way(rotary: Rotary) -> None:
     from backends.fastertransformer.engine.ops.kernels.decode_attention import attend
 

@@ -151,7 +151,7 @@ def _read(settings: Settings, device: torch.device, group: Group | None) -> _Par
 def _reserve_cache(settings: Settings, part: _Part, device: torch.device, ops: Ops, group: Group | None) -> KvCache:
     """Reserve the KV cache in the free memory: for the same number of tokens in all processes of a group."""
     config, decoder = part.config, part.weights.decoder
-    heads = config.head_num // (1 if part.partition.rank is None else settings.tensor_para_size)
+    heads = config.kv_heads // (1 if part.partition.rank is None else settings.tensor_para_size)
     shape = CacheShape(
         len(decoder.layers) if decoder else 0,
         heads,

@@ -47,6 +47,7 @@ class Stack:
 
     Attributes:
         head_num: attention heads.
+        kv_head_num: heads of keys and values, which divides head_num; 0: as head_num. See ``kv_heads``.
         size_per_head: width of one head.
         inter_size: width of the MLP's inner layer.
         num_layer: transformer layers.
@@ -68,6 +69,7 @@ class Stack:
     size_per_head: int
     inter_size: int
     num_layer: int
+    kv_head_num: int = 0
     model_width: int = 0
     layernorm_eps: float = 1e-6
     is_rms: bool = False
@@ -84,6 +86,11 @@ class Stack:
     def hidden_units(self) -> int:
         """Width of the residual stream."""
         return self.model_width or self.head_num * self.size_per_head
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_head_num or self.head_num
 
     @property
     def attention_scale(self) -> float:

@@ -1,12 +1,14 @@
 """A layer of either stack, whatever its family: attention and MLP, their norms, and the residual stream around them.
 
-B: rows of a call; T: tokens of this call; S: keys that a row looks at; H: heads of this process; D: size of a head.
+B: rows of a call; T: tokens of this call; S: keys that a row looks at; H, Hkv: heads of queries, and of keys and
+values, in this process; D: size of a head.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..ops.ops import Ops
@@ -69,7 +71,7 @@ def _attend(
     stack: Stack, layer: LayerWeights, x: Tensor, norm: Norm | None, context: LayerContext, memory: Tensor
 ) -> Tensor:
     """Self-attention of this process's heads, [B, T, hidden] -> [B, T, H * D]."""
-    q, k, v = split_heads(context.ops.linear(layer.qkv, x, norm), 3, stack.size_per_head)
+    q, k, v = _split_qkv(stack, context.ops.linear(layer.qkv, x, norm))
     k, v = scale_by_task(k, layer.ia3, 0, context.tasks), scale_by_task(v, layer.ia3, 1, context.tasks)
     return _join_heads(context.attend(q, k, v, memory))
 
@@ -83,15 +85,22 @@ def _attend_source(stack: Stack, cross: CrossWeights, x: Tensor, context: LayerC
 
 def _mlp(stack: Stack, layer: LayerWeights, x: Tensor, norm: Norm | None, context: LayerContext) -> Tensor:
     """Inner layer of the MLP, [B, T, hidden] -> this process's part of [B, T, inter]."""
-    ops = context.ops
-    if layer.mlp_gate and norm:
-        x, norm = ops.norm(x, norm), None
-    inner = ops.linear(layer.mlp_in, x, norm, stack.activation)
     if layer.mlp_gate:
-        inner *= ops.linear(layer.mlp_gate, x)
+        inner = context.ops.gated_linear(layer.mlp_in, layer.mlp_gate, x, norm, stack.activation)
+    else:
+        inner = context.ops.linear(layer.mlp_in, x, norm, stack.activation)
     if layer.ia3 and context.tasks is not None:
         inner *= layer.ia3[2][context.tasks]
     return inner
+
+
+def _split_qkv(stack: Stack, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, T, (H + 2 * Hkv) * D] -> [B, H, T, D] and twice [B, Hkv, T, D]."""
+    heads = x.view(*x.shape[:2], -1, stack.size_per_head).transpose(1, 2)
+    group = stack.head_num // stack.kv_heads
+    kv = heads.shape[1] // (group + 2)
+    q, k, v = torch.split(heads, [group * kv, kv, kv], 1)
+    return q, k, v
 
 
 def split_heads(x: Tensor, parts: int, size: int) -> tuple[Tensor, ...]:

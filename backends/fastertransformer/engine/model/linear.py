@@ -26,7 +26,9 @@ from torch import Tensor
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "exact_gelu": F.gelu,
     "relu": F.relu,
+    "squared_relu": lambda x: F.relu(x).square(),
     "silu": F.silu,
 }
 _LEAST_ROWS = 4  # of a product of packed weights with more than one

@@ -26,7 +26,7 @@ from .layers import LayerContext, run_layer, scale_by_task, split_heads
 from .layouts import ModelWeights, StackWeights
 from .linear import Norm
 from .packed_rows import Rows
-from .positions import Alibi, Attend, AttentionSpec, Relative, Rotary
+from .positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies
 
 
 class Network:
@@ -50,8 +50,9 @@ class Network:
         self.ops = ops or choose_ops(weights.like.device)
         self.comm = comm or Comm(self.ops, config, weights.like)
         self._like = weights.like
-        self._spec = _attention_spec(config, weights.decoder, is_both_ways=False)
-        self._encoder_spec = _attention_spec(config.encoder or config, weights.encoder, is_both_ways=True)
+        device = weights.like.device
+        self._spec = _attention_spec(config, weights.decoder, device, is_both_ways=False)
+        self._encoder_spec = _attention_spec(config.encoder or config, weights.encoder, device, is_both_ways=True)
         self.can_capture = self.ops.can_capture and not config.ia3_num_tasks
 
     def extend(
@@ -191,10 +192,14 @@ class Network:
         return (self.ops.norm(x, weights.embedding_norm) if weights.embedding_norm else x)[:, None]
 
 
-def _attention_spec(stack: Stack, weights: StackWeights | None, is_both_ways: bool) -> AttentionSpec:
+def _attention_spec(
+    stack: Stack, weights: StackWeights | None, device: torch.device, is_both_ways: bool
+) -> AttentionSpec:
     bias: Alibi | Relative | None = None
     if weights and weights.position_bias is not None:
         table = weights.position_bias
         bias = Alibi(table) if stack.positions == "alibi" else Relative(table, is_both_ways)
-    rotary = Rotary(stack.rotary_dim, stack.rotates_pairs) if stack.rotary_dim else None
+    rotary = None
+    if stack.rotary_dim:
+        rotary = Rotary(stack.rotary_dim, stack.rotates_pairs, plain_frequencies(stack.rotary_dim, device=device))
     return AttentionSpec(stack.attention_scale, bias, rotary)

@@ -1,4 +1,4 @@
-"""How a stack attends: the scale of its scores, a bias by position (ALiBi, T5), and rotary positions."""
+"""How a layer attends: scale, cap and window of its scores, a bias by position (ALiBi, T5), and rotary positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""q, k, v and a layer's memory of the cache -> attended; q, k, v and the result are [B, H, 1, D] or [1, H, T, D]."""
+"""q, k, v and a layer's memory of the cache, [2, pages, Hkv, PAGE, D] -> attended, of q's shape.
+
+q is [B, H, 1, D] or [1, H, T, D]; k and v have Hkv heads, of which the query's head h uses h // (H / Hkv).
+"""
 
 CrossAttend = Callable[[Tensor, Tensor], Tensor]
 """q, [B, H, 1, D] or [1, H, T, D], and a layer's memory of the cache -> attended, of q's shape."""
@@ -77,12 +80,21 @@ class Rotary(NamedTuple):
     Attributes:
         width: how many numbers of each head are rotated.
         is_by_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
-        base: of the wave lengths.
+        inverse_frequencies: fp32 [width / 2], the angle of each rotation from one position to the next; computed once,
+            when the model is loaded.
+        base: of the wave lengths, for kernels that do not read the table.
     """
 
     width: int
     is_by_pairs: bool
+    inverse_frequencies: Tensor
     base: float = 10000.0
+
+
+def plain_frequencies(width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
+    """Give the angles from one position to the next that no scaling has changed, fp32 [width / 2]."""
+    powers = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    return base**-powers
 
 
 class Rotation:
@@ -95,9 +107,8 @@ class Rotation:
     """
 
     def __init__(self, positions: Tensor, rotary: Rotary, dtype: torch.dtype) -> None:
-        self._width, self._is_by_pairs, base = rotary
-        powers = torch.arange(0, self._width, 2, device=positions.device, dtype=torch.float32) / self._width
-        angles = positions[..., None].float() * (base**-powers)  # [B or 1, T, width / 2]
+        self._width, self._is_by_pairs = rotary.width, rotary.is_by_pairs
+        angles = positions[..., None].float() * rotary.inverse_frequencies  # [B or 1, T, width / 2]
         angles = angles.repeat_interleave(2, -1) if self._is_by_pairs else torch.cat((angles, angles), -1)
         self._cos, self._sin = angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]  # [B or 1, 1, T, width]
 
@@ -113,17 +124,21 @@ class Rotation:
 
 
 class AttentionSpec(NamedTuple):
-    """How a stack attends.
+    """How a layer attends.
 
     Attributes:
         scale: of q k.
         bias: of attention scores, by positions; None: none.
         rotary: rotary positions of queries and keys; None: none.
+        softcap: c of c * tanh(score / c), which a score is replaced by before it is masked; 0: scores are as they are.
+        window: a token sees itself and the window - 1 tokens before it; 0: all before it.
     """
 
     scale: float
     bias: Alibi | Relative | None = None
     rotary: Rotary | None = None
+    softcap: float = 0.0
+    window: int = 0
 
     def rotation(self, positions: Tensor, like: Tensor) -> Rotation | None:
         """Give the rotation, in torch, of queries and keys at positions, [B or 1, T]; None without rotary positions."""

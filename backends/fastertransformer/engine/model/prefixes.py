@@ -43,7 +43,7 @@ def read_prefixes(
     """
     if not config.has_prefixes:
         return []
-    heads = config.head_num // tensor_para_size
+    heads = config.kv_heads // tensor_para_size
     prefixes: list[Prefix] = []
     for name, length in config.prompt_tasks:
         shape = (config.num_layer, 2, heads, length, config.size_per_head)

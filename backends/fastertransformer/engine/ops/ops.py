@@ -61,7 +61,7 @@ class Ops:
             linear: weight and bias.
             x: [..., in].
             norm: of x; None: none.
-            activation: gelu (by tanh), relu, silu or nothing.
+            activation: gelu (by tanh), exact_gelu, relu, squared_relu, silu or nothing.
             residual: [..., out], contiguous; is overwritten with the result. None: nothing is added.
         """
         x = self.norm(x, norm) if norm else x
@@ -77,6 +77,23 @@ class Ops:
             return y
         residual += y
         return residual
+
+    def gated_linear(
+        self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
+    ) -> Tensor:
+        """Compute activation(norm(x) @ linear) * (norm(x) @ gate), each with its bias; [..., in] -> [..., out].
+
+        Args:
+            linear: what is activated (a Llama's gate_proj).
+            gate: what it is multiplied by (a Llama's up_proj).
+            x: [..., in].
+            norm: of x; None: none.
+            activation: see linear.
+        """
+        x = self.norm(x, norm) if norm else x
+        y = self.linear(linear, x, activation=activation)
+        y *= self.linear(gate, x)
+        return y
 
     def _by_cublas(self, linear: Linear, x: Tensor, activation: str) -> Tensor:
         """Compute activation(linear(x)); cuBLASLt applies gelu or relu before it rounds."""
@@ -206,12 +223,12 @@ class Ops:
         Each row of one token, or each token of packed rows, has a block table, int32 [n, width], and sees as many
         entries as ``lengths`` says, int64 [n].
         """
-        view = torch_attention.PagedView(tables, lengths)
+        view, spec = torch_attention.PagedView(tables, lengths), AttentionSpec(scale)
 
         def attend(q: Tensor, memory: Tensor) -> Tensor:
             if q.shape[2] > 1:
                 return attend(q.transpose(0, 2), memory).transpose(0, 2)
-            return view.attend(q, memory, None, scale)
+            return view.attend(q, memory, None, spec)
 
         return attend
 

@@ -1,7 +1,8 @@
 """Attention in torch: row by row, or for all rows at once if their pages allow it.
 
-B: rows; T: tokens of the call; S: entries of a row; H: heads; D: size of a head. A row sees the entries of its own
-pages within its window; other entries of the pages, and padding, are masked.
+B: rows; T: tokens of the call; S: entries of a row; H: heads of queries, Hkv of keys and values; D: size of a head. A
+row sees the entries of its own pages within its window, the one that a request has set and the one that the model has
+(AttentionSpec.window); other entries of the pages, and padding, are masked.
 """
 
 from __future__ import annotations
@@ -15,10 +16,56 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
+from ..cache.sizing import UNBOUNDED
 from ..model.packed_rows import Rows
 from ..model.positions import Attend, AttentionSpec
 
 KvWrite = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+def attend_masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec, is_causal: bool = False
+) -> Tensor:
+    """Attend from q, [B, H, T, D], to k and v, [B, Hkv, S, D].
+
+    Args:
+        q: queries; head h looks at the key and value head h // (H / Hkv).
+        k: keys.
+        v: values.
+        mask: [B or 1, H or 1, T or 1, S], boolean or added to the scores; None: none.
+        spec: scale and cap.
+        is_causal: whether a query sees the keys up to its own place only; without a mask, S being T.
+
+    Returns:
+        [B, H, T, D].
+    """
+    if spec.softcap:
+        return _attend_capped(q, k, v, mask, spec, is_causal)
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if heads == kv_heads or q.shape[2] > 1 or (mask is not None and mask.shape[1] > 1):
+        is_grouped = heads != kv_heads
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=is_causal, scale=spec.scale, enable_gqa=is_grouped
+        )
+    # One token's heads that share a key head are computed as if they were its tokens: no key is read twice.
+    grouped = q.reshape(len(q), kv_heads, -1, q.shape[3])
+    return F.scaled_dot_product_attention(grouped, k, v, mask, scale=spec.scale).view(q.shape)
+
+
+def _attend_capped(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec, is_causal: bool
+) -> Tensor:
+    """Do what attend_masked does, with scores that are capped."""
+    batch, heads, length, size = q.shape
+    grouped = q.reshape(batch, k.shape[1], -1, length, size)
+    scores = (grouped @ k[:, :, None].transpose(3, 4)).flatten(1, 2).float()  # [B, H, T, S]
+    scores = spec.softcap * torch.tanh(scores * (spec.scale / spec.softcap))
+    if is_causal:
+        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1).to(v.dtype).view(batch, k.shape[1], -1, length, k.shape[2])
+    return (weights @ v[:, :, None]).view(q.shape)
 
 
 def within_rows(
@@ -26,13 +73,14 @@ def within_rows(
 ) -> Callable[..., Tensor]:
     """Prepare attention of packed rows, of known lengths, to themselves; see Ops.encoder_attention."""
     mask: Tensor | None = None
-    if spec.bias:
+    if spec.bias or 0 < spec.window < rows.longest:
         steps = torch.arange(rows.longest, device=like.device)
         is_seen = (steps <= steps[:, None]) | (not is_causal)
-        mask = biased(is_seen, spec.bias(steps[None], steps[None]), like)  # [1, H, S, S]
+        is_seen &= is_in_window(steps, steps[:, None], spec.window)
+        mask = biased(is_seen[None, None], spec.bias(steps[None], steps[None]) if spec.bias else None, like)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
-        if is_causal and mask is None and has_flash_kernel(q):
+        if is_causal and mask is None and not spec.softcap and has_flash_kernel(q):
             return flash_rows(q, k, v, rows, spec.scale)
         assert rows.lengths, "only the Triton kernels read the lengths on the device"
         out, all_weights = torch.empty_like(q), []
@@ -40,8 +88,7 @@ def within_rows(
         for length, (query, key, value, target) in zip(rows.lengths, parts, strict=True):
             own = None if mask is None else mask[..., :length, :length]
             if scores is None:
-                causes = is_causal and own is None
-                target[:] = F.scaled_dot_product_attention(query, key, value, own, is_causal=causes, scale=spec.scale)
+                target[:] = attend_masked(query, key, value, own, spec, is_causal and own is None)
             else:
                 products = (query @ key.transpose(2, 3)).float() * spec.scale
                 weights = (products if own is None else products + own).softmax(-1)
@@ -71,6 +118,7 @@ def extend_rows(
     held = entry_positions(starts[:, 0] - 1, windows, longest)  # [B, S]
     keys, too_old = torch.cat((held, padded), 1), (padded - windows[:, None])[:, :, None]
     is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= padded[:, :, None])
+    is_seen &= is_in_window(keys[:, None], padded[:, :, None], spec.window)
     mask = biased(is_seen[:, None], spec.bias(padded, keys) if spec.bias else None, like)
     entries = positions % cache.windows[slots]
     places = cache.block_tables[slots, entries // PAGE], entries % PAGE
@@ -81,7 +129,7 @@ def extend_rows(
         query, *new = (each[0][:, tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
         before = (part[pages].transpose(1, 2).flatten(2, 3)[:, :, :longest] for part in memory)
         all_keys, values = (torch.cat(parts, 2) for parts in zip(before, new, strict=True))  # [B, H, S + n, D]
-        attended = F.scaled_dot_product_attention(query, all_keys, values, mask, scale=spec.scale)
+        attended = attend_masked(query, all_keys, values, mask, spec)
         kv_write(memory, *places, k[0], v[0])
         return attended.transpose(1, 2)[origin].transpose(0, 1)[None]
 
@@ -96,14 +144,17 @@ def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: Attent
     entries = tables.gather(1, (entries // PAGE)[:, None])[:, 0] * PAGE + entries % PAGE
     lengths = torch.minimum(positions + 1, windows)
     view = PagedView(tables, lengths)
-    if spec.bias:
-        held = entry_positions(positions, windows, int(lengths.max()))
-        mask = biased((held >= 0)[:, None, None], spec.bias(positions[:, None], held), like)  # [B, H, 1, S]
+    longest = int(lengths.max())
+    if spec.bias or 0 < spec.window < longest:
+        held = entry_positions(positions, windows, longest)  # [B, S]
+        is_seen = (held >= 0) & is_in_window(held, positions[:, None], spec.window)
+        bias = spec.bias(positions[:, None], held) if spec.bias else None
+        mask = biased(is_seen[:, None, None], bias, like)  # [B, H or 1, 1, S]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
         write_entries(memory, entries, k[:, :, 0], v[:, :, 0])
-        return view.attend(q, memory, mask, spec.scale)
+        return view.attend(q, memory, mask, spec)
 
     return attend
 
@@ -133,11 +184,11 @@ class PagedView:
         is_even = len(apart) < 2 and len(set(self._lengths)) == 1 and not any(is_torn) and min(apart, default=1) > 0
         self._even = (firsts[0], min(apart, default=0)) if is_even else None
 
-    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
         """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
         if self._even:
             keys, values = _contiguous_entries(memory, *self._even, len(q), self._lengths[0])
-            return F.scaled_dot_product_attention(q, keys, values, mask, scale=scale)
+            return attend_masked(q, keys, values, mask, spec)
         parts = []
         for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
             if isinstance(place, int):
@@ -145,7 +196,7 @@ class PagedView:
             else:
                 keys, values = memory[:, place].transpose(1, 2).flatten(2, 3)[:, None, :, :length]
             own = None if mask is None else mask[row : row + 1, ..., :length]
-            parts.append(F.scaled_dot_product_attention(query, keys, values, own, scale=scale))
+            parts.append(attend_masked(query, keys, values, own, spec))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -180,6 +231,11 @@ def entry_positions(last: Tensor, windows: Tensor, count: int) -> Tensor:
     index, window = torch.arange(count, device=last.device), windows[:, None]
     held = last[:, None] - (last[:, None] - index) % window
     return held.masked_fill(index >= window, -1)
+
+
+def is_in_window(keys: Tensor, queries: Tensor, window: int) -> Tensor:
+    """Say which keys a model's window shows to queries, by their positions; 0: all. The shapes are broadcast."""
+    return keys > queries - (window or UNBOUNDED)
 
 
 def biased(is_seen: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
