@@ -40,7 +40,7 @@ class Source:
         tokenizer: the tokenizer's files.
         ids: the tokenizer's special ids.
         other_keys: keys whose values are not tensors.
-        remarks: what is expressed only nearly, one line each.
+        remarks: what is expressed only nearly, one line each; those on shards alone are ``ShardRemark``s.
         extra_targets: tensors beyond the family's schema, by name.
         extra_config: sections and keys of ``config.ini`` beyond the family's.
         extra_files: what is written beside the shards, by name.

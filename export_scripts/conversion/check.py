@@ -20,6 +20,7 @@ from export_scripts.conversion.joining import join_files
 from export_scripts.conversion.shards import ShardSettings, check_split
 from export_scripts.repository.served import check_served
 from export_scripts.weights.matching import match, zeros_made
+from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import Assignment, LazyTensor
 from ft_format.layout import Dims
 from handover.errors import CheckpointError, nearest
@@ -102,7 +103,8 @@ def _beyond(source: Source) -> tuple[str, ...]:
     """Say what FasterTransformer's own engine computes otherwise; nothing where it computes the model."""
     if not (beyond := source.family.beyond(source.dims)):
         return ()
-    return (f"FasterTransformer's own engine computes otherwise, and deployment refuses it: {'; '.join(beyond)}",)
+    said = f"FasterTransformer's own engine computes otherwise, and deployment refuses it: {'; '.join(beyond)}"
+    return (ShardRemark(said),)
 
 
 def check_types(source: Source, assignments: Sequence[Assignment]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from export_scripts.checkpoints.source import Source
+from export_scripts.weights.remarks import ShardRemark
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
 
@@ -40,8 +41,10 @@ def with_settled_ids(source: Source, start_id: int | None = None, end_id: int | 
     start, about_start = _settled_start(source.ids.start_id if start_id is None else start_id, stand_ins, vocab_size)
     others = tuple(each for each in source.ids.more_end_ids if end_id is None and each != end and each < vocab_size)
     about_others = (
-        f"a text ends with token {end}, and with {', '.join(map(str, others))}: FasterTransformer's end_id is one "
-        "token, so that requests name the others as stop words"
+        ShardRemark(
+            f"a text ends with token {end}, and with {', '.join(map(str, others))}: FasterTransformer's end_id is one "
+            "token, so that requests name the others as stop words"
+        )
         if others
         else ""
     )

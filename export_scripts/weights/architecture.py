@@ -10,6 +10,7 @@ import numpy as np
 
 from export_scripts.conversion.dtypes import Array
 from export_scripts.weights.layouts import unchanged
+from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, Rule, Rules, SourceMap, Sources
 from export_scripts.weights.values import Fields, epsilon, number, positive, shown
 from ft_format.families.family import Family
@@ -158,12 +159,17 @@ class Architecture:
         said = []
         if self.activation and settings.get(*self.activation) in EXACT_GELU:
             said.append(
-                "trained with the exact GELU; FasterTransformer computes its tanh form, which differs by at most 5e-4"
+                ShardRemark(
+                    "trained with the exact GELU; FasterTransformer computes its tanh form, which differs by at most "
+                    "5e-4"
+                )
             )
         if self.family_eps is not None and dims.layernorm_eps != self.family_eps:
             said.append(
-                f"norms have an epsilon of {dims.layernorm_eps:g}, as config.ini says; NVIDIA's library computes every "
-                f"{self.family.name} with {self.family_eps:g}"
+                ShardRemark(
+                    f"norms have an epsilon of {dims.layernorm_eps:g}, as config.ini says; NVIDIA's library computes "
+                    f"every {self.family.name} with {self.family_eps:g}"
+                )
             )
         return tuple(said)
 

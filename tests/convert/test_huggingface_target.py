@@ -234,6 +234,19 @@ def test_a_format_that_is_not_written_is_refused(tmp_path: Path) -> None:
     assert "legal: fastertransformer, huggingface" in done.stderr
 
 
+def test_random_weights_are_made_for_shards_alone(tmp_path: Path) -> None:
+    from export_scripts.conversion.random_weights import plan_random
+
+    description = tmp_path / "model_config.yaml"
+    sizes = "num_layers: 2\nhidden_size: 16\nnum_attention_heads: 2\nmax_position_embeddings: 8\nvocab_size: 300\n"
+    description.write_text(sizes)
+    assert plan_random(description, 1, "fp32"), "as shards they would be made"
+    with pytest.raises(CheckpointError, match="are made for FasterTransformer's shards alone") as refusal:
+        to_huggingface(description, tmp_path / "hf", random_weights=True)
+    assert "leave export.model.format out" in str(refusal.value.hint)
+    assert not (tmp_path / "hf").exists()
+
+
 def test_what_concerns_shards_alone_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save("opt", tmp_path / "source", word_embed_proj_dim=16, do_layer_norm_before=False, activation_function="gelu")
     to_huggingface(tmp_path / "source", tmp_path / "hf")

@@ -85,6 +85,11 @@ def test_random_weights_are_made_of_a_description_alone(tmp_path: Path) -> None:
     assert "is the description of a checkpoint" in error.problem and made_up in error.hint
     error = refusal(tmp_path / "root", described(tmp_path), T5_CONFIG, "stages=[convert]", made_up)
     assert "its family is gpt" in error.problem
+    error = refusal(
+        tmp_path / "root", described(tmp_path), "stages=[convert]", made_up, "export.model.format=huggingface"
+    )
+    assert f"{made_up} with export.model.format=huggingface" in error.problem
+    assert "export.model.format=fastertransformer" in error.hint
     stages = "stages=[convert,export,deploy,benchmark]"
     config = compose(
         [stages, f"export.model.checkpoint_path={described(tmp_path)}", made_up, "cluster_type=interactive"]

@@ -33,6 +33,7 @@ from export_scripts.weights.huggingface_gptneox import GPTNEOX
 from export_scripts.weights.huggingface_llama import LLAMA_FAMILY
 from export_scripts.weights.huggingface_opt import OPT
 from export_scripts.weights.huggingface_xglm import XGLM
+from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import DecoderDims, LazyTensor
 from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
@@ -79,7 +80,9 @@ def open_source(archive: Archive) -> Source:
     if tokenizer.members:
         tokenizer = replace(tokenizer, text_ids=added_tokens(archive, architecture.model_type))
     remarks = architecture.remarks(settings, dims) + (() if tokenizer.members else (NO_TOKENIZER,))
-    remarks += tuple(f"{key} is {each.rows} times {each.weight}, computed in fp32" for key, each in products.items())
+    remarks += tuple(
+        ShardRemark(f"{key} is {each.rows} times {each.weight}, computed in fp32") for key, each in products.items()
+    )
     return Source(
         archive=archive,
         family=architecture.family,

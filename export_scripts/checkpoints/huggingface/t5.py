@@ -18,6 +18,7 @@ from export_scripts.checkpoints.tokenizers.huggingface import NO_TOKENIZER, TOKE
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
 from export_scripts.weights.architecture import EXACT_GELU, TANH_GELU
 from export_scripts.weights.huggingface_t5 import TIED, UNTIED
+from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import LazyTensor, T5Dims
 from export_scripts.weights.values import epsilon, positive, shown
 from ft_format.families import t5
@@ -151,10 +152,15 @@ def _remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
     epsilon = _epsilon(config)
     if epsilon != t5.LAYERNORM_EPS:
         found.append(
-            f"trained with layer_norm_epsilon {epsilon:g}; FasterTransformer's T5 computes with {t5.LAYERNORM_EPS:g}"
+            ShardRemark(
+                f"trained with layer_norm_epsilon {epsilon:g}; "
+                f"FasterTransformer's T5 computes with {t5.LAYERNORM_EPS:g}"
+            )
         )
     if config["feed_forward_proj"] in _EXACT:
-        found.append("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
+        found.append(
+            ShardRemark("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
+        )
     return tuple(found)
 
 

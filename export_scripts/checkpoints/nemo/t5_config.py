@@ -11,6 +11,7 @@ from typing import Any
 
 from export_scripts.checkpoints.nemo.known_keys import T5_KNOWN, T5_LIMITS
 from export_scripts.checkpoints.nemo.limits import remark_on, unknown_keys
+from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import T5Dims
 from export_scripts.weights.values import epsilon, positive, quoted, shown
 from ft_format.families.t5 import LAYERNORM_EPS, MAX_DISTANCE
@@ -145,10 +146,14 @@ def remarks(config: Config) -> tuple[str, ...]:
     epsilon = _epsilon(encoder)
     if epsilon != LAYERNORM_EPS:
         found.append(
-            f"trained with layernorm_epsilon {epsilon:g}; FasterTransformer's T5 computes with {LAYERNORM_EPS:g}"
+            ShardRemark(
+                f"trained with layernorm_epsilon {epsilon:g}; FasterTransformer's T5 computes with {LAYERNORM_EPS:g}"
+            )
         )
     if exact_gelu(config):
-        found.append("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
+        found.append(
+            ShardRemark("trained with the exact GELU; FasterTransformer computes its tanh form: at most 5e-4 apart")
+        )
     return (*found, *_key_remarks(config))
 
 

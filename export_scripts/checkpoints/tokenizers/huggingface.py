@@ -16,6 +16,7 @@ from export_scripts.checkpoints.huggingface.files import read_json
 from export_scripts.checkpoints.tokenizers.fairseq_pieces import with_fairseq_ids
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import NOT_NAMED, SpecialIds, TokenizerFiles
+from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.values import quoted
 from handover.errors import CheckpointError
 
@@ -25,7 +26,7 @@ _GENERATION_FILE = "generation_config.json"
 _BYTE_PAIRS = (("vocab.json", "merges.txt"), ("gpt2-vocab.json", "gpt2-merges.txt"))
 _SENTENCEPIECE = "tokenizer.model"
 FAIRSEQ_PIECES = "sentencepiece.bpe.model"
-NO_TOKENIZER = (
+NO_TOKENIZER = ShardRemark(
     "no tokenizer lies beside the weights, and the export stage needs one: put tokenizer.json, vocab.json and "
     "merges.txt, or tokenizer.model there, or give export.model.tokenizer, and convert again"
 )

@@ -7,7 +7,6 @@ tensors to the first architecture that can express it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +30,7 @@ from export_scripts.targets.huggingface.table import Facts, Taken, Target, unfin
 from export_scripts.targets.huggingface.tokenizer import tokenizer_files
 from export_scripts.weights.layouts import unchanged
 from export_scripts.weights.matching import match, zeros_made
+from export_scripts.weights.remarks import ShardRemark
 from export_scripts.weights.schema import Assignment, LazyTensor, Rule
 from export_scripts.weights.values import shown
 from ft_format.layout import Dims, TensorSpec
@@ -40,8 +40,6 @@ CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 _TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _VOCABULARY = "vocab_size"
 _COMPARED_BYTES = 4 << 20
-# What a source says of FasterTransformer's computation does not concern transformers.
-_OTHERS = re.compile("FasterTransformer|NVIDIA's library|the export stage")
 
 
 @dataclass(frozen=True)
@@ -115,13 +113,12 @@ def _plan(archive: Archive, wish: Wish) -> HuggingFacePlan:
         planned, config = _own(opened.own), _own_config(opened.own, wish)
         read = tuple(opened.own.tensors.values())
         remarks: tuple[str, ...] = ()
-        said = tuple(each for each in source.remarks if " times " not in each)  # both factors are written
     else:
         planned, config, remarks = _expressed(opened, source, assignments, wish)
         read = tuple(opened.tensors[key] for each in assignments for key in each.keys)
         remarks += zeros_made(assignments)
-        said = source.remarks
-    remarks = (*filter(None, (nemos_remark,)), *(each for each in said if not _OTHERS.search(each)), *remarks)
+    said = (each for each in source.remarks if not isinstance(each, ShardRemark))
+    remarks = (*filter(None, (nemos_remark,)), *said, *remarks)
     files = lay_out(planned, wish.data_type, wish.largest_file_bytes)
     length = config.get("n_positions") or config.get("max_position_embeddings")
     small = {
