@@ -123,7 +123,7 @@ def _open_engine(settings: Settings, config: Mapping[str, Any], args: Mapping[st
     if ranks and instances > 1:
         raise EngineError(f"instance_group asks for {instances} instances; several processes make up one")
     if ranks is None:
-        refuse_unassigned_rank(os.environ, settings.tensor_para_size * settings.pipeline_para_size)
+        refuse_unassigned_rank(os.environ, settings.world_size)
     group = Group(ranks, device, settings) if ranks else None
     # A stateful model's max_batch_size of 1 is Triton's: a request of it is [1, batch, n].
     rows = _STATEFUL_ROWS if "sequence_batching" in config else max(1, int(config.get("max_batch_size", 0)))

@@ -68,6 +68,11 @@ class Settings:
     has_peer_sums: bool = True
     allows_torch_kernels: bool = False
 
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.tensor_para_size * self.pipeline_para_size
+
     def to_json(self) -> str:
         """Write them down for another process."""
         return json.dumps(asdict(self) | {"checkpoint": str(self.checkpoint.absolute())})

@@ -30,18 +30,10 @@ _NOT_FINITE_KEY = (1 << 63) - 1
 
 
 class Comm:
-    """Communication of a process with those that hold the other parts of the network.
+    """Communication of a process with the others of a group; without a group every collective returns its input.
 
-    If one process holds all of it, every collective returns its input.
-
-    Args:
-        ops: operations of this process.
-        config: of the whole network.
-        like: gives device and type of hidden states.
-        group: all processes; None: there is only this one.
-
-    Attributes:
-        is_split: whether several processes share each layer, and the vocabulary.
+    ``config`` is the whole network's, and ``like`` gives device and type of hidden states. ``is_split`` says whether
+    several processes share each layer, and the vocabulary.
     """
 
     def __init__(self, ops: Ops, config: ModelConfig, like: Tensor, group: Group | None = None) -> None:
@@ -51,7 +43,8 @@ class Comm:
         self._neighbours = group.neighbours if group else None
         self.is_split = self._tensor_size > 1
         self._peer_memory = open_peer_memory(group, like.device, _PEER_ROWS * config.hidden_units) if group else None
-        self._part = vocabulary_part(config.vocab_size, self._tensor_rank, self._tensor_size)
+        size = self._tensor_size
+        self._parts = [vocabulary_part(config.vocab_size, rank, size) for rank in range(size)]
 
     @property
     def note(self) -> str:
@@ -106,27 +99,26 @@ class Comm:
         """Concatenate the processes' parts of the vocabulary, [N, part] -> [N, V] in rank 0."""
         if not self.is_split:
             return logits
-        size, vocab_size = self._tensor_size, self._config.vocab_size
-        widest = -(-vocab_size // size)  # gather takes tensors of one shape
+        widest = max(map(len, self._parts))  # gather takes tensors of one shape
         mine = F.pad(logits, (0, widest - logits.shape[1])).contiguous()
-        parts = [torch.empty_like(mine) for _ in range(size)] if self._tensor_rank == 0 else None
-        dist.gather(mine, parts, 0, group=self._neighbours)
-        if parts is None:
+        gathered = [torch.empty_like(mine) for _ in self._parts] if self._tensor_rank == 0 else None
+        dist.gather(mine, gathered, 0, group=self._neighbours)
+        if gathered is None:
             return logits
-        widths = [len(vocabulary_part(vocab_size, rank, size)) for rank in range(size)]
-        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+        return torch.cat([each[:, : len(part)] for each, part in zip(gathered, self._parts, strict=True)], 1)
 
     def argmax(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
         """Find the argmax over all parts of the vocabulary, and prepare the next step; see Ops.argmax_step."""
         if not self.is_split:
             return self._ops.argmax_step(logits, ids, positions)
+        first = self._parts[self._tensor_rank].start
         if self._peer_memory:
             tokens = self._ops.argmax_step(logits, ids, positions)
-            self._peer_memory.all_reduce_argmax(tokens, ids, logits, self._part.start)
+            self._peer_memory.all_reduce_argmax(tokens, ids, logits, first)
             return tokens
         columns = logits.argmax(dim=-1)
         values = logits.gather(1, columns[:, None])[:, 0]
-        keys = argmax_keys(values, columns + self._part.start).masked_fill_(~logits[:, 0].isfinite(), _NOT_FINITE_KEY)
+        keys = argmax_keys(values, columns + first).masked_fill_(~logits[:, 0].isfinite(), _NOT_FINITE_KEY)
         dist.all_reduce(keys, op=dist.ReduceOp.MAX, group=self._neighbours)
         tokens = torch.where(keys == _NOT_FINITE_KEY, NOT_FINITE, _LAST - (keys & _LAST))
         ids.copy_(tokens.clamp(min=0))
@@ -140,9 +132,7 @@ class Comm:
     def gather_attentions(self, parts: list[Tensor], shape: tuple[int, int]) -> list[Tensor]:
         """Collect the attentions of all encoder layers and heads: each process fills in its own, and all are summed.
 
-        Args:
-            parts: of this process's layers and heads, fp32 [B, H, S, S] each.
-            shape: B and S.
+        ``parts`` are of this process's layers and heads, fp32 [B, H, S, S] each; ``shape`` is B and S.
         """
         if not self._group:
             return parts

@@ -4,7 +4,7 @@ Rank 0 writes its address into a file, for which the others wait (see handshake.
 One is for messages: they arrive sooner than by a broadcast of gloo's. On the other both ends send a heartbeat every
 second. A rank whose heartbeats stop, or that hangs up, is lost, however it ended and whatever the other ranks wait for.
 A network that lacks a rank cannot compute, so every process that detects the loss ends. With several hosts, further
-connections lead to rank 0's store (see store_tunnel.py).
+connections lead to rank 0's store.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
+import socket
 import sys
 import threading
 import time
@@ -22,14 +24,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from ..errors import EngineError
-from .handshake import HandshakeListener, connect, hang_up
+from .handshake import LOOPBACK, Listener, connect, forward, hang_up, own_addresses, publish_address, welcome
 from .rank import Ranks
-from .store_tunnel import StoreTunnel, forward_to
 
 _log = logging.getLogger(__name__)
 _MESSAGES, _HEARTBEAT, _STORE = 0, 1, 2  # purposes of a connection
 _ALIVE, _SHUTDOWN = b"alive", b"shutdown"  # on the connection for heartbeats
-_HEARTBEAT_S, _FIND_POLL_S, _GATHER_POLL_S = 1.0, 0.2, 0.05
+_HEARTBEAT_S, _POLL_S = 1.0, 0.1
 _GRACE_S = 5.0  # for an error that says more, and the answers to requests that have failed
 
 
@@ -44,6 +45,7 @@ class ControlChannel:
 
     Attributes:
         startup_message: rank 0's.
+        store_port: of this host's loopback, leads to rank 0's store; 0 in the other ranks if all run on one host.
         lost: what has happened, once a rank is lost; empty before.
         at_loss: callbacks for a loss, called from any thread.
         is_fatal: whether this process exits soon after a loss.
@@ -59,85 +61,91 @@ class ControlChannel:
         check: Callable[[], None] = lambda: None,
         store_port: int = 0,
     ) -> None:
-        self._ranks, self.startup_message, self.lost, self._store_port = ranks, startup_message, "", store_port
+        self._ranks, self.startup_message, self.store_port = ranks, startup_message, store_port
+        self.lost, self.is_fatal = "", True
         self.at_loss: list[Callable[[], object]] = []
-        self.is_fatal = True
-        self._connections: dict[tuple[int, int], Connection] = {}  # by purpose, and the rank at the other end
-        self._entrance: HandshakeListener | StoreTunnel | None = None
+        # By purpose, and the rank at the other end.
+        self._connections: dict[int, dict[int, Connection]] = {_MESSAGES: {}, _HEARTBEAT: {}}
+        self._listener: Listener | None = None
         self._is_lost, self._is_over, self._is_closed = (threading.Event() for _ in range(3))
         self._is_complete = False
         self._heartbeats = threading.Thread(target=self._exchange_heartbeats, name="heartbeats", daemon=True)
         self._heartbeats.start()
         try:
-            (self._find_rank_0 if ranks.rank else self._gather)(check)
+            self._connect(check)
         except BaseException:
             self.close()
             raise
 
-    def _gather(self, check: Callable[[], None]) -> None:
-        """Wait until every other rank has connected."""
-        deadline = time.monotonic() + self._ranks.timeout_s
-        listener = self._entrance = HandshakeListener(self._ranks, self.startup_message, self._accept)
-        while len(self._connections) < 2 * (self._ranks.world_size - 1):
+    def _connect(self, check: Callable[[], None]) -> None:
+        """Connect to rank 0, or in rank 0 wait until every other rank has connected."""
+        rank, timeout_s = self._ranks.rank, self._ranks.timeout_s
+        deadline = time.monotonic() + timeout_s
+        if rank == 0:
+            self._listen()
+        while not (self._has_found_rank_0() if rank else self._has_gathered()):
             check()
             if self.lost or time.monotonic() > deadline:
-                raise EngineError(self.lost or f"rank 0: not all have come within {self._ranks.timeout_s:g} s")
-            time.sleep(_GATHER_POLL_S)
-        self._is_complete = True
-        if self._ranks.is_one_host:  # every rank reaches the store on loopback without a tunnel
-            listener.close()
+                file = self._ranks.rendezvous
+                problem = f"rank 0 has not come within {timeout_s:g} s ({file})" if rank else ""
+                problem = problem or f"not all have come within {timeout_s:g} s"
+                raise EngineError(self.lost or f"rank {rank}: {problem}")
+            time.sleep(_POLL_S)
 
-    def _accept(self, purpose: int, rank: int, connection: Connection) -> None:
+    def _listen(self) -> None:
+        key = secrets.token_bytes(16)
+        host, interface = own_addresses(self._ranks)
+        self._listener = Listener(interface, partial(self._accept, key))
+        publish_address(self._ranks, host, self._listener.port, key)
+
+    def _accept(self, key: bytes, sock: socket.socket) -> None:
+        purpose, rank, connection = welcome(sock, key, self.startup_message)
         if purpose == _STORE:
-            forward_to(self._store_port, connection)
+            forward(socket.create_connection((LOOPBACK, self.store_port)), connection)
         elif self._is_complete or self._is_closed.is_set() or not 0 < rank < self._ranks.world_size:
             connection.close()
         else:  # a rank that has stopped waiting for a handshake connects again
-            self._connections[purpose, rank] = connection
+            self._connections[purpose][rank] = connection
 
-    def _find_rank_0(self, check: Callable[[], None]) -> None:
-        """Connect to rank 0, as soon as it has written its address."""
-        deadline = time.monotonic() + self._ranks.timeout_s
-        while time.monotonic() < deadline:
-            check()
-            # The file may be missing, unfinished, or an earlier start's, whose port is closed.
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                address = json.loads(Path(self._ranks.rendezvous).read_text())
-                if address["run"] == self._ranks.run:
-                    made = [connect(address, self._ranks.rank, purpose) for purpose in (_MESSAGES, _HEARTBEAT)]
-                    for purpose, (connection, self.startup_message) in enumerate(made):
-                        self._connections[purpose, 0] = connection
-                    if not self._ranks.is_one_host:
-                        self._entrance = StoreTunnel(partial(connect, address, self._ranks.rank, _STORE))
-                    return
-            time.sleep(_FIND_POLL_S)
-        rank, timeout_s, file = self._ranks.rank, self._ranks.timeout_s, self._ranks.rendezvous
-        raise EngineError(f"rank {rank}: rank 0 has not come within {timeout_s:g} s ({file})")
+    def _has_gathered(self) -> bool:
+        self._is_complete = sum(map(len, self._connections.values())) == 2 * (self._ranks.world_size - 1)
+        if self._is_complete and self._listener and self._ranks.is_one_host:  # the store is reached without a tunnel
+            self._listener.close()
+        return self._is_complete
 
-    @property
-    def tunnel_port(self) -> int | None:
-        """Port of this host's loopback that leads to rank 0's store; None if all ranks run on one host."""
-        return self._entrance.port if isinstance(self._entrance, StoreTunnel) else None
+    def _has_found_rank_0(self) -> bool:
+        # The file may be missing, unfinished, or an earlier start's, whose port is closed.
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            address = json.loads(Path(self._ranks.rendezvous).read_text())
+            if address["run"] != self._ranks.run:
+                return False
+            made = [connect(address, self._ranks.rank, purpose) for purpose in (_MESSAGES, _HEARTBEAT)]
+            for purpose, (connection, self.startup_message) in enumerate(made):
+                self._connections[purpose][0] = connection
+            if not self._ranks.is_one_host:
+                self._listener = Listener(LOOPBACK, partial(self._tunnel, address))
+                self.store_port = self._listener.port
+            return True
+        return False
 
-    def _of(self, purpose: int) -> dict[Connection, int]:
-        """Give the connections for a purpose, and the rank at the other end of each."""
-        return {each: rank for (of, rank), each in list(self._connections.items()) if of == purpose}
+    def _tunnel(self, address: dict[str, str], sock: socket.socket) -> None:
+        forward(sock, connect(address, self._ranks.rank, _STORE)[0])
 
     def _exchange_heartbeats(self) -> None:
         next_s, heard_s = 0.0, dict[Connection, float]()
         while not self._is_over.is_set():
-            connections, now = self._of(_HEARTBEAT), time.monotonic()
+            connections, now = self._connections[_HEARTBEAT].copy(), time.monotonic()
             if now >= next_s:
                 next_s = now + _HEARTBEAT_S
-                for connection in connections:
+                for connection in connections.values():
                     with suppress(OSError):  # the loss is seen below
                         connection.send_bytes(_ALIVE)
             try:
-                ready = wait(list(connections), max(0.0, next_s - now))
+                ready = wait(connections.values(), max(0.0, next_s - now))
             except (OSError, ValueError):  # one was closed
                 continue
             now = time.monotonic()
-            for connection, rank in connections.items():
+            for rank, connection in connections.items():
                 if connection in ready:
                     heard_s[connection] = now
                     self._hear(connection, rank)
@@ -179,12 +187,8 @@ class ControlChannel:
         return self.lost
 
     def send(self, message: bytes) -> None:
-        """Send a message to rank 0, or from rank 0 to all others.
-
-        Raises:
-            OSError: a rank has disconnected.
-        """
-        for connection in self._of(_MESSAGES):
+        """Send a message to rank 0, or from rank 0 to all others; raises an OSError if a rank has disconnected."""
+        for connection in self._connections[_MESSAGES].values():
             connection.send_bytes(message)
 
     def receive(self, timeout_s: float | None = None) -> list[bytes]:
@@ -194,7 +198,7 @@ class ControlChannel:
             OSError: a rank has disconnected, or has sent nothing in time.
         """
         messages = []
-        for connection in self._of(_MESSAGES):
+        for connection in self._connections[_MESSAGES].values():
             if timeout_s is not None and not connection.poll(timeout_s):
                 raise TimeoutError(f"no message within {timeout_s:g} s")
             try:
@@ -207,7 +211,7 @@ class ControlChannel:
         """Announce a normal exit, so that the other ranks do not report this one as lost; no message follows."""
         self._is_over.set()
         with suppress(OSError):
-            for connection in self._of(_HEARTBEAT):
+            for connection in self._connections[_HEARTBEAT].values():
                 connection.send_bytes(_SHUTDOWN)
             self.send(b"")
 
@@ -215,11 +219,12 @@ class ControlChannel:
         """Hang up on all ranks."""
         self._is_over.set()
         self._is_closed.set()
-        if self._entrance:
-            self._entrance.close()
-        for connection in list(self._connections.values()):
+        if self._listener:
+            self._listener.close()
+        connections = [each for purpose in self._connections.values() for each in purpose.copy().values()]
+        for connection in connections:
             hang_up(connection)
         if self._heartbeats is not threading.current_thread():
             self._heartbeats.join(_GRACE_S)  # it reads from the connections
-        for connection in list(self._connections.values()):
+        for connection in connections:
             connection.close()

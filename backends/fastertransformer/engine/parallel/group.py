@@ -28,10 +28,9 @@ from .rank import Ranks
 from .workers import WorkerProcesses
 
 _SHUTDOWN_S = 20.0
+_NO_TIMEOUT = timedelta(days=3650)  # of a step: the control channel detects ranks that are lost
 _group_numbers = itertools.count()  # of the groups that this process has begun as rank 0
 _ending = threading.Lock()
-# A step has no time limit; the control channel detects ranks that are lost.
-_NO_TIMEOUT = timedelta(days=3650)
 
 
 class Group:
@@ -46,10 +45,9 @@ class Group:
     Attributes:
         settings: rank 0's.
         is_first: whether this is the first group that rank 0's process has begun.
-        rank: of this process.
         tensor_size: processes of each stage.
         stages: number of pipeline stages.
-        tensor_rank, stage: of this process.
+        rank, tensor_rank, stage: of this process.
         neighbours: torch's group of this stage; its default group is of all stages.
         control: messages and heartbeats between rank 0 and the others.
 
@@ -68,27 +66,21 @@ class Group:
         if dist.is_initialized():
             raise EngineError("this process has an engine of several processes already; close that one first")
         self.ranks, self.rank, self._is_on_gpu = ranks, ranks.rank, device.type == "cuda"
-        store, startup_message, store_port = None, "", 0
+        store, startup_message = None, ""
         if settings:
             _check_size(ranks, settings)
             store = _open_store()
-            store_port = store.port
-            startup_message = json.dumps([store_port, next(_group_numbers), settings.to_json()])
-        self.control = ControlChannel(
-            ranks, startup_message.encode(), workers.check if workers else lambda: None, store_port
-        )
+            startup_message = json.dumps([store.port, next(_group_numbers), settings.to_json()])
+        check = workers.check if workers else lambda: None
+        self.control = ControlChannel(ranks, startup_message.encode(), check, store.port if store else 0)
         port, number, said = json.loads(self.control.startup_message)
-        self.is_first = number == 0
-        self.settings = Settings.from_json(said)
+        self.is_first, self.settings = number == 0, Settings.from_json(said)
         self.tensor_size, self.stages = self.settings.tensor_para_size, self.settings.pipeline_para_size
         self.stage, self.tensor_rank = divmod(self.rank, self.tensor_size)
-        if ranks.is_one_host:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # on one host no other interface is needed
         try:
             with self.loss_is_an_error("not every rank has come"):
-                self._join(
-                    device, store or TCPStore(LOOPBACK, self.control.tunnel_port or port, wait_for_workers=False)
-                )
+                store = store or TCPStore(LOOPBACK, self.control.store_port or port, wait_for_workers=False)
+                self._join(device, store)
         except BaseException:
             self.control.close()
             raise
@@ -96,14 +88,15 @@ class Group:
     def _join(self, device: torch.device, store: TCPStore) -> None:
         store.set_timeout(timedelta(seconds=self.ranks.timeout_s))
         backend = "gloo"
+        if self.ranks.is_one_host:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other interface is needed
         if self._is_on_gpu:
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
             # Otherwise torch ends this process when another is lost, even one that restarts its workers.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        dist.init_process_group(
-            backend, store=store, rank=self.rank, world_size=self.ranks.world_size, timeout=_NO_TIMEOUT
-        )
+        size = self.ranks.world_size
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=size, timeout=_NO_TIMEOUT)
         assert dist.group.WORLD
         self.neighbours: dist.ProcessGroup = dist.group.WORLD
         if self.stages > 1:
@@ -113,13 +106,14 @@ class Group:
         """Survive the loss of a worker: kill the other workers and abort NCCL instead of exiting."""
         self.control.at_loss.append(workers.kill)
         if self._is_on_gpu:  # its streams would wait for ever
-            self.control.at_loss.append(threading.Thread(target=_abort, daemon=True).start)
+            self.control.at_loss.append(threading.Thread(target=_end, args=(True,), daemon=True).start)
         self.control.is_fatal = False
 
     def close(self) -> None:
         """Leave the process group, whatever the others do; this process can then join another."""
         self.control.close()
-        ending = threading.Thread(target=_abort if self.control.lost and self._is_on_gpu else _destroy, daemon=True)
+        is_abort = bool(self.control.lost) and self._is_on_gpu
+        ending = threading.Thread(target=_end, args=(is_abort,), daemon=True)
         ending.start()
         ending.join(_SHUTDOWN_S)  # NCCL waits for the others, which may be gone
 
@@ -151,11 +145,10 @@ class Group:
 
 
 def _check_size(ranks: Ranks, settings: Settings) -> None:
-    tensor, pipeline = settings.tensor_para_size, settings.pipeline_para_size
-    if ranks.world_size != tensor * pipeline:
+    if ranks.world_size != settings.world_size:
         raise EngineError(
             f"world_size ({ranks.world_size}) should equal to tensor_para_size_ * pipeline_para_size_"
-            f" ({tensor} * {pipeline} here)"
+            f" ({settings.tensor_para_size} * {settings.pipeline_para_size} here)"
         )
 
 
@@ -171,14 +164,8 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _destroy() -> None:
+def _end(is_abort: bool) -> None:
+    """Destroy all groups of torch, or abort them and NCCL's running kernels."""
     with _ending:
         if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def _abort() -> None:
-    """Abort NCCL's running kernels, and all groups."""
-    with _ending:
-        if dist.is_initialized():
-            dist.distributed_c10d._abort_process_group()
+            dist.distributed_c10d._abort_process_group() if is_abort else dist.destroy_process_group()

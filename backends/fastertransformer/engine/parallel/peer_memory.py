@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class PeerMemory:
-    """Mapped memory of the processes of a stage.
+    """Mapped memory of the processes of a stage, of which this one has a rank.
 
-    Args:
-        memory: int64, this process's, which the others write to: for sums first, then for the argmax.
-        addresses: of all processes' memory.
-        rank: of this process in the stage.
-        handle: keeps the others' memory mapped.
+    ``memory`` is this process's, int64, which the others write to: for sums first, then for the argmax. ``addresses``
+    are of all processes' memory, and ``handle`` keeps it mapped.
     """
 
     def __init__(self, memory: Tensor, addresses: Sequence[int], rank: int, handle: Any) -> None:
@@ -40,10 +38,8 @@ class PeerMemory:
         self._memories = memory[:sums], memory[sums:]
         tables = [addresses, [each + sums * memory.itemsize for each in addresses]]
         self._sums, self._choices = torch.tensor(tables, dtype=torch.int64, device=memory.device)
-        sizes = (1, kernels.PROGRAMS, MOST_SLOTS)
-        self._lost, self._turns, self._row_turns = (
-            torch.zeros(size, dtype=torch.int32, device=memory.device) for size in sizes
-        )
+        zeros = partial(torch.zeros, dtype=torch.int32, device=memory.device)
+        self._lost, self._turns, self._row_turns = zeros(1), zeros(kernels.PROGRAMS), zeros(MOST_SLOTS)
         self._aside = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
 
     def has_room_for(self, part: Tensor) -> bool:
@@ -57,10 +53,8 @@ class PeerMemory:
 
     def all_reduce_argmax(self, tokens: Tensor, ids: Tensor, logits: Tensor, first: int) -> None:
         """Replace each row's argmax of this process by that of all processes; see kernels.all_reduce."""
-        memory = self._memories[1]
-        self._kernels.all_reduce_argmax(
-            tokens, ids, logits, first, memory, self._choices, self._rank, self._row_turns, self._lost
-        )
+        own = self._memories[1], self._choices, self._rank, self._row_turns, self._lost
+        self._kernels.all_reduce_argmax(tokens, ids, logits, first, *own)
 
     def has_timed_out(self) -> bool:
         """Say whether a kernel has timed out waiting for another process, after which no kernel waits."""
@@ -77,25 +71,18 @@ def _choice_words(size: int) -> int:
 
 
 def open_peer_memory(group: Group, device: torch.device, most: int) -> PeerMemory | None:
-    """Map the memory of the other processes of a stage; None: at least one of them cannot.
+    """Map the memory of the other processes of a stage, for sums of ``most`` numbers; None: one of them cannot.
 
-    Args:
-        group: of all processes; each must call this.
-        device: of this process.
-        most: numbers of a sum at most.
+    Each process of the group must call this.
     """
     size = group.tensor_size
     if size == 1 or device.type != "cuda":
         return None
-    first = group.stage * size
-    can = group.settings.has_peer_sums and group.ranks.is_one_host and can_run_on(device)
+    others = {*range(group.stage * size, (group.stage + 1) * size)} - {group.rank}
     # torch matches the processes' memory by a counter in each process (StoreExchange). It differs for a worker that was
     # restarted, or belongs to a second engine: rank 0 would wait for ever.
-    can = can and group.is_first
-    can = can and all(
-        other == group.rank or torch.cuda.can_device_access_peer(device, other) for other in range(first, first + size)
-    )
-    if not group.all_reduce_min(int(can)):
+    can = group.is_first and group.settings.has_peer_sums and group.ranks.is_one_host and can_run_on(device)
+    if not group.all_reduce_min(can and all(torch.cuda.can_device_access_peer(device, other) for other in others)):
         return None
     # A program that uses multicast can put the GPUs of a host out of service; nothing here needs it.
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
@@ -109,8 +96,7 @@ def open_peer_memory(group: Group, device: torch.device, most: int) -> PeerMemor
         peer_memory = PeerMemory(memory, [each + offset for each in handle.buffer_ptrs], group.tensor_rank, handle)
         torch.cuda.synchronize(device)
         group.control.at_loss.append(peer_memory.stop_waiting)
-        problem = ""
     except Exception as error:  # whatever the driver says
-        peer_memory, problem = None, str(error)
+        peer_memory = None
         _log.warning("peer-memory all-reduce unavailable (%s); falling back to NCCL", error)
-    return peer_memory if group.all_reduce_min(int(not problem)) else None
+    return peer_memory if group.all_reduce_min(peer_memory is not None) else None

@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from ..errors import EngineError
 
 VARIABLE = "SLIPWAY_RANKS"
-ALONE = "alone"
-"""Value of VARIABLE for a process that is alone, whatever a launcher's variables say."""
-
-LAUNCHER_VARIABLES = (
+ALONE = "alone"  # value of VARIABLE for a process that is alone, whatever a launcher's variables say
+LAUNCHER_VARIABLES = (  # of common launchers: rank, and number of processes
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("RANK", "WORLD_SIZE"),
 )
-"""Variables of common launchers: rank, and number of processes."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,8 @@ class Ranks:
         local_rank, local_size: among the processes of this host.
         rendezvous: file on a filesystem that all processes share; rank 0 writes it.
         run: distinguishes this start from earlier ones with the same file.
-        timeout_s: seconds until all must have connected.
-        silence_s: seconds without a heartbeat after which a rank is lost.
+        timeout_s: until all must have connected.
+        silence_s: without a heartbeat, after which a rank is lost.
     """
 
     rank: int
@@ -59,17 +56,10 @@ def read_ranks(environment: Mapping[str, str]) -> Ranks | None:
 
 
 def refuse_unassigned_rank(environment: Mapping[str, str], size: int) -> None:
-    """Refuse to serve a whole model in each of the processes that a launcher has started for its ranks.
+    """Raise an EngineError if this is one of several processes of a launcher, and no variable says which rank it is.
 
     ``srun --ntasks=2 tritonserver`` by hand starts two servers, each with the whole model, where one model over two
-    processes was intended.
-
-    Args:
-        environment: of this process.
-        size: ranks of the model; a model with a single rank may be served any number of times.
-
-    Raises:
-        EngineError: this process is one of several, and no variable says which rank it is.
+    processes was intended. A model of ``size`` 1 may be served any number of times.
     """
     if size == 1 or environment.get(VARIABLE):
         return

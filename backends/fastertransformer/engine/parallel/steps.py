@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import marshal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -39,68 +39,48 @@ class RankZeroSteps(Steps):
 
     def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix], group: Group) -> None:
         super().__init__(network, cache, prefixes)
-        self._group = group
+        self.group = group
 
     def raise_if_rank_lost(self) -> None:
         """Override Steps."""
-        if lost := self._group.control.lost:
+        if lost := self.group.control.lost:
             raise GroupLostError(lost)
 
     def raise_if_peer_timed_out(self) -> None:
         """Override Steps."""
         if self.network.comm.has_timed_out():
-            raise self._group_lost(TimeoutError("no numbers from a rank for half a minute"))
+            raise self.group_lost(TimeoutError("no numbers from a rank for half a minute"))
 
-    @contextmanager
-    def announced(self, name: str, arguments: Sequence[Any]) -> Iterator[None]:
-        """Announce a step, which is then taken; if it fails, find out whether it has failed in all ranks.
-
-        Raises:
-            GroupLostError: the ranks are no longer in step.
-        """
-        self.raise_if_rank_lost()
-        try:
-            self._group.control.send(packed(name, arguments))
-        except OSError as error:
-            raise self._group_lost(error) from error
-        try:
-            yield
-        except Exception as error:
-            if not self._has_failed_everywhere(error):
-                raise self._group_lost(error) from error
-            raise
-
-    def _has_failed_everywhere(self, error: Exception) -> bool:
-        """Say whether a step that has failed here has failed in all other ranks too; if so, tell them to continue.
-
-        An error that a request causes (an unforeseen input, too little memory) is raised in the same step by all ranks.
-        They are then still in step with each other, and only that request fails.
-        """
-        control = self._group.control
-        with suppress(OSError):
-            if all(kind == _kind(error) for kind in control.receive(_FAILURE_S)):
-                control.send(_CONTINUE)
-                return True
-        return False
-
-    def _group_lost(self, error: Exception) -> GroupLostError:
-        control = self._group.control
+    def group_lost(self, error: Exception) -> GroupLostError:
+        """Report that the ranks are no longer in step, and give the error that says so."""
+        control = self.group.control
         problem = control.wait_for_loss() or f"{_OUT_OF_STEP}: {first_line(error)}"
         control.report_loss(problem)
         return GroupLostError(problem)
 
     def close(self) -> None:
         """Tell the workers to exit."""
-        self._group.control.announce_shutdown()
+        self.group.control.announce_shutdown()
         super().close()
-        self._group.close()
+        self.group.close()
 
 
 def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a step announce itself, and raise a GroupLostError if it fails here and not in all ranks."""
+
     @wraps(step)
     def take(self: RankZeroSteps, /, *arguments: Any) -> Any:
-        with self.announced(step.__name__, arguments):
+        self.raise_if_rank_lost()
+        try:
+            self.group.control.send(packed(step.__name__, arguments))
+        except OSError as error:
+            raise self.group_lost(error) from error
+        try:
             return step(self, *arguments)
+        except Exception as error:
+            if _has_failed_everywhere(error, self.group.control):
+                raise
+            raise self.group_lost(error) from error
 
     return take
 
@@ -129,8 +109,21 @@ def follow(steps: Steps, group: Group) -> None:
     group.close()
 
 
+# An error that a request causes (an unforeseen input, too little memory) is raised in the same step by all ranks. They
+# are then still in step with each other, and only that request fails.
+
+
+def _has_failed_everywhere(error: Exception, control: ControlChannel) -> bool:
+    """Say in rank 0 whether a step that has failed here has failed in all other ranks too; if so, let them continue."""
+    with suppress(OSError):
+        if all(kind == _kind(error) for kind in control.receive(_FAILURE_S)):
+            control.send(_CONTINUE)
+            return True
+    return False
+
+
 def _may_continue(error: Exception, control: ControlChannel) -> bool:
-    """Say whether all ranks have failed like this one; otherwise rank 0 restarts the group, or ends."""
+    """Say in another rank whether all have failed like this one; otherwise rank 0 restarts the group, or ends."""
     with suppress(OSError):
         control.send(_kind(error))
         return control.receive(_FAILURE_S) == [_CONTINUE]

@@ -30,26 +30,25 @@ _PACKAGES = (str(Path(__file__).resolve().parents[3]), str(Path(ft_format.__file
 
 def needs_workers(settings: Settings, device: torch.device) -> bool:
     """Say whether each rank gets a process: by the settings, or else if each can have a GPU of its own."""
-    size = settings.tensor_para_size * settings.pipeline_para_size
-    if settings.has_process_per_rank is not None:
-        return settings.has_process_per_rank and size > 1
-    return device.type == "cuda" and 1 < size <= torch.cuda.device_count()
+    can_have_gpu = device.type == "cuda" and settings.world_size <= torch.cuda.device_count()
+    is_wanted = can_have_gpu if settings.has_process_per_rank is None else settings.has_process_per_rank
+    return is_wanted and settings.world_size > 1
 
 
 class WorkerProcesses:
     """The processes of all ranks but rank 0; ``ranks`` is this process's."""
 
     def __init__(self, settings: Settings) -> None:
-        size = settings.tensor_para_size * settings.pipeline_para_size
         self._directory = tempfile.TemporaryDirectory(prefix="slipway-ranks-")
-        rendezvous = str(Path(self._directory.name, "rendezvous"))
-        places = [Ranks(rank, size, rank, size, rendezvous, rendezvous, _STARTUP_S) for rank in range(size)]
-        self.ranks = places[0]
-        argv = [sys.executable, *WORKER]
+        rendezvous, size = str(Path(self._directory.name, "rendezvous")), settings.world_size
+        self.ranks, *others = [
+            Ranks(rank, size, rank, size, rendezvous, rendezvous, _STARTUP_S) for rank in range(size)
+        ]
         path = os.pathsep.join(filter(None, (*_PACKAGES, os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path}
         self._processes = [
-            subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(place))})
-            for place in places[1:]
+            subprocess.Popen([sys.executable, *WORKER], env=environment | {VARIABLE: json.dumps(asdict(other))})
+            for other in others
         ]
 
     def check(self) -> None:
