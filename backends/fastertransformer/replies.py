@@ -44,25 +44,22 @@ class Reply:
 
     Attributes:
         is_cancelled: whether the client has disconnected or cancelled the request.
-        sender: Triton's.
+        sender: Triton's; it must not be used once ``sent`` is set.
+        sent: is set when the final answer is sent.
         wanted: names of the requested outputs.
         waiting: answers to be sent: the time of each, its content, and whether it is final.
         opened: time of the request.
-        is_queued: whether the thread knows that an answer is waiting.
-        is_done: whether the final answer is sent, after which the sender must not be used.
         last_lengths: sequence_length of the last answer that was sent, [B, beam]; None: none was sent.
     """
 
     def __init__(self, request: Any, announce: Callable[[Reply, bool], None], deadline: float = math.inf) -> None:
-        self.is_cancelled = self._was_asked = self._is_watched = False
+        self.is_cancelled = False
         self.sender = request.get_response_sender()
         self.wanted = frozenset(request.requested_output_names())
         self.waiting: deque[tuple[float, Any, bool]] = deque()
-        self.is_queued = self.is_done = False
-        self.opened = time.monotonic()
+        self.opened, self.sent = time.monotonic(), threading.Event()
         self.last_lengths: npt.NDArray[Any] | None = None
-        self._deadline = deadline
-        self._announce, self._lock, self._is_sent = announce, threading.Lock(), threading.Event()
+        self._announce, self._deadline, self._lock, self._calls = announce, deadline, threading.Lock(), 0
 
     def has_gone(self) -> bool:
         """Say whether the client has disconnected; the engine calls it between its steps.
@@ -70,10 +67,9 @@ class Reply:
         The client is polled from the second call on: before the first step this would only wake a thread that competes
         with the engine's, and no request can be cancelled in that step.
         """
-        if self._was_asked and not self._is_watched:
-            self._is_watched = True
+        self._calls += 1
+        if self._calls == 2:
             self._announce(self, True)
-        self._was_asked = True
         return self.is_cancelled or self.has_expired
 
     @property
@@ -81,9 +77,13 @@ class Reply:
         """Whether the request's time limit is exceeded."""
         return time.monotonic() > self._deadline
 
-    def send(self, tensors: Tensors, is_final: bool) -> None:
-        """Send one answer; a decoupled model may send several."""
-        self._post(tensors, is_final)
+    def send(self, content: Tensors | tuple[str, str], is_final: bool) -> None:
+        """Send one answer, or an error (see fail); a decoupled model may send several answers."""
+        with self._lock:
+            is_first = not self.waiting
+            self.waiting.append((time.monotonic(), content, is_final))
+        if is_first:
+            self._announce(self, False)
 
     def fail(self, problem: str, code: str) -> None:
         """Send an error as the final answer.
@@ -92,38 +92,23 @@ class Reply:
             problem: for the client.
             code: a name of pb_utils.TritonError: INVALID_ARG (HTTP 400), INTERNAL (500), CANCELLED (499).
         """
-        self._post((problem, code), True)
-
-    def _post(self, content: Any, is_final: bool) -> None:
-        with self._lock:
-            self.waiting.append((time.monotonic(), content, is_final))
-            is_new, self.is_queued = not self.is_queued, True
-        if is_new:
-            self._announce(self, False)
+        self.send((problem, code), True)
 
     def pop(self) -> tuple[Any, bool]:
-        """Give the next answer to be sent, and whether it is the last."""
+        """Give the next answer to be sent, and whether it is the last; if another one is waiting, announce that."""
         with self._lock:
             came, content, is_final = self.waiting.popleft()
             if self.waiting and time.monotonic() - came > _LONGEST_WAIT_S:
                 _, content, is_final = self.waiting.pop()
                 self.waiting.clear()
-            return content, is_final
-
-    def has_more(self) -> bool:
-        """Say whether another answer is waiting; otherwise the next one is announced again."""
-        with self._lock:
-            self.is_queued = bool(self.waiting)
-            return self.is_queued
+            has_more = bool(self.waiting)
+        if has_more:
+            self._announce(self, False)
+        return content, is_final
 
     def wait(self) -> None:
         """Wait until the final answer is sent."""
-        self._is_sent.wait()
-
-    def end(self) -> None:
-        """Record that the final answer is sent, and wake threads that wait for it."""
-        self.is_done = True
-        self._is_sent.set()
+        self.sent.wait()
 
 
 class Replies:
@@ -196,7 +181,7 @@ class Replies:
             reply, is_new = item
             if not is_new:
                 self._send_next(reply)
-            elif not reply.is_done:
+            elif not reply.sent.is_set():
                 if not self._polled:
                     next_poll = time.monotonic() + _FIRST_PAUSE_S
                 self._polled.append(reply)
@@ -206,8 +191,7 @@ class Replies:
 
     def _poll_next(self) -> float:
         """Poll one client; returns the time of the next poll."""
-        start = time.monotonic()
-        reply = self._polled[0]
+        start, reply = time.monotonic(), self._polled[0]
         reply.is_cancelled = reply.is_cancelled or bool(reply.sender.is_cancelled())
         self._polled.rotate(-1)
         now = time.monotonic()
@@ -215,31 +199,31 @@ class Replies:
 
     def _send_next(self, reply: Reply) -> None:
         content, is_final = reply.pop()
-        self._send(reply, content, is_final)
+        try:
+            self._send(reply, content, is_final)
+        except Exception as error:  # whatever Triton raises concerns this request alone
+            self._triton.Logger.log_error(f"an answer could not be sent: {error}")
+            reply.is_cancelled = True
         if is_final:
             with suppress(ValueError):  # answered before it was polled
                 self._polled.remove(reply)
             if not isinstance(content, tuple) and not reply.is_cancelled:
                 self._duration_us.increment((time.monotonic() - reply.opened) * 1e6)
-            reply.end()
-        elif reply.has_more():
-            self._ready.put((reply, False))
+            reply.sent.set()
 
-    def _send(self, reply: Reply, content: Any, is_final: bool) -> None:
-        final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        try:
-            if isinstance(content, tuple) and content[1] == "CANCELLED":
+    def _send(self, reply: Reply, content: Tensors | tuple[str, str], is_final: bool) -> None:
+        flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
+        if isinstance(content, tuple):
+            problem, code = content
+            if code == "CANCELLED":
                 self._cancelled.increment(1)
-            is_failure = isinstance(content, tuple)
-            response = self._failure(*content) if is_failure else self._response(reply, content)
-            if is_final and self._is_decoupled and not is_failure:
-                reply.sender.send(response)
-                reply.sender.send(flags=final)
-            else:
-                reply.sender.send(response, flags=final if is_final else 0)
-        except Exception as error:  # whatever Triton raises concerns this request alone
-            self._triton.Logger.log_error(f"an answer could not be sent: {error}")
-            reply.is_cancelled = True
+            error = self._triton.TritonError(problem, getattr(self._triton.TritonError, code))
+            reply.sender.send(self._triton.InferenceResponse(output_tensors=[], error=error), flags=flags)
+        elif is_final and self._is_decoupled:
+            reply.sender.send(self._response(reply, content))
+            reply.sender.send(flags=flags)
+        else:
+            reply.sender.send(self._response(reply, content), flags=flags)
 
     def _response(self, reply: Reply, tensors: Tensors) -> Any:
         outputs = []
@@ -251,10 +235,6 @@ class Replies:
                 outputs.append(self._triton.Tensor(name, typed[None] if self._has_axis else typed))
         return self._triton.InferenceResponse(output_tensors=outputs)
 
-    def _failure(self, problem: str, code: str) -> Any:
-        error = self._triton.TritonError(problem, getattr(self._triton.TritonError, code))
-        return self._triton.InferenceResponse(output_tensors=[], error=error)
-
 
 def _text_start(reply: Reply, tensors: Tensors) -> npt.NDArray[Any]:
     """Give, [B, beam], the number of tokens before the first one that the previous answer did not have.
@@ -263,8 +243,8 @@ def _text_start(reply: Reply, tensors: Tensors) -> npt.NDArray[Any]:
     for an answer's beams need not continue those of the previous one.
     """
     lengths = np.asarray(tensors["sequence_length"])
-    inputs = np.asarray(tensors.get("response_input_lengths", np.zeros_like(lengths)))
-    is_first = reply.last_lengths is None or lengths.shape[-1] > 1
-    start = inputs if is_first else reply.last_lengths
+    start = reply.last_lengths
+    if start is None or lengths.shape[-1] > 1:
+        start = np.asarray(tensors.get("response_input_lengths", np.zeros_like(lengths)))
     reply.last_lengths = lengths.copy()
     return np.broadcast_to(np.asarray(start, np.int32), lengths.shape)

@@ -146,5 +146,5 @@ def test_the_words_say_what_is_wrong(tensors: Tensors, words: str) -> None:
 
 def test_padding_behind_the_words_may_be_anything() -> None:
     padded = np.array([[[5, -1], [1, -1]]] * 2, np.int32)
-    rows = parse_request({**INPUT, "stop_words_list": padded}, CONFIG).sampling
-    assert [bool(row.stop_words) for row in rows] == [True] * 2
+    rows = parse_request({**INPUT, "stop_words_list": padded}, CONFIG).rows
+    assert [bool(row.sampling.stop_words) for row in rows] == [True] * 2

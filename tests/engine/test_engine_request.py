@@ -41,9 +41,9 @@ def test_what_is_not_sent_has_fastertransformers_default() -> None:
     expected |= {"repetition_penalty": 1, "presence_penalty": 0, "min_length": 0, "is_return_log_probs": False}
     expected |= {"len_penalty": 0, "beam_search_diversity_rate": 0, "beam_width": 1, "top_p_decay": 1}
     for name, value in expected.items():
-        assert [getattr(row, name) for row in request.sampling] == [value, value], name
+        assert [getattr(row.sampling, name) for row in request.rows] == [value, value], name
     empty = parse_request(tensors(input_ids=np.zeros((2, 0), np.uint32), input_lengths=column(0, np.uint32)), CONFIG)
-    assert [context.ids.tolist() for context in empty.contexts] == [[3], [3]]  # start_id
+    assert [row.context.ids.tolist() for row in empty.rows] == [[3], [3]]  # start_id
 
 
 def test_reshaped_scalars_are_the_same_as_columns() -> None:
@@ -53,13 +53,14 @@ def test_reshaped_scalars_are_the_same_as_columns() -> None:
         if "ids" not in name
     }
     request = parse_request(tensors() | flat, CONFIG)
-    assert [row.temperature for row in request.sampling] == [0.5, 0.5] and [len(row) for row in request.shown] == [4, 2]
+    assert [row.sampling.temperature for row in request.rows] == [0.5, 0.5]
+    assert [len(row.shown) for row in request.rows] == [4, 2]
 
 
 def test_a_seed_may_have_the_type_that_fastertransformers_first_stores_declare() -> None:
     for seed, dtype in ((7, np.int32), (7, np.uint64)):
-        rows = parse_request(tensors(random_seed=column(seed, dtype)), CONFIG).sampling
-        assert [row.random_seed for row in rows] == [7, 7]
+        rows = parse_request(tensors(random_seed=column(seed, dtype)), CONFIG).rows
+        assert [row.sampling.random_seed for row in rows] == [7, 7]
 
 
 def test_the_neutral_values_that_fastertransformers_clients_send_are_accepted() -> None:
@@ -77,7 +78,7 @@ def test_the_neutral_values_that_fastertransformers_clients_send_are_accepted() 
         "top_p_min": column(1e-6, np.float32),
         "top_p_reset_ids": column(0xFFFFFFFF, np.uint32),
     }
-    assert parse_request(tensors(**neutral), CONFIG).batch_size == 2
+    assert len(parse_request(tensors(**neutral), CONFIG).rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -136,4 +137,4 @@ def test_a_malformed_request_is_refused_with_name_and_numbers(changes: dict[str,
 
 def test_padding_may_hold_anything_and_the_longest_that_fits_is_accepted() -> None:
     ids = np.array([[1, 2, 3, 4], [5, 6, 999, 999]], np.uint32)
-    assert parse_request(tensors(input_ids=ids, request_output_len=column(16, np.uint32)), CONFIG).batch_size == 2
+    assert len(parse_request(tensors(input_ids=ids, request_output_len=column(16, np.uint32)), CONFIG).rows) == 2

@@ -9,7 +9,7 @@ Sources: ``ParallelGpt.cc``, ``gpt_kernels.cu``, ``ParallelGptTritonModel.cc``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ..errors import RequestError
 from ..model.config import ModelConfig, PromptType
 from ..model.precision import TORCH_TYPES
 from ..model.shards import map_file
-from .schema import Array, checked, refuse_rows
+from .schema import Array, Inputs, checked, refuse_rows
 
 _EMBEDDING, _LENGTHS, _TYPE = "request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"
 _TASK = "prompt_learning_task_name_ids"
@@ -33,8 +33,7 @@ class Context:
     Attributes:
         ids: int64 [T], T > 0; any legal id in place of an embedding.
         embeddings: fp32 [T, hidden], NaN where the token's own embedding is used; None: everywhere.
-        prefix: the task whose prefix precedes the ids; -1: none.
-        prefix_length: entries of the cache that the prefix takes.
+        prefix: the task whose prefix precedes the ids, and takes ``prefix_length`` entries of the cache; -1: none.
         ia3_task: whose IA3 adapters apply to an encoder's input; -1: none.
     """
 
@@ -47,18 +46,15 @@ class Context:
     @property
     def own_tokens(self) -> Array:
         """Whether each place is a token, not a prompt's embedding, bool [T]."""
-        shown: Array = np.ones(len(self.ids), bool) if self.embeddings is None else np.isnan(self.embeddings[:, 0])
-        return shown
+        own: Array = np.ones(len(self.ids), bool) if self.embeddings is None else np.isnan(self.embeddings[:, 0])
+        return own
 
 
 def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | None:
-    """Read the tables of config.ini's tasks, ``model.prompt_table.<task_name>.weight.bin``.
-
-    Returns:
-        fp32 [prompt_length, hidden] of each task, by its number; None if prompt_learning_type is not p/prompt tuning.
+    """Read the tables of config.ini's tasks, fp32 [prompt_length, hidden] each; None: there is no p/prompt tuning.
 
     Raises:
-        WeightsError: a table is missing or has another size.
+        WeightsError: ``model.prompt_table.<task_name>.weight.bin`` is missing or has another size.
     """
     if config.prompt_learning_type != PromptType.TUNED:
         return None
@@ -71,39 +67,21 @@ def read_prompt_tables(directory: Path, config: ModelConfig) -> list[Array] | No
     ]
 
 
-def place_prompts(
-    tensors: Mapping[str, Array],
-    scalars: Mapping[str, Array],
-    ids: Array,
-    lengths: Array,
-    config: ModelConfig,
-    prompts: Sequence[Array] | None,
-) -> tuple[list[Context], list[Array]]:
-    """Insert prompts into the inputs.
-
-    Args:
-        tensors: of the request.
-        scalars: its checked tensors of one value a row, [B] each.
-        ids: int64 [B, L].
-        lengths: [B]; a row without input starts from its start_id.
-        config: dimensions.
-        prompts: the tasks' tables.
+def place_prompts(sent: Inputs, config: ModelConfig, prompts: Sequence[Array] | None) -> list[tuple[Context, Array]]:
+    """Insert prompts, the request's own or its tasks', into the inputs; a row without input starts from its start_id.
 
     Returns:
-        What each row starts from, and the part of its input that is shown, int64 [n] each.
-
-    Raises:
-        RequestError: a prompt tensor is malformed or incomplete, a task does not exist, or an id is neither in the
-            vocabulary nor in the prompt's table.
+        What each row starts from, and the part of its input that is shown, int64 [n].
     """
-    kinds, own = _request_prompts(tensors, scalars, config)
-    tasks = scalars[_TASK].tolist() if _TASK in tensors else []
-    if tasks:
-        _check_tasks(scalars[_TASK], config, prompts)
-    first_virtual, contexts, shown = config.prompt_learning_start_id, [], []
+    kinds, own = _request_prompts(sent, config)
+    tasks = _tasks(sent, config, prompts)
+    is_empty, starts = (sent.lengths == 0) | (sent.ids.shape[1] == 0), sent.scalars["start_id"]
+    begins = is_empty & ((kinds != PromptType.SOFT) | (sent.scalars[_LENGTHS] == 0))
+    legal = f"below vocab_size {config.vocab_size}, for a row without input starts from it"
+    refuse_rows("start_id", starts, begins & (starts >= config.vocab_size), legal)
+    first_virtual, placed = config.prompt_learning_start_id, []
     for row, (kind, table) in enumerate(zip(kinds.tolist(), own, strict=True)):
-        tokens = ids[row, : lengths[row]]
-        is_empty = not len(tokens)
+        tokens = sent.ids[row, : sent.lengths[row]]
         if tasks and prompts is not None and kind == PromptType.NONE:
             kind, table = PromptType.TUNED, prompts[tasks[row]]
         # The row of the table that replaces each token; negative: the token stays.
@@ -111,29 +89,20 @@ def place_prompts(
         if (virtual >= len(table)).any():
             legal = f"{first_virtual} + 0 to {len(table) - 1}"
             raise RequestError(f"input_ids holds {tokens.max()}; the prompt's ids are {legal}")
-        shown.append(tokens[virtual < 0])
+        shown = tokens[virtual < 0]
         if kind == PromptType.SOFT:
             tokens, virtual = (np.concatenate((np.arange(len(table)), each)) for each in (tokens, virtual))
-        if not len(tokens):
-            tokens, virtual = _begin_with_start_id(scalars["start_id"], row, config)
+        if begins[row]:
+            tokens, virtual = starts[row : row + 1].astype(np.int64), np.full(1, -1)
         context = _context(tokens, virtual, table)
         if tasks and config.has_prefixes and (entries := config.prompt_tasks[tasks[row]][1]):
-            if is_empty:
+            if is_empty[row]:
                 raise RequestError(f"row {row} has no input: a prefix prompt must come with one")
             context = replace(context, prefix=tasks[row], prefix_length=entries)
-        contexts.append(context)
-        bad = context.ids[context.ids >= config.vocab_size]
-        if bad.size:
+        if (bad := context.ids[context.ids >= config.vocab_size]).size:
             raise RequestError(f"input_ids holds {bad[0]} in row {row}; the vocabulary has {config.vocab_size} tokens")
-    return contexts, shown
-
-
-def _begin_with_start_id(start_ids: Array, row: int, config: ModelConfig) -> tuple[Array, Array]:
-    """Give the token that a row without input starts from, and that it is not virtual."""
-    is_beyond = (np.arange(len(start_ids)) == row) & (start_ids >= config.vocab_size)
-    legal = f"below vocab_size {config.vocab_size}, for a row without input starts from it"
-    refuse_rows("start_id", start_ids, is_beyond, legal)
-    return start_ids[row : row + 1].astype(np.int64), np.full(1, -1)
+        placed.append((context, shown))
+    return placed
 
 
 def _context(tokens: Array, virtual: Array, table: Array) -> Context:
@@ -145,26 +114,23 @@ def _context(tokens: Array, virtual: Array, table: Array) -> Context:
     return Context(np.where(is_prompt, 0, tokens), embeddings)
 
 
-def _request_prompts(
-    tensors: Mapping[str, Array], scalars: Mapping[str, Array], config: ModelConfig
-) -> tuple[Array, list[Array]]:
+def _request_prompts(sent: Inputs, config: ModelConfig) -> tuple[Array, list[Array]]:
     """Check a request's own prompts; returns each row's type, [B] (0: none), and embeddings, fp32 [n, hidden].
 
     FasterTransformer applies no prompt, and warns, if one of the three tensors is missing; here that is an error unless
     there is nothing to apply.
     """
-    lengths, kinds = scalars[_LENGTHS], scalars[_TYPE]
-    batch = len(kinds)
-    sent = [name for name in (_EMBEDDING, _LENGTHS, _TYPE) if name in tensors]
-    if config.encoder and _EMBEDDING in sent and _TYPE not in sent:  # T5 has one type only, and no tensor for it
-        sent, kinds = [*sent, _TYPE], np.full(batch, PromptType.TUNED)
-    if _EMBEDDING in sent:
-        checked(_EMBEDDING, tensors[_EMBEDDING], (np.float32, np.float16), batch, "n", config.hidden_units)
-    if not kinds.any() and not any(tensors[name].any() for name in sent):
+    lengths, kinds, batch = sent.scalars[_LENGTHS], sent.scalars[_TYPE], sent.batch
+    given = {name: sent.tensors[name] for name in (_EMBEDDING, _LENGTHS, _TYPE) if name in sent.tensors}
+    if config.encoder and _EMBEDDING in given and _TYPE not in given:  # T5 has one type only, and no tensor for it
+        given[_TYPE] = kinds = np.full(batch, PromptType.TUNED)
+    if _EMBEDDING in given:
+        checked(_EMBEDDING, given[_EMBEDDING], (np.float32, np.float16), batch, "n", config.hidden_units)
+    if not any(array.any() for array in given.values()):
         return kinds, [np.zeros((0, config.hidden_units), np.float32)] * batch
-    if missing := [name for name in (_EMBEDDING, _LENGTHS, _TYPE) if name not in sent]:
-        raise RequestError(f"{sent[0]} needs {' and '.join(missing)} too")
-    embedding = tensors[_EMBEDDING]
+    if missing := [name for name in (_EMBEDDING, _LENGTHS, _TYPE) if name not in given]:
+        raise RequestError(f"{next(iter(given))} needs {' and '.join(missing)} too")
+    embedding = given[_EMBEDDING]
     refuse_rows(_LENGTHS, lengths, lengths > embedding.shape[1], f"at most {embedding.shape[1]}")
     legal = "0, 1 (soft) or 3 (tuned): a prefix prompt comes from the checkpoint only"
     refuse_rows(_TYPE, kinds, ~np.isin(kinds, (PromptType.NONE, PromptType.SOFT, PromptType.TUNED)), legal)
@@ -175,8 +141,10 @@ def _request_prompts(
     return kinds, own
 
 
-def _check_tasks(tasks: Array, config: ModelConfig, prompts: Sequence[Array] | None) -> None:
-    """Refuse tasks that the checkpoint does not have."""
+def _tasks(sent: Inputs, config: ModelConfig, prompts: Sequence[Array] | None) -> list[int]:
+    """Give each row's task, if any was sent; refuse tasks that the checkpoint does not have."""
+    if _TASK not in sent.tensors:
+        return []
     if prompts is None and not config.has_prefixes:
         if config.prompt_learning_type == PromptType.PREFIX:
             raise RequestError(
@@ -184,5 +152,8 @@ def _check_tasks(tasks: Array, config: ModelConfig, prompts: Sequence[Array] | N
                 f" and never uses in a {config.family}; GPT-J and GPT-NeoX have them. Leave it out"
             )
         raise RequestError(f"{_TASK}: this checkpoint's config.ini has no prompt_learning_type = 3; leave it out")
+    tasks = sent.scalars[_TASK]
     if (tasks >= len(config.prompt_tasks)).any():
         raise RequestError(f"{_TASK} is {tasks.max()}; the checkpoint has tasks 0 to {len(config.prompt_tasks) - 1}")
+    found: list[int] = tasks.tolist()
+    return found

@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from ..sampling.sampling import resolve_top_k_top_p
-from .schema import NEVER, SCALARS, Array
-from .words import WordList
+from .schema import NEVER, SCALARS, Inputs
+from .words import WordList, parse_word_lists
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The parameters of one row; the names are those of FasterTransformer's tensors where the meaning is the same.
+    """The parameters of one row; the names are those of FasterTransformer's tensors where the meaning is the same."""
 
-    Attributes:
-        max_tokens: tokens to generate at most; 0: only the context is computed.
-        end_id: token that ends the row; one outside the vocabulary is never generated.
-        beam_width: of all rows of the request; 1 is sampling.
-        top_k, top_p: as resolve_top_k_top_p gives them.
-        top_p_decay, top_p_min: in (0, 1].
-        random_seed: the bits of an unsigned seed, as int64.
-        is_sampled: whether the token is drawn at random; else it is the argmax.
-        bad_words: words that are never generated.
-        stop_words: words that end the row when they are complete.
-    """
-
-    max_tokens: int
-    end_id: int
-    beam_width: int = 1
-    top_k: int = 1
+    max_tokens: int  # 0: only the context is computed
+    end_id: int  # one outside the vocabulary is never generated
+    beam_width: int = 1  # of all rows of the request; 1 is sampling
+    top_k: int = 1  # and top_p, as resolve_top_k_top_p gives them
     top_p: float = 1.0
-    top_p_decay: float = 1.0
+    top_p_decay: float = 1.0  # and top_p_min, in (0, 1]
     top_p_min: float = 1e-6
     top_p_reset_ids: int = NEVER
     temperature: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     min_length: int = 0
-    random_seed: int = 0
-    is_sampled: bool = False
+    random_seed: int = 0  # the bits of an unsigned seed, as int64
+    is_sampled: bool = False  # whether the token is drawn at random; else it is the argmax
     len_penalty: float = 0.0
     beam_search_diversity_rate: float = 0.0
     is_return_log_probs: bool = False
@@ -63,34 +50,21 @@ class SamplingParams:
         return self.is_return_log_probs and self.beam_width == 1
 
 
-_COMPUTED = {"beam_width", "top_p_decay", "top_p_min"}
-_TAKEN_AS_SENT = {each.name for each in fields(SamplingParams)} & SCALARS.keys() - _COMPUTED
+_COMPUTED = ("runtime_top_k", "runtime_top_p", "top_p_decay", "top_p_min")
+_TAKEN_AS_SENT = {each.name for each in fields(SamplingParams)} & SCALARS.keys() - {"beam_width", *_COMPUTED}
 
 
-def sampling_params(
-    scalars: Mapping[str, Array],
-    max_tokens: Array,
-    bad_words: Sequence[WordList],
-    stop_words: Sequence[WordList],
-    vocab_size: int,
-) -> list[SamplingParams]:
-    """Make the parameters of each row.
-
-    Args:
-        scalars: checked tensors by FasterTransformer's names, [B] each.
-        max_tokens: [B].
-        bad_words: B lists.
-        stop_words: B lists.
-        vocab_size: of the model.
-    """
-    sent = {name: values.tolist() for name, values in scalars.items()}
-    sent["random_seed"] = scalars["random_seed"].astype(np.int64).tolist()
-    beam_width = max(1, *sent["beam_width"])
+def sampling_params(sent: Inputs, vocab_size: int) -> list[SamplingParams]:
+    """Make the parameters of each row of a request."""
+    bad_words, stop_words = (parse_word_lists(name, sent) for name in ("bad_words_list", "stop_words_list"))
+    columns = {name: values.tolist() for name, values in sent.scalars.items()}
+    columns["random_seed"] = sent.scalars["random_seed"].astype(np.int64).tolist()
+    beam_width = max(1, *columns["beam_width"])
     rows = []
-    for row, limit in enumerate(max_tokens.tolist()):
-        top_k, top_p = resolve_top_k_top_p(sent["runtime_top_k"][row], sent["runtime_top_p"][row])
+    for row, limit in enumerate(sent.limits.tolist()):
+        top_k, top_p, decay, least = (columns[name][row] for name in _COMPUTED)
+        top_k, top_p = resolve_top_k_top_p(top_k, top_p)
         # Outside (0, 1] they are replaced, as FasterTransformer's ``set_topp_runtime_args`` does.
-        decay, least = sent["top_p_decay"][row], sent["top_p_min"][row]
         decay, least = decay if 0 < decay <= 1 else 1.0, least if 0 < least <= 1 else 0.5
         # The argmax has a probability of at least 1 / V. If top_p never exceeds that, only the argmax can be drawn.
         largest_top_p = top_p if top_k else max(top_p, least)
@@ -105,7 +79,7 @@ def sampling_params(
                 is_sampled=top_k != 1 and largest_top_p > 1 / vocab_size and beam_width == 1,
                 bad_words=bad_words[row],
                 stop_words=stop_words[row],
-                **{name: sent[name][row] for name in _TAKEN_AS_SENT},
+                **{name: columns[name][row] for name in _TAKEN_AS_SENT},
             )
         )
     return rows

@@ -26,12 +26,9 @@ NEVER = 0xFFFFFFFF  # a token that never comes
 
 @dataclass(frozen=True)
 class Scalar:
-    """One value a row.
+    """One value a row, from ``low`` to ``high``, of one of these numpy types.
 
-    Attributes:
-        dtypes: numpy types that are accepted.
-        default: of every row where the tensor is not sent; None: required, or from config.ini.
-        low, high: inclusive bounds.
+    ``default`` is that of every row where the tensor is not sent; None: it is required, or from config.ini.
     """
 
     dtypes: tuple[type, ...]
@@ -40,7 +37,7 @@ class Scalar:
     high: float = np.inf
 
     def read(self, name: str, tensors: Mapping[str, Array], batch: int, default: float | None) -> Array:
-        """Check a tensor, [B] or [B, 1] -> [B]; if it is not sent: ``default``, or else this scalar's own."""
+        """Check a tensor, [B] or [B, 1] -> [B]; if it is not sent, take ``default``, or else this scalar's own."""
         if name not in tensors:
             value = self.default if default is None else default
             assert value is not None  # required tensors are checked by name first
@@ -56,9 +53,8 @@ class Scalar:
         return values
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # most tensors of a request are not sent
 def _constant(batch: int, value: float, dtype: type) -> Array:
-    """Make the values of a tensor that is not sent; they are cached, for most tensors of a request are not sent."""
     values: Array = np.full(batch, value, dtype)
     values.flags.writeable = False
     return values
@@ -117,18 +113,28 @@ _CONTROLS = ("START", "END")  # of Triton's sequence batcher
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """A request's tensors."""
+
+    tensors: Mapping[str, Array]  # as they were sent, by name
+    scalars: Mapping[str, Array]  # [B] each, checked; what was not sent has its default
+    ids: Array  # input_ids, int64 [B, L]
+    lengths: Array  # of the rows of ids, [B]
+    limits: Array  # the most tokens to generate, [B]
+
+    @property
+    def batch(self) -> int:
+        """The number of rows."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
 class InputSchema:
-    """The inputs of a family of models.
+    """The names of a family's inputs."""
 
-    Attributes:
-        lengths: name of the tensor with the inputs' lengths.
-        output: name of the tensor with the most tokens to generate; empty if nothing is generated.
-        absent: inputs that cannot be sent; such scalars have their defaults.
-    """
-
-    lengths: str
-    output: str
-    absent: frozenset[str]
+    lengths: str  # of the inputs
+    output: str  # the most tokens to generate; empty: nothing is generated
+    absent: frozenset[str]  # what cannot be sent; such scalars have their defaults
 
     @cached_property
     def scalars(self) -> dict[str, Scalar]:

@@ -34,48 +34,27 @@ DEAD = -1e20  # score of the beams that do not exist at the first step: all K st
 
 @dataclass(frozen=True)
 class Candidate:
-    """A continuation of a beam.
+    """A continuation of a beam."""
 
-    Attributes:
-        parent: index of the beam that it continues.
-        token: to append; without meaning if the beam has ended.
-        rank: by which candidates are ordered.
-        score: sum of log-probabilities.
-        gain: the token's part of the score.
-    """
-
-    parent: int
-    token: int
-    rank: float
-    score: float
-    gain: float
+    parent: int  # index of the beam
+    token: int  # to append; without meaning if the beam has ended
+    rank: float  # by which candidates are ordered
+    score: float  # sum of log-probabilities
+    gain: float  # the token's part of the score
 
 
 @dataclass
 class Beam:
-    """A hypothesis of a beam search; without a search a sequence has one.
-
-    Attributes:
-        tokens: generated so far.
-        log_probs: of these tokens; empty if the request does not need them.
-        score: sum of log-probabilities, if the request needs it.
-        has_ended: whether it ends with an end_id or a stop word.
-        rank: by which beams that have ended are ordered.
-    """
+    """A hypothesis of a beam search; without a search a sequence has one."""
 
     tokens: array[int] = field(default_factory=lambda: array("I"))  # an array is copied into an answer as a whole
-    log_probs: list[float] = field(default_factory=list)
-    score: float = 0.0
-    has_ended: bool = False
-    rank: float = 0.0
+    log_probs: list[float] = field(default_factory=list)  # of these tokens; empty if the request does not need them
+    score: float = 0.0  # sum of log-probabilities, if the request needs it
+    has_ended: bool = False  # with an end_id or a stop word
+    rank: float = 0.0  # by which beams that have ended are ordered
 
 
-def candidates(
-    log_probs: Tensor,
-    beams: Sequence[Beam],
-    params: SamplingParams,
-    length: int,
-) -> list[Candidate]:
+def candidates(log_probs: Tensor, beams: Sequence[Beam], params: SamplingParams, length: int) -> list[Candidate]:
     """Give the 2 K best continuations of K beams, best first.
 
     Args:
@@ -84,8 +63,7 @@ def candidates(
         params: of the sequence; with an end_id outside the vocabulary no beam ends by it.
         length: by which scores are divided, see the module's docstring.
     """
-    width, vocab = log_probs.shape
-    device = log_probs.device
+    (width, vocab), device = log_probs.shape, log_probs.device
     # A beam that a stop word has ended has its continuation even without an end_id.
     is_end = torch.arange(vocab, device=device) == (params.end_id if params.end_id < vocab else 0)
     only_end = torch.where(is_end, 0.0, MASKED)

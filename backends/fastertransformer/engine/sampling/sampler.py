@@ -7,6 +7,7 @@ launches the next step. For beam search and bad words the host must know them an
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..cache.sizing import MOST_SLOTS, upload
-from ..request.sampling_params import SamplingParams
 from ..request.schema import Array
 from ..scheduling.sequence import Sequence
 from ..steps.graphs import Chosen
@@ -26,12 +26,9 @@ Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
 
 
 class PendingTokens:
-    """Tokens that are being copied to the host.
+    """Tokens, int64 [N], that are being copied to the host; NOT_FINITE where logits are infinite or NaN.
 
-    Args:
-        owners: sequence and beam of each token.
-        tokens: int64 [N]; NOT_FINITE where logits are infinite or NaN.
-        log_probs: fp32 [2, N], see sampling.token_log_probs, 0 in rows that do not request them; None: no row does.
+    ``log_probs`` is fp32 [2, N], see sampling.token_log_probs, 0 in rows that do not request them; None: no row does.
     """
 
     def __init__(self, owners: Owners, tokens: Tensor, log_probs: Tensor | None) -> None:
@@ -71,15 +68,9 @@ class _Columns(NamedTuple):
 
 
 _INTEGERS = 6
-
-
-def _floats(row: SamplingParams) -> tuple[float, ...]:
-    penalties = row.repetition_penalty, row.presence_penalty
-    return row.temperature, *penalties, row.top_p_decay, row.top_p_min, row.top_p, row.top_p
-
-
-def _integers(row: SamplingParams) -> tuple[int, ...]:
-    return row.random_seed, row.end_id, row.min_length, row.top_p_reset_ids, row.top_k, 0
+_PENALTIES = ("repetition_penalty", "presence_penalty")
+_floats = attrgetter("temperature", *_PENALTIES, "top_p_decay", "top_p_min", "top_p", "top_p")
+_integers = attrgetter("random_seed", "end_id", "min_length", "top_p_reset_ids", "top_k")  # "generated" is 0 at first
 
 
 class Sampler:
@@ -90,21 +81,21 @@ class Sampler:
 
     def __init__(self, steps: Steps) -> None:
         self._steps, self._device = steps, steps.device
-        floats = len(_Columns._fields) - _INTEGERS
-        self._floats = torch.zeros(MOST_SLOTS, floats, device=self._device)
+        self._floats = torch.zeros(MOST_SLOTS, len(_Columns._fields) - _INTEGERS, device=self._device)
         self._integers = torch.zeros(MOST_SLOTS, _INTEGERS, dtype=torch.long, device=self._device)
         self._occurred: Tensor | None = None  # bool [slots, V]; made for the first row with a penalty
 
     def add_rows(self, first: int, rows: Several[Sequence]) -> None:
         """Upload the parameters of the rows in the slots from ``first`` on."""
-        slots = slice(first, first + len(rows))
-        self._floats[slots] = upload(np.array([_floats(row.sampling) for row in rows], np.float32), self._device)
-        self._integers[slots] = upload(np.array([_integers(row.sampling) for row in rows], np.int64), self._device)
+        slots, params = slice(first, first + len(rows)), [row.sampling for row in rows]
+        self._floats[slots] = upload(np.array([_floats(each) for each in params], np.float32), self._device)
+        integers = np.array([(*_integers(each), 0) for each in params], np.int64)
+        self._integers[slots] = upload(integers, self._device)
         for slot, row in enumerate(rows, first):
             if row.sampling.has_penalty:
                 if self._occurred is None:
-                    size = MOST_SLOTS, self._steps.config.vocab_size
-                    self._occurred = torch.zeros(size, dtype=torch.bool, device=self._device)
+                    vocab_size = self._steps.config.vocab_size
+                    self._occurred = torch.zeros(MOST_SLOTS, vocab_size, dtype=torch.bool, device=self._device)
                 self._occurred[slot] = False
                 self._occurred[slot].index_fill_(0, upload(row.shown, self._device), True)
 
@@ -136,9 +127,8 @@ class Sampler:
     def sample(self, before: int, parts: Several[Chosen]) -> PendingTokens:
         """Choose the next token of each slot, which is the next step's input.
 
-        Args:
-            before: slots whose rows have just had a decode step, which has set their argmax as the next input.
-            parts: logits and argmax of these slots, if any, and of the other slots, if any.
+        A decode step has just set the argmax of the first ``before`` slots as their next input. ``parts`` are logits
+        and argmax of these slots, if any, and of the other slots, if any.
         """
         tokens, log_probs = _joined([each[1] for each in parts]), None
         if self._is_greedy:
@@ -155,7 +145,7 @@ class Sampler:
         logits, log_probs = self._penalise(logits), None
         tokens = logits.argmax(dim=-1)
         if len(self._sampled):
-            tokens[self._sampled] = self._draw(logits)
+            tokens[self._sampled] = self._draw(logits, self._sampled)
         if len(index := self._scored):
             chosen = logits[index], self._columns.top_k[index], tokens[index]
             log_probs = logits.new_zeros(2, len(logits))
@@ -180,13 +170,12 @@ class Sampler:
             logits = sampling.apply_min_length(logits, columns.min_length, columns.generated, columns.end_id)
         return logits
 
-    def _draw(self, logits: Tensor) -> Tensor:
-        """Draw a token for each slot that samples, [n], from penalised logits [N, V]."""
-        columns, slots = self._columns, self._sampled
+    def _draw(self, logits: Tensor, slots: Tensor) -> Tensor:
+        """Draw a token for some slots, [n], from penalised logits [N, V]."""
+        columns = self._columns
         uniform = sampling.draw_uniform(columns.random_seed[slots], columns.generated[slots])
-        top_k, top_p = columns.top_k[slots], columns.top_p[slots]
-        ops = self._steps.network.ops
-        return ops.draw_tokens(logits, slots, top_k, top_p, uniform, self._largest_top_k, self._is_narrow)
+        limits = columns.top_k[slots], columns.top_p[slots], uniform, self._largest_top_k, self._is_narrow
+        return self._steps.network.ops.draw_tokens(logits, slots, *limits)
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
         """Choose a sequence's next beams and write their tokens into [N]."""

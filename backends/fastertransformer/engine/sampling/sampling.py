@@ -33,18 +33,16 @@ def resolve_top_k_top_p(top_k: int, top_p: float) -> tuple[int, float]:
 
 
 def ban(logits: Tensor, banned: Sequence[Iterable[int]]) -> Tensor:
-    """Mask tokens: logits [B, V], token ids by row -> [B, V].
+    """Mask tokens before temperature, penalty and log-probabilities: logits [B, V], token ids by row -> [B, V].
 
-    Done before temperature, penalty and log-probabilities, as FasterTransformer does. (It never bans token 0, which
-    stands for nothing in its lists' padding; here token 0 can be banned like any other.) A row in which every token is
-    banned is left alone: there would be nothing to choose from.
+    FasterTransformer never bans token 0, which stands for nothing in its lists' padding; here it can be banned like any
+    other. A row in which every token is banned is left alone: there would be nothing to choose from.
     """
-    vocab = logits.shape[-1]
-    pairs = [(row, token) for row, tokens in enumerate(banned) for token in tokens if 0 <= token < vocab]
+    pairs = [(row, token) for row, tokens in enumerate(banned) for token in tokens if 0 <= token < logits.shape[-1]]
     if not pairs:
         return logits
     rows, tokens = torch.tensor(pairs, device=logits.device).T
-    masked = logits.index_put((rows, tokens), torch.tensor(MASKED, dtype=logits.dtype, device=logits.device))
+    masked = logits.index_put((rows, tokens), logits.new_tensor(MASKED))
     return torch.where(torch.isneginf(masked).all(dim=-1, keepdim=True), logits, masked)
 
 
@@ -55,16 +53,11 @@ def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def apply_repetition_penalty(logits: Tensor, penalty: Tensor, presence: Tensor, occurred: Tensor) -> Tensor:
-    """Penalise tokens that have occurred in the row's input or output, once however often they have.
+    """Penalise tokens that have occurred in the row's input or output, bool [B, V], once however often they have.
 
-    repetition_penalty: a positive logit is divided by it and a negative one multiplied. presence_penalty is subtracted.
-    (FasterTransformer skips the first step of a batch whose longest input is one token; here it is not skipped.)
-
-    Args:
-        logits: [B, V].
-        penalty: [B]; 1 is neutral.
-        presence: [B]; 0 is neutral.
-        occurred: bool [B, V].
+    A positive logit is divided by the repetition penalty, [B], and a negative one multiplied; 1 is neutral. The
+    presence penalty, [B], is subtracted; 0 is neutral. (FasterTransformer skips the first step of a batch whose longest
+    input is one token; here it is not skipped.)
     """
     by_row = penalty[:, None]
     return torch.where(occurred, torch.where(logits < 0, logits * by_row, logits / by_row) - presence[:, None], logits)
@@ -86,10 +79,7 @@ def decay_top_p(
 def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
     """Mask all but the k largest: [B, V], [B] -> [B, V] with exactly k finite entries a row; k = 0 keeps all.
 
-    Args:
-        logits: [B, V].
-        top_k: [B].
-        largest: of top_k, known on the host.
+    Here and below ``largest`` is that of top_k, known on the host.
     """
     if largest == 0:
         return logits
@@ -98,14 +88,9 @@ def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
 
 
 def narrow_to_top_k(logits: Tensor, top_k: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Give the k largest logits of each row, by token: [B, V], [B] -> [B, largest] and their tokens.
+    """Give the k largest logits of each row, k > 0, by token: [B, V], [B] -> [B, largest] and their tokens.
 
     What is drawn among them is what is drawn among all after keep_top_k, without sorting a whole vocabulary.
-
-    Args:
-        logits: [B, V].
-        top_k: [B]; none is 0.
-        largest: of top_k, known on the host.
     """
     values, ids = _top_k(logits, top_k, largest)
     ids, order = ids.sort(dim=-1)
@@ -135,15 +120,10 @@ def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:
-    """Draw one token a row from softmax(logits) by inverting the cumulative distribution.
+    """Draw one token a row from softmax(logits) by inverting the cumulative distribution: [B, V], [B] in [0, 1) -> [B].
 
-    Args:
-        logits: [B, V].
-        uniform: [B] in [0, 1).
-
-    Returns:
-        [B] token ids; a masked token is never drawn. What is drawn from numbers that are not finite means nothing, but
-        is a token: an index beyond the vocabulary would fail the whole batch.
+    A masked token is never drawn. What is drawn from numbers that are not finite means nothing, but is a token: an
+    index beyond the vocabulary would fail the whole batch.
     """
     cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
     threshold = uniform.double()[:, None] * cumulative[:, -1:]
@@ -179,7 +159,7 @@ def _shifted(bits: Tensor, count: int) -> Tensor:
 
 
 def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the chosen tokens, in FasterTransformer's two meanings.
+    """Give the chosen tokens' log-probabilities in FasterTransformer's two meanings: [B, V], [B], [B] -> fp32 [B] each.
 
     Both use the logits after temperature and penalties. The first, which ``cum_log_probs`` sums, is log softmax over
     the whole vocabulary. The second, ``output_log_probs``, is for top-k sampling conditional on the token being among
@@ -187,15 +167,6 @@ def token_log_probs(logits: Tensor, top_k: Tensor, tokens: Tensor, largest: int)
     (top_k 1) has output_log_probs 0: FasterTransformer says the same (``topk_stage2_sampling``: "the log_prob is the
     probability of the selected token, conditioned on the event that it is selected"). Use cum_log_probs, or greedy by
     top_k 0 with a tiny top_p, for the probability under the model.
-
-    Args:
-        logits: [B, V].
-        top_k: [B].
-        tokens: [B].
-        largest: of top_k, known on the host.
-
-    Returns:
-        Two fp32 [B].
     """
     chosen = logits.gather(1, tokens[:, None]).squeeze(1)
     full = chosen - logits.logsumexp(dim=-1)

@@ -52,15 +52,15 @@ def output_tensors(job: Job) -> dict[str, Array]:
 
 def _tokens(job: Job, width: int) -> dict[str, Array]:
     request, longest = job.request, job.request.max_tokens
-    shape, is_decoder = (request.batch_size, request.beam_width), bool(request.sources)
+    shape, is_decoder = (len(request.rows), request.beam_width), request.rows[0].source is not None
     ids = np.zeros((*shape, width + longest), np.int32 if is_decoder else np.uint32)
     if not is_decoder:
-        ids[:] = np.array([row.end_id for row in request.sampling])[:, None, None]
+        ids[:] = np.array([row.sampling.end_id for row in request.rows])[:, None, None]
     inputs, lengths = np.zeros(shape, np.int32), np.zeros(shape, ids.dtype)
     tensors: dict[str, Array] = {"output_ids": ids, "sequence_length": lengths}
     if not is_decoder:
         tensors["response_input_lengths"] = inputs
-    if has_scores := any(row.is_return_log_probs for row in request.sampling):
+    if has_scores := any(row.sampling.is_return_log_probs for row in request.rows):
         scores, log_probs = np.zeros(shape, np.float32), np.zeros((*shape, longest), np.float32)
         tensors |= {"cum_log_probs": scores, "output_log_probs": log_probs}
     for row, sequence in enumerate(job.sequences):

@@ -68,7 +68,7 @@ class Scheduler:
     def add(self, job: Job) -> None:
         """Queue a request; one that can never fit is answered at once."""
         try:
-            job.sequences = [Sequence(job, row) for row in range(job.request.batch_size)]
+            job.sequences = [Sequence(job, row) for row in range(len(job.request.rows))]
             self.sessions.join(job)
             for sequence in job.sequences:
                 self._check_need(sequence)

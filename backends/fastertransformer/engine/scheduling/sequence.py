@@ -102,13 +102,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         """Take its row of the request."""
-        request = self.job.request
-        self.sampling = request.sampling[self.row]
-        self.width, self.max_tokens, self.end_id = request.beam_width, self.sampling.max_tokens, self.sampling.end_id
-        self.shown = request.shown[self.row]
-        self.context = request.contexts[self.row]
+        row = self.job.request.rows[self.row]
+        self.sampling, self.context, self.shown, self.source = row.sampling, row.context, row.shown, row.source
+        self.width, self.max_tokens, self.end_id = row.sampling.beam_width, row.sampling.max_tokens, row.sampling.end_id
         self.start = self.context.prefix_length
-        self.source = request.sources[self.row] if request.sources else None
         self.source_length = len(self.source.ids) if self.source else 0
         self.bad_words, self.stop_words = self.sampling.bad_words, self.sampling.stop_words
         # The host must know its last tokens before the next are chosen, or it has no room for more.
