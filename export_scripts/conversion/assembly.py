@@ -13,12 +13,13 @@ from math import prod
 
 import numpy as np
 
-from export_scripts.conversion.dtypes import STORAGE, Array, item_bytes, recast
+from export_scripts.conversion.dtypes import DIGITS, STORAGE, Array, item_bytes, recast, widen
 from export_scripts.conversion.mapped import Reader
 from export_scripts.conversion.scattered import scattered_beneath
 from export_scripts.conversion.transposition import Transposer
 from export_scripts.weights.schema import Assignment, Elementwise, LazyTensor, Rule, laid_out_shape
 from ft_format.layout import Dims
+from handover.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Assembly:
         terms: what is added up, mostly one term; the pieces of each fill the box.
         elementwise: a function of the fp32 values; None: they stay as they are.
         origin: place of the box's first element in the target; empty: it is the target's.
+        is_exact: a computed value that has no place among the target's numbers is refused, unless the type has fewer
+            digits than the sources' own and rounds all of the model's weights.
     """
 
     shape: tuple[int, ...]
@@ -62,6 +65,7 @@ class Assembly:
     elementwise: Elementwise | None = None
     dims: Dims | None = None
     origin: tuple[int, ...] = ()
+    is_exact: bool = False
 
     @property
     def data_type(self) -> str:
@@ -114,6 +118,9 @@ class Assembly:
             data_type: of the result.
             buffer: memory for it, as bytes; the result is valid until that is used again.
             transposer: of this thread.
+
+        Raises:
+            CheckpointError: a value that must be exact is not.
         """
         first = self.terms[0][0] if self.terms and self.terms[0] else None
         if len(self.terms) == 1 and not self.elementwise:
@@ -127,9 +134,26 @@ class Assembly:
         for term in self.terms:
             self._fill(addend, term, "fp32", transposer)
             total += addend
-        return np.ascontiguousarray(
-            recast(self.elementwise(total, self.dims) if self.elementwise else total, "fp32", data_type)
-        )
+        made = self.elementwise(total, self.dims) if self.elementwise else total
+        cast = np.ascontiguousarray(recast(made, "fp32", data_type))
+        if self.is_exact:
+            self._check_exact(made, cast, data_type)
+        return cast
+
+    def _check_exact(self, made: Array, cast: Array, data_type: str) -> None:
+        """Refuse a cast that loses digits of numbers which their own type could not have lost."""
+        own = {piece.data_type for piece in self.pieces()}
+        if any(DIGITS[data_type] < DIGITS[each] for each in own):
+            return
+        lost = widen(cast, data_type) != made
+        lost &= np.isfinite(made)
+        if lost.any():
+            value = made[np.unravel_index(lost.argmax(), lost.shape)]
+            raise CheckpointError(
+                f"{int(lost.sum())} of its numbers, computed from weights in {' and '.join(sorted(own))}, are no "
+                f"numbers of {data_type}; the first is {value:.9g}",
+                "export.model.weight_data_type=fp32 holds them",
+            )
 
     def _fill(self, target: Array, term: Sequence[Piece], data_type: str, transposer: Transposer) -> None:
         for piece in term:

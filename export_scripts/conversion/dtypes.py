@@ -18,6 +18,8 @@ from handover.errors import CheckpointError
 Array = npt.NDArray[Any]
 
 STORAGE: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
+DIGITS = {"fp32": 24, "fp16": 11, "bf16": 8}
+"""Binary digits of each type's numbers."""
 _LARGEST = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
 # The bits of an exponent of ones alone, and the types in which bits are compared: with and without the sign as such.
 _EXPONENTS = {

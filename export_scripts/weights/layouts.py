@@ -98,6 +98,11 @@ def plus_one(values: Array, dims: ModelDims) -> Array:
     return np.asarray(values + np.float32(1))
 
 
+def less_one(values: Array, dims: object) -> Array:
+    """Store a norm's weights as Nemotron and Gemma do, which add the one when they multiply."""
+    return np.asarray(values - np.float32(1))
+
+
 def qkv_block_to_by_head(blocks: Array, dims: ModelDims) -> Array:
     """Undo ``qkv_by_head_to_block``.
 

@@ -7,13 +7,9 @@ Keys: NeMo 1.23, ``token_level_encoder_decoder.py`` and ``transformer.py``; wher
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from export_scripts.conversion.dtypes import Array
-from export_scripts.weights.layouts import transposed, unchanged
-from export_scripts.weights.schema import Elementwise, Layout, Rule, Rules, SourceMap, Sources
+from export_scripts.weights.layouts import plus_one, transposed, unchanged
+from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, Sources
 from export_scripts.weights.t5_layouts import fused_block, fused_part, half, output, projection
 
 _OUTER = "enc_dec_model."
@@ -105,9 +101,10 @@ def _dense(source: str, target: str, layout: Layout) -> dict[Sources, Rules]:
 
 
 def _norms(source: str, target: str, variant: Variant) -> dict[Sources, Rules]:
-    plus_one: Elementwise | None = _plus_one if variant.has_norm_less_one else None
     return {
-        f"{source}.weight": Rule(f"{target}.weight", unchanged, elementwise=plus_one),
+        f"{source}.weight": Rule(
+            f"{target}.weight", unchanged, elementwise=plus_one if variant.has_norm_less_one else None
+        ),
         f"{source}.bias": Rule(f"{target}.bias", unchanged),
     }
 
@@ -135,7 +132,3 @@ def _up(source: str, target: str, variant: Variant) -> dict[Sources, Rules]:
         f"{source}.{kind}": (Rule(f"{target}.wi.{kind}", half(0), 0), Rule(f"{target}.wi2.{kind}", half(1), 0))
         for kind in ("weight", "bias")
     }
-
-
-def _plus_one(values: Array, dims: Any) -> Array:
-    return values + np.float32(1)

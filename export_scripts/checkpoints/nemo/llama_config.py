@@ -1,8 +1,13 @@
 """What a NeMo configuration says of a model of the Llama family: what it has not, and the dimensions.
 
 Keys and defaults: NeMo 1.23 to 2.2, ``MegatronGPTModel`` and ``megatron_{llama,gemma,...}_config.yaml``; the words of
-NeMo 2 and of Megatron-LM are put into NeMo 1's by their readers. NeMo's importers copy ``sliding_window`` to the first
-number of ``window_size`` as it is, and so it is copied back.
+NeMo 2 and of Megatron-LM are put into NeMo 1's by their readers.
+
+The window: Transformer Engine's ``window_size=(W, 0)`` lets a query see the W tokens before it and itself (query i sees
+keys i - W to i; NeMo's Gemma 2 masks so too, ``get_swa``), transformers' ``sliding_window=W`` W tokens with itself
+(``kv_idx > q_idx - W``). NeMo's importers copy the number nevertheless, and its exporters copy it back
+(convert_{mistral_7b,starcoder2,gemma2}_hf_to_nemo.py, convert_{mistral_7b,starcoder2}_nemo_to_hf.py; NeMo 2,
+gpt/model/mistral.py and gemma2.py). It is copied here as well, so that an imported model is what it was before.
 """
 
 from __future__ import annotations
@@ -216,6 +221,17 @@ def _window(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tuple[in
     if isinstance(skipped, (list, tuple)) and skipped:
         return size, shortest([bool(each) for each in skipped])
     return size, "10" if is_gemma2 else ALL_LAYERS
+
+
+def window_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say how the window is counted, in one line; nothing where there is none."""
+    window = config.get("window_size")
+    if not window or window[0] in (-1, None):
+        return ()
+    return (
+        f"window_size {shown(window)} becomes a window of {shown(window[0])} tokens that counts the token itself, as "
+        "NeMo's own exporters write it; a training by NeMo saw one token more",
+    )
 
 
 def _says_bias(config: Mapping[str, Any], keys: Collection[str], *places: str) -> bool:

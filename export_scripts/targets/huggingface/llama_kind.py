@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from export_scripts.conversion.dtypes import Array
 from export_scripts.targets.huggingface.table import Facts, Taken, Target, in_every_layer
+from export_scripts.weights.layouts import less_one
 from ft_format.families.llama import EMBEDDING_FILE, HEAD_FILE
 from ft_format.families.llama_dims import LAYER_NORM, LINEAR_ROPE, PLAIN_ROPE, LlamaDims
 
@@ -110,11 +108,11 @@ def _window_problems(kind: Kind, model_type: str, dims: LlamaDims) -> list[str]:
 
 
 def _tensors(kind: Kind, dims: LlamaDims, facts: Facts) -> dict[str, Taken]:
-    less_one = _less_one if kind.stores_less_one and not dims.has_zero_centred_norms else None
+    stored_as = less_one if kind.stores_less_one and not dims.has_zero_centred_norms else None
     bias = dims.layernorm_type == LAYER_NORM
 
     def norm(name: str, target: str) -> dict[str, Taken]:
-        made = {f"{name}.weight": Taken(f"{target}.weight", elementwise=less_one)}
+        made = {f"{name}.weight": Taken(f"{target}.weight", elementwise=stored_as)}
         return {**made, f"{name}.bias": Taken(f"{target}.bias")} if bias else made
 
     layer: dict[str, Taken] = {}
@@ -209,11 +207,6 @@ def _is_tied(dims: LlamaDims, facts: Facts) -> bool:
 
 def _dropped(dims: LlamaDims, facts: Facts) -> dict[str, str]:
     return {HEAD_FILE: "the tied copy of the embedding"} if _is_tied(dims, facts) else {}
-
-
-def _less_one(values: Array, dims: LlamaDims) -> Array:
-    """Store a norm's weights as Gemma does: NeMo 1 keeps them as they multiply."""
-    return np.asarray(values - np.float32(1))
 
 
 def make_target(model_type: str, architecture: str, kind: Kind) -> Target:

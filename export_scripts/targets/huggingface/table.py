@@ -17,7 +17,11 @@ import numpy as np
 
 from export_scripts.conversion.assembly import Assembly, Piece
 from export_scripts.conversion.dtypes import STORAGE
+from export_scripts.weights.layouts import less_one, plus_one
 from export_scripts.weights.schema import Elementwise, Shape
+
+_EXACT = (less_one, plus_one)
+"""Functions that only change how a norm's weights are stored: what training computed is had exactly or refused."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Taken:
         taken = pivot.cropped(*self.part) if self.part else pivot
         taken = _ordered(taken, self.order) if self.order else taken
         taken = _behind_zeros(taken, self.rows_before) if self.rows_before else _squeezed(taken)
-        return replace(taken, elementwise=_both(taken.elementwise, self.elementwise), origin=())
+        computed = _both(taken.elementwise, self.elementwise)
+        return replace(taken, elementwise=computed, origin=(), is_exact=computed in _EXACT)
 
 
 @dataclass(frozen=True)
