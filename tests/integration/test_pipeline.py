@@ -20,6 +20,7 @@ from support.served import deaths_by_signal
 PROJECT = Path(__file__).resolve().parents[2]
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 FIVE = "stages=[convert,export,deploy,evaluate,benchmark]"
+LONG = "benchmark.repeats=100"  # some seconds, in the middle of which a process is killed
 
 
 def command(root: Path, *arguments: str) -> list[str]:
@@ -118,9 +119,10 @@ def test_every_tensor_parallelism_scores_the_same(
 
 def test_the_demonstration_reaches_the_figures_of_its_model_card(tmp_path: Path) -> None:
     """Oracle: Hugging Face's GPT-2 on the same weights and texts (examples/score_with_huggingface.py)."""
-    arguments = [f"base_results_dir={tmp_path}", "cluster_type=interactive", FIVE, "benchmark.batch_sizes=[1]"]
+    arguments = [f"base_results_dir={tmp_path}", "cluster_type=interactive", FIVE]
     precision = ["export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32"]
-    launched = [sys.executable, str(PROJECT / "main.py"), *arguments, *precision]
+    quick = ["benchmark.batch_sizes=[1]", "benchmark.lengths=[[8,8]]"]
+    launched = [sys.executable, str(PROJECT / "main.py"), *arguments, *precision, *quick]
     result = subprocess.run(launched, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
     card = json.loads((PROJECT / "examples" / "gpt3_demo" / "model_card.json").read_text())
@@ -136,7 +138,7 @@ def test_the_demonstration_reaches_the_figures_of_its_model_card(tmp_path: Path)
 @contextmanager
 def running_benchmark(root: Path) -> Iterator[subprocess.Popen[str]]:
     """The five-stage command, in the middle of a benchmark that takes a while."""
-    arguments = command(root, "benchmark.repeats=300")
+    arguments = command(root, LONG)
     with subprocess.Popen(arguments, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout
@@ -161,7 +163,7 @@ def test_kill_9_in_the_middle_leaves_nothing_and_a_rerun_continues(tmp_path: Pat
         assert "failed" in (results / "report" / "report.md").read_text()
     assert_nothing_is_left(tmp_path, members)
     assert not (results / "benchmark" / "static").exists()
-    again = run(tmp_path, "benchmark.repeats=300")
+    again = run(tmp_path, LONG)
     assert again.returncode == 0, again.stdout + again.stderr
     states = re.findall(r"\] (\w+) +(done|skipped)", again.stdout)
     assert states == [
