@@ -66,7 +66,7 @@ def rules_of_nemo1(config: Mapping[str, Any]) -> Rules:
         norm_offset=float(is_centred),
         activation=names.get(activation, activation),
         is_gated=activation.endswith("glu"),
-        rotary=config["rotary_percentage"],
+        rotary=config.get("rotary_percentage", 1.0),
         base=config.get("rotary_base", 10000),
         stretch=config.get("seq_len_interpolation_factor") or 1.0,
         scaling=(config.get("scale_factor", 8), *bounds) if is_scaled else None,
