@@ -34,7 +34,8 @@ from torch import Tensor
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.model.config import ModelConfig, read_config
+from backends.fastertransformer.engine.model.config import ModelConfig
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.precision import TORCH_TYPES, choose_precision
 from backends.fastertransformer.engine.model.shards import planned

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.families import read_config
 from benchmarks.parity_damages import change_numbers
 
 _QKV, _DENSE = "attention.query_key_value", "attention.dense"

@@ -93,18 +93,26 @@ class StoredTensor(NamedTuple):
         shape: of the whole tensor, as it is on disk.
         split_axis: axis along which the ranks cut it; None: written once.
         is_summed: every rank adds it before the ranks' sum.
+        parts: widths, along that axis, of the tensors whose shares of a rank lie side by side in the rank's file;
+            empty: the file holds one tensor.
     """
 
     shape: tuple[int, ...]
     split_axis: int | None
     is_summed: bool
+    parts: tuple[int, ...] = ()
 
 
 def stored(table: Table, dims: Dims) -> dict[str, StoredTensor]:
     """Resolve a table's shapes by a model's dimensions."""
     return {
-        name: StoredTensor(spec.shard_shape(dims, 1), spec.split_axis, spec.is_summed) for name, spec in table.items()
+        name: StoredTensor(spec.shard_shape(dims, 1), spec.split_axis, spec.is_summed, _part_widths(spec, dims))
+        for name, spec in table.items()
     }
+
+
+def _part_widths(spec: TensorSpec, dims: Dims) -> tuple[int, ...]:
+    return tuple(part.shard_shape(dims, 1)[part.split_axis or 0] for _, part in spec.parts)
 
 
 def part_names(name: str, spec: TensorSpec) -> dict[str, TensorSpec]:

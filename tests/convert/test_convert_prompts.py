@@ -17,7 +17,7 @@ from support.huggingface_models import build
 from support.nemo_archive import HIDDEN, NEMO, TOKENIZER, gpt_config, gpt_state, write_gpt, write_nemo
 from support.prompt_tables import write_tables
 
-from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.families import read_config
 from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.check import inspect_checkpoint
 from export_scripts.convert import convert

@@ -17,7 +17,9 @@ from backends.fastertransformer.engine.request.schema import INPUT_SCHEMAS, Inpu
 SIZES: dict[str, int] = {"head_num": 2, "size_per_head": 4, "inter_size": 8, "num_layer": 1}
 CONFIG = ModelConfig(**SIZES, vocab_size=100, max_pos_seq_len=20, start_id=3, end_id=7)
 T5 = replace(CONFIG, family="t5", encoder=Stack(**SIZES), ia3_num_tasks=2)
-CONFIGS = {config.family: config for config in (CONFIG, T5, replace(T5, family="t5-encoder"))}
+CONFIGS = {
+    config.family: config for config in (CONFIG, replace(CONFIG, family="llama"), T5, replace(T5, family="t5-encoder"))
+}
 Tensors = dict[str, np.ndarray]
 INPUT: Tensors = {
     "input_ids": np.array([[1, 2, 3, 4], [5, 6, 0, 0]], np.uint32),

@@ -13,7 +13,7 @@ from support.network_runs import CPU, prefill_logits, some_ids
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import EngineError
-from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.linear import Int8Linear, Linear
 from backends.fastertransformer.engine.model.network import Network

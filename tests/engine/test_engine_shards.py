@@ -10,7 +10,7 @@ import torch
 
 from backends.fastertransformer.engine.errors import WeightsError
 from backends.fastertransformer.engine.model import staging
-from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.shards import made_up
 from backends.fastertransformer.engine.model.staging import StagedFiles

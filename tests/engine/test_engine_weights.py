@@ -15,7 +15,7 @@ from transformers import GPT2LMHeadModel
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.errors import ConfigIniError, EngineError, WeightsError
 from backends.fastertransformer.engine.model import weights as weights_module
-from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.precision import choose_device, choose_precision
 from backends.fastertransformer.engine.settings import Settings
 
@@ -37,11 +37,6 @@ def test_config_ini_as_fastertransformers_converter_writes_it(tmp_path: Path) ->
     config = read_config(tmp_path)
     assert (config.hidden_units, config.max_pos_seq_len, config.weight_data_type) == (64, 32, "fp16")
     assert (config.layernorm_eps, config.tensor_para_size) == (1e-6, 2)
-
-
-def test_a_llama_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigIniError, match="does not serve the Llama family.*engine=fastertransformer"):
-        read_config(tmp_path, "Llama")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +184,7 @@ def test_loading_takes_little_memory_beyond_the_weights(tmp_path: Path) -> None:
     program = (
         "import sys, torch\n"
         "from pathlib import Path\n"
-        "from backends.fastertransformer.engine.model.config import read_config\n"
+        "from backends.fastertransformer.engine.model.families import read_config\n"
         "from backends.fastertransformer.engine.model.precision import choose_precision\n"
         "from backends.fastertransformer.engine.model.weights import load_weights\n"
         "torch.set_num_threads(1)\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backends.fastertransformer.engine.errors import ConfigIniError as EngineRefusal
-from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.families import read_config
 from deployment import served_models
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.tasks.prompt_learning import read_task

@@ -9,7 +9,7 @@ import torch
 from support.gpt2_checkpoint import random_gpt2, write_shards
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.layouts import Partition, read_model
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.shards import planned

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
-from backends.fastertransformer.engine.model.config import read_config
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.packed_rows import Rows
 from backends.fastertransformer.engine.model.precision import Precision
@@ -34,7 +34,7 @@ def new_cache(
     network: Network, slots: int, capacity: int, window: int | None = None, cross_capacity: int = 0
 ) -> KvCache:
     config, has_cross = network.config, cross_capacity > 0
-    shape = CacheShape(config.num_layer, config.head_num, config.size_per_head, torch.float32, has_cross)
+    shape = CacheShape(config.num_layer, config.kv_heads, config.size_per_head, network.weights.like.dtype, has_cross)
     cache = KvCache(shape, CPU, 1 << 22, max(capacity, cross_capacity))
     for block in cache.memory:
         block.fill_(1e4)  # what an earlier row left must not matter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,16 @@ TABLES = [
 
 
 def add_tasks(settings: Settings, dtype: str = "<f4", kind: int = 3) -> Path:
+    return write_tasks(settings, TABLES, START, dtype, kind)
+
+
+def write_tasks(
+    settings: Settings, tables: list[np.ndarray[Any, Any]], start: int, dtype: str = "<f4", kind: int = 3
+) -> Path:
+    """Add two tasks to the last section of config.ini; virtual tokens begin at start."""
     with (settings.checkpoint / "config.ini").open("a") as ini:
-        ini.write(f"num_tasks = 2\nprompt_learning_type = {kind}\nprompt_learning_start_id = {START}\n")
-        for task, (name, table) in enumerate(zip(("squad", "intent"), TABLES, strict=True)):
+        ini.write(f"num_tasks = 2\nprompt_learning_type = {kind}\nprompt_learning_start_id = {start}\n")
+        for task, (name, table) in enumerate(zip(("squad", "intent"), tables, strict=True)):
             ini.write(f"[task_{task}]\ntask_name = {name}\nprompt_length = {len(table)}\n")
             table.astype(dtype).tofile(settings.checkpoint / f"model.prompt_table.{name}.weight.bin")
     return settings.checkpoint

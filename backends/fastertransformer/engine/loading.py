@@ -13,7 +13,8 @@ import torch
 from .cache.kv_cache import KvCache
 from .cache.sizing import CacheShape, free_bytes
 from .errors import EngineError
-from .model.config import ModelConfig, read_config
+from .model.config import ModelConfig
+from .model.families import read_config
 from .model.layouts import ModelWeights, Partition
 from .model.network import Network
 from .model.precision import Precision, choose_device, choose_precision

@@ -15,7 +15,7 @@ from ..ops.ops import Ops
 from ..parallel.comm import Comm
 from .config import Stack
 from .layouts import CrossWeights, LayerWeights
-from .linear import Norm
+from .linear import Linear, Norm
 from .positions import Attend, CrossAttend
 
 
@@ -45,12 +45,21 @@ def run_layer(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContex
     ops, comm, is_pre = context.ops, context.comm, stack.is_pre_norm
     assert layer.post_norm
     attended = _attend(stack, layer, x, layer.input_norm if is_pre else None, context, memory)
-    x = comm.all_reduce_add(x, layer.attention_out, attended)
+    x = _add_product(x, layer.attention_out, attended, context, layer.attention_output_norm)
     x = x if is_pre else ops.norm(x, layer.input_norm)
     if layer.cross:
         x = comm.all_reduce_add(x, layer.cross.out, _attend_source(stack, layer.cross, x, context, memory))
-    x = comm.all_reduce_add(x, layer.mlp_out, _mlp(stack, layer, x, layer.post_norm if is_pre else None, context))
+    inner = _mlp(stack, layer, x, layer.post_norm if is_pre else None, context)
+    x = _add_product(x, layer.mlp_out, inner, context, layer.mlp_output_norm)
     return x if is_pre else ops.norm(x, layer.post_norm)
+
+
+def _add_product(x: Tensor, linear: Linear, inner: Tensor, context: LayerContext, norm: Norm | None) -> Tensor:
+    """Add a row-parallel product, and its norm if it has one, to the residual stream x, which is overwritten."""
+    if not norm:
+        return context.comm.all_reduce_add(x, linear, inner)
+    x += context.ops.norm(context.comm.all_reduce_add(torch.zeros_like(x), linear, inner), norm)
+    return x
 
 
 def _run_parallel(stack: Stack, layer: LayerWeights, x: Tensor, context: LayerContext, memory: Tensor) -> Tensor:
@@ -72,6 +81,8 @@ def _attend(
 ) -> Tensor:
     """Self-attention of this process's heads, [B, T, hidden] -> [B, T, H * D]."""
     q, k, v = _split_qkv(stack, context.ops.linear(layer.qkv, x, norm))
+    q = context.ops.norm(q, layer.query_norm) if layer.query_norm else q
+    k = context.ops.norm(k, layer.key_norm) if layer.key_norm else k
     k, v = scale_by_task(k, layer.ia3, 0, context.tasks), scale_by_task(v, layer.ia3, 1, context.tasks)
     return _join_heads(context.attend(q, k, v, memory))
 

@@ -39,8 +39,8 @@ class Norm:
     """A layer norm, or an RMS norm, along the last axis.
 
     Attributes:
-        weight: [width].
-        bias: [width], or None.
+        weight: [width], of the type that is computed in, or fp32.
+        bias: [width], of the weight's type, or None.
         eps: added to the variance.
         is_rms: whether it is an RMS norm: no mean is subtracted.
     """

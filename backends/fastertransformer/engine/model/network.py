@@ -11,6 +11,7 @@ in the batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -26,7 +27,7 @@ from .layers import LayerContext, run_layer, scale_by_task, split_heads
 from .layouts import ModelWeights, StackWeights
 from .linear import Norm
 from .packed_rows import Rows
-from .positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies
+from .positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies, scaled_frequencies
 
 
 class Network:
@@ -50,9 +51,14 @@ class Network:
         self.ops = ops or choose_ops(weights.like.device)
         self.comm = comm or Comm(self.ops, config, weights.like)
         self._like = weights.like
-        device = weights.like.device
-        self._spec = _attention_spec(config, weights.decoder, device, is_both_ways=False)
-        self._encoder_spec = _attention_spec(config.encoder or config, weights.encoder, device, is_both_ways=True)
+        spec = _attention_spec(config, weights.decoder, weights.like.device, is_both_ways=False)
+        indices = weights.decoder.indices if weights.decoder else range(0)
+        self._windows = [config.window_of(index) for index in indices]
+        self._specs = {window: spec._replace(window=window) for window in sorted({*self._windows})}
+        encoder = config.encoder or config
+        self._encoder_spec = _attention_spec(encoder, weights.encoder, weights.like.device, is_both_ways=True)
+        # A number of the type that is computed in, as transformers rounds Gemma's factor.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=weights.like.dtype))
         self.can_capture = self.ops.can_capture and not config.ia3_num_tasks
 
     def extend(
@@ -73,12 +79,14 @@ class Network:
         Returns:
             [T, hidden], before the final norm.
         """
-        if longest:
-            attend = self.ops.extend_attention(cache, rows, longest, self._spec, self._like)
-        else:
-            attend = self.ops.prefill_attention(cache, rows, self._spec, self._like)
+
+        def prepare(spec: AttentionSpec) -> Attend:
+            if longest:
+                return self.ops.extend_attention(cache, rows, longest, spec, self._like)
+            return self.ops.prefill_attention(cache, rows, spec, self._like)
+
         x = self._embed(rows, embeddings)
-        return self.comm.send_output(self._decoder(x, attend, rows.slots, cache))[0]
+        return self.comm.send_output(self._decoder(x, prepare, rows.slots, cache))[0]
 
     def decode(self, ids: Tensor, positions: Tensor, slots: Tensor | slice, cache: KvCache) -> Tensor:
         """Run one token of every row.
@@ -92,16 +100,21 @@ class Network:
         Returns:
             [B, hidden], before the final norm.
         """
-        attend = self.ops.decode_attention(
-            positions, cache.block_tables[slots], cache.windows[slots], self._spec, self._like
-        )
+
+        def prepare(spec: AttentionSpec) -> Attend:
+            tables, windows = cache.block_tables[slots], cache.windows[slots]
+            return self.ops.decode_attention(positions, tables, windows, spec, self._like)
+
         x = self.comm.recv_input(lambda: self._embed_next(ids, positions), (len(ids), 1))  # [B, 1, hidden]
-        return self.comm.send_output(self._decoder(x, attend, slots, cache))[:, 0]
+        return self.comm.send_output(self._decoder(x, prepare, slots, cache))[:, 0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: [..., hidden] -> fp32 [..., V], or this process's part of the vocabulary."""
         assert self.weights.head, "this process does not predict"
-        return self.ops.linear_fp32(self.weights.head, hidden, self._head_norm)
+        logits = self.ops.linear_fp32(self.weights.head, hidden, self._head_norm)
+        if cap := self.config.final_softcap:
+            logits.div_(cap).tanh_().mul_(cap)
+        return logits
 
     @cached_property
     def _head_norm(self) -> Norm | None:
@@ -157,18 +170,30 @@ class Network:
             k, v = scale_by_task(k, layer.cross.ia3, 0, tasks), scale_by_task(v, layer.cross.ia3, 1, tasks)
             self.ops.kv_write(memory, *places, k[0], v[0])
 
-    def _decoder(self, x: Tensor, attend: Attend, slots: Tensor | slice, cache: KvCache) -> Tensor:
-        """Run this process's layers of the decoder on x, [1, T, hidden] or [B, 1, hidden], whose slots these are."""
+    def _decoder(
+        self, x: Tensor, prepare: Callable[[AttentionSpec], Attend], slots: Tensor | slice, cache: KvCache
+    ) -> Tensor:
+        """Run this process's layers of the decoder.
+
+        Args:
+            x: [1, T, hidden] or [B, 1, hidden].
+            prepare: prepares self-attention for the layers that attend in one way.
+            slots: of x.
+            cache: keys and values.
+        """
         config, weights = self.config, self.weights.decoder
         assert weights, "there is no decoder"
-        context = LayerContext(self.ops, self.comm, attend)
+        tasks_here, attend_source = None, None
         if cache.shape.has_cross:
             lengths, tasks = cache.sources[:, slots]
             attend_source = self.ops.cross_attention(cache.source_block_tables[slots], lengths, config.attention_scale)
             tasks_here = tasks.view(x.shape[:2]) if config.ia3_num_tasks else None
-            context = LayerContext(self.ops, self.comm, attend, tasks_here, attend_source)
-        for layer, memory in zip(weights.layers, cache.memory, strict=True):
-            x = run_layer(config, layer, x, context, memory)
+        by_window = {
+            window: LayerContext(self.ops, self.comm, prepare(spec), tasks_here, attend_source)
+            for window, spec in self._specs.items()
+        }
+        for layer, window, memory in zip(weights.layers, self._windows, cache.memory, strict=True):
+            x = run_layer(config, layer, x, by_window[window], memory)
         return x
 
     def _embed(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
@@ -178,6 +203,7 @@ class Network:
     def _embed_rows(self, rows: Rows, embeddings: Tensor | None) -> Tensor:
         weights = self.weights
         x = F.embedding(rows.ids, weights.token_embedding).to(self._like.dtype)
+        x = x if self._embedding_scale == 1 else x * self._embedding_scale
         if embeddings is not None:
             x = torch.where(embeddings[..., :1].isnan(), x, embeddings.to(x.dtype))
         if weights.position_embedding is not None:
@@ -189,6 +215,7 @@ class Network:
         """Give the first layer's input of one token of each row, [B, 1, hidden]."""
         weights = self.weights
         x = self.ops.embed(ids, positions, weights.token_embedding, weights.position_embedding, self._like.dtype)
+        x = x if self._embedding_scale == 1 else x * self._embedding_scale
         return (self.ops.norm(x, weights.embedding_norm) if weights.embedding_norm else x)[:, None]
 
 
@@ -201,5 +228,8 @@ def _attention_spec(
         bias = Alibi(table) if stack.positions == "alibi" else Relative(table, is_both_ways)
     rotary = None
     if stack.rotary_dim:
-        rotary = Rotary(stack.rotary_dim, stack.rotates_pairs, plain_frequencies(stack.rotary_dim, device=device))
-    return AttentionSpec(stack.attention_scale, bias, rotary)
+        frequencies = plain_frequencies(stack.rotary_dim, stack.rope_theta, device)
+        if stack.rope_scaling:
+            frequencies = scaled_frequencies(frequencies, stack.rope_scaling)
+        rotary = Rotary(stack.rotary_dim, stack.rotates_pairs, frequencies)
+    return AttentionSpec(stack.attention_scale, bias, rotary, stack.attn_softcap)

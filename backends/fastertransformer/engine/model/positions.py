@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .config import RopeScaling
+
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """q, k, v and a layer's memory of the cache, [2, pages, Hkv, PAGE, D] -> attended, of q's shape.
 
@@ -95,6 +97,16 @@ def plain_frequencies(width: int, base: float = 10000.0, device: torch.device | 
     """Give the angles from one position to the next that no scaling has changed, fp32 [width / 2]."""
     powers = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     return base**-powers
+
+
+def scaled_frequencies(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Scale those angles, as transformers' ``_compute_linear_scaling_rope_parameters`` and its ``llama3`` do."""
+    divided = plain / scaling.factor
+    if not scaling.original_max_position:
+        return divided
+    turns = scaling.original_max_position * plain / (2 * math.pi)  # of a wave, within the original context
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return torch.lerp(divided, plain, share.clamp(0, 1))
 
 
 class Rotation:

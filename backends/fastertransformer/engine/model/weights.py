@@ -55,7 +55,7 @@ def load_weights(
     is_cpu = device.type == "cpu"
     is_staged = not (is_cpu or are_made_up)
     with StagedFiles(directory, source_type, device) if is_staged else nullcontext() as staged:
-        has_head = not are_made_up and (directory / f"{config.head}.bin").exists()
+        has_head = not are_made_up and (directory / f"{config.head}.bin").exists()  # a tied one may lack it
         partition, plans = partition or whole, {}
         for each in {whole, partition}:
             # On torch's meta device tensors have no content: the code that loads also counts the memory and the files.
@@ -97,9 +97,10 @@ def _check_ranks(directory: Path, config: ModelConfig, tensor_para_size: int) ->
         written = f"the shards in {directory} were written for {config.tensor_para_size}"
         raise WeightsError(f"tensor_para_size = {tensor_para_size}, but {written}")
     for stack in (config, config.encoder):
-        if stack and (stack.head_num % tensor_para_size or stack.inter_size % tensor_para_size):
+        if stack and any(n % tensor_para_size for n in (stack.head_num, stack.kv_heads, stack.inter_size)):
+            grouped = f", kv_head_num = {stack.kv_head_num}" if stack.kv_head_num else ""
             raise WeightsError(
-                f"tensor_para_size = {tensor_para_size} does not divide head_num = {stack.head_num}"
+                f"tensor_para_size = {tensor_para_size} does not divide head_num = {stack.head_num}{grouped}"
                 f" and inter_size = {stack.inter_size}"
             )
 
@@ -136,14 +137,22 @@ class Reader:
         """Whether the model has a tensor."""
         return name in self._tensors
 
-    def _copy(self, name: str, split_axis: int | None, target: Tensor) -> None:
-        """Copy a tensor's file, or the ranks' files side by side, into a tensor of their common shape."""
-        files = [f"{name}.bin"] if split_axis is None else [f"{name}.{rank}.bin" for rank in self._ranks]
-        for file, place in zip(files, target.chunk(len(files), split_axis or 0), strict=True):
-            shard = self._shards(file, tuple(place.shape))
-            if self._precision.rounded not in (shard.dtype, place.dtype):
-                shard = self._scratch(tuple(place.shape), self._precision.rounded).copy_(shard)
-            place.copy_(shard)
+    def _copy(self, name: str, target: Tensor) -> None:
+        """Copy a tensor's file, or the ranks' files side by side, into a tensor of their common shape.
+
+        Where a rank's file has shares of several tensors, each tensor's shares are put side by side.
+        """
+        axis, parts = self._tensors[name].split_axis, self._tensors[name].parts
+        files = [f"{name}.bin"] if axis is None else [f"{name}.{rank}.bin" for rank in self._ranks]
+        shape = tuple(n // len(files) if index == axis else n for index, n in enumerate(target.shape))
+        shares = [width // self._tensor_para_size for width in parts] or [shape[axis or 0]]
+        wholes = torch.split(target, [share * len(files) for share in shares], axis or 0)
+        for rank, file in enumerate(files):
+            shard = self._shards(file, shape)
+            if self._precision.rounded not in (shard.dtype, target.dtype):
+                shard = self._scratch(shape, self._precision.rounded).copy_(shard)
+            for whole, part in zip(wholes, torch.split(shard, shares, axis or 0), strict=True):
+                whole.chunk(len(files), axis or 0)[rank].copy_(part)
 
     def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Give memory that is valid until the next tensor is read.
@@ -156,9 +165,9 @@ class Reader:
             self._buffers[dtype] = torch.empty(size, dtype=dtype, device=self._device)
         return self._buffers[dtype][:size].view(shape)
 
-    def _here(self, shape: tuple[int, ...], split_axis: int | None) -> tuple[int, ...]:
-        """Give the shape of this process's part of a tensor that the ranks split along an axis."""
-        part = len(self._ranks)
+    def _here(self, name: str) -> tuple[int, ...]:
+        """Give the shape of this process's part of a tensor."""
+        part, shape, split_axis = len(self._ranks), self._tensors[name].shape, self._tensors[name].split_axis
         return tuple(n * part // self._tensor_para_size if axis == split_axis else n for axis, n in enumerate(shape))
 
     def _count(self, size_bytes: int) -> None:
@@ -172,9 +181,8 @@ class Reader:
             name: file name up to ``.{rank}.bin`` or ``.bin``.
             dtype: None for the type that is computed in.
         """
-        shape, split_axis, _ = self._tensors[name]
-        target = self.empty(self._here(shape, split_axis), dtype)
-        self._copy(name, split_axis, target)
+        target = self.empty(self._here(name), dtype)
+        self._copy(name, target)
         self._count(target.nbytes)
         return target
 
@@ -182,8 +190,12 @@ class Reader:
         """Read a norm of a stack's residual stream; None where the model has none of that name."""
         if f"{name}.weight" not in self:
             return None
-        bias = self.tensor(f"{name}.bias") if f"{name}.bias" in self else None
-        return Norm(self.tensor(f"{name}.weight"), bias, stack.layernorm_eps, stack.is_rms)
+        dtype = torch.float32 if stack.has_zero_centred_norms else None  # 1 more would round a half's small weights off
+        bias = self.tensor(f"{name}.bias", dtype) if f"{name}.bias" in self else None
+        weight = self.tensor(f"{name}.weight", dtype)
+        if stack.has_zero_centred_norms:
+            weight += 1
+        return Norm(weight, bias, stack.layernorm_eps, stack.is_rms)
 
     def head(self, name: str | None, table: Tensor | None, bias: Tensor | None) -> Linear:
         """Read the head, or this rank's rows of it; see linear.py. With int8 weights a GPU's is int8 too.
@@ -252,12 +264,11 @@ class Reader:
 
         A matrix (first 1) is in memory that the next one reuses.
         """
-        shape, split_axis, _ = self._tensors[names[0]]
-        here = self._here(shape, split_axis)
+        here = self._here(names[0])
         target_shape = (*here[:first], len(names) * torch.Size(here[first:]).numel())
         target = self._scratch(target_shape, self._precision.compute) if first else self.empty(target_shape)
         for name, part in zip(names, target.chunk(len(names), first), strict=True):
-            self._copy(name, split_axis, part.view(here))
+            self._copy(name, part.view(here))
         return target
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:

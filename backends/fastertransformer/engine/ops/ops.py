@@ -42,7 +42,9 @@ class Ops:
         self._device, self._has_cublas = device, device.type == "cuda"
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """Normalize x, [..., width]."""
+        """Normalize x, [..., width]; the norm's weight may be fp32 where x is not."""
+        if norm.weight.dtype != x.dtype:
+            return self.norm(x.float(), norm).to(x.dtype)
         if norm.is_rms:
             return F.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
         return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)

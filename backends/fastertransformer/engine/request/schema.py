@@ -153,4 +153,4 @@ _GPT_ONLY = frozenset(("is_return_context_embeddings", "session_len", "memory_le
 _GPT = InputSchema("input_lengths", "request_output_len", absent=_T5_ONLY)
 _T5 = InputSchema("sequence_length", "max_output_len", absent=_GPT_ONLY | {"is_return_attentions"})
 _ENCODER = InputSchema("sequence_length", "", absent=frozenset((*SCALARS, *_LISTS, *_CONTROLS)) - _ENCODERS)
-INPUT_SCHEMAS = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "t5": _T5, "t5-encoder": _ENCODER}
+INPUT_SCHEMAS = {"gpt": _GPT, "gptj": _GPT, "gptneox": _GPT, "llama": _GPT, "t5": _T5, "t5-encoder": _ENCODER}

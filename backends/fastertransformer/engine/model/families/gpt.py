@@ -1,0 +1,77 @@
+"""GPT, and by their keys OPT, BLOOM and XGLM; GPT-J and GPT-NeoX, which have a rotary embedding.
+
+Format: FasterTransformer, ``src/fastertransformer/triton_backend/{multi_gpu_gpt,gptj,gptneox}``: the constructors that
+take a model_dir, which give most architecture keys a default. layernorm_eps, which FasterTransformer compiles in for
+GPT-J and GPT-NeoX, may be said by a key of that name here.
+"""
+
+from __future__ import annotations
+
+from ft_format.config_ini import ConfigIni
+from ft_format.families.family import Family
+from ft_format.families.gpt import GptDims
+from ft_format.values import INDEX, one_of
+
+from ..config import NO_POSITION_LIMIT, ModelConfig
+from ..layouts import LayerWeights, Layout, StackWeights
+from ..weights import Reader
+from .keys import ACTIVATION, PLAIN_GELU, common_keys
+
+_NORM = one_of({"pre_layernorm": True, "post_layernorm": False})
+
+
+def read(ini: ConfigIni, family: Family, dims: GptDims) -> ModelConfig:
+    """Read config.ini; dims are what ft_format has read of it."""
+    section = ini[family.main]
+    section.refuse("has_adapters", dims.adapter_inter_size > 0)
+    has_alibi, has_table = dims.use_attention_linear_bias, dims.has_positional_encoding
+    section.refuse("use_attention_linear_bias", has_alibi and has_table)
+    activation, is_gated = section.get("activation_type", ACTIVATION, PLAIN_GELU)
+    section.refuse("activation_type", is_gated)
+    start_id, end_id = (section.get(key, INDEX) for key in family.id_keys)
+    return ModelConfig(
+        **common_keys(ini, family, dims, end_id + 1),
+        layout=_LAYOUT,
+        start_id=start_id,
+        end_id=end_id,
+        head_num=dims.head_num,
+        size_per_head=dims.size_per_head,
+        inter_size=dims.inter_size,
+        num_layer=dims.num_layer,
+        max_pos_seq_len=dims.max_pos_seq_len or NO_POSITION_LIMIT,
+        is_pre_norm=section.get("layernorm_type", _NORM, True),
+        is_parallel=dims.use_gptj_residual,
+        activation=activation,
+        positions=dims.positions,
+        rotary_dim=dims.rotary_embedding,
+        rotates_pairs=family.rotates_pairs,
+    )
+
+
+def _stack(read: Reader, config: ModelConfig, layers: range) -> StackWeights:
+    return StackWeights(
+        indices=layers,
+        position_bias=read.slopes(config.head_num) if config.positions == "alibi" else None,
+        final_norm=read.norm("model.final_layernorm", config),
+        layers=tuple(_layer(read, config, f"model.layers.{index}") for index in layers),
+    )
+
+
+def _layer(read: Reader, config: ModelConfig, layer: str) -> LayerWeights:
+    input_norm = read.norm(f"{layer}.input_layernorm", config)
+    assert input_norm is not None
+    return LayerWeights(
+        input_norm=input_norm,
+        qkv=read.column_parallel(f"{layer}.attention.query_key_value"),
+        attention_out=read.row_parallel(f"{layer}.attention.dense"),
+        post_norm=read.norm(f"{layer}.post_attention_layernorm", config),
+        mlp_in=read.column_parallel(f"{layer}.mlp.dense_h_to_4h"),
+        mlp_gate=None,
+        # A parallel GPT-NeoX has one bias for attention and MLP together.
+        mlp_out=read.row_parallel(
+            f"{layer}.mlp.dense_4h_to_h", f"{layer}.mlp.dense_4h_to_h.bias", f"{layer}.mlp.attention.bias.sum"
+        ),
+    )
+
+
+_LAYOUT = Layout(embedding="model.wte", decoder=_stack, positions="model.wpe", head_bias="model.lm_head.bias")

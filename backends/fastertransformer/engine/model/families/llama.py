@@ -1,0 +1,102 @@
+"""Llama and its relatives: Mistral, Nemotron, Qwen2 and Qwen3, Gemma, Gemma 2 and StarCoder2.
+
+Format: ft_format/families/llama.py. What a model is comes from the keys of config.ini alone; no name of a relative is
+looked at.
+"""
+
+from __future__ import annotations
+
+from ft_format.config_ini import ConfigIni
+from ft_format.families.family import Family
+from ft_format.families.llama import EMBEDDING_FILE
+from ft_format.families.llama_dims import LLAMA3_ROPE, RMS_NORM, LlamaDims
+from ft_format.values import INDEX
+
+from ...errors import ConfigIniError
+from ..config import NO_POSITION_LIMIT, ModelConfig, RopeScaling
+from ..layouts import LayerWeights, Layout, StackWeights
+from ..weights import Reader
+from .keys import common_keys
+
+
+def read(ini: ConfigIni, family: Family, dims: LlamaDims) -> ModelConfig:
+    """Read config.ini; dims are what ft_format has read of it.
+
+    The longest text is the model's own, as far as the memory of the cache goes; a store that does not say it has
+    FasterTransformer's limit.
+    """
+    section = ini[family.main]
+    if dims.expert_num:
+        raise ConfigIniError(
+            f"[{family.main}] expert_num = {dims.expert_num}: this engine does not serve mixtures of experts",
+            "export the checkpoint with format=huggingface, and serve that directory by an engine that has them",
+        )
+    section.refuse("prompt_learning_type", section.get("prompt_learning_type", str, "0") == "2")
+    start_id, end_id = (section.get(key, INDEX) for key in family.id_keys)
+    return ModelConfig(
+        **common_keys(ini, family, dims, end_id + 1) | ({} if dims.has_untied_head else {"head": ""}),
+        layout=_LAYOUT,
+        start_id=start_id,
+        end_id=end_id,
+        head_num=dims.head_num,
+        kv_head_num=dims.kv_head_num,
+        size_per_head=dims.size_per_head,
+        inter_size=dims.inter_size,
+        num_layer=dims.num_layer,
+        model_width=dims.hidden_units,
+        max_pos_seq_len=dims.max_pos_seq_len or NO_POSITION_LIMIT,
+        is_rms=dims.layernorm_type == RMS_NORM,
+        has_zero_centred_norms=dims.has_zero_centred_norms,
+        attention_scalar=dims.attention_scalar,
+        attn_softcap=dims.attn_logit_softcap,
+        window=dims.attention_window,
+        window_layers=dims.attention_window_layers,
+        activation=dims.activation_type,
+        is_gated=dims.is_gated,
+        positions="rotary",
+        rotary_dim=dims.rotary_embedding,
+        rope_theta=dims.rope_theta,
+        rope_scaling=_rope_scaling(dims),
+        embedding_scale=dims.embedding_scale,
+        final_softcap=dims.final_logit_softcap,
+    )
+
+
+def _rope_scaling(dims: LlamaDims) -> RopeScaling | None:
+    """Give what rope_type and rope_scaling_factor say; FasterTransformer's forks know the second key alone."""
+    if dims.rope_type == LLAMA3_ROPE:
+        waves = dims.rope_low_freq_factor, dims.rope_high_freq_factor, dims.rope_original_max_position
+        return RopeScaling(dims.rope_scaling_factor, *waves)
+    return RopeScaling(dims.rope_scaling_factor) if dims.rope_scaling_factor != 1 else None
+
+
+def _stack(read: Reader, config: ModelConfig, layers: range) -> StackWeights:
+    return StackWeights(
+        indices=layers,
+        position_bias=None,
+        final_norm=read.norm("model.final_layernorm", config),
+        layers=tuple(_layer(read, config, f"model.layers.{index}") for index in layers),
+    )
+
+
+def _layer(read: Reader, config: ModelConfig, layer: str) -> LayerWeights:
+    input_norm = read.norm(f"{layer}.input_layernorm", config)
+    assert input_norm is not None
+    up = read.column_parallel(f"{layer}.mlp.up_proj")
+    gate = read.column_parallel(f"{layer}.mlp.gate_proj") if config.is_gated else None
+    return LayerWeights(
+        input_norm=input_norm,
+        qkv=read.column_parallel(f"{layer}.attention.query_key_value"),
+        attention_out=read.row_parallel(f"{layer}.attention.dense"),
+        post_norm=read.norm(f"{layer}.post_attention_layernorm", config),
+        mlp_in=gate or up,  # what is called the gate is activated, and multiplies the other
+        mlp_gate=up if gate else None,
+        mlp_out=read.row_parallel(f"{layer}.mlp.down_proj"),
+        query_norm=read.norm(f"{layer}.attention.query_norm", config),
+        key_norm=read.norm(f"{layer}.attention.key_norm", config),
+        attention_output_norm=read.norm(f"{layer}.attention_output_layernorm", config),
+        mlp_output_norm=read.norm(f"{layer}.mlp_output_layernorm", config),
+    )
+
+
+_LAYOUT = Layout(embedding=EMBEDDING_FILE, decoder=_stack)
