@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
-from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.model.config import ModelConfig
 from backends.fastertransformer.engine.model.families import read_config
@@ -137,7 +137,7 @@ def run(steps: Steps) -> Tensor:
     ids = torch.randint(0, steps.config.vocab_size, (3, 64), generator=generator).numpy()
     lengths, nothing = np.array([40, 9, 23]), np.full(3, -1)
     source = 40 if steps.config.encoder else 0
-    steps.allocate(0, np.full(3, 96), lengths + 8, np.full(3, UNBOUNDED), np.full(3, source), nothing, nothing)
+    steps.allocate(0, [steps.cache.blocks.take(96, source=source) for _ in range(3)], lengths + 8)
     contexts = np.concatenate([row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)])
     if source:
         steps.encode(contexts, lengths, nothing, 0)

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backends.fastertransformer.engine.cache.sizing import UNBOUNDED
 from backends.fastertransformer.engine.loading import load_steps
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
@@ -174,12 +173,13 @@ class EngineReference:
         if config.encoder is not None:
             ids, longest_source = [config.start_id, *tokens[:-1]], len(prompt)
         count, no_rows = np.array([len(ids)]), np.array([], np.int64)
-        nothing, source = np.array([-1]), np.array([longest_source])
-        self._steps.allocate(0, count, count, np.array([UNBOUNDED]), source, nothing, nothing)
+        row = self._steps.cache.blocks.take(len(ids), source=longest_source)
+        self._steps.allocate(0, [row], count)
         if longest_source:
-            self._steps.encode(np.array(prompt), source, nothing, 0)
+            self._steps.encode(np.array(prompt), np.array([longest_source]), np.array([-1]), 0)
         hidden = self._steps.extend(np.array(ids), np.zeros_like(count), count, 0)
         self._steps.free(1, 0, no_rows, no_rows)
+        self._steps.cache.blocks.release([row])
         return _normalised(self._steps.logits(hidden))
 
 

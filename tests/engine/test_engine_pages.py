@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE, KvCache
-from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.cache.page_pool import RowPages
+from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.errors import EngineError
 from backends.fastertransformer.engine.model.positions import AttentionSpec
 from backends.fastertransformer.engine.ops.ops import Ops
@@ -25,10 +26,10 @@ def opened(pages: int = 12) -> KvCache:
     return KvCache(SHAPE, CPU, (pages + 1) * PAGE_BYTES + 5, longest=4 * PAGE)
 
 
-def place(cache: KvCache, first: int, *needs: int, **more: object) -> None:
-    count = len(needs)
-    windows, sources = np.full(count, UNBOUNDED), np.zeros(count, np.int64)
-    cache.allocate(first, np.array(needs), windows, sources, more.get("saved", {}))  # type: ignore[arg-type]
+def place(cache: KvCache, first: int, *needs: int) -> list[RowPages]:
+    rows = [cache.blocks.take(need) for need in needs]
+    cache.allocate(first, rows)
+    return rows
 
 
 def fill(cache: KvCache, slot: int, count: int) -> torch.Tensor:
@@ -45,20 +46,24 @@ def held(cache: KvCache, slot: int, count: int) -> torch.Tensor:
     return torch.stack([block[:, pages].transpose(1, 2).flatten(2, 3)[:, :, :count] for block in cache.memory])
 
 
+def free(cache: KvCache, count: int, kept: int, moved: dict[int, int], rows: list[RowPages]) -> None:
+    cache.free(count, kept, np.array([*moved], int), np.array([*moved.values()], int))
+    cache.blocks.release(rows)
+
+
 def test_rows_keep_what_they_have_while_others_come_and_leave() -> None:
     cache = opened()
-    place(cache, 0, 40, 10)
-    place(cache, 2, 65)
+    rows = [*place(cache, 0, 40, 10), *place(cache, 2, 65)]
     content = [fill(cache, slot, count) for slot, count in enumerate((40, 10, 65))]
     addresses = [block.data_ptr() for block in (*cache.memory, cache.block_tables, cache.windows)]
-    cache.free(3, 2, np.array([0]), np.array([2]))  # the last moves in where the first was
+    free(cache, 3, 2, {0: 2}, [rows.pop(0)])  # the last moves in where the first was
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 1, 10), content[1])
-    place(cache, 2, 64, 32, 33)
+    rows += place(cache, 2, 64, 32, 33)
     more = fill(cache, 2, 64)
     assert torch.equal(held(cache, 0, 65), content[2]) and torch.equal(held(cache, 2, 64), more)
     assert addresses == [block.data_ptr() for block in (*cache.memory, cache.block_tables, cache.windows)]
-    cache.free(5, 0, np.array([], int), np.array([], int))
-    assert cache._pool._runs == [range(1, 13)] and not cache.block_tables.any() and (cache.windows == 1).all()
+    free(cache, 5, 0, {}, rows)
+    assert cache.blocks._pool._runs == [range(1, 13)] and not cache.block_tables.any() and (cache.windows == 1).all()
 
 
 def test_the_budget_is_kept_page_by_page() -> None:
@@ -67,46 +72,73 @@ def test_the_budget_is_kept_page_by_page() -> None:
     assert sum(block.numel() * 4 for block in cache.memory) <= 13 * PAGE_BYTES + 5
     assert cache.bytes_of([(1, PAGE, 0), (4, PAGE + 1, 0)]) == 9 * PAGE_BYTES
     place(cache, 0, *[PAGE] * 11)
-    with pytest.raises(EngineError, match="2 pages of the KV cache for 12 rows; there are 1"):
+    with pytest.raises(EngineError, match="2 pages of the KV cache for a row; there are 1"):
         place(cache, 11, PAGE + 1)
+    assert cache.blocks.free == 1
 
 
 def test_copies_read_before_they_write() -> None:
     cache = opened()
-    place(cache, 0, 50, 50)
+    rows = place(cache, 0, 50, 50)
     content = [fill(cache, slot, 50) for slot in range(2)]
-    cache.copy(np.array([0, 1]), np.array([1, 0]), 50)
+    pages = [row.pages for row in rows]
+    cache.copy(np.array([sum(pages, []), sum(pages[::-1], [])]), np.array([[0, 1], [1, 0]]))
     assert torch.equal(held(cache, 0, 50), content[1]) and torch.equal(held(cache, 1, 50), content[0])
 
 
 def test_what_is_saved_comes_back_in_another_slot_and_counts_while_it_is_away() -> None:
     cache = opened()
-    place(cache, 0, 40, 90)
+    rows = place(cache, 0, 40, 90)
     content = fill(cache, 1, 80)
-    saved = cache.save(1, 70)
-    cache.free(2, 0, np.array([], int), np.array([], int))
-    assert len(cache._pool) == 12 - 3 and cache.bytes_of([(1, 70, 0)]) == 3 * PAGE_BYTES
+    saved = cache.blocks.save(rows[1], 70)
+    free(cache, 2, 0, {}, rows)
+    assert cache.blocks.free == 12 - 3 and cache.bytes_of([(1, 70, 0)]) == 3 * PAGE_BYTES
     place(cache, 0, 5)
     fill(cache, 0, 5)
-    place(cache, 1, 100, saved={1: saved})
-    assert torch.equal(held(cache, 1, 70), content[..., :70, :]) and len(cache._pool) == 12 - 5
-    cache.free_saved(cache.save(1, 64))
-    cache.free(2, 0, np.array([], int), np.array([], int))
-    assert cache._pool._runs == [range(1, 13)]
+    back = cache.blocks.take(100, saved=saved)
+    cache.allocate(1, [back])
+    assert torch.equal(held(cache, 1, 70), content[..., :70, :]) and cache.blocks.free == 12 - 5
+    cache.blocks.free_saved(cache.blocks.save(back, 64))
+    assert cache.blocks.free == 12 - 3
 
 
-def test_given_entries_are_put_in_front_and_a_wiped_slot_is_as_a_new_one() -> None:
+def test_given_entries_are_put_in_front_and_a_wiped_row_is_as_a_new_one() -> None:
     cache = opened()
-    place(cache, 0, 70, 70)
+    rows = place(cache, 0, 70, 70)
     given = [torch.randn(2, 3, 37, 4) for _ in range(2)]
     before = held(cache, 0, 70)
-    cache.restore(1, given)
-    cache.restore(0, [torch.empty(2, 3, 0, 4) for _ in range(2)])
+    cache.restore(np.array(rows[1].pages), given)
+    cache.restore(np.array(rows[0].pages), [torch.empty(2, 3, 0, 4) for _ in range(2)])
     assert torch.equal(held(cache, 1, 37), torch.stack(given)) and torch.equal(held(cache, 0, 70), before)
     for block in cache.memory:
         block.fill_(float("nan"))
-    cache.clear(np.array([1]))
+    cache.clear(np.array(rows[1].pages))
     assert not held(cache, 1, 70).any() and held(cache, 0, 70).isnan().all()
+
+
+def test_a_row_that_grows_stays_contiguous_while_there_is_room_and_takes_any_page_then() -> None:
+    """What is held for one row's growth is taken by another that needs it, and no table lists it any longer."""
+    cache = opened(pages=8)
+    blocks = cache.blocks
+    rows = [blocks.take(10, most=4 * PAGE), blocks.take(40, most=4 * PAGE)]
+    assert [row.pages for row in rows] == [[1], [5, 6]] and blocks.free == 8 - 3
+    for slot, row in enumerate(rows):
+        row.slot = slot
+    cache.allocate(0, rows)
+    assert blocks.grow(rows[0], PAGE + 1) and rows[0].pages == [1, 2]
+    assert blocks.take_changes() is None and cache.block_tables[:2].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    third = blocks.take(3 * PAGE)  # nothing is free but what is held
+    assert blocks.free == 1 and len({*rows[0].pages, *rows[1].pages, *third.pages}) == 7
+    assert blocks.grow(rows[1], 4 * PAGE) is False and blocks.free == 1  # it needs two
+    assert blocks.grow(rows[1], 3 * PAGE) and blocks.free == 0 and not blocks.grow(rows[0], 3 * PAGE)
+    changes = blocks.take_changes()
+    assert changes is not None
+    cache.update(changes)
+    for row in rows:
+        table = cache.block_tables[row.slot].tolist()
+        assert table == row.pages + [0] * (4 - len(row.pages))
+    blocks.release([*rows, third])
+    assert blocks.free == 8 and blocks._pool._runs == [range(1, 9)]
 
 
 @pytest.mark.parametrize("has_mask", [False, True])
@@ -116,8 +148,8 @@ def test_rows_are_read_wherever_their_pages_are(needs: tuple[int, ...], is_torn:
     """Against softmax(q k) v of what was written."""
     cache = opened(pages=14)
     if is_torn:  # no page that is free has a neighbour
-        cache._pool.allocate(14)
-        cache._pool.free(range(1, 15, 2))
+        cache.blocks._pool.take(14)
+        cache.blocks._pool.free(range(1, 15, 2))
     place(cache, 0, *needs)
     content = [fill(cache, slot, count) for slot, count in enumerate(needs)]
     q, mask = torch.randn(3, 3, 1, 4), torch.randn(3, 3, 1, max(needs)) if has_mask else None

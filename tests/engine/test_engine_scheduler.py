@@ -118,8 +118,8 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(
             np.testing.assert_array_equal(answer.tensors[name], expected[name])
         for name in set(expected) & {"cum_log_probs", "output_log_probs"}:
             np.testing.assert_allclose(answer.tensors[name], expected[name], atol=1e-4)
-    assert len(steps.cache._pool._runs) == 1 and not steps.cache.block_tables.any()
-    assert not pages or len(steps.cache._pool) == pages
+    assert steps.cache.blocks.free == steps.cache.blocks.count and not steps.cache.block_tables.any()
+    assert not pages or steps.cache.blocks.count == pages
 
 
 def test_running_ahead_asks_for_a_step_before_the_last_ones_tokens_are_known(steps: Steps) -> None:

@@ -38,8 +38,8 @@ def new_cache(
     cache = KvCache(shape, CPU, 1 << 22, max(capacity, cross_capacity))
     for block in cache.memory:
         block.fill_(1e4)  # what an earlier row left must not matter
-    every = np.ones(slots, np.int64)
-    cache.allocate(0, capacity * every, (window or UNBOUNDED) * every, cross_capacity * every, {})
+    rows = [cache.blocks.take(capacity, source=cross_capacity) for _ in range(slots)]
+    cache.allocate(0, rows, np.full(slots, window or UNBOUNDED))
     return cache
 
 

@@ -20,7 +20,7 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
-from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.model.linear import Norm
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
@@ -55,8 +55,9 @@ def take_steps(steps: Steps, lengths: Sequence[int], more: int) -> None:
     """Begin rows of these lengths, go on with more tokens of each, and take a step."""
     counts, nothing = np.array(lengths), np.full(len(lengths), -1)
     source = counts if steps.config.encoder else np.zeros_like(counts)
-    windows = np.full(len(lengths), UNBOUNDED)
-    steps.allocate(0, counts + more + 1, counts + more, windows, source, nothing, nothing)
+    blocks = steps.cache.blocks
+    rows = [blocks.take(length + more + 1, source=each) for length, each in zip(lengths, source.tolist(), strict=True)]
+    steps.allocate(0, rows, counts + more)
     ids = np.ones(sum(lengths), int)
     if steps.config.encoder:
         steps.encode(ids, counts, nothing, 0)
@@ -66,6 +67,7 @@ def take_steps(steps: Steps, lengths: Sequence[int], more: int) -> None:
     steps.extend(np.ones(more * len(lengths), int), counts, np.full_like(counts, more), 0)
     steps.decode(len(lengths))
     steps.free(len(lengths), 0, counts[:0], counts[:0])
+    blocks.release(rows)
 
 
 def open_steps(family: str, directory: Path) -> Steps:

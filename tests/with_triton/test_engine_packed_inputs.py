@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
-from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.packed_rows import NumberedRows
 from backends.fastertransformer.engine.model.precision import choose_precision
@@ -37,7 +37,7 @@ def test_inputs_are_kept_as_torch_keeps_them(knows_lengths: bool, tmp_path: Path
         ops = kind(DEVICE)
         network = Network(config, weights, ops=ops)
         cache = KvCache(replace(shape, is_head_major=ops.is_head_major), DEVICE, 1 << 24, 64)
-        cache.allocate(0, np.array([5, 5]), np.full(2, UNBOUNDED), np.array(lengths), {})
+        cache.allocate(0, [cache.blocks.take(5, source=length) for length in lengths])
         given = rows.on(DEVICE)
         encoded.append(network.encode(given if knows_lengths or kind is Ops else given._replace(lengths=None), cache))
         held = cache.memory[0][:, cache.source_block_tables[:2, :2].flatten().long()].transpose(2, 3).flatten(1, 2)

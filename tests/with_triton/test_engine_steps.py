@@ -12,7 +12,7 @@ from support.faked_gpu import fake_gpu
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
-from backends.fastertransformer.engine.cache.sizing import UNBOUNDED, CacheShape
+from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.model.network import Network
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
@@ -29,8 +29,9 @@ def take_all(steps: Steps) -> list[Tensor]:
     for lengths in ([5, 3, 9], [40, 2]):
         counts, nothing = np.array(lengths), np.full(len(lengths), -1)
         source = counts + 2 if steps.config.encoder else np.zeros_like(counts)
-        needs, windows = counts + 9, np.full(len(lengths), UNBOUNDED)
-        steps.allocate(0, needs, counts + 3, windows, source, nothing, nothing)
+        blocks = steps.cache.blocks
+        rows = [blocks.take(length + 9, source=each) for length, each in zip(lengths, source.tolist(), strict=True)]
+        steps.allocate(0, rows, counts + 3)
         if steps.config.encoder:
             encoded, _ = steps.encode(random.integers(0, vocab_size, source.sum()), source, nothing, 0)
             found.append(encoded.clone())
@@ -45,6 +46,7 @@ def take_all(steps: Steps) -> list[Tensor]:
             logits, tokens = steps.decode(len(lengths))
             found += [logits.clone(), tokens.clone()]
         steps.free(len(lengths), 0, counts[:0], counts[:0])
+        blocks.release(rows)
     return found
 
 

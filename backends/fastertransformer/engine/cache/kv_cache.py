@@ -1,10 +1,10 @@
 """The KV cache: keys and values of all running sequences, in pages whose addresses never change.
 
 A slot holds one row: a sequence, or one beam of it; the scheduler keeps the rows that decode in the first slots. All
-memory that the cache may take is reserved once, in pages of PAGE tokens. A row is allocated all pages that it will ever
-need when it starts, and a block table on the device lists them. So nothing is copied when rows start, grow, move or
-end; a CUDA graph of a step stays valid; and each row takes the memory that it needs, not that of the longest. The keys
-and values of an encoder's output are in pages of the same memory, in a block table of their own.
+memory that the cache may take is reserved once, in pages of PAGE tokens. The block manager of rank 0 says which pages a
+row has (see block_manager.py), and a block table on each device lists them. So nothing is copied when rows start, grow,
+move or end; a CUDA graph of a step stays valid; and each row takes the memory that it needs, not that of the longest.
+The keys and values of an encoder's output are in pages of the same memory, in a block table of their own.
 
 The token at position p of a row is in its entry p % window: a row with a window keeps the last tokens only, and its
 valid entries are the first min(p + 1, window). Rows without one have window UNBOUNDED.
@@ -15,7 +15,7 @@ Page 0 belongs to no slot: padding is written there.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -25,10 +25,11 @@ from torch import Tensor
 
 from ..errors import EngineError
 from ..request.schema import Array
-from .block_table import BlockTable, PagePool
-from .sizing import MOST_SLOTS, CacheNeed, CacheShape, upload
+from .block_manager import PAGE, BlockManager, pages_of
+from .page_pool import RowPages
+from .sizing import MOST_SLOTS, UNBOUNDED, CacheNeed, CacheShape, upload
 
-PAGE = 32  # tokens
+__all__ = ["PAGE", "KvCache"]
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.10 has no name for it; this is Linux's number
 
 
@@ -42,8 +43,10 @@ class KvCache:
         longest: entries that a row has at most.
 
     Attributes:
+        blocks: which row has which pages; in use in rank 0 only.
         memory: of each layer, [2 (k, v), pages, H, PAGE, D].
-        block_tables: int32, pages of each slot, see BlockTable.on_device.
+        block_tables: int32 [MOST_SLOTS + 1, most pages of a row], on the device: the pages of each slot, padded with 0.
+            The last slot is unused.
         source_block_tables: pages of each slot's encoder output; no columns if there is no encoder.
         windows: int64 [MOST_SLOTS], on the device; 1 of a free slot.
         sources: int64 [2, MOST_SLOTS], on the device: the length of each slot's encoder input, 1 of a free slot, and
@@ -56,10 +59,12 @@ class KvCache:
         pages = max(0, budget_bytes // max(1, shape.token_bytes) // PAGE - 1)
         self.budget_bytes = pages * self._page_bytes
         self.memory = [_zeros(shape, pages + 1, device) for _ in range(shape.layers)]
-        self._pool = PagePool(range(1, pages + 1))
-        self._own = BlockTable(self._pool, _pages(longest), device)
-        self._source = BlockTable(self._pool, _pages(longest) if shape.has_cross else 0, device)
-        self.block_tables, self.source_block_tables = self._own.on_device, self._source.on_device
+        self.blocks = BlockManager(pages)
+        widths = pages_of(longest), pages_of(longest) if shape.has_cross else 0
+        self.block_tables, self.source_block_tables = (
+            torch.zeros(MOST_SLOTS + 1, width, dtype=torch.int32, device=device) for width in widths
+        )
+        self._windows = np.ones(MOST_SLOTS, np.int64)  # as on the device
         self.windows = torch.ones(MOST_SLOTS, dtype=torch.long, device=device)
         self.sources = torch.empty(2, MOST_SLOTS, dtype=torch.long, device=device)
         self.clear_sources()
@@ -70,75 +75,87 @@ class KvCache:
 
     def bytes_of(self, needs: Iterable[CacheNeed]) -> int:
         """Give the bytes that sequences need together."""
-        return sum(rows * (_pages(entries) + _pages(source)) for rows, entries, source in needs) * self._page_bytes
+        return sum(rows * (pages_of(entries) + pages_of(source)) for rows, entries, source in needs) * self._page_bytes
 
-    def room(self, slots: slice) -> int:
-        """Give the number of entries that the largest of some slots has room for."""
-        return PAGE * max(map(len, self._own.owned[slots]))
+    def longest(self, first: int, lengths: Array) -> int:
+        """Give the most entries that a slot from ``first`` on has once its row has ``lengths`` tokens, int64 [n]."""
+        return int(np.minimum(lengths, self._windows[first : first + len(lengths)]).max())
 
-    def allocate(
-        self, first: int, needs: Array, windows: Array, sources: Array, saved: Mapping[int, list[int]]
-    ) -> None:
-        """Allocate the slots from ``first`` on to new rows, some of which begin with saved pages; see Steps.allocate.
+    def allocate(self, first: int, rows: Sequence[RowPages], windows: Array | None = None) -> None:
+        """Allocate the slots from ``first`` on to rows whose pages were taken; for a cache that no other rank has."""
+        most = np.full(len(rows), UNBOUNDED) if windows is None else windows
+        self.place(first, table_of([row.listed for row in rows]), table_of([row.source for row in rows]), most)
+
+    def place(self, first: int, tables: Array, sources: Array, windows: Array) -> None:
+        """Give new rows the slots from ``first`` on, with their block tables; see Steps.allocate.
 
         Raises:
-            EngineError: not enough free pages or slots.
+            EngineError: not enough slots.
         """
-        end = first + len(needs)
-        counts, others = ([_pages(need) for need in each.tolist()] for each in (needs, sources))
-        missing = sum(counts) + sum(others) - sum(map(len, saved.values()))
-        if missing > len(self._pool) or end > MOST_SLOTS:
-            raise EngineError(
-                f"{missing} pages of the KV cache for {end} rows; there are {len(self._pool)}, and {MOST_SLOTS}"
-            )
-        self._own.allocate(counts, saved)
-        self._source.allocate(others, {})
+        end = first + len(tables)
+        if end > MOST_SLOTS:
+            raise EngineError(f"{end} rows in the KV cache; there are {MOST_SLOTS} slots")
+        for table, given in ((self.block_tables, tables), (self.source_block_tables, sources)):
+            if given.size:
+                table[first:end, : given.shape[1]] = upload(given, self._device)
+        self._windows[first:end] = windows
         self.windows[first:end] = upload(windows, self._device)
 
+    def update(self, changes: Array) -> None:
+        """Write pages to block tables: slot, column and page of each, int64 [3, n]."""
+        slots, columns, pages = upload(changes, self._device)
+        self.block_tables[slots, columns] = pages.int()
+
     def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
-        """Free slots, and move others into the gaps; see Steps.free. Pages change owners, and nothing is copied."""
-        moved = dict(zip(targets.tolist(), sources.tolist(), strict=True))
-        for table in (self._own, self._source):
-            table.free(kept, moved)
-        if moved:
+        """Free slots, and move others into the gaps; see Steps.free. Block tables move, and keys and values stay."""
+        tables = self.block_tables, self.source_block_tables
+        if len(targets):
             to, of = upload(np.array((targets, sources)), self._device)
-            self.windows[to], self.sources[:, to] = self.windows[of], self.sources[:, of]
+            for table in (*tables, self.windows):
+                table[to] = table[of]
+            self.sources[:, to] = self.sources[:, of]
+            self._windows[targets] = self._windows[sources]
+        for table in tables:
+            table[kept:count] = 0
         self.windows[kept:count] = 1
+        self._windows[kept:count] = 1
         self.sources[0, kept:count] = 1
 
-    def copy(self, targets: Array, sources: Array, length: int) -> None:
-        """Copy the first ``length`` entries of slots to others; all sources are read before any target is written."""
-        both = [self._own.pages_of(each, _pages(length)) + self._source.pages_of(each) for each in (targets, sources)]
-        to, of = upload(np.array(both, np.int64), self._device)
+    def copy(self, pages: Array, slots: Array) -> None:
+        """Copy pages, and the encoder inputs of slots, int64 [2 (target, source), n] each.
+
+        All sources are read before any target is written.
+        """
+        to, of = upload(pages, self._device)
         for block in self.memory:
             block[:, to] = block[:, of]
-        where = upload(np.array((targets, sources)), self._device)
-        self.sources[:, where[0]] = self.sources[:, where[1]]
+        to, of = upload(slots, self._device)
+        self.sources[:, to] = self.sources[:, of]
 
-    def clear(self, slots: Array) -> None:
-        """Fill slots with zeros; see _zeros."""
-        pages = upload(np.array(self._own.pages_of(slots) + self._source.pages_of(slots)), self._device)
+    def clear(self, pages: Array) -> None:
+        """Fill pages with zeros; see _zeros."""
+        cleared = upload(pages, self._device)
         for block in self.memory:
-            block[:, pages] = 0
+            block[:, cleared] = 0
 
-    def save(self, slot: int, length: int) -> list[int]:
-        """Take the first ``length`` entries from a slot that is about to be freed; returns their pages."""
-        return self._own.detach(slot, _pages(length))
-
-    def free_saved(self, saved: list[int]) -> None:
-        """Free the pages that save returned."""
-        self._pool.free(saved)
-
-    def restore(self, slot: int, content: Sequence[Tensor]) -> None:
-        """Write a slot's first entries, [2, H, length, D] of each layer."""
-        count = _pages(content[0].shape[2]) if content else 0
+    def restore(self, pages: Array, content: Sequence[Tensor]) -> None:
+        """Write a row's first entries, [2, H, length, D] of each layer, to its pages."""
+        count = pages_of(content[0].shape[2]) if content else 0
         if not count:  # a task may have a prefix of no tokens
             return
-        pages = upload(np.array(self._own.owned[slot][:count]), self._device)
+        targets = upload(pages[:count].astype(np.int64), self._device)
         for block, entries in zip(self.memory, content, strict=True):
             room = count * PAGE - entries.shape[2]
             padded = F.pad(entries, (0, 0, 0, room)).view(2, entries.shape[1], count, PAGE, -1)
-            block[:, pages] = padded.transpose(1, 2)
+            block[:, targets] = padded.transpose(1, 2)
+
+
+def table_of(rows: Sequence[Sequence[int]]) -> Array:
+    """Put the pages of rows below each other, int32 [rows, most pages of a row], padded with 0."""
+    table = np.zeros((len(rows), max(map(len, rows), default=0)), np.int32)
+    for row, pages in enumerate(rows):
+        table[row, : len(pages)] = pages
+    return table
 
 
 def _zeros(shape: CacheShape, pages: int, device: torch.device) -> Tensor:
@@ -162,7 +179,3 @@ def _zeros(shape: CacheShape, pages: int, device: torch.device) -> Tensor:
     with suppress(OSError, AttributeError):  # not every host has huge pages
         content.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(content, dtype=shape.dtype).view(wanted).transpose(2, 3)
-
-
-def _pages(entries: int) -> int:
-    return -(-entries // PAGE)

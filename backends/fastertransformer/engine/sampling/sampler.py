@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..cache.sizing import MOST_SLOTS, upload
+from ..request.sampling_params import SamplingParams
 from ..request.schema import Array
 from ..scheduling.sequence import Sequence
 from ..steps.graphs import Chosen
@@ -70,7 +71,7 @@ class _Columns(NamedTuple):
 _INTEGERS = 6
 _PENALTIES = ("repetition_penalty", "presence_penalty")
 _floats = attrgetter("temperature", *_PENALTIES, "top_p_decay", "top_p_min", "top_p", "top_p")
-_integers = attrgetter("random_seed", "end_id", "min_length", "top_p_reset_ids", "top_k")  # "generated" is 0 at first
+_integers = attrgetter("random_seed", "end_id", "min_length", "top_p_reset_ids", "top_k")  # then "generated"
 
 
 class Sampler:
@@ -85,19 +86,22 @@ class Sampler:
         self._integers = torch.zeros(MOST_SLOTS, _INTEGERS, dtype=torch.long, device=self._device)
         self._occurred: Tensor | None = None  # bool [slots, V]; made for the first row with a penalty
 
-    def add_rows(self, first: int, rows: Several[Sequence]) -> None:
-        """Upload the parameters of the rows in the slots from ``first`` on."""
-        slots, params = slice(first, first + len(rows)), [row.sampling for row in rows]
-        self._floats[slots] = upload(np.array([_floats(each) for each in params], np.float32), self._device)
-        integers = np.array([(*_integers(each), 0) for each in params], np.int64)
+    def add_rows(self, first: int, owners: Owners) -> None:
+        """Upload the parameters of the rows in the slots from ``first`` on, and what depends on tokens they have."""
+        slots = slice(first, first + len(owners))
+        self._floats[slots] = upload(np.array([_floats(row.sampling) for row, _ in owners], np.float32), self._device)
+        integers = np.array([(*_integers(row.sampling), row.count) for row, _ in owners], np.int64)
         self._integers[slots] = upload(integers, self._device)
-        for slot, row in enumerate(rows, first):
+        for slot, (row, beam) in enumerate(owners, first):
             if row.sampling.has_penalty:
                 if self._occurred is None:
                     vocab_size = self._steps.config.vocab_size
                     self._occurred = torch.zeros(MOST_SLOTS, vocab_size, dtype=torch.bool, device=self._device)
                 self._occurred[slot] = False
-                self._occurred[slot].index_fill_(0, upload(row.shown, self._device), True)
+                occurred = np.concatenate((row.shown, np.array(row.beams[beam].tokens, np.int64)))
+                self._occurred[slot].index_fill_(0, upload(occurred, self._device), True)
+            if row.count and row.sampling.is_sampled and not row.sampling.top_k:
+                self._floats[slot, _Columns._fields.index("top_p")] = _decayed(row.sampling, row.beams[beam].tokens)
 
     def move_rows(self, targets: Array, sources: Array) -> None:
         """Overwrite slots with others, int64 [n] each; all are read before any is written."""
@@ -179,13 +183,15 @@ class Sampler:
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
         """Choose a sequence's next beams and write their tokens into [N]."""
-        slots = np.array(sequence.slots)
+        slots, pages = np.array(sequence.slots), sequence.pages
         index = upload(slots, self._device)
         log_probs = logits[index].log_softmax(-1)
         chosen = sequence.branch(candidates(log_probs, sequence.beams, sequence.sampling, sequence.beam_length))
         parents = np.array([each.parent for each in chosen])
         if (moved := parents != np.arange(len(slots))).any():
-            self._steps.copy(slots[moved], slots[parents[moved]], sequence.cached_entries)
+            children, origins = np.flatnonzero(moved).tolist(), parents[moved].tolist()
+            both = [pages[child] for child in children], [pages[origin] for origin in origins]
+            self._steps.copy(*both, sequence.cached_entries)
             self.move_rows(slots[moved], slots[parents[moved]])
         tokens[index] = torch.tensor([each.token for each in chosen], device=self._device)
 
@@ -200,6 +206,19 @@ class Sampler:
             decayed = sampling.decay_top_p(columns.top_p, *limits, tokens)
             # FasterTransformer's top-k layer has a top_p that stays.
             columns.top_p.copy_(torch.where(columns.top_k == 0, decayed, columns.top_p))
+
+
+def _decayed(row: SamplingParams, tokens: Several[int]) -> Tensor:
+    """Give the top_p of a row that has generated some tokens, computed as it was step by step."""
+    top_p = initial = torch.tensor(row.top_p)
+    decay, least, reset_id = (
+        torch.tensor(row.top_p_decay),
+        torch.tensor(row.top_p_min),
+        torch.tensor(row.top_p_reset_ids),
+    )
+    for token in torch.tensor(list(tokens)):
+        top_p = sampling.decay_top_p(top_p, initial, decay, least, reset_id, token)
+    return top_p
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ Slots are filled from the first on: when a sequence frees its slots, the last on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..sampling.sampler import Owners, PendingTokens, Sampler
 from ..steps.steps import Steps
 from .contexts import run_contexts
+from .paging import free_pages, grow, pages_to_grow
 from .sequence import Sequence
 
 
@@ -37,28 +38,50 @@ class Batch:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def prefill(self, new: list[Sequence], pop_saved: Callable[[Sequence], int]) -> Tensor | None:
-        """Allocate slots to new sequences, and run their contexts; see Sessions.pop_saved, and run_contexts."""
+    def prefill(self, new: list[Sequence]) -> Tensor | None:
+        """Allocate slots to new sequences, which have their pages, and run their contexts; see run_contexts."""
         first = len(self._owners)
         self._sequences += new
         # The first beams are adjacent, for one pass of the network prefills them.
         self._owners += [(sequence, 0) for sequence in new]
         self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         rows = self._owners[first:]
+        self._upload_changes()
         self._steps.allocate(
             first,
-            np.array([sequence.max_entries for sequence, _ in rows]),
-            np.array([sequence.cached for sequence, _ in rows]),
+            [sequence.pages[beam] for sequence, beam in rows],
+            np.array([sequence.next_position for sequence, _ in rows]),
             np.array([sequence.window for sequence, _ in rows]),
-            np.array([sequence.source_length for sequence, _ in rows]),
-            np.array([pop_saved(sequence) for sequence, _ in rows]),
             np.array([-1 if beam else sequence.context.prefix for sequence, beam in rows]),
-            np.array([sequence.context.ids[-1] for sequence, _ in rows]) if new[0].source else None,
+            np.array([sequence.inputs(beam)[-1] for sequence, beam in rows]) if new[0].source else None,
         )
         self._assign_slots()
         hidden = run_contexts(self._steps, rows, first)
-        self._sampler.add_rows(first, [sequence for sequence, _ in rows])  # while a GPU runs the contexts
+        self._sampler.add_rows(first, rows)  # while a GPU runs the contexts
         return hidden
+
+    def grow(self) -> bool:
+        """Take the pages that the next step needs, the oldest sequence first; false: there are too few."""
+        blocks = self._steps.cache.blocks
+        for sequence in self._sequences:
+            if sequence.launched >= sequence.room and sequence.needs_step and not grow(sequence, blocks):
+                return False
+        return True
+
+    @property
+    def pages_to_grow(self) -> int:
+        """Pages that the sequences may soon need, a page for each of their rows that is to grow."""
+        return sum(map(pages_to_grow, self._sequences))
+
+    @property
+    def youngest(self) -> Sequence:
+        """The sequence that joined last."""
+        return self._sequences[-1]
+
+    def _upload_changes(self) -> None:
+        """Upload what the device's block tables lack."""
+        if (changes := self._steps.cache.blocks.take_changes()) is not None:
+            self._steps.update(changes)
 
     def launch(self, hidden: Tensor | None) -> None:
         """Launch a step that gives every slot its next token.
@@ -71,6 +94,7 @@ class Batch:
         before = len(self._owners) - (0 if hidden is None else len(hidden))
         parts = []
         if before:
+            self._upload_changes()
             parts.append(self._steps.decode(before))
         if hidden is not None:
             parts.append(self._steps.argmax(hidden))
@@ -81,13 +105,16 @@ class Batch:
 
     def clear(self, sequences: list[Sequence]) -> None:
         """Zero the cache of sequences, so that infinite numbers do not remain for the next sequences in their slots."""
-        self._steps.clear(np.array([slot for sequence in sequences for slot in sequence.slots]))
+        rows = [row for sequence in sequences for row in sequence.pages]
+        self._steps.clear(np.array([page for row in rows for page in (*row.pages, *row.source)]))
 
     def free(self, sequences: list[Sequence]) -> None:
         """Free the slots of sequences, and move the last slots into the gaps."""
         if not sequences:
             return
         freed = set(sequences)
+        for sequence in sequences:
+            free_pages(sequence, self._steps.cache.blocks)
         self._sequences = [sequence for sequence in self._sequences if sequence not in freed]
         stays = np.array([sequence not in freed for sequence, _ in self._owners])
         kept = int(stays.sum())
@@ -107,5 +134,5 @@ class Batch:
         for sequence in self._sequences:
             sequence.slots = [0] * sequence.width
         for slot, (sequence, beam) in enumerate(self._owners):
-            sequence.slots[beam] = slot
+            sequence.slots[beam] = sequence.pages[beam].slot = slot
         self._has_changed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,29 +30,32 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
         The last hidden state of each of these slots, [n, hidden]; None: a decoder with an encoder begins with a step.
     """
     new = [sequence for sequence, beam in owners if not beam]
+    # All beams begin like the first one; those of a sequence that was set back go on from their own tokens.
+    begun = owners[: len(new)] if len(new) > 1 or not new[0].count else owners
     states: list[Tensor] = []  # of each context, [T, hidden]
     if steps.config.encoder:
-        _encode(steps, new, first)
-        if any(len(sequence.context.ids) > 1 for sequence in new):  # not start_id alone
-            states = _extend(steps, new, first)  # the last token is run once more, by the first step
+        _encode(steps, [sequence for sequence, _ in begun], first)
+        if any(len(sequence.context.ids) + sequence.count > 1 for sequence in new):  # not start_id alone
+            states = _extend(steps, begun, first)  # the last token is run once more, by the first step
     else:
-        states = [_continue_session(steps, new[0])] if new[0].session_row else _extend(steps, new, first)
+        states = [_continue_session(steps, new[0])] if new[0].session_row else _extend(steps, begun, first)
     for sequence, state in zip(new, states, strict=False):
-        _add_context_outputs(steps, sequence, state)
-    pairs = [(slot, sequence.slots[0]) for slot, (sequence, beam) in enumerate(owners, first) if beam]
-    if pairs:  # all beams begin like the first one
-        others, sources = np.array(pairs).T
-        steps.copy(others, sources, max(sequence.cached_entries for sequence in new))
+        if not sequence.count:
+            _add_context_outputs(steps, sequence, state)
+    if others := owners[len(begun) :]:
+        pages, sources = ([each.pages[beam] for each, beam in others], [each.pages[0] for each, _ in others])
+        steps.copy(pages, sources, max(sequence.first_entries for sequence in new))
     if steps.config.encoder:
         return None
-    last = {sequence: state[-1] for sequence, state in zip(new, states, strict=True)}
-    return torch.stack([last[sequence] for sequence, _ in owners])
+    last = {owner: state[-1] for owner, state in zip(begun, states, strict=True)}
+    return torch.stack([last.get((sequence, beam), last[sequence, 0]) for sequence, beam in owners])
 
 
-def _extend(steps: Steps, new: list[Sequence], first: int) -> list[Tensor]:
-    """Run contexts; returns the hidden states of each, [T, hidden]."""
-    ids, lengths, embeddings = _packed([sequence.context for sequence in new])
-    hidden = steps.extend(ids, np.array([sequence.start for sequence in new]), lengths, first, embeddings)
+def _extend(steps: Steps, rows: Several[tuple[Sequence, int]], first: int) -> list[Tensor]:
+    """Run contexts of sequences and beams; returns the hidden states of each, [T, hidden]."""
+    contexts = [replace(sequence.context, ids=sequence.inputs(beam)) for sequence, beam in rows]
+    ids, lengths, embeddings = _packed(contexts)
+    hidden = steps.extend(ids, np.array([sequence.start for sequence, _ in rows]), lengths, first, embeddings)
     return list(torch.split(hidden, lengths.tolist()))
 
 
@@ -60,7 +64,8 @@ def _continue_session(steps: Steps, sequence: Sequence) -> Tensor:
 
     If the keys and values of the session's earlier tokens were lost, these tokens are run before it.
     """
-    start, ids, window, slot = sequence.start, sequence.context.ids, sequence.window, sequence.slots[0]
+    start, ids, window, slot = sequence.start, sequence.inputs(), sequence.window, sequence.slots[0]
+    count = len(ids)
     if sequence.lacks_past:
         assert sequence.session_row
         start, ids = 0, np.concatenate((np.array(sequence.session_row.tokens[:start], np.int64), ids))
@@ -68,7 +73,7 @@ def _continue_session(steps: Steps, sequence: Sequence) -> Tensor:
     for place in range(0, len(ids), size := min(window, _PASS_TOKENS)):
         part = ids[place : place + size]
         states.append(steps.extend(part, np.array([start + place]), np.array([len(part)]), slot))
-    return torch.cat(states)[-len(sequence.context.ids) :]
+    return torch.cat(states)[-count:]
 
 
 def _encode(steps: Steps, new: list[Sequence], first: int) -> None:

@@ -18,11 +18,12 @@ from contextlib import suppress
 import torch
 
 from ..cache.sizing import MOST_SLOTS
-from ..errors import GroupLostError, RequestError
+from ..errors import EngineError, GroupLostError, RequestError
 from ..sampling.sampling import NOT_FINITE
 from ..steps.steps import Steps
 from .batch import Batch
 from .outputs import output_tensors
+from .paging import pages_to_begin, pages_to_grow, take_pages
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence
 from .sessions import Session, Sessions
 
@@ -99,7 +100,7 @@ class Scheduler:
         suspects: Iterable[Sequence] = new
         try:
             # 2) Prefill the contexts of new sequences.
-            hidden = self._batch.prefill(new, self.sessions.pop_saved) if new else None
+            hidden = self._batch.prefill(new) if new else None
             suspects = self._batch
             # 3) Launch the next token of every sequence.
             depth = 0
@@ -110,11 +111,33 @@ class Scheduler:
             while len(self._batch.pending) > depth:
                 self._answer(self._read_tokens())
             self._answer([sequence for sequence in self._batch if sequence.is_done])  # an encoder's, which has no step
+            # 5) Take the pages that the next step needs.
+            self._take_pages()
         except GroupLostError:
             raise
         except Exception as error:
             _log.exception("a step failed")
             self._isolate(list(suspects), f"generation failed: {error}")
+
+    def _take_pages(self) -> None:
+        """Take the pages that the next token of every sequence needs; if there are too few, set the youngest back.
+
+        The oldest sequence always has its pages in the end, because alone it fits: see _check_need.
+        """
+        while not self._batch.grow():
+            if self._batch.pending:  # first read all that it has, and free what has ended
+                self._answer(self._read_tokens())
+            elif len(self._batch) > 1:
+                sequence = self._batch.youngest
+                self._batch.free([sequence])
+                sequence.set_back()
+                self._waiting.appendleft(sequence)
+            elif not self._evict_session():
+                raise EngineError("no page of the KV cache is left for the only sequence")
+
+    def _evict_session(self) -> bool:
+        """Free what is saved of a session: of the one idle longest, else of those whose requests wait."""
+        return self.sessions.evict_oldest() or self.sessions.evict_busy(_jobs([*self._batch, *self._waiting]))
 
     def _isolate(self, failed: list[Sequence], problem: str) -> None:
         """Restart sequences of a failed step one by one, to find out which of them fails.
@@ -148,11 +171,12 @@ class Scheduler:
         while self._is_filling and self._waiting:
             more = [*new, self._waiting[0]]
             if not self._fits(more):
-                # Where no other sequence is in the way, idle sessions are.
-                if self._batch or new or not self.sessions.evict_oldest():
+                # Where no other sequence is in the way, sessions are.
+                if self._batch or new or not self._evict_session():
                     break
             elif self._is_one_pass(more):
                 new.append(self._waiting.popleft())
+                take_pages(new[-1], self._steps.cache.blocks)
                 new[-1].job.has_begun = True
             else:
                 return new
@@ -163,18 +187,18 @@ class Scheduler:
         everyone = [*self._batch, *new]
         if len(everyone) > 1 and any(each.is_isolated for each in everyone):
             return False
-        cache = self._steps.cache
         has_slots = len(everyone) <= self._max_rows and sum(each.width for each in everyone) <= MOST_SLOTS
-        needed = cache.bytes_of([each.need for each in everyone])
-        return has_slots and needed + self.sessions.idle_bytes <= cache.budget_bytes
+        # The others are left a page for each row, so that those that join last are not set back at once.
+        spare = self._batch.pages_to_grow + sum(map(pages_to_grow, new[:-1]))
+        return has_slots and pages_to_begin(new[-1]) + spare <= self._steps.cache.blocks.free
 
     def _is_one_pass(self, new: list[Sequence]) -> bool:
         if len(new) == 1:
             return True
-        lengths = [max(len(each.context.ids), each.source_length) for each in new]
+        lengths = [max(len(each.context.ids) + each.count, each.source_length) for each in new]
         # Contexts that continue what is in the cache already are padded to the longest on the device.
         tokens = len(new) * max(lengths) if any(each.start for each in new) else sum(lengths)
-        is_alone = any(each.isolate_until is not None or each.session_row for each in new)
+        is_alone = any(_is_prefilled_alone(each) for each in new)
         return tokens <= _PREFILL_TOKENS and not is_alone
 
     def _read_tokens(self) -> list[Sequence]:
@@ -233,6 +257,12 @@ class Scheduler:
         for sequence in sequences:
             self.sessions.save(sequence)
         self._batch.free(sequences)
+
+
+def _is_prefilled_alone(sequence: Sequence) -> bool:
+    """Say whether no other sequence shares its prefill: of one that failed, of a session, of a search set back."""
+    has_own_beams = sequence.count > 0 and sequence.width > 1
+    return sequence.isolate_until is not None or sequence.session_row is not None or has_own_beams
 
 
 def _jobs(sequences: Iterable[Sequence]) -> list[Job]:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ..cache.page_pool import RowPages
 from ..cache.sizing import UNBOUNDED
 from ..request.parse import Request
 from ..request.schema import Array
@@ -82,6 +85,8 @@ class Sequence:
         launched: tokens of each beam for which a step was launched.
         is_done: whether nothing more is generated.
         slots: of the beams, while it is in the batch.
+        pages: of the beams, while it is in the batch.
+        room: it has pages for as many launched tokens.
         isolate_until: it runs alone until it has this many tokens, because a step that it shared has failed (0: the
             prefill has failed, and is repeated alone); None: no step has failed.
         context_outputs: its outputs that depend on its context alone, by name; see contexts.py.
@@ -94,6 +99,8 @@ class Sequence:
     job: Job
     row: int
     slots: list[int] = field(default_factory=list)
+    pages: list[RowPages] = field(default_factory=list)
+    room: int = 0
     isolate_until: int | None = None
     context_outputs: dict[str, Array] = field(default_factory=dict)
     session_row: SessionRow | None = None
@@ -123,6 +130,19 @@ class Sequence:
         self.isolate_until = max(self.isolate_until or 0, self.launched)
         self._begin()
 
+    def set_back(self) -> None:
+        """Leave the batch because memory has run out, with all that was generated; see ``inputs``."""
+        self.launched, self.slots = self.count, []
+
+    def inputs(self, beam: int = 0) -> Array:
+        """Give the tokens that a beam's context is run with, [T]: what was generated before it was set back, too."""
+        if not self.count:
+            return self.context.ids
+        # All beams have one position. Of one that has ended, what is behind its last token is never used.
+        tokens = np.zeros(self.count, np.int64)
+        tokens[: len(self.beams[beam].tokens)] = self.beams[beam].tokens
+        return np.concatenate((self.context.ids, tokens))
+
     @property
     def is_isolated(self) -> bool:
         """Whether it must be alone in a step."""
@@ -137,6 +157,16 @@ class Sequence:
     def need(self) -> tuple[int, int, int]:
         """The cache entries that it needs; see cache.sizing.CacheNeed."""
         return self.width, self.max_entries, self.source_length
+
+    @property
+    def first_entries(self) -> int:
+        """Entries of the cache that a beam takes when its context is run."""
+        return min(self.start + len(self.context.ids) + self.count, self.max_entries)
+
+    @property
+    def next_position(self) -> int:
+        """The position of the first token that is decoded, when it joins the batch."""
+        return self.start + len(self.context.ids) + self.count - (1 if self.source else 0)
 
     @property
     def needs_step(self) -> bool:

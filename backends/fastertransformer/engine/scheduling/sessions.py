@@ -12,14 +12,14 @@ Keys and values that were lost with a failed step are computed again from the to
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import count
 
 import numpy as np
 
+from ..cache.block_manager import PAGE
 from ..cache.sizing import UNBOUNDED
-from ..errors import GroupLostError, RequestError
+from ..errors import RequestError
 from ..request.prompts import Context
 from ..steps.steps import Steps
 from .sequence import Job, Sequence
@@ -32,14 +32,12 @@ class SessionRow:
     Attributes:
         tokens: of the whole conversation.
         cached: how many of them have keys and values.
-        key: under which these are saved; None: they are in the batch, or lost.
-        entries: of the cache that are saved.
+        saved: their pages; None: they are in the batch, or lost.
     """
 
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
-    key: int | None = None
-    entries: int = 0
+    saved: list[int] | None = None
 
 
 @dataclass
@@ -73,12 +71,12 @@ class Sessions:
 
     def __init__(self, steps: Steps, idle_s: float, known: dict[int | str, Session] | None = None) -> None:
         self._steps, self._idle_s, self._clock = steps, idle_s, time.monotonic
+        self._blocks = steps.cache.blocks
         self.known = {} if known is None else known
-        self._keys = count()
         for session in self.known.values():
             session.is_busy = False
             for row in session.rows:
-                row.key = None
+                row.saved = None
 
     @property
     def idle_timeout_s(self) -> float | None:
@@ -86,10 +84,9 @@ class Sessions:
         return self._idle_s if self.known else None
 
     @property
-    def idle_bytes(self) -> int:
-        """Bytes that are saved of idle sessions. A busy session's are part of its request's need."""
-        rows = [row for each in self._idle.values() for row in each.rows]
-        return self._steps.cache.bytes_of((1, row.entries, 0) for row in rows if row.key is not None)
+    def saved_pages(self) -> int:
+        """Pages that are saved of all sessions."""
+        return sum(len(row.saved or ()) for each in self.known.values() for row in each.rows)
 
     @property
     def _idle(self) -> dict[int | str, Session]:
@@ -143,14 +140,6 @@ class Sessions:
                 what = "continues a session with no input and nothing left to go on from"
                 raise RequestError(f"row {sequence.row} {what}")
 
-    def pop_saved(self, sequence: Sequence) -> int:
-        """Give the key under which a row's entries are saved, which are about to be restored; -1: none are saved."""
-        key, row = -1, sequence.session_row
-        if row and row.key is not None:
-            key, row.key = row.key, None
-        sequence.lacks_past = row is not None and sequence.start > 0 and key < 0
-        return key
-
     def save(self, sequence: Sequence) -> None:
         """Save the entries of a row whose slot is about to be freed, if it is a session's."""
         if not sequence.session_row or sequence.job.request.ends_session:
@@ -158,10 +147,11 @@ class Sessions:
         tokens = [*sequence.shown.tolist(), *sequence.beams[0].tokens]
         if sequence.beams[0].has_ended:
             tokens.pop()
-        cached, key = min(sequence.cached, len(tokens)), next(self._keys)
-        entries = min(cached, sequence.window)
-        self._steps.save(sequence.slots[0], entries, key)
-        sequence.session_row = SessionRow(tokens, cached, key, entries)
+        cached = min(sequence.cached, len(tokens))
+        if sequence.room != UNBOUNDED:  # its last step had no page to write to
+            cached = min(cached, PAGE * len(sequence.pages[0].pages))
+        saved = self._blocks.save(sequence.pages[0], min(cached, sequence.window))
+        sequence.session_row = SessionRow(tokens, cached, saved)
 
     def finish(self, job: Job, has_failed: bool) -> None:
         """End a request: its session has its rows from now on, or the earlier ones if it has failed."""
@@ -185,10 +175,9 @@ class Sessions:
             self._drop(row)
 
     def _drop(self, row: SessionRow) -> None:
-        if row.key is not None:
-            with suppress(GroupLostError):  # all entries are lost then
-                self._steps.free_saved(row.key)
-            row.key = None
+        if row.saved is not None:
+            self._blocks.free_saved(row.saved)
+            row.saved = None
 
     def expire(self) -> None:
         """Drop the sessions that have been idle for too long."""
@@ -202,6 +191,14 @@ class Sessions:
         if idle := self._idle:
             self.end(min(idle, key=lambda key: idle[key].used_s))
         return bool(idle)
+
+    def evict_busy(self, jobs: Iterable[Job]) -> bool:
+        """Drop what is saved of sessions whose requests wait; it is computed again later. False: nothing was saved."""
+        rows = [sequence.session_row for job in jobs for sequence in job.sequences]
+        saved = [row for row in rows if row and row.saved is not None]
+        for row in saved:
+            self._drop(row)
+        return bool(saved)
 
 
 def _continue(sequence: Sequence, row: SessionRow, window: int) -> None:

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.kv_cache import KvCache
-from ..cache.sizing import MOST_SLOTS, upload
+from ..cache.block_manager import pages_of
+from ..cache.kv_cache import KvCache, table_of
+from ..cache.page_pool import RowPages
+from ..cache.sizing import MOST_SLOTS, UNBOUNDED, upload
 from ..model.network import Network
 from ..model.packed_rows import NumberedRows, Rows
 from ..model.prefixes import Prefix
@@ -56,7 +58,6 @@ class Steps:
         self._threads = StepThreads(network)
         self.device = network.weights.like.device
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
-        self._saved: dict[int, list[int]] = {}
         self._graphs: StepGraphs | None = None
         self._given: Tensor | None = None  # rank 0's hidden states, for predict
         self._decoded: Tensor | None = None  # this process's logits of the last decode
@@ -67,41 +68,53 @@ class Steps:
     def raise_if_peer_timed_out(self) -> None:
         """Raise GroupLostError if numbers are not finite because another process has timed out."""
 
-    @_collective
     def allocate(
         self,
         first: int,
-        needs: Array,
+        rows: Sequence[RowPages],
         positions: Array,
-        windows: Array,
-        sources: Array,
-        keys: Array,
-        tasks: Array,
+        windows: Array | None = None,
+        tasks: Array | None = None,
         ids: Array | None = None,
     ) -> None:
         """Allocate the slots from ``first`` on to new rows; arrays are int64 [n].
 
         Args:
             first: slot; the slots before it are unchanged.
-            needs: entries of the cache that each row will take.
+            rows: their pages.
             positions: of each row's first token after its context.
-            windows: how many tokens each row keeps.
-            sources: tokens of each row's encoder input; 0: there is none.
-            keys: of the saved entries that each row continues, see save; -1: none.
-            tasks: whose prefix each row begins with; -1: no prefix.
+            windows: how many tokens each row keeps; None: all.
+            tasks: whose prefix each row begins with; -1, or None: no prefix.
             ids: next input token of rows that begin with a decode step; None: contexts are run first.
-
-        Raises:
-            EngineError: not enough free pages or slots.
         """
-        saved = {slot: self._saved.pop(key) for slot, key in enumerate(keys.tolist(), first) if key >= 0}
-        self.cache.allocate(first, needs, windows, sources, saved)
-        self.positions[first : first + len(needs)] = upload(positions, self.device)
+        most = np.full(len(rows), UNBOUNDED) if windows is None else windows
+        tables = (table_of([row.listed for row in rows]), table_of([row.source for row in rows]))
+        self.place(first, *tables, positions, most, tasks, ids)
+
+    @_collective
+    def place(
+        self,
+        first: int,
+        tables: Array,
+        source_tables: Array,
+        positions: Array,
+        windows: Array,
+        tasks: Array | None,
+        ids: Array | None,
+    ) -> None:
+        """Write the block tables, int32 [n, pages], and the state of new rows; see allocate."""
+        self.cache.place(first, tables, source_tables, windows)
+        self.positions[first : first + len(tables)] = upload(positions, self.device)
         if ids is not None:
-            self.ids[first : first + len(needs)] = upload(ids, self.device)
-        for slot, task in enumerate(tasks.tolist(), first):
+            self.ids[first : first + len(tables)] = upload(ids, self.device)
+        for row, task in enumerate(() if tasks is None else tasks.tolist()):
             if task >= 0:
-                self.cache.restore(slot, self._prefixes[task])
+                self.cache.restore(tables[row], self._prefixes[task])
+
+    @_collective
+    def update(self, changes: Array) -> None:
+        """Write pages to block tables: slot, column and page of each, int64 [3, n]."""
+        self.cache.update(changes)
 
     @_collective
     def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
@@ -166,8 +179,7 @@ class Steps:
         """
         rows, longest = NumberedRows.of(ids, starts, lengths, first), 0
         if starts.any():
-            room = self.cache.room(slice(first, first + len(lengths)))
-            longest = min(int((starts + lengths).max()), room)
+            longest = self.cache.longest(first, starts + lengths)
         is_plain = not longest and embeddings is None and not self.config.encoder
         if is_plain and (hidden := self._captured(rows)) is not None:
             return hidden
@@ -261,26 +273,21 @@ class Steps:
         self.positions.zero_()
         self.cache.clear_sources()
 
-    @_collective
-    def copy(self, targets: Array, sources: Array, length: int) -> None:
-        """Copy the first ``length`` entries of slots to others, int64 [n] each; see KvCache.copy."""
-        self.cache.copy(targets, sources, length)
+    def copy(self, targets: Sequence[RowPages], sources: Sequence[RowPages], length: int) -> None:
+        """Copy the first ``length`` entries of rows, and their encoders' output, to others; see KvCache.copy."""
+        count = pages_of(length)
+        pages = [[page for row in rows for page in (*row.pages[:count], *row.source)] for rows in (targets, sources)]
+        self.copy_pages(np.array(pages), np.array([[row.slot for row in rows] for rows in (targets, sources)]))
 
     @_collective
-    def clear(self, slots: Array) -> None:
-        """Zero slots, int64 [n], so that no non-finite number stays in them."""
-        self.cache.clear(slots)
+    def copy_pages(self, pages: Array, slots: Array) -> None:
+        """Copy pages, int64 [2 (target, source), n], and what slots have of their encoder inputs, likewise."""
+        self.cache.copy(pages, slots)
 
     @_collective
-    def save(self, slot: int, length: int, key: int) -> None:
-        """Save a slot's first ``length`` entries under a key; see KvCache.save."""
-        self._saved[key] = self.cache.save(slot, length)
-
-    @_collective
-    def free_saved(self, key: int) -> None:
-        """Free what was saved under a key, if anything."""
-        if key in self._saved:
-            self.cache.free_saved(self._saved.pop(key))
+    def clear(self, pages: Array) -> None:
+        """Zero pages, int64 [n], so that no non-finite number stays in them."""
+        self.cache.clear(pages)
 
     def close(self) -> None:
         """Release the CUDA graphs; no step follows."""

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.sizing import UNBOUNDED
 from ..request.schema import Array
 from .graphs import ROWS, TOKENS
 from .steps import Steps
@@ -76,11 +75,12 @@ def _take_inputs(steps: Steps, deadline: float) -> None:
     longest = steps.config.max_pos_seq_len
     half = min(_CONTINUED, longest) // 2
     if half and steps.cache.bytes_of([(1, 2 * half, 0)]) <= steps.cache.budget_bytes:
-        length, nothing = np.array([half]), np.array([-1])
-        steps.allocate(0, 2 * length, length, np.array([UNBOUNDED]), np.array([0]), nothing, nothing)
+        length, row, nothing = np.array([half]), steps.cache.blocks.take(2 * half), np.array([], np.int64)
+        steps.allocate(0, [row], length)
         steps.extend(np.zeros(half, np.int64), length, length, 0)
-        steps.clear(np.array([0]))  # the cache was uninitialized and may have given inf
-        steps.free(1, 0, nothing[:0], nothing[:0])
+        steps.clear(np.array(row.pages))  # the cache was uninitialized and may have given inf
+        steps.free(1, 0, nothing, nothing)
+        steps.cache.blocks.release([row])
 
 
 def _rows_of(steps: Steps, tokens: int) -> tuple[Array, Array, Array]:
