@@ -177,13 +177,18 @@ def _core_alone(base: str, variant: LlamaVariant) -> dict[Sources, Rules]:
 
 
 def _experts(base: str, variant: LlamaVariant) -> dict[Sources, Rules]:
-    """Give the rules of a mixture: a file each expert in rank files, all experts in one array in distributed ones."""
+    """Give the rules of a mixture.
+
+    Rank files hold tensors of each expert, distributed checkpoints arrays of all of them, or, with
+    ``singleton_local_shards``, arrays of each. Which training rank had an expert does not show in their names.
+    """
     rules: dict[Sources, Rules] = {}
     of_all: dict[str, list[Rule]] = {}
     for number in range(variant.expert_num):
-        target, place = f"{_TARGET}mlp.experts.{number}.", f"{base}mlp.experts.local_experts.{number}."
-        inner = _inner(f"{place}linear_fc1.", target, variant)
-        rules |= {**inner, f"{place}linear_fc2.weight": Rule(f"{target}down_proj.weight", transposed, 1)}
+        target = f"{_TARGET}mlp.experts.{number}."
+        for place in (f"{base}{_ALL_EXPERTS}{number}.", f"{base}mlp.experts.local_experts.{number}."):
+            inner = _inner(f"{place}linear_fc1.", target, variant)
+            rules |= {**inner, f"{place}linear_fc2.weight": Rule(f"{target}down_proj.weight", transposed, 1)}
         for key, rule in inner.items():
             for each in rule if isinstance(rule, tuple) else (rule,):
                 of_all.setdefault(str(key).rpartition(".linear_fc1.")[2], []).append(_of_expert(number, each))

@@ -171,3 +171,17 @@ def test_the_number_of_a_window_is_copied_as_nemos_exporters_do_and_said(tmp_pat
     assert any("window_size [5, 0] becomes a window of 5 tokens" in each for each in found.remarks)
     path = write_archive(tmp_path / "llama.nemo", nemo1(saved("llama").config), state_of(saved("llama"), 1))
     assert not any("window" in each for each in open_source(open_archive(path)).remarks)
+
+
+@pytest.mark.parametrize("form", ["archive", "NeMo 2", "Megatron-LM"])
+def test_what_an_expert_takes_in_training_is_said(form: str, tmp_path: Path) -> None:
+    source, path = saved("mixtral"), tmp_path / "model"
+    state, capacity = state_of(source, 1), {"moe_expert_capacity_factor": 1.25}
+    if form == "archive":
+        path = write_archive(tmp_path / "m.nemo", nemo1(source.config, **capacity), state, prefix="model.module.")
+    elif form == "NeMo 2":
+        write_torch_dist(write_nemo2_tree(path, nemo2(source.config, "mixtral", **capacity)), chunked(state, 1))
+    else:
+        write_megatron_lm(path, megatron_lm(source.config, **capacity), state)
+    said = "moe_expert_capacity_factor: 1.25  is not carried over: training left out tokens"
+    assert [each for each in open_source(open_archive(path)).remarks if each.startswith(said)]

@@ -124,7 +124,8 @@ def model_of(form: str, name: str, ranks: int, folder: Path) -> Path:
     if form == "archive":
         return write_archive(folder / "model.nemo", nemo1(source.config, (ranks, 1)), state, (ranks, 1))
     weights = write_nemo2_tree(folder / "model", nemo2(source.config, name))
-    write_torch_dist(weights, chunked(state, ranks, True, False))
+    is_apart = form.endswith("apart")
+    write_torch_dist(weights, chunked(state, ranks, not is_apart, is_apart))
     return folder / "model"
 
 
@@ -133,6 +134,7 @@ CASES = [
     ("llama", "archive", 2, 4),
     ("llama", "archive", 4, 1),
     ("llama", "nemo2", 2, 2),
+    ("llama", "nemo2, gate and up apart", 2, 2),
     ("mistral", "archive", 2, 2),
     ("qwen2", "nemo2", 1, 2),
 ]

@@ -94,7 +94,8 @@ def chunked(state: State, ranks: int, is_stacked: bool = True, has_pairs: bool =
         state: of llama_state.core_state.
         ranks: of tensor parallelism.
         is_stacked: one array holds all layers; otherwise keys have the layer's number.
-        has_pairs: gate and up projection are two arrays, ``_w`` and ``_v`` (``singleton_local_shards``).
+        has_pairs: gate and up projection are two arrays, ``_w`` and ``_v``, and every expert has arrays of its own
+            (``singleton_local_shards``).
     """
     layers = 1 + max(layer_of(key) or 0 for key in state)
     experts = 1 + max(_expert_of(key) or 0 for key in state)
@@ -105,7 +106,9 @@ def chunked(state: State, ranks: int, is_stacked: bool = True, has_pairs: bool =
         if is_stacked and layer is not None:
             name, sizes, place = name.replace(f".layers.{layer}.", ".layers.", 1), [layers], [layer]
         expert = _expert_of(key)
-        if expert is not None:
+        if expert is not None and has_pairs:
+            name = name.replace("local_experts.", "experts.")
+        elif expert is not None:
             name = name.replace(f"local_experts.{expert}.", "experts.")
             sizes, place = [*sizes, experts], [*place, expert]
         for suffix, shape, offset, part in _parts(key, value, ranks, has_pairs):

@@ -118,7 +118,10 @@ def unstacked(arrays: dict[str, torch.Tensor]) -> Weights:
             made[key] = value
     result = {}
     for key, value in made.items():
-        if ".experts.experts." in key:
+        rest = key.partition(".experts.experts.")[2]
+        if rest[:1].isdigit():
+            result[key.replace(".experts.experts.", ".experts.local_experts.")] = value.double().numpy()
+        elif rest:
             for expert, part in enumerate(value):
                 name = key.replace(".experts.experts.", f".experts.local_experts.{expert}.")
                 result[name] = part.double().numpy()

@@ -73,7 +73,7 @@ def _layer(config: Mapping[str, Any], gate: tuple[int, ...]) -> dict[str, tuple[
     size = config.get("kv_channels") or HIDDEN // HEADS
     groups, has_bias = config.get("num_query_groups") or HEADS, config["bias"]
     qkv = (HEADS + 2 * groups) * size
-    made = {
+    made: dict[str, tuple[int, ...]] = {
         "self_attention.linear_qkv.weight": (qkv, HIDDEN),
         "self_attention.linear_proj.weight": (HIDDEN, HEADS * size),
     }

@@ -13,11 +13,14 @@ from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE, CONFIG_FILE
 from export_scripts.checkpoints.lora import nemo, peft
 from export_scripts.checkpoints.lora.adapter import KIND, Adapter
-from export_scripts.checkpoints.lora.update import MergedTensor
+from export_scripts.checkpoints.lora.update import MergedTensor, Update
 from export_scripts.checkpoints.nemo.companions import companions_of
 from export_scripts.checkpoints.source import OwnModel, Source
 from export_scripts.weights.schema import LazyTensor
 from handover.errors import CheckpointError
+
+_HALVES = ("_w", "_v")
+"""What follows the name of a gated weight's first and second half."""
 
 
 @dataclass
@@ -35,6 +38,14 @@ class _Merging:
     tensors: dict[str, LazyTensor]
     changed: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
+
+    def of_tensors(self, update: Update) -> tuple[Update, ...]:
+        """Give an update of a gated weight as two where the model has its halves apart (``singleton_local_shards``)."""
+        halves = tuple(update.half(index, suffix) for index, suffix in enumerate(_HALVES))
+        if not update.is_gated or any(_suffix_in(self.tensors, name) for name in update.names):
+            return (update,)
+        is_apart = any(_suffix_in(self.tensors, name) for name in halves[0].names)
+        return halves if is_apart else (update,)
 
     def find(self, names: tuple[str, ...], what: str, shape: tuple[int, ...]) -> str | None:
         """Find the weight that an adapter means, and note what is wrong with it."""
@@ -73,7 +84,7 @@ def with_adapter(source: Source) -> Source:
     if adapter is None:
         return source
     work = _Merging(source, dict(source.tensors))
-    for update in adapter.updates:
+    for update in (each for whole in adapter.updates for each in work.of_tensors(whole)):
         if key := work.find(update.names, ", ".join(update.keys), update.shape):
             work.tensors[key] = MergedTensor(work.tensors[key], update)
     for names, tensor in adapter.replaced.items():

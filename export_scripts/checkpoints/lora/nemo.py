@@ -34,6 +34,7 @@ _KEY = re.compile(
     r"(?P<module>.+)\.adapter_layer\.lora_(?P<kind>\w+)_adapter"
     r"(?:\.(?P<part>q|k|v|gate|up)_adapter)?\.linear_(?P<side>in|out)\.weight"
 )
+_EXPERTS = ".mlp.experts."
 _LAYER = re.compile(r"(?:.+\.)?layers\.\d+\.")
 # The layer that an adapter hangs on, in the words of NeMo's own layers and of megatron-core.
 _QKV, _FC1 = ("query_key_value", "linear_qkv", "layernorm_qkv"), ("dense_h_to_4h", "linear_fc1")
@@ -119,6 +120,11 @@ def read_adapter(name: str, archive: Archive) -> Adapter:
     groups: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     tensors = checkpoint.state.tensors(_join_axis)
     for key in tensors:
+        if _EXPERTS in key:
+            raise CheckpointError(
+                f"{archive.path}: {key} changes an expert of a mixture, and such adapters are not merged",
+                "merge it with NeMo (scripts/nlp_language_modeling/merge_lora_weights/merge.py) and give the result",
+            )
         found = _KEY.fullmatch(key)
         if found is None or found["kind"] not in _LAYERS:
             raise CheckpointError(f"{archive.path}: {key} is no part of a LoRA adapter that is read", _known())

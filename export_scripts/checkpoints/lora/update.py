@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +32,22 @@ class Update:
     read: Callable[[], tuple[Array, Array]]
     is_gated: bool = False
     keys: tuple[str, ...] = ()
+
+    def half(self, index: int, suffix: str) -> Update:
+        """Give what is added to the gate's weight (0) or the other (1) alone, where each is a tensor of its own.
+
+        Args:
+            index: of the half.
+            suffix: of its name.
+        """
+        rows = self.shape[0] // 2
+
+        def read() -> tuple[Array, Array]:
+            left, right = self.read()
+            return left[index * rows : (index + 1) * rows], right
+
+        names, shape = tuple(f"{name}{suffix}" for name in self.names), (rows, *self.shape[1:])
+        return replace(self, names=names, shape=shape, read=read, is_gated=False)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ _SAME = (
     *("apply_residual_connection_post_layernorm", "virtual_pipeline_model_parallel_size", "window_attn_skip_freq"),
     *("moe_router_topk", "moe_router_pre_softmax", "moe_shared_expert_intermediate_size", "moe_layer_freq"),
     *("moe_router_score_function", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
-    "moe_ffn_hidden_size",
+    *("moe_ffn_hidden_size", "moe_expert_capacity_factor"),
 )
 # Heads of the models that were published without their arguments, by layers and hidden size: GPT-2's sizes.
 _HEADS = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}

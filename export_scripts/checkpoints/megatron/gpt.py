@@ -174,7 +174,7 @@ class _Llama:
         return llama_config.read_dims(config, vocab_size, keys)
 
     def remarks(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return llama_config.window_remark(config)
+        return llama_config.remarks(config)
 
 
 def _check_parts(source_map: SourceMap, tensors: Mapping[str, PartedTensor], groups: int) -> None:

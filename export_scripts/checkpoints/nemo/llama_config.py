@@ -223,8 +223,22 @@ def _window(config: Mapping[str, Any], layers: int, is_gemma2: bool) -> tuple[in
     return size, "10" if is_gemma2 else ALL_LAYERS
 
 
-def window_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say how the window is counted, in one line; nothing where there is none."""
+def remarks(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what the configuration means for training alone, one line each."""
+    return (*_capacity_remark(config), *_window_remark(config))
+
+
+def _capacity_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
+    capacity = config.get("moe_expert_capacity_factor")
+    if not _experts(config) or capacity is None:
+        return ()
+    return (
+        f"moe_expert_capacity_factor: {shown(capacity)}  is not carried over: training left out tokens beyond what an "
+        "expert takes, and Mixtral of transformers leaves out none, as after NeMo's own exporters",
+    )
+
+
+def _window_remark(config: Mapping[str, Any]) -> tuple[str, ...]:
     window = config.get("window_size")
     if not window or window[0] in (-1, None):
         return ()

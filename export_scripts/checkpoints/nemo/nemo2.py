@@ -32,7 +32,7 @@ _OF_LLAMA = (
     *("low_freq_factor", "high_freq_factor", "old_context_len", "window_attn_skip_freq", "interleaved_attn_pattern"),
     *("moe_router_topk", "moe_router_pre_softmax", "moe_shared_expert_intermediate_size", "moe_layer_freq"),
     *("moe_router_score_function", "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor"),
-    "moe_ffn_hidden_size",
+    *("moe_ffn_hidden_size", "moe_expert_capacity_factor"),
 )
 _TANH_GELU = ("openai_gelu", "fast_gelu")
 
