@@ -81,7 +81,7 @@ class TritonPythonModel:
                 reply.fail(f"the request could not be read: {error!r}", "INTERNAL")
         if not self._settings.has_inflight_batching:  # Triton fills the next batch meanwhile
             for reply in replies:
-                reply.wait()
+                reply.sent.wait()
 
     def finalize(self) -> None:
         """Close the engine; Triton has waited for every answer before."""

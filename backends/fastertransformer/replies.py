@@ -41,24 +41,15 @@ class Reply:
         request: Triton's.
         announce: is called when an answer is to be sent (false), and when the client is to be polled (true).
         deadline: of time.monotonic, after which the request is cancelled.
-
-    Attributes:
-        is_cancelled: whether the client has disconnected or cancelled the request.
-        sender: Triton's; it must not be used once ``sent`` is set.
-        sent: is set when the final answer is sent.
-        wanted: names of the requested outputs.
-        waiting: answers to be sent: the time of each, its content, and whether it is final.
-        opened: time of the request.
-        last_lengths: sequence_length of the last answer that was sent, [B, beam]; None: none was sent.
     """
 
     def __init__(self, request: Any, announce: Callable[[Reply, bool], None], deadline: float = math.inf) -> None:
-        self.is_cancelled = False
-        self.sender = request.get_response_sender()
+        self.is_cancelled = False  # whether the client has disconnected or cancelled the request
+        self.sender = request.get_response_sender()  # must not be used once ``sent`` is set
         self.wanted = frozenset(request.requested_output_names())
-        self.waiting: deque[tuple[float, Any, bool]] = deque()
+        self.waiting: deque[tuple[float, Any, bool]] = deque()  # answers: time, content, and whether it is final
         self.opened, self.sent = time.monotonic(), threading.Event()
-        self.last_lengths: npt.NDArray[Any] | None = None
+        self.last_lengths: npt.NDArray[Any] | None = None  # sequence_length of the last answer, [B, beam]
         self._announce, self._deadline, self._lock, self._calls = announce, deadline, threading.Lock(), 0
 
     def has_gone(self) -> bool:
@@ -88,9 +79,7 @@ class Reply:
     def fail(self, problem: str, code: str) -> None:
         """Send an error as the final answer.
 
-        Args:
-            problem: for the client.
-            code: a name of pb_utils.TritonError: INVALID_ARG (HTTP 400), INTERNAL (500), CANCELLED (499).
+        ``code`` is a name of pb_utils.TritonError: INVALID_ARG (HTTP 400), INTERNAL (500), CANCELLED (499).
         """
         self.send((problem, code), True)
 
@@ -105,10 +94,6 @@ class Reply:
         if has_more:
             self._announce(self, False)
         return content, is_final
-
-    def wait(self) -> None:
-        """Wait until the final answer is sent."""
-        self.sent.wait()
 
 
 class Replies:

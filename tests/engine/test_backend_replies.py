@@ -49,7 +49,7 @@ def test_no_client_is_asked_before_the_second_step(replies: Replies) -> None:
     request.is_cancelled = True
     wait_until(reply.has_gone)
     reply.send({}, is_final=True)
-    reply.wait()
+    reply.sent.wait()
 
 
 def test_answers_arrive_in_order_and_only_the_last_is_final(replies: Replies) -> None:
@@ -57,7 +57,7 @@ def test_answers_arrive_in_order_and_only_the_last_is_final(replies: Replies) ->
     reply = replies.open(request)
     for count in range(1, 50):
         reply.send({"output_ids": np.full((1, 1, count), count), "other": IDS}, is_final=count == 49)
-    reply.wait()
+    reply.sent.wait()
     assert [response.outputs["output_ids"].shape[-1] for response in request.responses] == list(range(1, 50))
     assert request.is_finished.is_set()
     assert {name for response in request.responses for name in response.outputs} == {"output_ids"}  # as asked for
@@ -164,7 +164,7 @@ def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> 
     for reply in opened:  # the fake fails the thread if it asks after a final answer
         reply.send({}, is_final=True)
     for reply in opened:
-        reply.wait()
+        reply.sent.wait()
 
 
 def test_no_client_is_asked_when_nothing_is_open(replies: Replies) -> None:

@@ -19,7 +19,6 @@ from .model.config import ModelConfig
 from .model.precision import choose_device
 from .parallel.group import Group
 from .request.parse import Array, Request, parse_request
-from .request.prompts import read_prompt_tables
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import FAILED, Answer, Job
 from .scheduling.sessions import Session
@@ -32,16 +31,11 @@ _LOAD_ATTEMPTS, _PAUSE_S = 3, 5.0  # after worker processes were lost
 
 
 class Engine:
-    """A loaded model, and the thread that generates; open_engine makes one.
+    """A loaded model, and the thread that generates; open_engine makes one, and ``description`` describes it."""
 
-    Attributes:
-        config: dimensions.
-        description: one line for a log.
-    """
-
-    def __init__(self, loaded: Loaded, settings: Settings, max_rows: int, prompts: Sequence[Array] | None) -> None:
+    def __init__(self, loaded: Loaded, settings: Settings, max_rows: int) -> None:
         self.config: ModelConfig = loaded.steps.config
-        self._settings, self._max_rows, self._prompts = settings, max_rows, prompts
+        self._settings, self._max_rows, self._prompts = settings, max_rows, loaded.prompts
         self._device = loaded.steps.device
         self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: wake the thread
         self._is_closed = False
@@ -52,11 +46,9 @@ class Engine:
 
     def _use(self, loaded: Loaded) -> None:
         """Generate with a loaded model from now on."""
-        self._loaded, self._steps = loaded, loaded.steps
-        self.description = loaded.description
+        self._loaded, self._steps, self.description = loaded, loaded.steps, loaded.description
         is_inflight, idle_s = self._settings.has_inflight_batching, self._settings.session_idle_s
-        known = self._sessions
-        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, known_sessions=known)
+        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, known_sessions=self._sessions)
         if loaded.group:
             loaded.group.control.at_loss.append(lambda: self._arrivals.put(None))
 
@@ -87,10 +79,7 @@ class Engine:
         self._arrivals.put(Job(request, answer, is_streaming, is_cancelled, session=session))
 
     def generate(self, requests: Sequence[Request]) -> list[dict[str, Array]]:
-        """Answer several requests and wait for all.
-
-        Returns:
-            The output tensors of each; see outputs.output_tensors.
+        """Answer several requests and wait for all; gives the output tensors of each, see outputs.output_tensors.
 
         Raises:
             EngineError: one of them failed.
@@ -208,10 +197,4 @@ def open_engine(
     device = device or choose_device()
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    loaded = load(settings, device, group)
-    try:
-        prompts = read_prompt_tables(settings.checkpoint, loaded.steps.config)
-    except BaseException:
-        loaded.abandon()
-        raise
-    return Engine(loaded, settings, max_rows, prompts)
+    return Engine(load(settings, device, group), settings, max_rows)

@@ -13,19 +13,20 @@ import torch
 from .cache.kv_cache import KvCache
 from .cache.sizing import CacheShape, free_bytes
 from .errors import EngineError
-from .model.config import ModelConfig
 from .model.families import read_config
-from .model.layouts import ModelWeights, Partition
+from .model.layouts import Partition
 from .model.network import Network
-from .model.precision import Precision, choose_device, choose_precision
+from .model.precision import choose_device, choose_precision
 from .model.prefixes import read_prefixes
 from .model.weights import load_weights
 from .ops.kernels import problem_on
-from .ops.ops import Ops, choose_ops
+from .ops.ops import choose_ops
 from .parallel.comm import Comm
 from .parallel.group import Group
 from .parallel.steps import RankZeroSteps
 from .parallel.workers import WorkerProcesses, needs_workers
+from .request.prompts import read_prompt_tables
+from .request.schema import Array
 from .settings import Settings
 from .steps.steps import Steps
 from .steps.threads import begin_thread, choose_threads
@@ -37,21 +38,14 @@ _SPARE_BYTES = 1 << 30  # of a GPU, for intermediate results of contexts and cap
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to generate.
-
-    Attributes:
-        steps: the network and its cache.
-        description: model, device and precision in one line.
-        threads: of torch on a CPU.
-        group: the process group; None: there is only this process.
-        workers: the processes of the group that this one has started; None: none.
-    """
+    """A model that is ready to generate."""
 
     steps: Steps
-    description: str
-    threads: int
-    group: Group | None
-    workers: WorkerProcesses | None
+    description: str  # model, device and precision in one line
+    threads: int  # of torch on a CPU
+    prompts: list[Array] | None  # see read_prompt_tables
+    group: Group | None  # None: there is only this process
+    workers: WorkerProcesses | None  # the processes of the group that this one has started
 
     def close(self) -> None:
         """Shut down, the other processes too."""
@@ -77,7 +71,7 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
             group = Group(workers.ranks, device, settings, workers)
         if group:
             undo.callback(group.close)
-        threads = choose_threads(settings.cpu_threads, group.ranks.local_size if group else 1)
+        threads = _threads(settings, group)
         # libgomp keeps workers for each thread that computes. If there are more of them than cores, none spins at a
         # barrier: each operator takes two wake-ups, 60 us instead of 10. So loading has a thread that ends.
         with ThreadPoolExecutor(1, "loading", begin_thread, (threads, device)) as loading:
@@ -89,10 +83,15 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
         if note:
             description += f"; {note}"
             _log.info(note)
+        prompts = read_prompt_tables(settings.checkpoint, steps.config)
         if workers and group:
             group.survive_losses(workers)
         undo.pop_all()
-    return Loaded(steps, description, threads, group, workers)
+    return Loaded(steps, description, threads, prompts, group, workers)
+
+
+def _threads(settings: Settings, group: Group | None) -> int:
+    return choose_threads(settings.cpu_threads, group.ranks.local_size if group else 1)
 
 
 def _out_of_memory(settings: Settings, device: torch.device, error: torch.OutOfMemoryError) -> str:
@@ -104,88 +103,74 @@ def _out_of_memory(settings: Settings, device: torch.device, error: torch.OutOfM
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """This process's part of the checkpoint, and the seconds that reading it took."""
-
-    config: ModelConfig
-    precision: Precision
-    partition: Partition
-    weights: ModelWeights
-    seconds: float
-
-
 def load_steps(settings: Settings, device: torch.device | None = None, group: Group | None = None) -> tuple[Steps, str]:
     """Load this process's part of a checkpoint, and describe it in one line; see open_engine."""
     device = device or choose_device()
-    begin_thread(choose_threads(settings.cpu_threads, group.ranks.local_size if group else 1), device)
+    begin_thread(_threads(settings, group), device)
     _check_kernels(settings, device)
     with torch.inference_mode():
-        part = _read(settings, device, group)
+        part = _Part(settings, device, group)
         ops = choose_ops(device)
         comm = Comm(ops, part.config, part.weights.like, group)
         network = Network(part.config, part.weights, comm, ops)
-        sizes = part.config, settings.tensor_para_size, part.precision, device, part.partition
-        prefixes = read_prefixes(settings.checkpoint, *sizes)
-        cache = _reserve_cache(settings, part, device, ops, group)
-    description = _describe(settings, part, cache)
+        prefixes = read_prefixes(*part.source)
+        cache = part.reserve_cache(ops.is_head_major)
+    description = part.describe(cache)
     if group:
-        description += f"; rank {group.ranks.rank} of {group.ranks.world_size}, layers {part.partition.layers}"
+        description += f"; rank {group.rank} of {group.ranks.world_size}, layers {part.partition.layers}"
         description += f", {comm.note}" if comm.is_split else ""
     _log.info(description)
-    if group and group.ranks.rank == 0:
+    if group and group.rank == 0:
         return RankZeroSteps(network, cache, prefixes, group), description
     return Steps(network, cache, prefixes), description
 
 
-def _read(settings: Settings, device: torch.device, group: Group | None) -> _Part:
-    """Read this process's weights onto the device."""
-    config = read_config(settings.checkpoint, settings.model_type)
-    precision = choose_precision(settings.data_type, device, settings.int8_mode)
-    start = time.perf_counter()
-    partition = group.partition(config) if group else Partition(range(config.num_layer))
-    source = settings.checkpoint, config, settings.tensor_para_size, precision, device, partition
-    weights = load_weights(*source, _sharers(device, group), settings.has_made_up_weights)
-    return _Part(config, precision, partition, weights, time.perf_counter() - start)
+class _Part:
+    """This process's part of a checkpoint, whose weights are read onto the device."""
 
+    def __init__(self, settings: Settings, device: torch.device, group: Group | None) -> None:
+        self._settings, self._device, self._group = settings, device, group
+        self.config = config = read_config(settings.checkpoint, settings.model_type)
+        self._precision = choose_precision(settings.data_type, device, settings.int8_mode)
+        self.partition = group.partition(config) if group else Partition(range(config.num_layer))
+        sizes = config, settings.tensor_para_size, self._precision, device, self.partition
+        self.source = settings.checkpoint, *sizes
+        self._sharers = group.ranks.local_size if group and device.type == "cpu" else 1  # of the device's memory
+        start = time.perf_counter()
+        self.weights = load_weights(*self.source, self._sharers, settings.has_made_up_weights)
+        self._seconds = time.perf_counter() - start
 
-def _reserve_cache(settings: Settings, part: _Part, device: torch.device, ops: Ops, group: Group | None) -> KvCache:
-    """Reserve the KV cache in the free memory: for the same number of tokens in all processes of a group."""
-    config, decoder = part.config, part.weights.decoder
-    heads = config.kv_heads // (1 if part.partition.rank is None else settings.tensor_para_size)
-    shape = CacheShape(
-        len(decoder.layers) if decoder else 0,
-        heads,
-        config.size_per_head,
-        part.precision.compute,
-        has_cross=config.encoder is not None,
-        is_head_major=ops.is_head_major,
-    )
-    budget = choose_budget(settings, free_bytes(device) // _sharers(device, group), device)
-    if group:  # a stage may have no layers
-        token_bytes = max(shape.token_bytes, 1)
-        budget = group.all_reduce_min(budget // token_bytes) * token_bytes
-    longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
-    return KvCache(shape, device, budget, longest)
+    def reserve_cache(self, is_head_major: bool) -> KvCache:
+        """Reserve the KV cache in the free memory: for the same number of tokens in all processes of a group."""
+        config, decoder = self.config, self.weights.decoder
+        shape = CacheShape(
+            len(decoder.layers) if decoder else 0,
+            config.kv_heads // (1 if self.partition.rank is None else self._settings.tensor_para_size),
+            config.size_per_head,
+            self._precision.compute,
+            has_cross=config.encoder is not None,
+            is_head_major=is_head_major,
+        )
+        budget = choose_budget(self._settings, free_bytes(self._device) // self._sharers, self._device)
+        if self._group:  # a stage may have no layers
+            token_bytes = max(shape.token_bytes, 1)
+            budget = self._group.all_reduce_min(budget // token_bytes) * token_bytes
+        longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
+        return KvCache(shape, self._device, budget, longest)
 
-
-def _sharers(device: torch.device, group: Group | None) -> int:
-    """Give the number of processes that use this device's memory."""
-    return group.ranks.local_size if group and device.type == "cpu" else 1
-
-
-def _describe(settings: Settings, part: _Part, cache: KvCache) -> str:
-    """Describe the loaded model in one line, for a log."""
-    config, weights, rank, shards = part.config, part.weights, part.partition.rank, settings.tensor_para_size
-    what = f"{shards} shards" if rank is None else f"shard {rank} of {shards}"
-    saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
-    return (
-        f"{settings.model_type} {config.num_layer} layers, hidden {config.hidden_units}, vocabulary {config.vocab_size}"
-        f" from {settings.checkpoint} ({config.weight_data_type}, {what}) in {part.seconds:.1f} s;"
-        f" {part.precision.note}; weights {weights.size_bytes / 1e9:.3g} GB{saved}, KV cache up to"
-        f" {cache.budget_bytes / 1e9:.3g} GB ({cache.shape.token_bytes} bytes a token);"
-        f" {torch.get_num_threads()} CPU threads"
-    )
+    def describe(self, cache: KvCache) -> str:
+        """Describe the loaded model in one line, for a log."""
+        settings, config, weights, rank = self._settings, self.config, self.weights, self.partition.rank
+        shards = settings.tensor_para_size
+        what = f"{shards} shards" if rank is None else f"shard {rank} of {shards}"
+        saved = f" ({weights.saved_bytes / 1e9:.3g} GB less than without int8)" if weights.saved_bytes else ""
+        return (
+            f"{settings.model_type} {config.num_layer} layers, hidden {config.hidden_units}, vocabulary"
+            f" {config.vocab_size} from {settings.checkpoint} ({config.weight_data_type}, {what}) in"
+            f" {self._seconds:.1f} s; {self._precision.note}; weights {weights.size_bytes / 1e9:.3g} GB{saved},"
+            f" KV cache up to {cache.budget_bytes / 1e9:.3g} GB ({cache.shape.token_bytes} bytes a token);"
+            f" {torch.get_num_threads()} CPU threads"
+        )
 
 
 def _check_kernels(settings: Settings, device: torch.device) -> None:
@@ -209,7 +194,7 @@ def choose_budget(settings: Settings, free: int, device: torch.device) -> int:
     """Choose how many of the free bytes the cache may take.
 
     Raises:
-        EngineError: kv_cache_bytes is more than a GPU, where all of it is reserved at once, has free.
+        EngineError: kv_cache_bytes is more than a GPU has free, where all of it is reserved at once.
     """
     usual = free // 2  # other processes of a host need memory too
     if device.type != "cpu":

@@ -20,25 +20,16 @@ LAUNCHER_VARIABLES = (  # of common launchers: rank, and number of processes
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of one of several processes.
+    """The rank of one of several processes."""
 
-    Attributes:
-        rank, world_size: among all processes.
-        local_rank, local_size: among the processes of this host.
-        rendezvous: file on a filesystem that all processes share; rank 0 writes it.
-        run: distinguishes this start from earlier ones with the same file.
-        timeout_s: until all must have connected.
-        silence_s: without a heartbeat, after which a rank is lost.
-    """
-
-    rank: int
+    rank: int  # among all processes
     world_size: int
-    local_rank: int
+    local_rank: int  # among the processes of this host
     local_size: int
-    rendezvous: str
-    run: str
-    timeout_s: float
-    silence_s: float = 20.0
+    rendezvous: str  # file on a filesystem that all processes share; rank 0 writes it
+    run: str  # distinguishes this start from earlier ones with the same file
+    timeout_s: float  # until all must have connected
+    silence_s: float = 20.0  # without a heartbeat, after which a rank is lost
 
     @property
     def is_one_host(self) -> bool:

@@ -22,41 +22,25 @@ from .schema import Array as Array
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence to continue.
-
-    Attributes:
-        sampling: its parameters.
-        context: what its generation starts from, prompts included.
-        shown: int64 [n], the part of its input that the answer shows, which is without prompts; of an encoder-decoder
-            what its decoder begins with.
-        source: the encoder's input; None: there is no encoder.
-    """
+    """One sequence to continue."""
 
     sampling: SamplingParams
-    context: Context
-    shown: Array
-    source: Context | None
+    context: Context  # what its generation starts from, prompts included
+    shown: Array  # int64 [n], the input as answers show it: without prompts; of an encoder-decoder the decoder's input
+    source: Context | None  # the encoder's input; None: there is no encoder
 
 
 @dataclass(frozen=True)
 class Request:
-    """Sequences to continue.
-
-    Attributes:
-        rows: one for each sequence.
-        source_width: of the tensor with the encoder's inputs, padding included.
-        starts_session: whether it begins a session (START).
-        ends_session: whether it is the session's last request (END).
-        session_len, memory_len: of the session that it begins: the most tokens, and the tokens whose keys and values
-            are kept; 0: no limit. The first row's values apply to all rows, as in FasterTransformer.
-    """
+    """Sequences to continue."""
 
     rows: Sequence[Row]
-    source_width: int
-    starts_session: bool
-    ends_session: bool
-    session_len: int
-    memory_len: int
+    source_width: int  # of the tensor with the encoder's inputs, padding included
+    starts_session: bool  # START
+    ends_session: bool  # END: whether it is the session's last request
+    # Of the session that it begins; 0: no limit. The first row's values apply to all rows, as in FasterTransformer.
+    session_len: int  # the most tokens
+    memory_len: int  # tokens whose keys and values are kept
 
     @property
     def beam_width(self) -> int:

@@ -28,20 +28,13 @@ _TASK = "prompt_learning_task_name_ids"
 
 @dataclass(frozen=True)
 class Context:
-    """What a row's generation starts from.
+    """What a row's generation starts from."""
 
-    Attributes:
-        ids: int64 [T], T > 0; any legal id in place of an embedding.
-        embeddings: fp32 [T, hidden], NaN where the token's own embedding is used; None: everywhere.
-        prefix: the task whose prefix precedes the ids, and takes ``prefix_length`` entries of the cache; -1: none.
-        ia3_task: whose IA3 adapters apply to an encoder's input; -1: none.
-    """
-
-    ids: Array
-    embeddings: Array | None = None
-    prefix: int = -1
-    prefix_length: int = 0
-    ia3_task: int = -1
+    ids: Array  # int64 [T], T > 0; any legal id in place of an embedding
+    embeddings: Array | None = None  # fp32 [T, hidden], NaN where the token's own embedding is used; None: everywhere
+    prefix: int = -1  # the task whose prefix precedes the ids; -1: none
+    prefix_length: int = 0  # entries of the cache that the prefix takes
+    ia3_task: int = -1  # whose IA3 adapters apply to an encoder's input; -1: none
 
     @property
     def own_tokens(self) -> Array:

@@ -19,12 +19,7 @@ _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabili
 
 
 def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int) -> Tensor | None:
-    """Run the contexts of new sequences.
-
-    Args:
-        steps: the network and its cache.
-        owners: sequence and beam of each of the slots from ``first`` on: all first beams, then the others.
-        first: slot.
+    """Run the contexts of new sequences, which own the slots from ``first`` on: all first beams, then the others.
 
     Returns:
         The last hidden state of each of these slots, [n, hidden]; None: a decoder with an encoder begins with a step.
@@ -78,8 +73,9 @@ def _continue_session(steps: Steps, sequence: Sequence) -> Tensor:
 
 def _encode(steps: Steps, new: list[Sequence], first: int) -> None:
     """Run the encoder for new sequences."""
-    ids, lengths, embeddings = _packed([sequence.source for sequence in new if sequence.source])
-    tasks = np.array([sequence.source.ia3_task for sequence in new if sequence.source])
+    sources = [sequence.source for sequence in new if sequence.source]
+    ids, lengths, embeddings = _packed(sources)
+    tasks = np.array([source.ia3_task for source in sources])
     is_encoder_only = not steps.config.has_decoder
     wants_attentions = is_encoder_only and any(each.job.request.is_return_attentions for each in new)
     encoded, attentions = steps.encode(ids, lengths, tasks, first, embeddings, int(wants_attentions))
@@ -111,11 +107,9 @@ def _add_context_outputs(steps: Steps, sequence: Sequence, hidden: Tensor) -> No
 
 
 def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> Tensor:
-    """Score each token of a context, [T], by its hidden states, [T, hidden].
+    """Score each token of a context, [T], by its hidden states, [T, hidden]: fp32 [2, T].
 
-    Returns:
-        fp32 [2, T]: each token's log-probability given the tokens before it, and the argmax in its place; 0 for the
-        first token.
+    The scores are the log-probability given the tokens before it, and the argmax in its place; 0 for the first token.
     """
     scores = torch.zeros(2, len(ids), device=ids.device)
     block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))

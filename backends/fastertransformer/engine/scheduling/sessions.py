@@ -27,46 +27,28 @@ from .sequence import Job, Sequence
 
 @dataclass
 class SessionRow:
-    """One row of a session, after a request.
+    """One row of a session, after a request."""
 
-    Attributes:
-        tokens: of the whole conversation.
-        cached: how many of them have keys and values.
-        saved: their pages; None: they are in the batch, or lost.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    cached: int = 0
-    saved: list[int] | None = None
+    tokens: list[int] = field(default_factory=list)  # of the whole conversation
+    cached: int = 0  # how many of them have keys and values
+    saved: list[int] | None = None  # their pages; None: they are in the batch, or lost
 
 
 @dataclass
 class Session:
-    """A conversation.
+    """A conversation."""
 
-    Attributes:
-        rows: one for each row of its requests.
-        session_len: the most tokens of a row; 0: as many as the model has positions.
-        memory_len: tokens whose keys and values are kept; 0: all.
-        is_busy: whether a request is in progress.
-        used_s: when the last request ended.
-    """
-
-    rows: list[SessionRow]
-    session_len: int
-    memory_len: int
-    is_busy: bool = False
-    used_s: float = 0.0
+    rows: list[SessionRow]  # one for each row of its requests
+    session_len: int  # the most tokens of a row; 0: as many as the model has positions
+    memory_len: int  # tokens whose keys and values are kept; 0: all
+    is_busy: bool = False  # whether a request is in progress
+    used_s: float = 0.0  # when the last request ended
 
 
 class Sessions:
-    """All sessions.
+    """All sessions, by key; one that is idle for ``idle_s`` seconds is dropped.
 
-    Args:
-        steps: hold the saved keys and values.
-        idle_s: seconds after which an idle session is dropped.
-        known: all sessions, by key; first those from before the worker processes were restarted, whose keys and values
-            are lost.
+    ``known`` are those from before the worker processes were restarted, whose keys and values are lost.
     """
 
     def __init__(self, steps: Steps, idle_s: float, known: dict[int | str, Session] | None = None) -> None:
@@ -101,44 +83,27 @@ class Sessions:
         if job.session is None:
             return
         self.expire()
-        contexts = [sequence.context for sequence in job.sequences]
-        if job.request.beam_width > 1 or any(each.embeddings is not None or each.prefix_length for each in contexts):
+        contexts, request = [sequence.context for sequence in job.sequences], job.request
+        if request.beam_width > 1 or any(each.embeddings is not None or each.prefix_length for each in contexts):
             raise RequestError("beam_width above 1 and prompts do not go with interactive generation")
         known = self.known.get(job.session)
         if known and known.is_busy:
             raise RequestError(f"session {job.session} has not answered its last request yet")
-        if job.request.starts_session:
-            rows = [SessionRow() for _ in job.sequences]
-            known = Session(rows, job.request.session_len, job.request.memory_len)
+        if request.starts_session:
+            known = Session([SessionRow() for _ in contexts], request.session_len, request.memory_len)
         if known is None:
             why = f"it did not begin with START, has ended, failed, or was idle for {self._idle_s:g} s"
             raise RequestError(f"session {job.session} does not exist: {why}")
-        self._check_lengths(job, known)
-        if job.request.starts_session:
+        if len(known.rows) != len(contexts):
+            raise RequestError(f"session {job.session} has {len(known.rows)} rows, the request {len(contexts)}")
+        for sequence, row in zip(job.sequences, known.rows, strict=True):
+            _check_lengths(sequence, row, known, self._steps.config.max_pos_seq_len)
+        if request.starts_session:
             self.end(job.session)
         for sequence, row in zip(job.sequences, known.rows, strict=True):
             _continue(sequence, row, known.memory_len)
         known.is_busy = True
         self.known[job.session] = known
-
-    def _check_lengths(self, job: Job, session: Session) -> None:
-        if len(session.rows) != len(job.sequences):
-            raise RequestError(f"session {job.session} has {len(session.rows)} rows, the request {len(job.sequences)}")
-        positions = self._steps.config.max_pos_seq_len
-        most = min(session.session_len or positions, positions)
-        for sequence, row in zip(job.sequences, session.rows, strict=True):
-            new = len(sequence.context.ids)
-            total = len(row.tokens) + new + sequence.max_tokens
-            if total > most:
-                raise RequestError(
-                    f"row {sequence.row} would have {total} tokens: {len(row.tokens)} of the session, {new} of the"
-                    f" input, request_output_len {sequence.max_tokens}; session_len and max_pos_seq_len allow {most}"
-                )
-            if session.memory_len and new > session.memory_len:
-                raise RequestError(f"row {sequence.row} has {new} tokens, over memory_len {session.memory_len}")
-            if row.tokens and row.cached == len(row.tokens) and not len(sequence.shown):
-                what = "continues a session with no input and nothing left to go on from"
-                raise RequestError(f"row {sequence.row} {what}")
 
     def save(self, sequence: Sequence) -> None:
         """Save the entries of a row whose slot is about to be freed, if it is a session's."""
@@ -199,6 +164,21 @@ class Sessions:
         for row in saved:
             self._drop(row)
         return bool(saved)
+
+
+def _check_lengths(sequence: Sequence, row: SessionRow, session: Session, positions: int) -> None:
+    new, most = len(sequence.context.ids), min(session.session_len or positions, positions)
+    total = len(row.tokens) + new + sequence.max_tokens
+    if total > most:
+        raise RequestError(
+            f"row {sequence.row} would have {total} tokens: {len(row.tokens)} of the session, {new} of the"
+            f" input, request_output_len {sequence.max_tokens}; session_len and max_pos_seq_len allow {most}"
+        )
+    if session.memory_len and new > session.memory_len:
+        raise RequestError(f"row {sequence.row} has {new} tokens, over memory_len {session.memory_len}")
+    if row.tokens and row.cached == len(row.tokens) and not len(sequence.shown):
+        what = "continues a session with no input and nothing left to go on from"
+        raise RequestError(f"row {sequence.row} {what}")
 
 
 def _continue(sequence: Sequence, row: SessionRow, window: int) -> None:
