@@ -135,11 +135,11 @@ def test_the_time_to_the_final_answer_is_counted_for_requests_that_succeed(repli
     failing, slow = replies.open(FakeRequest({})), replies.open(FakeRequest({}))
     failing.fail("no", "INTERNAL")
     slow.send({"output_ids": IDS}, is_final=False)
-    failing.wait()
+    failing.sent.wait()
     assert durations["slipway_request_duration_us"] == before
     time.sleep(0.05)
     slow.send({"output_ids": IDS}, is_final=True)
-    slow.wait()
+    slow.sent.wait()
     assert 50_000 <= durations["slipway_request_duration_us"] - before < 20e6
 
 
@@ -189,7 +189,7 @@ def test_a_client_whose_answer_came_before_it_was_watched_is_not_asked(replies: 
     wait_until(lambda: open_one.questions > 2)
     assert not early.questions
     other.send({}, is_final=True)
-    other.wait()
+    other.sent.wait()
 
 
 def test_an_answer_that_cannot_be_sent_concerns_its_request_alone(

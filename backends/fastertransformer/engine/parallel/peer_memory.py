@@ -82,7 +82,8 @@ def open_peer_memory(group: Group, device: torch.device, most: int) -> PeerMemor
     # torch matches the processes' memory by a counter in each process (StoreExchange). It differs for a worker that was
     # restarted, or belongs to a second engine: rank 0 would wait for ever.
     can = group.is_first and group.settings.has_peer_sums and group.ranks.is_one_host and can_run_on(device)
-    if not group.all_reduce_min(can and all(torch.cuda.can_device_access_peer(device, other) for other in others)):
+    can = can and all(torch.cuda.can_device_access_peer(device, other) for other in others)
+    if not group.all_reduce_min(int(can)):
         return None
     # A program that uses multicast can put the GPUs of a host out of service; nothing here needs it.
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
@@ -99,4 +100,4 @@ def open_peer_memory(group: Group, device: torch.device, most: int) -> PeerMemor
     except Exception as error:  # whatever the driver says
         peer_memory = None
         _log.warning("peer-memory all-reduce unavailable (%s); falling back to NCCL", error)
-    return peer_memory if group.all_reduce_min(peer_memory is not None) else None
+    return peer_memory if group.all_reduce_min(int(peer_memory is not None)) else None
