@@ -54,8 +54,10 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         try:
-            settings = read_settings(parameters, Path(args["model_repository"]), args["model_version"])
-            self._settings = _with_idle_time(settings, config.get("sequence_batching"))
+            self._settings = read_settings(parameters, Path(args["model_repository"]), args["model_version"])
+            if idle_us := int(config.get("sequence_batching", {}).get("max_sequence_idle_microseconds", 0)):
+                # Triton drops idle sessions too, and does not notify backends.
+                self._settings = replace(self._settings, session_idle_s=idle_us / 1e6)
             self._engine = _open_engine(self._settings, config, args)
         except EngineError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
@@ -98,22 +100,15 @@ class TritonPythonModel:
             else:
                 reply.send(given.tensors, given.is_final)
 
-        tensors = self._read(request)
+        # Copies: Triton takes the memory of a request's tensors back when execute has returned.
+        given = {each.name(): each.as_numpy() for each in request.inputs()}
+        tensors = {name: np.array(array[0] if self._has_sessions else array) for name, array in given.items()}
         session = None
         if self._has_sessions:
             session, flags = request.correlation_id(), request.flags()
             tensors["START"] = np.array([int(bool(flags & _SEQUENCE_START))], np.int32)
             tensors["END"] = np.array([int(bool(flags & _SEQUENCE_END))], np.int32)
-        parsed = self._engine.parse(tensors)
-        self._engine.submit(parsed, answer, self._is_decoupled, reply.has_gone, session)
-
-    def _read(self, request: Any) -> dict[str, np.ndarray[Any, Any]]:
-        """Copy a request's tensors: Triton takes their memory back when execute has returned."""
-        tensors = {}
-        for tensor in request.inputs():
-            array = tensor.as_numpy()
-            tensors[tensor.name()] = np.array(array[0] if self._has_sessions else array)
-        return tensors
+        self._engine.submit(self._engine.parse(tensors), answer, self._is_decoupled, reply.has_gone, session)
 
 
 def _open_engine(settings: Settings, config: Mapping[str, Any], args: Mapping[str, str]) -> Engine:
@@ -128,9 +123,3 @@ def _open_engine(settings: Settings, config: Mapping[str, Any], args: Mapping[st
     # A stateful model's max_batch_size of 1 is Triton's: a request of it is [1, batch, n].
     rows = _STATEFUL_ROWS if "sequence_batching" in config else max(1, int(config.get("max_batch_size", 0)))
     return open_engine(settings, device, group, rows)
-
-
-def _with_idle_time(settings: Settings, batching: Mapping[str, Any] | None) -> Settings:
-    """Drop idle sessions when Triton does: it does not notify backends."""
-    idle_us = int((batching or {}).get("max_sequence_idle_microseconds", 0))
-    return replace(settings, session_idle_s=idle_us / 1e6) if idle_us else settings

@@ -64,10 +64,10 @@ class Engine:
         is_cancelled: Callable[[], bool] | None = None,
         session: int | str | None = None,
     ) -> None:
-        """Submit a request, and return at once.
+        """Submit a parsed request, and return at once.
 
         Args:
-            request: see parse.
+            request: to answer.
             answer: is called from the engine's thread, so it must be quick: once, or with is_streaming after every
                 step in which the request gets tokens, with the output so far. Only the last call has is_final.
             is_streaming: see answer.
@@ -182,14 +182,10 @@ class Engine:
 def open_engine(
     settings: Settings, device: torch.device | None = None, group: Group | None = None, max_rows: int = 1024
 ) -> Engine:
-    """Load a checkpoint and start.
+    """Load a checkpoint and start, by default on a GPU if there is one; a step has ``max_rows`` sequences at most.
 
-    Args:
-        settings: of the model.
-        device: None: a GPU if there is one, else the CPU.
-        group: the process group that holds the network, of which this is rank 0; None: the engine starts the worker
-            processes that it needs, see parallel/workers.py.
-        max_rows: sequences in one step at most.
+    ``group`` is the process group that holds the network, of which this is rank 0; without one the engine starts the
+    worker processes that it needs, see parallel/workers.py.
 
     Raises:
         EngineError: config.ini or shards are malformed, or another rank was lost; the message names them.
