@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_a_rank_that_dies_between_requests_is_restarted(talk: Talk) -> None:
     for _ in range(2):
         talk.tell(f"kill {int(signal.SIGKILL)}")
         while (now := talk.ask("workers")) in ([], workers):
-            pass
+            time.sleep(0.1)
         workers = now
         talk.tell("ask next 5 6 7")
         assert talk.ask("wait next") == first

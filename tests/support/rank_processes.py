@@ -1,16 +1,18 @@
 """Several ranks on this machine: processes of their own, told by SLIPWAY_RANKS what each is.
 
-Run as a program it is rank 0 without Triton: it answers the requests that a file holds, one after another.
+Run as a program it is rank 0 without Triton: it answers the requests that a file holds, one after another. Processes
+are forked from one that has imported torch, which takes longer than what most tests ask.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pickle
 import queue
-import subprocess
+import runpy
 import sys
 import time
 from dataclasses import replace
@@ -18,10 +20,59 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 CACHE_BYTES = 1 << 26  # tests side by side share GPUs
 Tensors = dict[str, np.ndarray[Any, Any]]
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["torch"])
+
+
+class Program:
+    """A Python program in a process of its own, with torch imported.
+
+    Args:
+        argv: ``-m`` and a module, or a file; then its arguments.
+        environment: variables added to ours.
+        output: file for what it prints.
+    """
+
+    def __init__(self, argv: list[str], environment: dict[str, str], output: Path) -> None:
+        output.touch()
+        self._process = _FORKS.Process(target=_become, args=(argv, environment, output), daemon=True)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("OMP_NUM_THREADS", "1")  # read when torch is imported
+            self._process.start()
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        """Exit status, or None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout_s: float) -> int:
+        """Exit status, within that time."""
+        self._process.join(timeout_s)
+        assert self._process.exitcode is not None, f"process {self.pid} runs after {timeout_s} s"
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _become(argv: list[str], environment: dict[str, str], output: Path) -> None:
+    with output.open("wb") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    os.chdir(PROJECT)
+    os.environ.update(environment)
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = argv
+        runpy.run_path(argv[0], run_name="__main__")
 
 
 class RankProcesses:
@@ -50,23 +101,11 @@ class RankProcesses:
         hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         size = tensor * pipeline
         self.processes, self.outputs = [], []
-        for rank in range(1 if starts_others else tensor * pipeline):
+        for rank in range(1 if starts_others else size):
+            ranks = {} if starts_others else rank_environment(rank, size, directory, on_gpu, is_one_host)
             self.outputs.append(directory / f"rank{rank}.txt")
-            with self.outputs[-1].open("wb") as stream:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, *(worker if rank else leader)],
-                        cwd=PROJECT,
-                        env={
-                            **os.environ,
-                            **({} if starts_others else rank_environment(rank, size, directory, on_gpu, is_one_host)),
-                            **hidden,
-                            "TMPDIR": str(directory),
-                        },
-                        stdout=stream,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+            environment = {**ranks, **hidden, "TMPDIR": str(directory)}
+            self.processes.append(Program(worker if rank else leader, environment, self.outputs[-1]))
 
     def wait(self, timeout_s: float) -> list[int]:
         """Exit status of each rank, within that time."""
