@@ -62,7 +62,7 @@ class ConvertArguments(ScriptArguments):
         default=None, metadata={"help": "name on huggingface.co, fetched into --checkpoint if it is not there yet"}
     )
     adapter: Path | None = field(
-        default=None, metadata={"help": "LoRA adapter to merge: a .nemo, or a directory of PEFT"}
+        default=None, metadata={"help": "LoRA adapter to merge: a .nemo, a directory of NeMo 2 or of PEFT"}
     )
     tokenizer: Path | None = field(
         default=None, metadata={"help": "tokenizer's directory or file, in the place of the checkpoint's own"}

@@ -19,6 +19,7 @@ from export_scripts.checkpoints.huggingface import decoder as huggingface
 from export_scripts.checkpoints.huggingface import t5 as huggingface_t5
 from export_scripts.checkpoints.huggingface.files import is_adapter
 from export_scripts.checkpoints.lora import nemo as nemo_lora
+from export_scripts.checkpoints.lora import nemo2 as nemo2_lora
 from export_scripts.checkpoints.lora.adapter import KIND as LORA
 from export_scripts.checkpoints.lora.merge import with_adapter
 from export_scripts.checkpoints.megatron import bridge as megatron_bridge
@@ -148,7 +149,7 @@ def _in_hub_cache(path: Path) -> Path:
 
 def _companion_kind(path: Path) -> str:
     """Say what belongs to a model there; empty: it is a model itself."""
-    if is_adapter(path):
+    if is_adapter(path) or nemo2_lora.is_lora(path):
         return LORA
     if not nemo.is_candidate(path):
         return ""
@@ -166,6 +167,7 @@ def open_source(archive: Archive) -> Source:
         CheckpointError: no format does, or the model cannot be expressed.
     """
     nemo_lora.refuse_adapter(archive)
+    nemo2_lora.refuse_adapter(archive)
     for each in FORMATS:
         if each.recognises(archive):
             source = with_adapter(each.open_source(archive))

@@ -168,7 +168,7 @@ class ModelConfig:
     """The training checkpoint and what it becomes."""
 
     checkpoint_path: str = MISSING
-    adapter_path: str | None = None  # LoRA adapter that is merged at conversion: a .nemo, or a directory of PEFT
+    adapter_path: str | None = None  # LoRA adapter to merge: a .nemo, a directory of NeMo 2 or of PEFT
     tokenizer: str | None = None  # tokenizer's directory or file; None: the checkpoint's own
     format: ModelFormat = ModelFormat.fastertransformer  # huggingface: a directory for transformers; it is not served
     tensor_model_parallel_size: int = number(1, PARALLEL)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.llama_adapters import ALPHA, GATES, PROJECTIONS, RANK, merged_logits, products
 from support.llama_configs import nemo1, nemo2, padded_vocabulary
 from support.llama_files import chunked, write_archive, write_huggingface_tokenizer, write_nemo2_tree, write_torch_dist
-from support.llama_models import VOCAB, build, input_ids, logits, save, saved
+from support.llama_models import VOCAB, input_ids, logits, save, saved
 from support.llama_shards_forward import forward
 from support.llama_state import core_state, merged_qkv
 from support.nemo_archive import write_nemo
@@ -20,9 +21,6 @@ from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-RANK, ALPHA = 4, 5.0
-PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
-GATES = ("mlp.gate_proj", "mlp.up_proj")
 State = dict[str, torch.Tensor]
 
 
@@ -41,34 +39,6 @@ def test_pefts_logits(tmp_path: Path) -> None:
     with torch.no_grad():
         made = AutoModelForCausalLM.from_pretrained(hub)(torch.from_numpy(INPUT_IDS)).logits.numpy()
     assert np.abs(made - wanted).max() < 1e-4
-
-
-def products(name: str, is_fused: bool) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """linear_in and linear_out of each projection by transformers' name; a fused adapter shares linear_in."""
-    generator = torch.Generator().manual_seed(11)
-    weights = {key: value for key, value in saved(name).tensors.items() if key.endswith("_proj.weight")}
-    weights = dict(sorted(weights.items(), key=lambda entry: ("q_proj" not in entry[0], entry[0])))  # gate precedes up
-    made: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    for key, weight in weights.items():
-        down = torch.randn(RANK, weight.shape[1], generator=generator) / 8
-        for first, others in (("q_proj", ("k_proj", "v_proj")), ("gate_proj", ("up_proj",))):
-            for other in others:
-                if is_fused and other in key:
-                    shared = made.get(key.replace(other, first))
-                    down = down if shared is None else shared[0]
-        made[key] = down, torch.randn(weight.shape[0], RANK, generator=generator) / 8
-    return made
-
-
-def merged_logits(name: str, adapter: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> np.ndarray:
-    """transformers' logits with alpha / r times the products added to the weights."""
-    model = build(name)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if key in adapter:
-                down, up = adapter[key]
-                parameter += ALPHA / RANK * up @ down
-    return logits(model)
 
 
 def in_nemos_words(name: str, adapter: dict[str, tuple[torch.Tensor, torch.Tensor]], is_fused: bool) -> State:

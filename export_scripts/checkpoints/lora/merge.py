@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.huggingface.files import ADAPTER_FILE, CONFIG_FILE
-from export_scripts.checkpoints.lora import nemo, peft
+from export_scripts.checkpoints.lora import nemo, nemo2, peft
 from export_scripts.checkpoints.lora.adapter import KIND, Adapter
 from export_scripts.checkpoints.lora.update import MergedTensor, Update
 from export_scripts.checkpoints.nemo.companions import companions_of
@@ -136,9 +136,12 @@ def _read(name: str, companion: Archive, model: Archive) -> Adapter:
         return peft.read_adapter(name, companion, model)
     if nemo.recognises(companion):
         return nemo.read_adapter(name, companion)
+    if nemo2.recognises(companion):
+        return nemo2.read_adapter(name, companion)
     raise CheckpointError(
         f"{companion.path} is no LoRA adapter",
-        f"a directory of PEFT with {ADAPTER_FILE}, or a .nemo with peft.lora_tuning in its model_config.yaml, is one",
+        f"a directory of PEFT with {ADAPTER_FILE}, a .nemo with peft.lora_tuning in its model_config.yaml, and a "
+        "directory of NeMo 2 whose weights are an adapter's alone, are",
     )
 
 

@@ -1,0 +1,172 @@
+"""LoRA adapters that NeMo 2 saved as checkpoints of their own: transformers' logits with the products added."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from support.llama_adapters import ALPHA, RANK, merged_logits, products
+from support.llama_configs import nemo1, nemo2, padded_vocabulary
+from support.llama_files import ChunkedArray, chunked, write_archive, write_nemo2_tree, write_torch_dist
+from support.llama_models import VOCAB, input_ids, logits, saved
+from support.llama_shards_forward import forward
+from support.llama_state import core_state, merged_qkv
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.checkpoints.given import GivenFiles
+from export_scripts.convert import convert
+from handover.errors import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+LORA = {"_target_": "nemo.collections.llm.peft.lora.LoRA", "dim": RANK, "alpha": ALPHA, "dropout": 0.0}
+BASE = "/models/base"
+Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def in_nemo2s_words(name: str, layer: int) -> Pairs:
+    """linear_in and linear_out of every adapted linear layer; gated ones have [2, inter, rank]."""
+    config, adapter = saved(name).config, products(name, is_fused=True)
+    groups = config.num_key_value_heads
+    size = saved(name).tensors["model.layers.0.self_attn.k_proj.weight"].shape[0] // groups
+    of = {key.split(f"layers.{layer}.")[1].split(".")[1]: pair for key, pair in adapter.items() if f".{layer}." in key}
+    up = of["up_proj"]
+    gated = (up[0], torch.stack([of["gate_proj"][1], up[1]])) if "gate_proj" in of else up
+    q, k, v = (of[f"{letter}_proj"][1] for letter in "qkv")
+    rows = merged_qkv(q, k, v, groups, size)
+    return {
+        "self_attention.linear_qkv": (of["q_proj"][0], rows),
+        "self_attention.linear_proj": of["o_proj"],
+        "mlp.linear_fc1": gated,
+        "mlp.linear_fc2": of["down_proj"],
+    }
+
+
+def stored(place: str, side: str, value: torch.Tensor, ranks: int) -> list[tuple[tuple[int, int], torch.Tensor]]:
+    """What the training ranks store of one matrix: (offsets, values), by ParallelLinearAdapter.sharded_state_dict."""
+    if side == "in":
+        axis = int(place.endswith(("linear_proj", "linear_fc2")))
+    elif not place.endswith("linear_fc1"):
+        axis = 0
+    else:
+        return list(halves(value, ranks))
+    size = value.shape[axis] // ranks
+    return [
+        ((0, rank * size) if axis else (rank * size, 0), part) for rank, part in enumerate(value.chunk(ranks, axis))
+    ]
+
+
+def halves(value: torch.Tensor, ranks: int) -> list[tuple[tuple[int, int], torch.Tensor]]:
+    """apply_swiglu_sharded_factory: a rank's two halves lie at its place and behind all ranks' first halves."""
+    made = []
+    for rank in range(ranks):
+        own = value.chunk(ranks, 1)[rank].reshape(-1, RANK) if value.ndim == 3 else value.chunk(ranks)[rank]
+        for which, half in enumerate(own.chunk(2)):
+            made.append((((rank + which * ranks) * len(half), 0), half))
+    return made
+
+
+def write_adapter(root: Path, name: str, ranks: int, **changes: Any) -> Path:
+    config = saved(name).config
+    model = nemo2(config, name) | {"model_transform": {**LORA, "target_modules": ["linear_qkv"], **changes}}
+    weights = write_nemo2_tree(root, model)
+    arrays: dict[str, ChunkedArray] = {}
+    for layer in range(config.num_hidden_layers):
+        for place, pair in in_nemo2s_words(name, layer).items():
+            for side, value in zip(("in", "out"), pair, strict=True):
+                shape = (value.numel() // value.shape[-1], value.shape[-1])
+                key = f"decoder.layers.{place}.adapter.linear_{side}.weight"
+                array = arrays.setdefault(key, ChunkedArray((config.num_hidden_layers, *shape)))
+                for offset, part in stored(place, side, value, ranks):
+                    array.chunks.append(((layer, *offset), part.contiguous()[None]))
+    write_torch_dist(weights, arrays)
+    (weights / "adapter_metadata.json").write_text(json.dumps({"model_ckpt_path": f"{BASE}/weights"}))
+    return root
+
+
+def write_model(form: str, name: str, folder: Path) -> Path:
+    source = saved(name)
+    state = core_state(source.tensors, source.config, padded_vocabulary(source.config, 2))
+    if form == "archive":
+        return write_archive(folder / "model.nemo", nemo1(source.config, (2, 1)), state, (2, 1))
+    weights = write_nemo2_tree(folder / "model", nemo2(source.config, name))
+    write_torch_dist(weights, chunked(state, 2, form == "NeMo 2", form.endswith("apart")))
+    return folder / "model"
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "ranks"),
+    [
+        ("llama", "NeMo 2", 1),
+        ("llama", "NeMo 2, gate and up apart", 4),
+        ("mistral", "archive", 2),
+        ("nemotron", "NeMo 2", 1),
+        ("nemotron", "NeMo 2", 4),
+    ],
+)
+def test_logits_are_transformers_with_the_products_added(name: str, form: str, ranks: int, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    wanted = merged_logits(name, products(name, is_fused=True))
+    assert np.abs(wanted - saved(name).logits).max() > 0.05, "it changes something"
+    model, adapter = write_model(form, name, tmp_path), write_adapter(tmp_path / "adapter", name, ranks)
+    convert(ConvertArguments(model, tmp_path / "2-gpu", 2, "fp32", adapter=adapter))
+    convert(ConvertArguments(model, tmp_path / "hub", 1, "fp32", adapter=adapter, format="huggingface"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hub", attn_implementation="eager")
+    limit = 1e-4 * max(1.0, float(np.abs(wanted).max()))
+    for made in (forward(tmp_path / "2-gpu", input_ids()), logits(loaded)):
+        assert np.abs(made[..., :VOCAB] - wanted).max() < limit
+
+
+def test_one_beside_its_model_is_merged(tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    both.mkdir()
+    write_model("NeMo 2", "llama", both)
+    write_adapter(both / "adapter", "llama", 1)
+    said = open_source(find_archive(both)).remarks
+    assert any("the LoRA adapter adapter is merged into 8 weights" in each for each in said)
+
+
+@pytest.mark.parametrize("base", [BASE, "None", ""])
+def test_one_without_its_model_is_refused_with_the_keys_to_give_both_by(base: str, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", "llama", 1)
+    about = adapter / "weights/adapter_metadata.json"
+    about.write_text(json.dumps({"model_ckpt_path": f"{base}/weights" if base == BASE else base}))
+    if not base:
+        about.unlink()
+    with pytest.raises(CheckpointError, match="holds a LoRA adapter of NeMo 2, not a model") as refused:
+        open_source(find_archive(adapter))
+    hint = str(refused.value.hint)
+    assert "as export.model.checkpoint_path and this as export.model.adapter_path" in hint
+    assert (BASE in hint) == (base == BASE) and "None" not in hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"_target_": "nemo.collections.llm.peft.canonical_lora.CanonicalLoRA"},
+            "model_transform is '.*CanonicalLoRA'",
+        ),
+        ({"_target_": "nemo.collections.llm.peft.dora.DoRA"}, "model_transform is '.*DoRA'"),
+        ({"dim": 3}, "are not matrices of dim 3"),
+        ({"alpha": "much"}, "alpha is 'much'"),
+    ],
+)
+def test_what_cannot_be_merged_exactly_is_named(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", "llama", 1, **changes)
+    model = write_model("NeMo 2", "llama", tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        open_source(find_archive(model, GivenFiles(adapter=adapter)))
+
+
+def test_a_model_that_was_trained_so_and_has_all_weights_is_a_model(tmp_path: Path) -> None:
+    model = write_model("NeMo 2", "llama", tmp_path)
+    file = model / "context/model.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"model_transform": LORA}))
+    assert open_source(find_archive(model)).family.name == "llama"
