@@ -34,32 +34,42 @@ def _rotary(width: int, is_by_pairs: bool) -> Rotary:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "size"), [(3, 64), (2, 256), (5, 80), (12, 32)])
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(3, 3, 64), (2, 1, 256), (5, 5, 80), (12, 3, 32)])
 @pytest.mark.parametrize("rotary", [None, _rotary(16, True), _rotary(32, False), _rotary(20, False)])
-def test_tokens_are_turned_and_kept(heads: int, size: int, rotary: Rotary | None, dtype: torch.dtype) -> None:
-    from backends.fastertransformer.engine.ops.kernels.kv_write import kv_write, rotate_and_write
+def test_tokens_are_normed_and_turned_and_kept(
+    heads: int, kv_heads: int, size: int, rotary: Rotary | None, has_norm: bool, dtype: torch.dtype
+) -> None:
+    from backends.fastertransformer.engine.ops.kernels.kv_write import HeadNorms, kv_write, rotate_and_write
 
     torch.manual_seed(0)
     tokens = 7
-    q, k, v = torch.randn(1, tokens, 3, heads, size).to(DEVICE, dtype).permute(2, 0, 3, 1, 4).unbind()
-    memory = torch.randn(2, 5, heads, PAGE, size).to(DEVICE, dtype)
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, size).to(DEVICE, dtype)
+    q, k, v = qkv.transpose(0, 1).split((heads, kv_heads, kv_heads))
+    memory = torch.randn(2, 5, kv_heads, PAGE, size).to(DEVICE, dtype)
     pages = torch.tensor([4, 4, 1, 1, 1, 3, 0], dtype=torch.int32, device=DEVICE)
     offsets = torch.tensor([30, 31, 0, 1, 2, 17, 5], device=DEVICE)
     positions = torch.tensor([62, 63, 64, 65, 66, 2000, 0], device=DEVICE)
-    expected_q, expected_k, expected = q.float(), k.float(), memory.clone()
+    expected_q, expected_k, expected = q.float().clone(), k.float().clone(), memory.clone()
+    gains, norms = 1 + 0.1 * torch.randn(2, size, device=DEVICE), None  # fp32, whatever is normed
+    if has_norm:
+        norms = HeadNorms(*(Norm(gain, None, 1e-3, is_rms=True) for gain in gains))
+        expected_q, expected_k = (
+            F.rms_norm(x, (size,), gain, 1e-3) for x, gain in zip((expected_q, expected_k), gains, strict=True)
+        )
     if rotary:
         turn = Rotation(positions[None], rotary, torch.float32)
-        expected_q, expected_k = turn(expected_q), turn(expected_k)
-    expected[0, pages, :, offsets] = expected_k[0].to(dtype).transpose(0, 1)  # indexed axes come first: [T, H, D]
-    expected[1, pages, :, offsets] = v[0].transpose(0, 1)
-    if rotary:
-        found = rotate_and_write(q[0], k[0], v[0], memory, pages, offsets, positions, rotary)
-        for mine, theirs in zip(found, (expected_q[0], expected_k[0]), strict=True):
-            assert float((mine.float() - theirs).norm() / theirs.norm()) < max(LIMITS[dtype], 1e-5)
+        expected_q, expected_k = turn(expected_q[None])[0], turn(expected_k[None])[0]
+    expected[0, pages, :, offsets] = expected_k.to(dtype).transpose(0, 1)  # indexed axes come first: [T, H, D]
+    expected[1, pages, :, offsets] = v.transpose(0, 1)
+    if rotary or has_norm:
+        found = rotate_and_write(q, k, v, memory, pages, offsets, positions, rotary, norms)
+        for mine, theirs in zip(found, (expected_q, expected_k, v), strict=True):
+            assert float((mine.float() - theirs.float()).norm() / theirs.float().norm()) < max(LIMITS[dtype], 1e-5)
         assert torch.equal(memory[1], expected[1])
         assert (memory[0] - expected[0]).abs().max() < 8 * max(LIMITS[dtype], 1e-4)  # position 2000 in fp32
     else:
-        kv_write(k[0], v[0], memory, pages, offsets)
+        kv_write(k, v, memory, pages, offsets)
         assert torch.equal(memory, expected)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from backends.fastertransformer.engine.ops.kernels import grouped_prefill
 from backends.fastertransformer.engine.ops.kernels import prefill_attention as row_kernels
 
 KERNELS = "backends.fastertransformer.engine.ops.kernels"
@@ -28,15 +29,33 @@ POINTERS = {
     "ends": "*i32",
     "pages": "*i32",
     "partial": "*fp32",
+    "frequencies": "*fp32",
 }
 POINTERS |= {"parts": "*fp32", "gain_sums": "*fp32", "units": "*fp32", "logits": "*fp32", "places": "*fp16"}
-POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses", "lengths"), "*i64")
+POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses", "lengths", "slots"), "*i64")
 POINTERS |= {"top_k": "*i64", "top_p": "*fp32", "uniform": "*fp64"}
 POINTERS |= dict.fromkeys(
-    ("q", "k", "v", "memory", "out", "bias", "x", "y", "weight", "scales", "gain", "shift", "residual", "rotated"),
+    (
+        "q",
+        "k",
+        "v",
+        "memory",
+        "out",
+        "bias",
+        "x",
+        "y",
+        "weight",
+        "scales",
+        "gain",
+        "shift",
+        "residual",
+        "rotated",
+        "q_gain",
+        "k_gain",
+    ),
     "*fp16",
 )
-NUMBERS = {"scale": "fp32", "log2_base": "fp32", "eps": "fp32", "page_stride": "i64", "values_at": "i64"}
+NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "page_stride": "i64", "values_at": "i64"}
 
 
 def attention(block: int, is_cut: bool, kind: int = 0, rotation: int = 0, size: int = 128) -> dict[str, Any]:
@@ -50,7 +69,8 @@ DEQUANTIZE = {"block_n": 8, "block_k": 1024, "is_native": True}
 
 
 def keeping(rotation: int) -> dict[str, Any]:
-    return {"page_tokens": 32, "heads": 32, "size": 128, "width": 128, "many": 16, "rotation": rotation}
+    heads = {"heads": 32, "kv_heads": 32, "has_norm": False}
+    return {"page_tokens": 32, **heads, "size": 128, "width": 128, "many": 16, "rotation": rotation}
 
 
 def product(norm: str, ahead: int, is_int8: bool, block_n: int = 8) -> dict[str, Any]:
@@ -78,10 +98,27 @@ def rows(tiles: row_kernels.Tiles, kind: int, is_causal: bool, size: int = 128) 
     return {**given, "is_causal": is_causal, "is_native": True, **limits}
 
 
+def group(block: int, size: int = 128, **others: Any) -> dict[str, Any]:
+    """Decode attention of groups of four."""
+    tiles = {"group": 4, "padded": 16, "page_tokens": 32, "size": size, "width": size, "block": block}
+    kind = {"has_cap": False, "is_packed": False, "has_norm": False, "rotation": 2, "is_cut": True}
+    return {**tiles, **kind, **others}
+
+
+def causal(tiles: row_kernels.Tiles, is_paged: bool, has_cap: bool = False, size: int = 128) -> dict[str, Any]:
+    """Attention of rows with groups of four."""
+    block_m, block_n, _, stages, _ = tiles
+    given = {"group": 4, "page_tokens": 32, "size": size, "width": size, "block_m": block_m, "block_n": block_n}
+    return {**given, "has_cap": has_cap, "is_paged": is_paged, "num_stages": stages}
+
+
+GROUPED = dict.fromkeys(("q_stride", "q_head_stride", "kv_stride", "kv_head_stride"), "i64")  # multiples of 16 too
+BF16_GROUP = dict.fromkeys(("q", "k", "v", "memory", "out"), "*bf16")
 SHORT, LONG, WIDE = row_kernels._CAUSAL_TILES, row_kernels._TILES, row_kernels._WIDE_TILES
-OLDER = row_kernels._OLDER_WIDE_TILES
+OLDER, OLDER_SHORT = row_kernels._OLDER_WIDE_TILES, grouped_prefill._OLDER_TILES
 
 DECODE, PREFILL = "decode_attention", "prefill_attention"
+GROUP_DECODE, GROUP_PREFILL = "grouped_decode", "grouped_prefill"
 # Module, function, warps, constants, what is another type than usually.
 CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "few heads": (DECODE, "_attend", 8, attention(128, True), {}),
@@ -112,6 +149,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "keep": ("kv_write", "_kv_write", 4, keeping(rotation=0), {}),
     "turn by pairs": ("kv_write", "_kv_write", 4, keeping(rotation=1), {}),
     "turn by halves": ("kv_write", "_kv_write", 4, keeping(rotation=2), {}),
+    "turn and norm groups": ("kv_write", "_kv_write", 4, {**keeping(2), "kv_heads": 8, "has_norm": True}, {}),
     "dequantize": (
         "elementwise",
         "_dequantize",
@@ -119,7 +157,8 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         DEQUANTIZE,
         {"weight": "*i8"},
     ),
-    "cut": (PREFILL, "_cut", 1, {"queries": 64}, {}),
+    "cut": (PREFILL, "_cut", 1, {"queries": 64, "skips_single": False}, {}),
+    "cut without rows of one token": (PREFILL, "_cut", 1, {"queries": 16, "skips_single": True}, {}),
     "causal rows": (PREFILL, "_attend_rows", SHORT[2], rows(SHORT, 0, is_causal=True), ROWS),
     "rows with slopes": (PREFILL, "_attend_rows", SHORT[2], rows(SHORT, 1, is_causal=True), ROWS),
     "rows by distance": (PREFILL, "_attend_rows", LONG[2], rows(LONG, 2, is_causal=False), ROWS),
@@ -145,6 +184,17 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         rows(OLDER, 1, is_causal=True, size=256),
         ROWS,
     ),
+    "group": (GROUP_DECODE, "_attend_group", 4, group(64), GROUPED),
+    "group, bf16": (GROUP_DECODE, "_attend_group", 4, group(64), GROUPED | BF16_GROUP),
+    "normed group": (GROUP_DECODE, "_attend_group", 4, group(64, has_norm=True), GROUPED),
+    "capped wide group": (GROUP_DECODE, "_attend_group", 4, group(32, 256, has_cap=True), GROUPED),
+    "packed group": (GROUP_DECODE, "_attend_group", 4, group(64, is_packed=True, rotation=0), GROUPED),
+    "rows of groups": (GROUP_PREFILL, "_attend_causally", 4, causal(SHORT, is_paged=False), GROUPED),
+    "rows of groups with pages": (GROUP_PREFILL, "_attend_causally", 4, causal(SHORT, is_paged=True), GROUPED),
+    "capped rows of groups": (GROUP_PREFILL, "_attend_causally", 8, causal(WIDE, False, True, 256), GROUPED),
+    "capped rows of groups with pages": (GROUP_PREFILL, "_attend_causally", 8, causal(WIDE, True, True, 256), GROUPED),
+    "older: rows of groups": (GROUP_PREFILL, "_attend_causally", 4, causal(OLDER_SHORT, True), GROUPED),
+    "older: capped rows of groups": (GROUP_PREFILL, "_attend_causally", 8, causal(OLDER, True, True, 256), GROUPED),
     "norm": ("elementwise", "_norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
     "draw": ("sampling", "_draw", 16, {"block": 4096}, {"tokens": "*i64", "rows": "*i64"}),
     "small m": ("small_m_gemm", "small_m_gemm", 4, products(8, 6, 2, False), {}),
@@ -171,7 +221,8 @@ NOT_CHOSEN = [
     *((case, 80) for case in ("small m, int8", "64 rows, int8", "many rows, int8")),
     *((case, 80) for case in ("rows of wide heads", "rows of wide heads with slopes", "alibi")),
     *((case, 90) for case in ("alibi, smaller blocks", "by distance, smaller blocks")),
-    *((case, 90) for case in ("older: wide heads", "older: wide heads, slopes")),
+    *((case, 80) for case in CASES if "rows of groups" in case and "older" not in case),
+    *((case, 90) for case in CASES if "older" in case),
 ]  # see product.multiply, rows._choose, attention.attend
 
 

@@ -64,7 +64,7 @@ class KvCache:
         self.block_tables, self.source_block_tables = (
             torch.zeros(MOST_SLOTS + 1, width, dtype=torch.int32, device=device) for width in widths
         )
-        self._windows = np.ones(MOST_SLOTS, np.int64)  # as on the device
+        self._windows = np.full(MOST_SLOTS, UNBOUNDED, np.int64)  # as on the device, but for free slots
         self.windows = torch.ones(MOST_SLOTS, dtype=torch.long, device=device)
         self.sources = torch.empty(2, MOST_SLOTS, dtype=torch.long, device=device)
         self.clear_sources()
@@ -76,6 +76,11 @@ class KvCache:
     def bytes_of(self, needs: Iterable[CacheNeed]) -> int:
         """Give the bytes that sequences need together."""
         return sum(rows * (pages_of(entries) + pages_of(source)) for rows, entries, source in needs) * self._page_bytes
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any row keeps its last tokens only."""
+        return bool((self._windows < UNBOUNDED).any())
 
     def longest(self, first: int, lengths: Array) -> int:
         """Give the most entries that a slot from ``first`` on has once its row has ``lengths`` tokens, int64 [n]."""
@@ -118,7 +123,7 @@ class KvCache:
         for table in tables:
             table[kept:count] = 0
         self.windows[kept:count] = 1
-        self._windows[kept:count] = 1
+        self._windows[kept:count] = UNBOUNDED
         self.sources[0, kept:count] = 1
 
     def copy(self, pages: Array, slots: Array) -> None:

@@ -9,7 +9,16 @@ from ..cache.kv_cache import PAGE, KvCache
 from ..model.linear import Linear, Norm
 from ..model.packed_rows import Rows
 from ..model.positions import Attend, AttentionSpec, CrossAttend
-from .kernels import decode_attention, elementwise, gemm, kv_write, prefill_attention, sampling
+from .kernels import (
+    decode_attention,
+    elementwise,
+    gemm,
+    grouped_decode,
+    grouped_prefill,
+    kv_write,
+    prefill_attention,
+    sampling,
+)
 from .ops import Ops
 from .torch_attention import flash_rows, has_flash_kernel
 
@@ -98,7 +107,7 @@ class TritonOps(Ops):
         """See Ops."""
         if scores is not None:
             return super().encoder_attention(rows, spec, like, scores)
-        packed, bias = _pack(rows), spec.bias.by_offset if spec.bias else None
+        packed, bias = _pack(rows, rows.longest), spec.bias.by_offset if spec.bias else None
 
         def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
             return prefill_attention.attend_rows(q[0], k[0], v[0], packed, spec.scale, bias)[None]
@@ -107,19 +116,36 @@ class TritonOps(Ops):
 
     def prefill_attention(self, cache: KvCache, rows: Rows, spec: AttentionSpec, like: Tensor) -> Attend:
         """See Ops."""
-        packed, bias = _pack(rows), spec.bias.by_offset if spec.bias else None
+        packed, bias = _pack(rows, rows.longest), spec.bias.by_offset if spec.bias else None
         pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        is_plain = not spec.softcap and not 0 < spec.window < rows.longest
 
         def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-            if spec.rotary:
-                places = memory, pages, offsets, rows.positions
-                q, k = (each[None] for each in kv_write.rotate_and_write(q[0], k[0], v[0], *places, spec.rotary))
-            else:
-                kv_write.kv_write(k[0], v[0], memory, pages, offsets)
+            places = memory, pages, offsets, rows.positions
+            own = query, key, value = kv_write.rotate_and_write(q[0], k[0], v[0], *places, spec.rotary)
             # torch's flash attention is faster for short rows of wide heads.
-            if bias is None and q.shape[-1] > 128 and rows.longest <= 512 and has_flash_kernel(q):
-                return flash_rows(q, k, v, rows, spec.scale)
-            return prefill_attention.attend_rows(q[0], k[0], v[0], packed, spec.scale, bias, is_causal=True)[None]
+            if is_plain and bias is None and q.shape[-1] > 128 and rows.longest <= 512 and has_flash_kernel(q):
+                return flash_rows(query[None], key[None], value[None], rows, spec.scale)
+            if is_plain and q.shape[1] == k.shape[1]:
+                return prefill_attention.attend_rows(*own, packed, spec.scale, bias, is_causal=True)[None]
+            return grouped_prefill.attend_group_rows(*own, packed, spec)[None]
+
+        return attend
+
+    def extend_attention(self, cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor) -> Attend:
+        """See Ops; torch's for rows with a bias, and where rows keep their last tokens only.
+
+        Such a row's new tokens overwrite what those before them see.
+        """
+        if spec.bias or cache.has_windows:
+            return super().extend_attention(cache, rows, longest, spec, like)
+        packed = _pack(rows, longest)
+        pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
+        places = cache.block_tables, rows.slots, rows.positions, packed, spec
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+            q, _, _ = kv_write.rotate_and_write(q[0], k[0], v[0], memory, pages, offsets, rows.positions, spec.rotary)
+            return grouped_prefill.extend(q, memory, *places)[None]
 
         return attend
 
@@ -129,8 +155,11 @@ class TritonOps(Ops):
         """See Ops."""
         bias = spec.bias.by_distance if spec.bias else None
         places = tables, positions, windows, spec.scale, bias, spec.rotary
+        is_plain = not spec.softcap and not spec.window
 
         def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+            if not is_plain or q.shape[1] != k.shape[1]:
+                return grouped_decode.attend_groups(q, k, v, memory, tables, positions, windows, spec)
             return decode_attention.attend(q, k, v, memory, *places)
 
         return attend
@@ -158,5 +187,5 @@ def _choose_tiling(linear: Linear, x: Tensor) -> gemm.Tiling | None:
     return gemm.choose(x.numel() // x.shape[-1], *linear.weight.shape, linear.weight.dtype)
 
 
-def _pack(rows: Rows) -> prefill_attention.PackedRows:
-    return prefill_attention.PackedRows(rows.ends, len(rows.ids), rows.longest)
+def _pack(rows: Rows, longest: int) -> prefill_attention.PackedRows:
+    return prefill_attention.PackedRows(rows.ends, len(rows.ids), longest)

@@ -8,7 +8,6 @@ new token's key and value.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from .elements import LOG2_E, rotary_factors
 from .launch import scratch_of, uses_pdl
 
 _MOST_PIECES = 32
-_LEAST = tl.constexpr(-1e30)  # a score that none is below; the difference of two infinities is no number
+LEAST_SCORE = tl.constexpr(-1e30)  # a score that none is below; the difference of two infinities is no number
 NO_BIAS, SLOPES, BY_DISTANCE = 0, 1, 2  # kinds
 
 
@@ -52,7 +51,7 @@ _VARYING = ("row_stride", "head_stride", "table_stride", "pieces", "distances", 
 
 
 @triton.jit
-def _pages_of(table, first, end, block: tl.constexpr, page_tokens: tl.constexpr):
+def pages_of(table, first, end, block: tl.constexpr, page_tokens: tl.constexpr):
     """Pages of the cells from first on: one page where a block lies within a page, else [block]."""
     if page_tokens % block == 0:
         pages = tl.load(table + first // page_tokens, first < end, 0, cache_modifier=".cg")
@@ -63,15 +62,15 @@ def _pages_of(table, first, end, block: tl.constexpr, page_tokens: tl.constexpr)
 
 
 @triton.jit
-def _place(pages, first, block: tl.constexpr, page_tokens: tl.constexpr, size: tl.constexpr, page_stride):
-    """Where the cells from first on are in a layer's memory, [block]; see _pages_of."""
+def place_of(pages, first, block: tl.constexpr, page_tokens: tl.constexpr, size: tl.constexpr, page_stride):
+    """Where the cells from first on are in a layer's memory, [block]; see pages_of."""
     return pages.to(tl.int64) * page_stride + ((first + tl.arange(0, block)) % page_tokens) * size
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(  # noqa: C901 (one kernel)
     q, k, v, memory, tables, positions, windows, out, bias, partial, finished,
-    row_stride, head_stride, table_stride, page_stride, values_at, scale, pieces, distances, rotary_size, log2_base,
+    row_stride, head_stride, table_stride, page_stride, values_at, scale, pieces, distances, rotary_size, frequencies,
     page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, kind: tl.constexpr,
     is_cut: tl.constexpr, is_new: tl.constexpr, least: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
@@ -96,24 +95,25 @@ def _attend(  # noqa: C901 (one kernel)
     base = memory + head * page_tokens * size + dims[None, :]
     steps = tl.arange(0, block)
     own_table = tables + row * table_stride
-    pages = _pages_of(own_table, start, end, block, page_tokens)
+    pages = pages_of(own_table, start, end, block, page_tokens)
     cells = start + steps
     is_seen = (cells < end) & (cells != newest)
-    place = _place(pages, start, block, page_tokens, size, page_stride)[:, None]
-    pages = _pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells depend on them
+    place = place_of(pages, start, block, page_tokens, size, page_stride)[:, None]
+    pages = pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells depend on them
     is_read = is_seen[:, None] & is_dim[None, :]
     keys = tl.load(base + place, is_read, 0.0, cache_modifier=".cg")
     values = tl.load(base + values_at + place, is_read, 0.0, cache_modifier=".cg")
+    if rotation != 0:
+        other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, frequencies, rotation)
     if uses_pdl:
         gdc_wait()
     source = row.to(tl.int64) * row_stride + head * head_stride + dims
     query = tl.load(q + source, is_dim, 0.0).to(tl.float32)
     if rotation != 0:
-        other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, log2_base, rotation)
         partner = row.to(tl.int64) * row_stride + head * head_stride + other
         query = query * cos + tl.load(q + partner, is_rotated, 0.0).to(tl.float32) * sin
     query *= scale  # has log2(e) in it
-    own_score = _LEAST
+    own_score = LEAST_SCORE
     own_value = tl.zeros((width,), tl.float32)
     if (newest >= start) & (newest < end):
         key, value = tl.load(k + source, is_dim, 0.0), tl.load(v + source, is_dim, 0.0)
@@ -129,7 +129,7 @@ def _attend(  # noqa: C901 (one kernel)
             own_score += tl.load(bias + head * distances) * LOG2_E
         own_value = value.to(tl.float32)
     # Every place in a block has its own highest score and sums: they are merged once at the end, not for every block.
-    most = tl.full((block,), _LEAST, tl.float32)
+    most = tl.full((block,), LEAST_SCORE, tl.float32)
     total = tl.zeros((block,), tl.float32)
     sums = tl.zeros((block, width), tl.float32)
     for first in range(start + block, end + block, block):
@@ -144,8 +144,8 @@ def _attend(  # noqa: C901 (one kernel)
         scores = tl.where(is_seen, scores, -float("inf"))
         cells = first + steps
         is_seen = (cells < end) & (cells != newest)
-        place = _place(pages, first, block, page_tokens, size, page_stride)[:, None]
-        pages = _pages_of(own_table, first + block, end, block, page_tokens)
+        place = place_of(pages, first, block, page_tokens, size, page_stride)[:, None]
+        pages = pages_of(own_table, first + block, end, block, page_tokens)
         is_read = is_seen[:, None] & is_dim[None, :]
         keys = tl.load(base + place, is_read, 0.0)
         higher = tl.maximum(most, scores)
@@ -242,7 +242,7 @@ def attend(
         q if bias is None else bias, partial, finished,
         q.stride(0), q.stride(1), tables.stride(0), memory.stride(1), memory.stride(0), scale * LOG2_E.value, pieces,
         bias.shape[1] if bias is not None and bias.dim() == 2 else 0,
-        rotary.width if rotary else 0, math.log2(rotary.base) if rotary else 0.0,
+        rotary.width if rotary else 0, rotary.inverse_frequencies if rotary else None,
         page_tokens=memory.shape[3], size=size, width=width, block=block, kind=kind,
         is_cut=pieces > 1, is_new=k is not None, least=tiles.least,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,

@@ -84,10 +84,11 @@ def activated(y, activation: tl.constexpr):
 
 
 @triton.jit
-def rotary_factors(dims, position, rotary_size, log2_base, rotation: tl.constexpr):
+def rotary_factors(dims, position, rotary_size, frequencies, rotation: tl.constexpr):
     """How rotary positions change the numbers of a head: x[dims] * cos + x[other] * sin where is_rotated.
 
     rotation: 1 by pairs (``other`` is the neighbour), 2 by halves (``other`` is half of rotary_size away).
+    frequencies: fp32 [rotary_size / 2], angles from one position to the next.
     """
     half = rotary_size // 2
     if rotation == 1:
@@ -96,8 +97,14 @@ def rotary_factors(dims, position, rotary_size, log2_base, rotation: tl.constexp
     else:
         other, step = tl.where(dims < half, dims + half, dims - half), dims % half
         sign = tl.where(dims < half, -1.0, 1.0)
-    angle = position.to(tl.float32) * tl.exp2(step.to(tl.float32) * (-2.0 * log2_base / rotary_size))
     is_rotated = dims < rotary_size
+    angle = position.to(tl.float32) * tl.load(frequencies + step, is_rotated, 0.0)
     cos = tl.where(is_rotated, tl.cos(angle), 1.0)
     sin = tl.where(is_rotated, tl.sin(angle), 0.0) * sign
     return other, cos, sin, is_rotated
+
+
+@triton.jit
+def capped(scores, cap):
+    """Give cap * tanh(scores / cap), where scores are already multiplied by 2 * log2(e) / cap."""
+    return cap - 2.0 * cap / (1.0 + tl.exp2(scores))

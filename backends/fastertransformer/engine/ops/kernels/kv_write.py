@@ -1,61 +1,87 @@
-"""Write keys and values of many tokens to their pages; rotary positions are applied on the way."""
+"""Write keys and values of many tokens to their pages; queries and keys are normed and rotated on the way."""
 
 from __future__ import annotations
 
-import math
+from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...model.linear import Norm
 from ...model.positions import Rotary
 from .elements import rotary_factors
 
 _BLOCK = 2048
 
 
+class HeadNorms(NamedTuple):
+    """RMS norms of each head's query and key, [D] each, with one epsilon."""
+
+    query: Norm
+    key: Norm
+
+
 @triton.jit
-def _rotated(x, source, beside, cos, sin, is_in, is_rotated):
-    """Rotate numbers of heads with their partners, in their own type."""
-    own = tl.load(x + source, is_in, 0)
-    other = tl.load(x + beside, is_rotated, 0).to(tl.float32)
-    return (own.to(tl.float32) * cos + other * sin).to(own.dtype)
+def _turned(
+    x, head_stride, gain, head, dim, other, cos, sin, is_in, is_rotated, eps,
+    size: tl.constexpr, rotation: tl.constexpr, has_norm: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotate the numbers of heads, in fp32, and round them once."""
+    own = tl.load(x + head * head_stride + dim, is_in, 0)
+    y = own.to(tl.float32)
+    if has_norm:
+        factor = tl.rsqrt(tl.sum(y * y, 1) / size + eps)[:, None]
+        y *= factor * tl.load(gain + dim, dim < size, 0).to(tl.float32)
+    if rotation != 0:
+        partner = tl.load(x + head * head_stride + other, is_in & is_rotated, 0).to(tl.float32)
+        if has_norm:
+            partner *= factor * tl.load(gain + other, is_rotated, 0).to(tl.float32)
+        y = y * cos + partner * sin
+    return y.to(own.dtype)
 
 
 # Triton would compile again for arguments that differ between calls: for positions too, which after an odd number of
 # tokens do not begin at a multiple of 16 bytes.
-@triton.jit(do_not_specialize=("token_stride", "keys_at", "rotary_size", "positions"))
+@triton.jit(do_not_specialize=("rotary_size", "positions"))
 def _kv_write(
-    q, k, v, rotated, memory, pages, offsets, positions,
-    token_stride, head_stride, page_stride, values_at, keys_at, rotary_size, log2_base,
-    page_tokens: tl.constexpr, heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr, many: tl.constexpr,
-    rotation: tl.constexpr,
+    q, k, v, memory, pages, offsets, positions, frequencies, q_gain, k_gain,
+    q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, rotary_size, eps,
+    page_tokens: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr,
+    many: tl.constexpr, rotation: tl.constexpr, has_norm: tl.constexpr,
 ):  # fmt: skip
+    """Write keys and values of a token and some heads; q and k are overwritten where they are normed or rotated."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * many + tl.arange(0, many))[:, None]
     dim = tl.arange(0, width)[None, :]
-    is_in = (head < heads) & (dim < size)
-    source = token * token_stride + head * head_stride
-    if rotation == 0:
-        key = tl.load(k + source + dim, is_in, 0)
+    is_kv = (head < kv_heads) & (dim < size)
+    k += token * token_stride
+    if (rotation == 0) & (not has_norm):
+        key = tl.load(k + head * head_stride + dim, is_kv, 0)
     else:
-        position = tl.load(positions + token)
-        other, cos, sin, is_rotated = rotary_factors(dim, position, rotary_size, log2_base, rotation)
-        is_rotated = is_in & is_rotated
-        target = token * heads * size + head * size + dim
-        query = _rotated(q, source + dim, source + other, cos, sin, is_in, is_rotated)
-        key = _rotated(k, source + dim, source + other, cos, sin, is_in, is_rotated)
-        tl.store(rotated + target, query, is_in)
-        tl.store(rotated + keys_at + target, key, is_in)
+        q += token * q_stride
+        is_query = (head < heads) & (dim < size)
+        other, cos, sin, is_rotated = dim, 1.0, 0.0, dim < size
+        if rotation != 0:
+            position = tl.load(positions + token)
+            other, cos, sin, is_rotated = rotary_factors(dim, position, rotary_size, frequencies, rotation)
+        query = _turned(
+            q, q_head_stride, q_gain, head, dim, other, cos, sin, is_query, is_rotated, eps, size, rotation, has_norm
+        )
+        key = _turned(
+            k, head_stride, k_gain, head, dim, other, cos, sin, is_kv, is_rotated, eps, size, rotation, has_norm
+        )
+        tl.debug_barrier()  # all threads have read what is overwritten
+        tl.store(q + head * q_head_stride + dim, query, is_query)
+        tl.store(k + head * head_stride + dim, key, is_kv)
     cell = tl.load(pages + token).to(tl.int64) * page_stride + tl.load(offsets + token) * size
     place = memory + cell + head * page_tokens * size + dim
-    tl.store(place, key, is_in)
-    tl.store(place + values_at, tl.load(v + source + dim, is_in, 0), is_in)
+    tl.store(place, key, is_kv)
+    tl.store(place + values_at, tl.load(v + token * token_stride + head * head_stride + dim, is_kv, 0), is_kv)
 
 
 def kv_write(k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor) -> None:
-    """Write k and v, [H, T, D], whose last axis has no gaps, to a layer's memory; see Ops.kv_write."""
+    """Write k and v, [Hkv, T, D], whose last axis has no gaps, to a layer's memory; see Ops.kv_write."""
     rotate_and_write(k, k, v, memory, pages, offsets, offsets, None)
 
 
@@ -68,33 +94,35 @@ def rotate_and_write(
     offsets: Tensor,
     positions: Tensor,
     rotary: Rotary | None,
-) -> Tensor:
-    """Rotate queries and keys, [H, T, D] each, and write keys and values to a layer's memory; see Ops.kv_write.
+    norms: HeadNorms | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm and rotate queries and keys in place, and write keys and values to a layer's memory; see Ops.kv_write.
 
     Args:
-        q: the last axis without gaps.
-        k: as q.
-        v: as q.
-        memory: of a layer, [2, pages, H, PAGE, D].
+        q: [H, T, D]; the last axis without gaps. Overwritten, if there is anything to do.
+        k: [Hkv, T, D], as q.
+        v: as k.
+        memory: of a layer, [2, pages, Hkv, PAGE, D].
         pages: int32 [T].
         offsets: int64 [T], place of each token in its page.
         positions: int64 [T].
         rotary: how to rotate; None: nothing is rotated.
+        norms: before the rotation; None: none.
 
     Returns:
-        Rotated queries and keys, [2, H, T, D]; no tokens where nothing is rotated.
+        q, k and v; copies of k and v, if their numbers lay differently.
     """
-    heads, tokens, size = k.shape
-    if not q.stride() == k.stride() == v.stride():
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    rotated = torch.empty((2, tokens if rotary else 0, heads, size), dtype=k.dtype, device=k.device)
-    width = triton.next_power_of_2(size)
-    many = min(triton.next_power_of_2(heads), max(1, _BLOCK // width))
-    _kv_write[(tokens, triton.cdiv(heads, many))](
-        q, k, v, rotated, memory, pages, offsets, positions,
-        k.stride(1), k.stride(0), memory.stride(1), memory.stride(0), rotated.stride(0),
-        rotary.width if rotary else 0, math.log2(rotary.base) if rotary else 0.0,
-        page_tokens=memory.shape[3], heads=heads, size=size, width=width, many=many,
-        rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, num_warps=4,
+    if k.stride() != v.stride():
+        k, v = k.contiguous(), v.contiguous()
+    (heads, tokens, size), kv_heads = q.shape, len(k)
+    width, most = triton.next_power_of_2(size), heads if rotary or norms else kv_heads
+    many = min(triton.next_power_of_2(most), max(1, _BLOCK // width))
+    _kv_write[(tokens, triton.cdiv(most, many))](
+        q, k, v, memory, pages, offsets, positions, rotary.inverse_frequencies if rotary else None,
+        norms.query.weight if norms else None, norms.key.weight if norms else None,
+        q.stride(1), q.stride(0), k.stride(1), k.stride(0), memory.stride(1), memory.stride(0),
+        rotary.width if rotary else 0, norms.query.eps if norms else 0.0,
+        page_tokens=memory.shape[3], heads=heads, kv_heads=kv_heads, size=size, width=width, many=many,
+        rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, has_norm=norms is not None, num_warps=4,
     )  # fmt: skip
-    return rotated.transpose(1, 2)
+    return q, k, v

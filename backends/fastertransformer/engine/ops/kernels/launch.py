@@ -1,16 +1,20 @@
-"""What launches of kernels share: programmatic dependent launch, scratch memory, and the size of a norm's block."""
+"""What launches share: programmatic dependent launch, scratch memory, a norm's block, the numbers of a score."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from ...model.linear import Norm
+from ...model.positions import AttentionSpec
+from .elements import LOG2_E
 
 _MOST_NORM_BLOCK = 8192
+_UNLIMITED = 1 << 30  # cells: no window
 _NUMBERS, _COUNTERS = 4 << 20, 1 << 16  # of scratch memory at first
 
 
@@ -57,3 +61,25 @@ def norm_block(width: int) -> int:
 def norm_kind(norm: Norm | None) -> str:
     """Give the kernels' name of a norm: rms, layer, or nothing."""
     return ("rms" if norm.is_rms else "layer") if norm else ""
+
+
+class Scores(NamedTuple):
+    """What a kernel needs to compute the scores of a spec; see scores_of.
+
+    Attributes:
+        scale: that products are multiplied by, with what ``capped`` or an exponential to base 2 takes.
+        cap: of scores to base 2; 0: none.
+        reach: how many cells a token sees, its own among them.
+    """
+
+    scale: float
+    cap: float
+    reach: int
+
+
+def scores_of(spec: AttentionSpec) -> Scores:
+    """Give a spec's numbers as the kernels take them."""
+    scale, cap = spec.scale * LOG2_E.value, spec.softcap * LOG2_E.value
+    if cap:
+        scale *= 2 * LOG2_E.value / cap
+    return Scores(scale, cap, spec.window or _UNLIMITED)

@@ -110,14 +110,17 @@ def _over_blocks(  # noqa: C901 (one kernel)
 
 
 @triton.jit(do_not_specialize=("rows",))
-def _cut(ends, blocks, rows, queries: tl.constexpr):
+def _cut(ends, blocks, rows, queries: tl.constexpr, skips_single: tl.constexpr):
     """Write where a block's row begins, how long that row is, and the block's first token there; see PackedRows."""
     index = tl.program_id(0)
     later, before, passed = 0, 0, 0  # rows behind the block's; blocks of these; blocks of the rows looked at
     for first in range(0, rows, _ROWS_AT_ONCE):
         here = first + tl.arange(0, _ROWS_AT_ONCE)
         is_row, place = here < rows, ends + rows - 1 - here
-        counts = tl.cdiv(tl.load(place + 1, is_row, 0) - tl.load(place, is_row, 0), queries)
+        lengths = tl.load(place + 1, is_row, 0) - tl.load(place, is_row, 0)
+        if skips_single:
+            lengths = tl.where(lengths == 1, 0, lengths)
+        counts = tl.cdiv(lengths, queries)
         is_later = (passed + tl.cumsum(counts, 0) <= index) & is_row
         later += tl.sum(is_later.to(tl.int32), 0)
         before += tl.sum(tl.where(is_later, counts, 0), 0)
@@ -140,23 +143,24 @@ class PackedRows:
     """
 
     def __init__(self, ends: Tensor, tokens: int, longest: int) -> None:
-        self._ends, self._tokens, self.longest = ends, tokens, longest
-        self._blocks: dict[int, Tensor] = {}
+        self.ends, self._tokens, self.longest = ends, tokens, longest
+        self._blocks: dict[tuple[int, bool], Tensor] = {}
 
-    def cut(self, queries: int) -> Tensor:
-        """Cut rows into blocks of ``queries`` tokens, for all layers.
+    def cut(self, queries: int, skips_single: bool = False) -> Tensor:
+        """Cut rows into blocks of ``queries`` tokens, for all layers; rows of one token may be skipped.
 
         Returns:
             int32 [n, 3]: the first token of each block's row, the row's length, and the block's first token in its row.
             The last block is the first; unused blocks have a row of length 0.
         """
-        if queries not in self._blocks:
-            rows = len(self._ends) - 1
+        key = queries, skips_single
+        if key not in self._blocks:
+            rows = len(self.ends) - 1
             count = self._tokens // queries + rows  # at least: of each row one block is not full
-            blocks = torch.empty(count, 3, dtype=torch.int32, device=self._ends.device)
-            _cut[(count,)](self._ends, blocks, rows, queries=queries, num_warps=1)
-            self._blocks[queries] = blocks
-        return self._blocks[queries]
+            blocks = torch.empty(count, 3, dtype=torch.int32, device=self.ends.device)
+            _cut[(count,)](self.ends, blocks, rows, queries=queries, skips_single=skips_single, num_warps=1)
+            self._blocks[key] = blocks
+        return self._blocks[key]
 
 
 @triton.jit(do_not_specialize=("far",))
@@ -257,11 +261,11 @@ def _choose(longest: int, width: int, dtype: torch.dtype, is_causal: bool, devic
     tiles = wide if width > 128 else _CAUSAL_TILES if is_causal or longest <= _SHORT else _TILES
     queries, keys, _, stages, _ = tiles
     needed = dtype.itemsize * width * (queries + 2 * stages * keys)
-    return tiles if needed <= _shared_bytes(device) else _SMALL_TILES
+    return tiles if needed <= shared_bytes(device) else _SMALL_TILES
 
 
 @lru_cache
-def _shared_bytes(device: torch.device) -> int:
+def shared_bytes(device: torch.device) -> int:
     """Shared memory that a program may have at most."""
     if device.type != "cuda":
         return 1 << 20  # the interpreter has no limit

@@ -1,0 +1,289 @@
+"""Decode attention on the tensor cores: a program has all query heads of a KV head, so that its cells are read once.
+
+B: rows; H: query heads; Hkv: KV heads; group: H / Hkv; D: size of a head. As in decode_attention, cells are split into
+pieces, the last program of a row and KV head merges them, and the launch writes the new token's key and value. It also
+caps scores, skips the cells before a window, and norms queries and keys. Of packed rows it serves those of one token,
+whose key and value are in the cache already; grouped_prefill serves the others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ...model.positions import AttentionSpec
+from .decode_attention import LEAST_SCORE, pages_of, place_of
+from .elements import capped, rotary_factors
+from .kv_write import HeadNorms
+from .launch import scores_of, scratch_of, uses_pdl
+
+_MOST_PIECES, _AT_ONCE = tl.constexpr(64), tl.constexpr(2)  # pieces of a row, and of these merged at once
+_HELD, _MOST_BLOCK = 16384, 64  # bytes of keys, and of values, that a program holds at a time; cells
+_WARPS = 4
+_VARYING = ("table_stride", "pieces", "rotary_size", "reach", "least", "positions", "slots")
+
+
+class Pieces(NamedTuple):
+    """How rows' cells are split over programs.
+
+    Attributes:
+        least: cells of a piece at least; up to twice as many are one piece.
+        programs: for each processor at least, if there are enough cells.
+    """
+
+    least: int
+    programs: int
+
+
+_FEW, _MANY = Pieces(64, 2), Pieces(256, 8)
+
+
+@triton.jit
+def _merged(every, parts, group: tl.constexpr, padded: tl.constexpr, width: tl.constexpr):
+    """Merge the pieces of a row and KV head: sums, [padded, width], and totals, [padded]."""
+    g, dims, all_parts = tl.arange(0, padded), tl.arange(0, width), tl.arange(0, _MOST_PIECES)
+    stride: tl.constexpr = group * (width + 4)
+    highs_at = every + group * width + g[None, :]
+    at, is_part = highs_at + all_parts[:, None] * stride, (all_parts < parts)[:, None] & (g < group)[None, :]
+    highs = tl.load(at, is_part, LEAST_SCORE, cache_modifier=".cg")
+    highest = tl.max(highs, 0)
+    totals = tl.load(at + group, is_part, 0.0, cache_modifier=".cg")
+    totals = tl.sum(totals * tl.exp2(highs - highest[None, :]), 0)
+    sums = tl.zeros((padded, width), tl.float32)
+    for first in range(0, parts, _AT_ONCE):
+        some = first + tl.arange(0, _AT_ONCE)
+        is_some = (some < parts)[:, None] & (g < group)[None, :]
+        places = (every + some[:, None] * stride + g[None, :] * width)[:, :, None] + dims[None, None, :]
+        found = tl.load(places, is_some[:, :, None], 0.0, cache_modifier=".cg")
+        gains = tl.load(highs_at + some[:, None] * stride, is_some, LEAST_SCORE, cache_modifier=".cg")
+        sums += tl.sum(found * tl.exp2(gains - highest[None, :])[:, :, None], 0)
+    return sums, totals
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _attend_group(  # noqa: C901 (one kernel)
+    q, k, v, memory, tables, positions, windows, slots, ends, out, frequencies, q_gain, k_gain, partial, finished,
+    q_stride, kv_stride, q_head_stride, kv_head_stride, table_stride, page_stride, values_at, scale, cap, reach, eps,
+    pieces, least, rotary_size, group: tl.constexpr, padded: tl.constexpr, page_tokens: tl.constexpr,
+    size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, has_cap: tl.constexpr, is_packed: tl.constexpr,
+    has_norm: tl.constexpr, rotation: tl.constexpr, is_cut: tl.constexpr, uses_pdl: tl.constexpr,
+):  # fmt: skip
+    row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    heads = tl.num_programs(1)
+    if uses_pdl:
+        gdc_launch_dependents()
+    # Results of earlier steps are complete; see decode_attention.
+    token = row.to(tl.int64)
+    table_row = token
+    count = 1
+    if is_packed:
+        token = tl.load(ends + row).to(tl.int64)
+        count = (tl.load(ends + row + 1) - token).to(tl.int32)
+        is_served = count == 1
+        table_row = tl.load(slots + token, is_served, 0)
+        position = tl.load(positions + token, is_served, 0).to(tl.int32)
+        ring = 0x7FFFFFFF
+        last = position
+    else:
+        place = tl.load(positions + row, cache_modifier=".cg")
+        window = tl.load(windows + row, cache_modifier=".cg")
+        position = place.to(tl.int32)
+        ring = tl.minimum(window, 0x7FFFFFFF).to(tl.int32)
+        last = (place % window).to(tl.int32)
+    newest = -1 if is_packed else last  # cell that the token itself is written to
+    length = tl.where(count == 1, tl.minimum(position + 1, ring), 0)
+    begin = tl.where(position < ring, tl.maximum(position + 1 - reach, 0) // block * block, 0)
+    piece_cells = tl.maximum(tl.cdiv(tl.cdiv(length - begin, pieces), block) * block, least)
+    piece_cells = tl.where(length - begin <= 2 * least, 2 * least, piece_cells)
+    start = begin + piece * piece_cells
+    if start >= length:
+        return
+    end = tl.minimum(start + piece_cells, length)
+    dims, steps, g = tl.arange(0, width), tl.arange(0, block), tl.arange(0, padded)
+    is_dim, is_head = dims < size, g < group
+    base = memory + head * page_tokens * size + dims[None, :]
+    own_table = tables + table_row * table_stride
+    pages = pages_of(own_table, start, end, block, page_tokens)
+    cells = start + steps
+    age = last - cells
+    age = tl.where(age < 0, age + ring, age)
+    is_seen = (cells < end) & (cells != newest) & (age < reach)
+    where = place_of(pages, start, block, page_tokens, size, page_stride)[:, None]
+    pages = pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells depend on them
+    is_read = is_seen[:, None] & is_dim[None, :]
+    keys = tl.load(base + where, is_read, 0.0, cache_modifier=".cg")
+    values = tl.load(base + values_at + where, is_read, 0.0, cache_modifier=".cg")
+    if rotation != 0:
+        other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, frequencies, rotation)
+        other = tl.where(is_rotated, other, dims)
+    if has_norm:
+        gain = tl.load(q_gain + dims, is_dim, 0.0).to(tl.float32)
+        if rotation != 0:
+            other_gain = tl.load(q_gain + other, is_rotated, 0.0).to(tl.float32)
+    if uses_pdl:
+        gdc_wait()
+    # The group's queries, [padded, width].
+    sources = q + token * q_stride + (head * group + g)[:, None] * q_head_stride
+    query = tl.load(sources + dims[None, :], is_head[:, None] & is_dim[None, :], 0.0).to(tl.float32)
+    if rotation != 0:
+        partner = tl.load(sources + other[None, :], is_head[:, None] & is_rotated[None, :], 0.0).to(tl.float32)
+    if has_norm:
+        factor = tl.rsqrt(tl.sum(query * query, 1) / size + eps)[:, None]
+        query = query * factor * gain[None, :]
+        if rotation != 0:
+            partner = partner * factor * other_gain[None, :]
+    if rotation != 0:
+        query = query * cos[None, :] + partner * sin[None, :]
+    query = query.to(q.dtype.element_ty)
+    own_score = tl.full((padded,), LEAST_SCORE, tl.float32)
+    own_value = tl.zeros((width,), tl.float32)
+    if (newest >= start) & (newest < end):
+        source = k + token * kv_stride + head * kv_head_stride
+        key = tl.load(source + dims, is_dim, 0.0).to(tl.float32)
+        value = tl.load(v + token * kv_stride + head * kv_head_stride + dims, is_dim, 0.0)
+        if rotation != 0:
+            partner_key = tl.load(source + other, is_rotated, 0.0).to(tl.float32)
+        if has_norm:
+            key_factor = tl.rsqrt(tl.sum(key * key, 0) / size + eps)
+            key = key * key_factor * tl.load(k_gain + dims, is_dim, 0.0).to(tl.float32)
+            if rotation != 0:
+                partner_key = partner_key * key_factor * tl.load(k_gain + other, is_rotated, 0.0).to(tl.float32)
+        if rotation != 0:
+            key = key * cos + partner_key * sin
+        kept = key.to(memory.dtype.element_ty)
+        page = tl.load(own_table + newest // page_tokens).to(tl.int64)
+        cell = memory + page * page_stride + head * page_tokens * size + (newest % page_tokens) * size + dims
+        tl.store(cell, kept, is_dim)
+        tl.store(cell + values_at, value, is_dim)
+        own_score = tl.sum(query.to(tl.float32) * kept.to(tl.float32)[None, :], 1) * scale
+        if has_cap:
+            own_score = capped(own_score, cap)
+        own_value = value.to(tl.float32)
+    most = tl.full((padded,), LEAST_SCORE, tl.float32)
+    total = tl.zeros((padded, block), tl.float32)  # by place in a block: added up once, at the end
+    sums = tl.zeros((padded, width), tl.float32)
+    for first in tl.range(start + block, end + block, block, num_stages=1):
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        if has_cap:
+            scores = capped(scores, cap)
+        scores = tl.where(is_seen[None, :], scores, -float("inf"))
+        cells = first + steps
+        age = last - cells
+        age = tl.where(age < 0, age + ring, age)
+        is_seen = (cells < end) & (cells != newest) & (age < reach)
+        where = place_of(pages, first, block, page_tokens, size, page_stride)[:, None]
+        pages = pages_of(own_table, first + block, end, block, page_tokens)
+        is_read = is_seen[:, None] & is_dim[None, :]
+        keys = tl.load(base + where, is_read, 0.0)
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        rescale = tl.exp2(most - higher)[:, None]
+        total = total * rescale + weights
+        sums = tl.dot(weights.to(values.dtype), values, sums * rescale, input_precision="ieee")
+        values = tl.load(base + values_at + where, is_read, 0.0)
+        most = higher
+    highest = tl.maximum(most, own_score)
+    gain_of_rest = tl.exp2(most - highest)
+    own_gain = tl.where((newest >= start) & (newest < end), tl.exp2(own_score - highest), 0.0)
+    totals = tl.sum(total, 1) * gain_of_rest + own_gain
+    sums = sums * gain_of_rest[:, None] + own_gain[:, None] * own_value[None, :]
+    is_out = is_head[:, None] & is_dim[None, :]
+    target = out + (token * heads + head) * group * size + g[:, None] * size + dims[None, :]
+    if not is_cut:
+        tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_out)
+        return
+    parts = tl.cdiv(length - begin, piece_cells)
+    if parts == 1:
+        tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_out)
+        return
+    # Of every piece: sums, [group, width], the highest scores, [group], the totals, [group].
+    stride: tl.constexpr = group * (width + 4)
+    every = partial + (row * heads + head).to(tl.int64) * pieces * stride
+    own = every + piece * stride
+    tl.store(own + g[:, None] * width + dims[None, :], sums, is_head[:, None])
+    tl.store(own + group * width + g, highest, is_head)
+    tl.store(own + group * (width + 1) + g, totals, is_head)
+    tl.debug_barrier()
+    if tl.atomic_add(finished + row * heads + head, 1, sem="acq_rel", scope="gpu") != parts - 1:
+        return
+    sums, totals = _merged(every, parts, group, padded, width)
+    tl.store(finished + row * heads + head, 0)
+    tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_out)
+
+
+class PackedSteps(NamedTuple):
+    """Packed rows, of which those of one token attend: what else is needed to find them.
+
+    Attributes:
+        slots: int64 [T], whose table is each token's.
+        ends: int32 [B + 1].
+        out: [T, H, D], which takes their results.
+    """
+
+    slots: Tensor
+    ends: Tensor
+    out: Tensor
+
+
+def attend_groups(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    memory: Tensor,
+    tables: Tensor,
+    positions: Tensor,
+    windows: Tensor | None,
+    spec: AttentionSpec,
+    norms: HeadNorms | None = None,
+    packed: PackedSteps | None = None,
+) -> Tensor:
+    """Attend from the newest token of each row to its earlier tokens, and write its key and value.
+
+    Args:
+        q: [B, H, 1, D], or of packed rows [1, H, T, D]; the last axis without gaps.
+        k: [B, Hkv, 1, D], likewise; None with packed rows: what is needed is in the cache, and q is rotated.
+        v: as k.
+        memory: of a layer, [2, pages, Hkv, PAGE, D].
+        tables: int32 [B, width], pages of each row; of packed rows, of each slot.
+        positions: int64 [B], of packed rows [T].
+        windows: int64 [B]; see kv_cache.py. None with packed rows: no row has one.
+        spec: scale, cap, window and rotary positions; not a bias.
+        norms: of queries and keys, before they are rotated; None: none.
+        packed: None: there is one token of each row.
+
+    Returns:
+        Of q's shape; [B, 1, H * D] is a view of it, or [1, T, H * D] of packed rows.
+    """
+    assert spec.bias is None, "a bias with groups of heads has no kernel"
+    heads, size, kv_heads = q.shape[1], q.shape[3], memory.shape[2]
+    rows, token_axis = (len(q), 0) if packed is None else (len(packed.ends) - 1, 2)
+    if k is not None and v is not None and k.stride() != v.stride():
+        k, v = k.contiguous(), v.contiguous()
+    kv = q if k is None else k
+    scratch, has_pdl = scratch_of(q.device), uses_pdl(q.device) and packed is None
+    programs, processors = rows * kv_heads, scratch.processors
+    split = _FEW if programs <= processors // 4 else _MANY
+    pieces = max(1, min(_MOST_PIECES.value, split.programs * processors // programs))
+    group, width = heads // kv_heads, max(16, triton.next_power_of_2(size))
+    partial, finished = scratch.get(programs, programs * pieces * group * (width + 4) if pieces > 1 else 0)
+    block = max(16, min(_MOST_BLOCK, _HELD // (width * q.dtype.itemsize)))
+    out = packed.out if packed else torch.empty((rows, 1, heads, size), dtype=q.dtype, device=q.device)
+    scores, rotary = scores_of(spec), spec.rotary if packed is None else None
+    _attend_group[(rows, kv_heads, pieces)](
+        q, kv, q if v is None else v, memory, tables, positions, windows, packed.slots if packed else None,
+        packed.ends if packed else None, out, rotary.inverse_frequencies if rotary else None,
+        norms.query.weight if norms else None, norms.key.weight if norms else None, partial, finished,
+        q.stride(token_axis), kv.stride(token_axis), q.stride(1), kv.stride(1), tables.stride(0), memory.stride(1),
+        memory.stride(0), scores.scale, scores.cap, scores.reach, norms.query.eps if norms else 0.0,
+        pieces, split.least, rotary.width if rotary else 0,
+        group=group, padded=max(16, triton.next_power_of_2(group)), page_tokens=memory.shape[3], size=size,
+        width=width, block=block, has_cap=spec.softcap != 0, is_packed=packed is not None,
+        has_norm=norms is not None, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
+        is_cut=pieces > 1 or packed is not None, uses_pdl=has_pdl, num_warps=_WARPS, launch_pdl=has_pdl,
+    )  # fmt: skip
+    return out[None].transpose(1, 2) if packed else out.transpose(1, 2)

@@ -1,0 +1,237 @@
+"""Causal attention of packed rows whose query heads share KV heads: to themselves, or to all that their pages hold.
+
+Flash attention, as prefill_attention; but a program computes all query heads of a KV head for some tokens, scores may
+be capped, and blocks of keys before a window are skipped. New rows read their keys and values where the product wrote
+them. Rows that continue what is cached (prefix cache, sessions, chunks of a prompt) read them from their pages, which
+have their own tokens already; see extend. Of such rows, those of one token are left to grouped_decode, which splits
+their cells over programs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...model.positions import AttentionSpec
+from .elements import capped
+from .grouped_decode import PackedSteps, attend_groups
+from .launch import scores_of, uses_pdl
+from .prefill_attention import PackedRows, Tiles, shared_bytes
+
+# Queries and keys of a program at a time, warps, stages, the most registers of a thread (0: no limit).
+_TILES, _WIDE_TILES = (64, 64, 4, 3, 0), (128, 32, 8, 3, 0)
+_OLDER_TILES, _OLDER_WIDE_TILES = (64, 32, 4, 3, 0), (64, 32, 8, 2, 0)  # before Hopper, see prefill_attention
+_SMALL_TILES, _FP32_TILES = (64, 32, 4, 2, 0), (32, 32, 4, 2, 0)
+_CACHED_BYTES, _FEW_PROGRAMS = 16 << 20, 4096  # see prefill_attention
+
+
+@triton.jit
+def _over_cells(  # noqa: C901 (one kernel)
+    sums, total, most, query, position, k, v, table, block, count, gap, skipped, end, kv_stride, page_stride,
+    scale, cap, reach, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block_n: tl.constexpr,
+    has_cap: tl.constexpr, is_paged: tl.constexpr, is_edge: tl.constexpr,
+):  # fmt: skip
+    """Attend to ``count`` blocks of cells from ``block`` on; at ``gap``, ``skipped`` blocks are left out."""
+    steps, dims = tl.arange(0, block_n), tl.arange(0, width)
+    first = tl.where(block < gap, block, block + skipped) * block_n
+    pages = steps
+    if is_paged:
+        pages = tl.load(table + (first + steps) // page_tokens, first + steps < end, 0)
+    for index in range(0, count):
+        cells = first + steps
+        if is_paged:
+            at = pages.to(tl.int64) * page_stride + (cells % page_tokens) * size
+        else:
+            at = cells.to(tl.int64) * kv_stride
+        here = block + index + 1
+        first = tl.where(here < gap, here, here + skipped) * block_n
+        if is_paged:  # a block ahead: the cells' places depend on them
+            pages = tl.load(table + (first + steps) // page_tokens, first + steps < end, 0)
+        at = at[:, None] + dims[None, :]
+        is_in = (cells < end)[:, None] & (dims < size)[None, :]
+        if is_edge:
+            keys = tl.load(k + at, is_in, 0.0)
+        elif size < width:
+            keys = tl.load(k + at, (dims < size)[None, :], 0.0)
+        else:
+            keys = tl.load(k + at)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if has_cap:
+            scores = capped(scores * scale, cap)
+        if is_edge:
+            distance = position[:, None] - cells[None, :]
+            is_seen = (distance >= 0) & (distance < reach)
+            scores = tl.where(is_seen, scores, -float("inf"))
+        if has_cap:
+            higher = tl.maximum(most, tl.max(scores, 1))
+            weights = tl.exp2(scores - higher[:, None])
+        else:
+            higher = tl.maximum(most, tl.max(scores, 1) * scale)
+            weights = tl.exp2(scores * scale - higher[:, None])
+        rescale = tl.exp2(most - higher)
+        total = total * rescale + tl.sum(weights, 1)
+        if is_edge:
+            values = tl.load(v + at, is_in, 0.0)
+        elif size < width:
+            values = tl.load(v + at, (dims < size)[None, :], 0.0)
+        else:
+            values = tl.load(v + at)
+        sums = tl.dot(weights.to(values.dtype), values, sums * rescale[:, None], input_precision="ieee")
+        most = higher
+    return sums, total, most
+
+
+@triton.jit(do_not_specialize=("table_stride", "reach", "positions", "slots"))
+def _attend_causally(
+    q, k, v, out, blocks, tables, slots, positions,
+    q_stride, q_head_stride, kv_stride, kv_head_stride, table_stride, page_stride, scale, cap, reach,
+    group: tl.constexpr, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block_m: tl.constexpr,
+    block_n: tl.constexpr, has_cap: tl.constexpr, is_paged: tl.constexpr,
+):  # fmt: skip
+    """Compute the query heads of a KV head for block_m / group tokens of a row."""
+    head, item = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0), tl.program_id(1)
+    heads = tl.num_programs(0) * tl.num_programs(2)
+    length = tl.load(blocks + item * 3 + 1)
+    if length == 0:
+        return
+    begin, start = tl.load(blocks + item * 3).to(tl.int64), tl.load(blocks + item * 3 + 2)
+    before = 0  # cells of the row before these tokens
+    if is_paged:
+        before = tl.load(positions + begin).to(tl.int32)
+        tables += tl.load(slots + begin) * table_stride
+        k += head * page_tokens * size
+        v += head * page_tokens * size
+    else:
+        k += begin * kv_stride + head * kv_head_stride
+        v += begin * kv_stride + head * kv_head_stride
+    tokens: tl.constexpr = block_m // group
+    m, dims = tl.arange(0, block_m), tl.arange(0, width)
+    token = start + m // group
+    query_head = head * group + m % group
+    is_in = ((m < tokens * group) & (token < length))[:, None] & (dims < size)[None, :]
+    source = (begin + token) * q_stride + query_head * q_head_stride
+    query = tl.load(q + source[:, None] + dims[None, :], is_in, 0.0)
+    position = before + token
+    first, end = before + start, before + tl.minimum(start + tokens, length)
+    # Blocks that all of the tokens see are free, from ``inner`` on; those before and behind them are edges.
+    lowest = tl.maximum(first - reach + 1, 0) // block_n
+    inner = tl.cdiv(tl.maximum(end - reach, 0), block_n)
+    free = tl.maximum((first + 1) // block_n - inner, 0)
+    edges = tl.cdiv(end, block_n) - lowest - free
+    sums = tl.zeros([block_m, width], tl.float32)
+    total = tl.zeros([block_m], tl.float32)
+    most = tl.full([block_m], -1e30, tl.float32)
+    sums, total, most = _over_cells(
+        sums, total, most, query, position, k, v, tables, inner, free, inner + free, 0, end, kv_stride, page_stride,
+        scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, False,
+    )  # fmt: skip
+    sums, total, most = _over_cells(
+        sums, total, most, query, position, k, v, tables, lowest, edges, inner, free, end, kv_stride, page_stride,
+        scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, True,
+    )  # fmt: skip
+    target = ((begin + token) * heads * group + query_head) * size
+    tl.store(out + target[:, None] + dims[None, :], (sums / total[:, None]).to(out.dtype.element_ty), is_in)
+
+
+def attend_group_rows(
+    q: Tensor, k: Tensor, v: Tensor, rows: PackedRows, spec: AttentionSpec, tiles: Tiles | None = None
+) -> Tensor:
+    """Attend causally within rows that are parts of one axis of tokens.
+
+    Args:
+        q: [H, T, D]; the last axis without gaps.
+        k: [Hkv, T, D], likewise.
+        v: as k.
+        rows: of these tokens.
+        spec: scale, cap and window; not a bias.
+        tiles: None: by shape.
+
+    Returns:
+        [H, T, D], of which [T, H * D] is a view; what belongs to no row is anything.
+    """
+    if k.stride() != v.stride():
+        k, v = k.contiguous(), v.contiguous()
+    heads, tokens, size = q.shape
+    out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
+    _launch(q, k, v, out, rows, spec, len(k), None, tiles, k.stride(1), k.stride(0), 0, 1)
+    return out.transpose(0, 1)
+
+
+def extend(
+    q: Tensor,
+    memory: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    rows: PackedRows,
+    spec: AttentionSpec,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Attend causally from tokens of rows to all that the rows' pages hold, these tokens among it.
+
+    Args:
+        q: [H, T, D], rotated; the last axis without gaps.
+        memory: of a layer, [2, pages, Hkv, PAGE, D].
+        tables: int32 [slots, width], pages of each slot.
+        slots: int64 [T].
+        positions: int64 [T]; those of a row follow each other.
+        rows: of these tokens, cut without those of one token; see PackedRows.
+        spec: scale, cap and window; not a bias.
+        tiles: None: by shape.
+
+    Returns:
+        [H, T, D], of which [T, H * D] is a view; what belongs to no row is anything.
+    """
+    heads, tokens, size = q.shape
+    out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
+    attend_groups(q[None], None, None, memory, tables, positions, None, spec, packed=PackedSteps(slots, rows.ends, out))
+    paged, stride = (tables, slots, positions), memory.stride(1)
+    _launch(q, memory[0], memory[1], out, rows, spec, memory.shape[2], paged, tiles, 0, 0, stride, memory.shape[3])
+    return out.transpose(0, 1)
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    rows: PackedRows,
+    spec: AttentionSpec,
+    kv_heads: int,
+    paged: tuple[Tensor, Tensor, Tensor] | None,
+    tiles: Tiles | None,
+    kv_stride: int,
+    kv_head_stride: int,
+    page_stride: int,
+    page_tokens: int,
+) -> None:
+    """Launch the kernel; see the functions above."""
+    assert spec.bias is None, "a bias with groups of heads has no kernel"
+    heads, _, size = q.shape
+    width, group = max(16, triton.next_power_of_2(size)), heads // kv_heads
+    block_m, block_n, warps, stages, registers = tiles or _choose(width, q.dtype, q.device)
+    limit = {"maxnreg": registers} if registers else {}
+    block_m = max(block_m, triton.next_power_of_2(group))
+    blocks = rows.cut(block_m // group, skips_single=paged is not None)
+    is_cached = 2 * rows.longest * kv_heads * size * q.element_size() <= _CACHED_BYTES
+    together = kv_heads if is_cached or kv_heads * len(blocks) <= _FEW_PROGRAMS else 1
+    tables, slots, positions = paged or (None, None, None)
+    scores = scores_of(spec)
+    _attend_causally[(together, len(blocks), kv_heads // together)](
+        q, k, v, out, blocks, tables, slots, positions, q.stride(1), q.stride(0), kv_stride, kv_head_stride,
+        tables.stride(0) if tables is not None else 0, page_stride, scores.scale, scores.cap, scores.reach,
+        group=group, page_tokens=page_tokens, size=size, width=width, block_m=block_m, block_n=block_n,
+        has_cap=spec.softcap != 0, is_paged=paged is not None, num_warps=warps, num_stages=stages, **limit,
+    )  # fmt: skip
+
+
+def _choose(width: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+    if dtype == torch.float32:
+        return _FP32_TILES
+    narrow, wide = (_TILES, _WIDE_TILES) if uses_pdl(device) else (_OLDER_TILES, _OLDER_WIDE_TILES)
+    tiles = wide if width > 128 else narrow
+    queries, keys, _, stages, _ = tiles
+    needed = dtype.itemsize * width * (queries + 2 * stages * keys)
+    return tiles if needed <= shared_bytes(device) else _SMALL_TILES

@@ -1,0 +1,178 @@
+"""Attention of query heads that share KV heads, against fp64: on a GPU, or by Triton's interpreter."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor
+
+from backends.fastertransformer.engine.cache.kv_cache import PAGE
+from backends.fastertransformer.engine.model.linear import Norm
+from backends.fastertransformer.engine.model.positions import AttentionSpec, Rotary, Rotation
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+LIMITS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+DTYPES = [*LIMITS] if HAS_GPU else [torch.float32, torch.float16]
+UNBOUNDED = 1 << 31
+HEADS = [(4, 1, 64), (6, 2, 80), (3, 3, 16), (20, 1, 24)]  # H, Hkv, D
+
+
+def seen(scores: Tensor, spec: AttentionSpec, queries: Tensor, keys: Tensor) -> Tensor:
+    """Cap and mask fp64 scores [..., T, S] of tokens at positions [T] and [S]."""
+    scores = scores * spec.scale
+    if spec.softcap:
+        scores = spec.softcap * (scores / spec.softcap).tanh()
+    distance = queries[:, None] - keys
+    is_seen = (distance >= 0) & ((distance < spec.window) | (not spec.window))
+    return scores.masked_fill(~is_seen, -torch.inf)
+
+
+def attended(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, first: int) -> Tensor:
+    """Attend from q [H, T, D], whose first token is at a position, to [Hkv, S, D], in fp64."""
+    group = len(q) // len(keys)
+    keys, values = (each.double().repeat_interleave(group, 0) for each in (keys, values))
+    queries = first + torch.arange(q.shape[1], device=q.device)
+    places = torch.arange(keys.shape[1], device=q.device)
+    return seen(q.double() @ keys.transpose(1, 2), spec, queries, places).softmax(-1) @ values
+
+
+def split(heads: int, kv_heads: int, size: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw q, k and v as one product makes them, [tokens, (H + 2 Hkv) D] -> [heads, tokens, D] each."""
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, size).to(DEVICE, dtype).transpose(0, 1)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads))
+    return q, k, v
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 40)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), HEADS)
+def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
+    heads: int, kv_heads: int, size: int, softcap: float, window: int, dtype: torch.dtype
+) -> None:
+    from backends.fastertransformer.engine.ops.kernels.grouped_decode import attend_groups
+
+    torch.manual_seed(0)
+    ends = [1, 64, 65, 290]  # cells of each row with its own
+    batch, width = len(ends), 10
+    memory = torch.randn(2, batch * width + 1, kv_heads, PAGE, size).to(DEVICE, dtype)
+    tables = (torch.randperm(batch * width) + 1).view(batch, width).to(DEVICE, torch.int32)
+    q, k, v = (each.transpose(0, 1)[:, :, None] for each in split(heads, kv_heads, size, batch, dtype))
+    positions, windows = torch.tensor(ends, device=DEVICE) - 1, torch.full((batch,), UNBOUNDED, device=DEVICE)
+    spec, kept = AttentionSpec(0.3, softcap=softcap, window=window), memory.clone()
+    expected = []
+    for row, end in enumerate(ends):
+        page, cell = int(tables[row, (end - 1) // PAGE]), (end - 1) % PAGE
+        kept[0, page, :, cell], kept[1, page, :, cell] = k[row, :, 0], v[row, :, 0]
+        keys, values = kept[:, tables[row].long()].transpose(1, 2).flatten(2, 3)[:, :, :end]
+        expected.append(attended(q[row], keys, values, spec, end - 1))
+    for _ in range(2):  # what the first one leaves must not matter
+        found = attend_groups(q, k, v, memory, tables, positions, windows, spec)
+        assert found.shape == q.shape
+        assert error(found, torch.stack(expected)) < LIMITS[dtype]
+        assert torch.equal(memory, kept)
+
+
+@pytest.mark.parametrize("window", [0, 30])
+def test_a_row_that_keeps_its_last_tokens_only_attends_to_these(window: int) -> None:
+    from backends.fastertransformer.engine.ops.kernels.grouped_decode import attend_groups
+
+    torch.manual_seed(0)
+    ring, position, size = 50, 77, 32
+    memory = torch.randn(2, 3, 2, PAGE, size, device=DEVICE)
+    tables = torch.tensor([[2, 1]], dtype=torch.int32, device=DEVICE)
+    q, k, v = (each.transpose(0, 1)[:, :, None] for each in split(4, 2, size, 1, torch.float32))
+    spec = AttentionSpec(0.3, window=window)
+    cells = torch.arange(position - ring + 1, position, device=DEVICE) % ring
+    before = memory[:, tables[0].long()].transpose(1, 2).flatten(2, 3)[:, :, cells]
+    keys, values = torch.cat((before, torch.stack((k[0], v[0]))), 2)
+    expected = attended(q[0], keys, values, spec, ring - 1)
+    where = torch.tensor([position], device=DEVICE), torch.tensor([ring], device=DEVICE)
+    found = attend_groups(q, k, v, memory, tables, *where, spec)
+    assert error(found[0], expected) < LIMITS[torch.float32]
+    assert torch.equal(memory[0, 2, :, position % ring], k[0, :, 0])
+
+
+@pytest.mark.parametrize(
+    ("width", "by_pairs", "has_norm"), [(0, False, True), (16, True, False), (40, False, True), (64, False, False)]
+)
+def test_queries_and_keys_are_normed_and_turned_on_the_way(width: int, by_pairs: bool, has_norm: bool) -> None:
+    from backends.fastertransformer.engine.ops.kernels.grouped_decode import attend_groups
+    from backends.fastertransformer.engine.ops.kernels.kv_write import HeadNorms
+
+    torch.manual_seed(0)
+    memory = torch.randn(2, 25, 2, PAGE, 64, device=DEVICE)
+    tables = (torch.randperm(24) + 1).view(3, 8).to(DEVICE, torch.int32)
+    q, k, v = (each.transpose(0, 1)[:, :, None] for each in split(6, 2, 64, 3, torch.float32))
+    positions, windows = torch.tensor([3, 200, 255], device=DEVICE), torch.full((3,), UNBOUNDED, device=DEVICE)
+    rotary = Rotary(width, by_pairs, torch.rand(width // 2, device=DEVICE)) if width else None
+    gains = 1 + 0.3 * torch.randn(2, 64, device=DEVICE)
+    norms = HeadNorms(*(Norm(gain, None, 1e-3, is_rms=True) for gain in gains)) if has_norm else None
+    found = attend_groups(q, k, v, memory, tables, positions, windows, AttentionSpec(0.3, rotary=rotary), norms)
+    if norms:
+        q, k = F.rms_norm(q, (64,), gains[0], 1e-3), F.rms_norm(k, (64,), gains[1], 1e-3)
+    if rotary:
+        turn = Rotation(positions[:, None], rotary, torch.float32)
+        q, k = turn(q), turn(k)
+    other = memory.clone()
+    expected = attend_groups(q.contiguous(), k.contiguous(), v, other, tables, positions, windows, AttentionSpec(0.3))
+    assert (found - expected).abs().max() < 1e-4 and (memory - other).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [*LIMITS] if HAS_GPU else [torch.float32], ids=str)
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 7)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), HEADS)
+def test_rows_attend_within_themselves(
+    heads: int, kv_heads: int, size: int, softcap: float, window: int, dtype: torch.dtype
+) -> None:
+    from backends.fastertransformer.engine.ops.kernels.grouped_prefill import attend_group_rows
+    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows
+
+    torch.manual_seed(0)
+    ends, tokens = [0, 90, 91, 123], 130
+    q, k, v = split(heads, kv_heads, size, tokens, dtype)
+    rows = PackedRows(torch.tensor(ends, dtype=torch.int32, device=DEVICE), tokens, 90)
+    spec = AttentionSpec(0.3, softcap=softcap, window=window)
+    found = attend_group_rows(q, k, v, rows, spec)
+    for begin, end in pairwise(ends):
+        own = slice(begin, end)
+        expected = attended(q[:, own], k[:, own], v[:, own], spec, 0)
+        assert error(found[:, own], expected) < 2 * LIMITS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [*LIMITS] if HAS_GPU else [torch.float32], ids=str)
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 40)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), HEADS)
+def test_rows_go_on_with_what_their_pages_hold(
+    heads: int, kv_heads: int, size: int, softcap: float, window: int, dtype: torch.dtype
+) -> None:
+    """Among them rows of one token, an empty one, and one that begins."""
+    from backends.fastertransformer.engine.ops.kernels.grouped_prefill import extend
+    from backends.fastertransformer.engine.ops.kernels.prefill_attention import PackedRows
+
+    torch.manual_seed(0)
+    given = [(100, 40), (0, 33), (150, 1), (5, 0), (31, 2), (0, 1)]  # cells before, and tokens
+    width, tokens = 5, sum(count for _, count in given)
+    memory = torch.randn(2, len(given) * width + 1, kv_heads, PAGE, size).to(DEVICE, dtype)
+    memory[:, 0] = torch.nan  # what padding left behind
+    tables = (torch.randperm(len(given) * width) + 1).view(len(given), width).to(DEVICE, torch.int32)
+    slots = torch.tensor([row for row, (_, count) in enumerate(given) for _ in range(count)], device=DEVICE)
+    places = [before + place for before, count in given for place in range(count)]
+    ends = torch.tensor([0, *(count for _, count in given)], device=DEVICE).cumsum(0, dtype=torch.int32)
+    q, _, _ = split(heads, kv_heads, size, tokens, dtype)
+    spec, positions = AttentionSpec(0.3, softcap=softcap, window=window), torch.tensor(places, device=DEVICE)
+    for row, (before, count) in enumerate(given):
+        tables[row, -(-(before + count) // PAGE) :] = 0
+    found = extend(q, memory, tables, slots, positions, PackedRows(ends, tokens, 151), spec)
+    for row, ((before, count), end) in enumerate(zip(given, ends[1:].tolist(), strict=True)):
+        keys, values = memory[:, tables[row].long()].transpose(1, 2).flatten(2, 3)[:, :, : before + count]
+        own = slice(end - count, end)
+        if count:
+            assert error(found[:, own], attended(q[:, own], keys, values, spec, before)) < 2 * LIMITS[dtype]
