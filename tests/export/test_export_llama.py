@@ -27,6 +27,11 @@ INPUTS = {
     *("is_return_log_probs", "bad_words_list", "stop_words_list", "prompt_learning_task_name_ids"),
     *("top_p_decay", "top_p_min", "top_p_reset_ids"),
 }
+ADDED = {
+    *("presence_penalty", "min_length", "is_return_context_cum_log_probs", "is_return_context_log_probs"),
+    *("request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"),
+}
+"""Optional inputs that the drop-in engine reads too, as it does of the other families."""
 OUTPUTS = {"output_ids", "sequence_length", "cum_log_probs", "output_log_probs"}
 
 
@@ -55,17 +60,18 @@ def keys(lines: object) -> list[str]:
     return [line.partition(" = ")[0] for line in lines]
 
 
-def test_the_engines_tensors_are_those_of_the_published_repository(tmp_path: Path) -> None:
+def test_the_engines_tensors_are_those_of_the_published_repository_and_the_drop_ins(tmp_path: Path) -> None:
     repository = exported("llama 2 70B", tmp_path)
     config = parse((repository / "fastertransformer/config.pbtxt").read_text())
-    assert {tensor.name for tensor in config.input} == INPUTS
-    assert {tensor.name for tensor in config.output} == OUTPUTS
+    assert {tensor.name for tensor in config.input} == INPUTS | ADDED
+    assert all(tensor.optional for tensor in config.input if tensor.name in ADDED)
+    assert {tensor.name for tensor in config.output} == OUTPUTS | {"context_log_probs", "context_argmax_ids"}
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     assert (parameters["model_type"], parameters["tensor_para_size"]) == ("Llama", "2")
     assert config.backend == "fastertransformer" and config.model_transaction_policy.decoupled
     ensemble = parse((repository / "ensemble/config.pbtxt").read_text())
     (step,) = [each for each in ensemble.ensemble_scheduling.step if each.model_name == "fastertransformer"]
-    assert {*step.input_map} <= INPUTS and {*step.output_map} <= OUTPUTS
+    assert {*step.input_map} <= INPUTS | ADDED
     models = find_served_models(repository)
     assert [model.family for model in models] == ["llama"]
     assert prove_weights(models[0], repository) > 0
@@ -87,24 +93,16 @@ def test_a_model_that_it_computes_is_not_marked(tmp_path: Path) -> None:
     check_engine(model, "fastertransformer")
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("slipway", "which the drop-in engine does not serve"),
-        ("fastertransformer", r"would compute another model(.|\n)*size_per_head = 8  \("),
-    ],
-)
-def test_a_run_that_would_serve_it_is_refused_when_it_is_planned(engine: str, words: str, tmp_path: Path) -> None:
+def test_a_run_in_which_fastertransformer_would_serve_another_model_is_refused_when_it_is_planned(
+    tmp_path: Path,
+) -> None:
     register()
     save_llama("llama", tmp_path / "source")
-    config = compose(
-        [
-            f"base_results_dir={tmp_path / 'results'}",
-            f"export.model.checkpoint_path={tmp_path / 'source'}",
-            f"deployment.engine={engine}",
-        ]
-    )
-    paths = RunPaths.of(config)
-    stage.check(config, paths, [Stage.convert, Stage.export])
-    with pytest.raises(ConfigError, match=words):
-        stage.check(config, paths, [Stage.convert, Stage.export, Stage.deploy])
+    given = [f"base_results_dir={tmp_path / 'results'}", f"export.model.checkpoint_path={tmp_path / 'source'}"]
+    stages = [Stage.convert, Stage.export, Stage.deploy]
+    drop_in = compose([*given, "deployment.engine=slipway"])
+    stage.check(drop_in, RunPaths.of(drop_in), stages)
+    config = compose([*given, "deployment.engine=fastertransformer"])
+    stage.check(config, RunPaths.of(config), stages[:2])
+    with pytest.raises(ConfigError, match=r"would compute another model(.|\n)*size_per_head = 8  \("):
+        stage.check(config, RunPaths.of(config), stages)

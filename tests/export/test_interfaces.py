@@ -52,7 +52,9 @@ def tensors(config: dict[str, Any], side: str) -> dict[str, Any]:
     return {entry["name"]: {**entry, "allow_ragged_batch": False} for entry in config[side]}
 
 
-@pytest.mark.parametrize(("family", "config"), [("gptj", decoder("gptj")), ("gptneox", decoder("gptneox")), ("t5", T5)])
+@pytest.mark.parametrize(
+    ("family", "config"), [*((name, decoder(name)) for name in ("gptj", "gptneox", "llama")), ("t5", T5)]
+)
 def test_a_client_of_the_published_store_is_a_client_of_ours(tmp_path: Path, family: str, config: str) -> None:
     ours, published = export(tmp_path, config)["fastertransformer"], PUBLISHED[family]["fastertransformer"]
     assert ours["parameters"]["model_type"] == published["parameters"]["model_type"]

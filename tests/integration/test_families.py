@@ -1,4 +1,4 @@
-"""A GPT-J and a T5 from Hugging Face's files to the report, as a user runs them; the oracle is transformers."""
+"""A GPT-J, a Gemma 2 and a T5 from the hub's files to the report, as a user runs them; the oracle is transformers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import support.huggingface_models as huggingface_models
+import support.llama_models as llama_models
 import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from support.served import PROJECT, Deployment
@@ -68,25 +69,30 @@ def blocks(answers: list[str]) -> str:
     return "\n\n".join(f"> {prompt}\n{text}" for prompt, text in zip(PROMPTS, answers, strict=True)) + "\n"
 
 
-@pytest.fixture(scope="module")
-def gptj(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Any, Tokenizer]]:
-    root = tmp_path_factory.mktemp("gptj")
+@pytest.fixture(scope="module", params=["gptj", "gemma2"])
+def decoder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Served, Any, Tokenizer]]:
+    root = tmp_path_factory.mktemp(request.param)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(TEXTS, trainer)
-    ids = {"vocab_size": 400, "bos_token_id": 0, "eos_token_id": 0, "n_positions": 320}
-    model = huggingface_models.save("gptj", root / "source", tokenizer=False, **ids)
+    ids = {"vocab_size": 400, "bos_token_id": 0, "eos_token_id": 0}
+    if request.param == "gptj":
+        model = huggingface_models.save("gptj", root / "source", tokenizer=False, n_positions=320, **ids)
+    else:
+        model = llama_models.save(request.param, root / "source", max_position_embeddings=320, **ids)
     tokenizer.save(str(root / "source" / "tokenizer.json"))
     served = Served(root)
     yield served, model, tokenizer
     served.deployment.stop()
 
 
-def test_gptj_is_scored_and_measured_as_transformers_computes_it(gptj: tuple[Served, Any, Tokenizer]) -> None:
-    served, model, tokenizer = gptj
+def test_a_decoder_is_scored_and_measured_as_transformers_computes_it(decoder: tuple[Served, Any, Tokenizer]) -> None:
+    served, model, tokenizer = decoder
     printed = served.ask("[evaluate,benchmark]")
     assert "report.html" in printed and "lambada_openai_perplexity" in printed
     metrics = json.loads((served.results / "evaluation" / "lambada" / "metrics.json").read_text())["metrics"]
@@ -100,10 +106,10 @@ def test_gptj_is_scored_and_measured_as_transformers_computes_it(gptj: tuple[Ser
     assert list(served.table()["state"]) == ["ok", "ok"]
 
 
-def test_gptj_completes_prompts_as_transformers_does(
-    gptj: tuple[Served, Any, Tokenizer], capsys: pytest.CaptureFixture[str]
+def test_a_decoder_completes_prompts_as_transformers_does(
+    decoder: tuple[Served, Any, Tokenizer], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served, model, tokenizer = gptj
+    served, model, tokenizer = decoder
     expected = []
     for prompt in PROMPTS:
         tokens, _ = huggingface_models.greedy(model, tokenizer.encode(prompt).ids, OUTPUT_LEN)

@@ -1,13 +1,14 @@
 """FasterTransformer backend's published stores, served as they are: model_checkpoint_path alone is set.
 
-``tests/data/ft_backend_stores.json`` holds the facts of its ``all_models``: names, types, shapes, parameters. A store
-is called "fastertransformer" there; here all of them are in one server, each under its family's name. Expected tokens
-are transformers', with the weights rounded to the store's fp16.
+``tests/data/ft_backend_stores.json`` holds the facts of its ``all_models``: names, types, shapes, parameters; Llama's
+are those of void-main's fork (01c793e). A store is called "fastertransformer" there; here all of them are in one
+server, each under its family's name. Expected tokens are transformers', with the weights rounded to the store's fp16.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from google.protobuf import json_format, text_format
+from support import llama_models
 from support import prefix_prompts as prefixes
 from support.family_shards import write_family
 from support.gpt2_checkpoint import random_gpt2, write_shards
 from support.huggingface_models import build
 from support.random_t5 import random_t5
-from support.served import Deployment, infer
+from support.served import Deployment, infer, inputs_of
 from transformers import T5EncoderModel
 from tritonclient.grpc import model_config_pb2
 
@@ -51,7 +53,14 @@ DECODERS = {
     "gptneox": build_gptneox,
     "bloom": lambda: build("bloom"),
 }
-MODELS = {**DECODERS, INTERACTIVE: random_gpt2, "t5": random_t5, "t5-encoder": build_encoder}
+LLAMA = "llama"  # decoupled, where the others answer once
+MODELS = {
+    **DECODERS,
+    LLAMA: lambda: llama_models.build("llama_mha", rms_norm_eps=1e-6),
+    INTERACTIVE: random_gpt2,
+    "t5": random_t5,
+    "t5-encoder": build_encoder,
+}
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +144,23 @@ def test_a_published_store_gives_transformers_tokens(
         expected, total = greedy(models[family], prompt)
         assert answer.as_numpy("output_ids")[row, 0, : len(expected)].tolist() == expected
         # With top_k 1 FasterTransformer's output_log_probs are 0; cum_log_probs are the model's.
+        assert answer.as_numpy("cum_log_probs")[row, 0] == pytest.approx(total, abs=2e-3)
+
+
+def test_the_published_llama_store_streams_transformers_tokens(endpoint: Endpoint, models: dict[str, Any]) -> None:
+    """Its example of config.ini has no layernorm_eps."""
+    tensors = request_of(PROMPTS) | {"end_id": np.full((len(PROMPTS), 1), 2**31 - 1, np.uint32)}
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        client.start_stream(lambda result, error: arrived.put((result, error)))
+        client.async_stream_infer(LLAMA, inputs_of(triton_grpc, tensors))
+        for count in range(1, COUNT + 1):
+            answer, error = arrived.get(timeout=60)
+            assert not error, error
+            assert answer.as_numpy("sequence_length")[0, 0] == len(PROMPTS[0]) + count
+    for row, prompt in enumerate(PROMPTS):
+        expected, total = greedy(models[LLAMA], prompt)
+        assert answer.as_numpy("output_ids")[row, 0, : len(expected)].tolist() == expected
         assert answer.as_numpy("cum_log_probs")[row, 0] == pytest.approx(total, abs=2e-3)
 
 

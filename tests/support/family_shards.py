@@ -147,6 +147,41 @@ def _gptneox_ini(config: Any) -> Ini:
     return {"gptneox": keys}
 
 
+def _llama(config: Any, weights: dict[str, Array]) -> Tensors:
+    """void-main's layout, of a model with as many key heads as heads."""
+    yield "model.wte.weight", weights["model.embed_tokens.weight"], None
+    yield from _norm("model.final_layernorm", "model.norm", weights)
+    yield "model.lm_head.weight", weights["lm_head.weight"], None
+    for index in range(config.num_hidden_layers):
+        to, of = f"model.layers.{index}", f"model.layers.{index}"
+        yield from _norm(f"{to}.input_layernorm", f"{of}.input_layernorm", weights)
+        yield from _norm(f"{to}.post_attention_layernorm", f"{of}.post_attention_layernorm", weights)
+        parts = [f"{of}.self_attn.{part}_proj" for part in "qkv"]
+        yield from _apart(f"{to}.attention.query_key_value", parts, weights)
+        yield from _in(f"{to}.attention.dense", f"{of}.self_attn.o_proj", weights)
+        for name in ("gate_proj", "up_proj"):
+            yield from _out(f"{to}.mlp.{name}", f"{of}.mlp.{name}", weights)
+        yield from _in(f"{to}.mlp.down_proj", f"{of}.mlp.down_proj", weights)
+
+
+def _llama_ini(config: Any) -> Ini:
+    """The keys of its published example, which has no layernorm_eps."""
+    size = config.hidden_size // config.num_attention_heads
+    keys: dict[str, object] = {
+        "model_name": "llama",
+        "head_num": config.num_attention_heads,
+        "size_per_head": size,
+        "inter_size": config.intermediate_size,
+        "num_layer": config.num_hidden_layers,
+        "rotary_embedding": size,
+        "vocab_size": config.vocab_size,
+        "start_id": config.bos_token_id,
+        "end_id": config.eos_token_id,
+        "weight_data_type": "fp32",
+    }
+    return {"llama": keys}
+
+
 def _bloom(config: Any, weights: dict[str, Array]) -> Tensors:
     yield "model.wte", weights["transformer.word_embeddings.weight"], None
     yield from _norm("model.pre_decoder_layernorm", "transformer.word_embeddings_layernorm", weights)
@@ -314,6 +349,7 @@ _WRITERS: dict[str, Any] = {
     "gptj": (_gptj, _gptj_ini),
     "gpt_neox": (_gptneox, _gptneox_ini),
     "bloom": (_bloom, _bloom_ini),
+    "llama": (_llama, _llama_ini),
     "opt": (_opt, _opt_ini),
     "xglm": (_xglm, _xglm_ini),
     "t5": (_t5, _t5_ini),

@@ -42,14 +42,7 @@ _PROMPT_LEARNING = (
     per_request("request_prompt_type", "UINT32"),
 )
 _GPT_ALONE = ("is_return_context_embeddings", "response_input_lengths", "context_embeddings")
-"""What FasterTransformer's GPT-J and GPT-NeoX neither read nor give."""
-_NOT_LLAMAS = (
-    *_GPT_ALONE,
-    *("presence_penalty", "min_length", "is_return_context_cum_log_probs", "is_return_context_log_probs"),
-    *("request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"),
-    *("context_log_probs", "context_argmax_ids"),
-)
-"""What the community's Llama has not either: the tensors of its published repository, ``all_models/llama``."""
+"""What FasterTransformer's GPT-J, GPT-NeoX and Llama neither read nor give."""
 
 ENGINE_INPUTS = (
     TensorSpec("input_ids", "UINT32", (-1,), ragged=True),
@@ -179,5 +172,5 @@ def _ensemble_steps(serving: Serving, passed_on: Iterable[TensorSpec], given: It
 
 def _known(serving: Serving, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Leave out what the family does not know."""
-    unknown = {"gpt": (), "llama": _NOT_LLAMAS}.get(serving.family, _GPT_ALONE)
+    unknown = () if serving.family == "gpt" else _GPT_ALONE
     return tuple(tensor for tensor in tensors if tensor.name not in unknown)

@@ -17,7 +17,7 @@ from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.evaluate import check_model
 from launcher.plan.stages.settings import environment, resources
 
-_T5, _LLAMA = "t5", "llama"
+_T5 = "t5"
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
@@ -144,7 +144,7 @@ def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage]) ->
     source = with_settled_ids(opened, model.start_id, model.end_id)
     _check_family(config, str(checkpoint), source.family.name)
     if Stage.deploy in stages:
-        _check_engine(config, str(checkpoint), source.family.name, source.family.beyond(source.dims))
+        _check_engine(config, str(checkpoint), source.family.beyond(source.dims))
     if Stage.export in stages and not source.tokenizer.members:
         raise ConfigError(
             f"{checkpoint} has no tokenizer, which export needs",
@@ -167,13 +167,12 @@ def _check_huggingface(config: Config, paths: RunPaths) -> None:
     _check_family(config, str(paths.checkpoint), planned.source.family.name)
 
 
-def _check_engine(config: Config, checkpoint: str, family: str, beyond: Sequence[str]) -> None:
+def _check_engine(config: Config, checkpoint: str, beyond: Sequence[str]) -> None:
     """Refuse to plan the deployment of a model that the engine does not compute.
 
     Args:
         config: of the run.
         checkpoint: for the error.
-        family: of the model.
         beyond: what FasterTransformer's own engine computes otherwise.
 
     Raises:
@@ -183,13 +182,7 @@ def _check_engine(config: Config, checkpoint: str, family: str, beyond: Sequence
         raise ConfigError(
             f"deployment.engine=fastertransformer would compute another model than {checkpoint}\n  "
             + "\n  ".join(beyond),
-            "take export.model.format=huggingface with stages=[convert]",
-        )
-    if config.deployment.engine is Engine.slipway and family == _LLAMA:
-        raise ConfigError(
-            f"{checkpoint} is of the Llama family, which the drop-in engine does not serve",
-            "take deployment.engine=fastertransformer in a container with Llama, stages=[convert,export], or "
-            "export.model.format=huggingface with stages=[convert]",
+            "take deployment.engine=slipway, or export.model.format=huggingface with stages=[convert]",
         )
 
 
