@@ -22,7 +22,8 @@ from support.random_t5 import random_t5
 from support.remembering_network import remembering_steps
 
 from backends.fastertransformer.engine.engine import open_engine
-from backends.fastertransformer.engine.model.config import ModelConfig, read_config
+from backends.fastertransformer.engine.model.config import ModelConfig
+from backends.fastertransformer.engine.model.families import read_config
 from backends.fastertransformer.engine.request.parse import parse_request
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.scheduling.sequence import Answer, Job, Sequence
@@ -145,7 +146,7 @@ def alone(config: ModelConfig, tensors: Tensors) -> Tensors:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(arrivals=ARRIVALS, pages=st.integers(4, 24), max_rows=st.integers(1, 8), ways=st.integers(0, 3))
-def test_nobody_starves_and_nothing_is_lost(
+def test_no_request_starves_and_nothing_is_lost(
     config: ModelConfig, arrivals: list[Arrival], pages: int, max_rows: int, ways: int
 ) -> None:
     steps = remembering_steps(config, pages)
