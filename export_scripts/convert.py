@@ -10,7 +10,7 @@ pass. A killed conversion continues where it stopped.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,12 +34,14 @@ from export_scripts.conversion.journal import Journal
 from export_scripts.conversion.mapped import RecordKey
 from export_scripts.conversion.nemo_ids import with_nemos_ids
 from export_scripts.conversion.random_weights import plan_random
+from export_scripts.conversion.read_sums import FileRange, by_path
 from export_scripts.conversion.shards import Workspace, check_space, write_bytes, write_tensor
 from export_scripts.conversion.special_ids import with_settled_ids
 from export_scripts.conversion.workers import Advance, run_all
 from export_scripts.targets.huggingface.convert import convert_to_huggingface
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.families.family import ConfigValues, render_config
+from handover.digests import SummedRange
 from handover.errors import exit_status
 from handover.manifest import FT_CANNOT, RANDOM_WEIGHTS, FileRecord, Manifest
 from handover.progress import Progress
@@ -76,13 +78,13 @@ def convert(arguments: ConvertArguments) -> Manifest:
         proof = {RANDOM_WEIGHTS: True} if arguments.random_weights else prove(archive, read, arguments)
         with mappable(archive, arguments.output) as unpacked:
             mapped = conversion if unpacked is archive else replace(conversion, source=open_source(unpacked))
-            records = _write_tensors(mapped, arguments.output, journal, arguments.processes)
+            records, read_sums = _write_tensors(mapped, arguments.output, journal, arguments.processes, not proof)
         records += _write_small_files(conversion, arguments.output, journal)
         check_unchanged(archive, made_from)
     finally:
         journal.close()
-    # Its pages have just been read. It is no part of what the journal compares: a killed run may not have come so far.
-    made_from |= proof or {"checkpoint_digest": crc32_of(archive, workers_of(arguments.processes))}
+    # The digest is no part of what the journal compares: a killed run may not have come so far.
+    made_from |= proof or {"checkpoint_digest": crc32_of(archive, workers_of(arguments.processes), read_sums)}
     manifest = Manifest("ft_checkpoint", tuple(sorted(records, key=lambda record: record.path)), made_from)
     manifest.write(arguments.output)
     journal.remove()
@@ -115,8 +117,13 @@ def _check_space(conversion: Conversion, output: Path, journal: Journal) -> None
     check_space(output, needed_bytes)
 
 
-def _write_tensors(conversion: Conversion, output: Path, journal: Journal, processes: int) -> list[FileRecord]:
+def _write_tensors(
+    conversion: Conversion, output: Path, journal: Journal, processes: int, sums_reads: bool
+) -> tuple[list[FileRecord], Mapping[str, Sequence[SummedRange]]]:
     """Write all tensors, the largest first so that no process is left with one at the end.
+
+    Returns:
+        The files' records; and, if ``sums_reads``, what was read of the checkpoint with its checksums, by path.
 
     Raises:
         KeyboardInterrupt: with how far it came.
@@ -126,26 +133,29 @@ def _write_tensors(conversion: Conversion, output: Path, journal: Journal, proce
     total_bytes = sum(settings.size_bytes(a.target) * len(settings.file_names(a)) for a in largest_first)
     workspaces: list[Workspace] = []  # one in each process, made where it is used
 
-    def write(number: int, advance: Advance) -> list[FileRecord]:
+    def write(number: int, advance: Advance) -> tuple[list[FileRecord], list[FileRange]]:
         if not workspaces:
-            workspaces.append(Workspace(verified))
-        entry = largest_first[number]
-        return write_tensor(entry, conversion.sources(entry), settings, output, journal, workspaces[0], advance)
+            workspaces.append(Workspace(verified, sums_reads))
+        entry, workspace = largest_first[number], workspaces[0]
+        written = write_tensor(entry, conversion.sources(entry), settings, output, journal, workspace, advance)
+        return written, workspace.read_sums.taken()
 
     records: list[FileRecord] = []
+    ranges: list[FileRange] = []
     count = 0
     with (
         interrupts_say(lambda: f"{count} of {len(largest_first)} tensors", records),
         Progress("convert", len(largest_first), "tensors", total_bytes) as progress,
     ):
         progress.skip(sum(record.size_bytes for record in journal.finished.values()))
-        for written in run_all(
+        for written, read in run_all(
             workers_of(processes), len(largest_first), write, lambda size_bytes: progress.advance(0, size_bytes)
         ):
             records += written
+            ranges += read
             count += 1
             progress.advance(1)
-    return records
+    return records, by_path(ranges)
 
 
 def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -> list[FileRecord]:

@@ -9,6 +9,9 @@ signed, and whoever can write the one can write the other.
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +20,18 @@ try:
 except ImportError:  # a container that lacks it: the same sums, later
     from zlib import crc32
 
-__all__ = ["BLOCK_BYTES", "CRC32_BLOCKS", "SHA256", "BlockSums", "Digest", "crc32", "file_digest", "new_digest"]
+__all__ = [
+    "BLOCK_BYTES",
+    "CRC32_BLOCKS",
+    "SHA256",
+    "BlockSums",
+    "Digest",
+    "SummedRange",
+    "crc32",
+    "file_digest",
+    "joined_digest",
+    "new_digest",
+]
 
 SHA256, CRC32_BLOCKS = "sha256", "crc32-1m"
 BLOCK_BYTES = 1 << 20
@@ -102,3 +116,52 @@ def file_digest(path: Path, like: str = SHA256) -> str:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
     return f"{algorithm}:{digest.hexdigest()}"
+
+
+@dataclass(frozen=True)
+class SummedRange:
+    """Bytes of a file whose checksums are known.
+
+    Attributes:
+        offset, size_bytes: of the range in the file.
+        sums: CRC-32 of each of the file's blocks, as far as the range reaches, as ``BlockSums.sums`` gives them.
+    """
+
+    offset: int
+    size_bytes: int
+    sums: bytes
+
+    def whole_blocks(self, file_bytes: int) -> dict[int, bytes]:
+        """Give the CRC-32 of the blocks that lie in the range as a whole, by their number in a file of that size."""
+        first, end = self.offset // BLOCK_BYTES, self.offset + self.size_bytes
+        found = {}
+        for number, start in enumerate(range(0, len(self.sums), 4), first):
+            low, high = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, file_bytes)
+            if self.offset <= low and high <= end:
+                found[number] = self.sums[start : start + 4]
+        return found
+
+
+def joined_digest(path: Path, ranges: Iterable[SummedRange]) -> str:
+    """Digest a file as ``file_digest`` does; only blocks that no range holds as a whole are read.
+
+    Args:
+        path: of the file.
+        ranges: of it.
+
+    Returns:
+        ``crc32-1m:<hex>``
+    """
+    total = hashlib.sha256()
+    with path.open("rb", buffering=0) as stream:
+        file_bytes = os.fstat(stream.fileno()).st_size
+        known: dict[int, bytes] = {}
+        for one in ranges:
+            known |= one.whole_blocks(file_bytes)
+        for number in range(-(-file_bytes // BLOCK_BYTES)):
+            total.update(known.get(number) or _block_sum(stream.fileno(), number))
+    return f"{CRC32_BLOCKS}:{total.hexdigest()}"
+
+
+def _block_sum(descriptor: int, number: int) -> bytes:
+    return crc32(os.pread(descriptor, BLOCK_BYTES, number * BLOCK_BYTES)).to_bytes(4, "big")

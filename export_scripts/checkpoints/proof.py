@@ -16,20 +16,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.git_clone import pointed_digests
 from export_scripts.weights.schema import LazyTensor
-from handover.digests import CRC32_BLOCKS, SHA256, file_digest
+from handover.digests import CRC32_BLOCKS, SHA256, SummedRange, file_digest, joined_digest
 from handover.errors import CheckpointError
 
 UNPROVED = (
     "nothing can prove that the weights are those that were saved: the format has no checksums, and no digests lie "
     "beside the files; the manifest records a digest of them, and export.model.checkpoint_sha256 pins one"
 )
+NOTHING_READ: Mapping[str, Sequence[SummedRange]] = {}
 _NO_PART = (".git/", ".cache/", ".fetched.json")
 _LISTS = ("SHA256SUMS", "SHA256SUMS.txt", "sha256sums.txt", "sha256sum.txt", "checksums.sha256")
 _SUFFIXES = (".sha256", ".sha256sum")
@@ -53,16 +54,26 @@ def files_of(archive: Archive) -> dict[str, Path]:
 
 def sha256_of(archive: Archive, processes: int = 1) -> str:
     """Give the SHA-256 of a checkpoint, 64 hexadecimal digits; every byte is read."""
-    digests = _digests(files_of(archive), SHA256, processes)
+    digests = _digests(files_of(archive), file_digest, processes)
     if archive.path.is_file():
         return digests[archive.path.name].partition(":")[2]
     lines = (f"{digest.partition(':')[2]}  ./".encode() + os.fsencode(name) + b"\n" for name, digest in digests.items())
     return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
-def crc32_of(archive: Archive, processes: int = 1) -> str:
-    """Give a digest of a checkpoint that costs little beyond reading it: SHA-256 over its files' ``crc32-1m``."""
-    digests = _digests(files_of(archive), CRC32_BLOCKS, processes)
+def crc32_of(archive: Archive, processes: int = 1, read: Mapping[str, Sequence[SummedRange]] = NOTHING_READ) -> str:
+    """Give a digest of a checkpoint that costs little beyond reading it: SHA-256 over its files' ``crc32-1m``.
+
+    Args:
+        archive: the checkpoint.
+        processes: files that are read at a time, at most.
+        read: ranges whose checksums are known, by the path of their file without links; the rest is read.
+    """
+
+    def digest(path: Path) -> str:
+        return joined_digest(path, read.get(str(path.resolve()), ()))
+
+    digests = _digests(files_of(archive), digest, processes)
     lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
     return f"{CRC32_BLOCKS}:{hashlib.sha256(lines.encode(errors='surrogateescape')).hexdigest()}"
 
@@ -92,7 +103,7 @@ def check_published(archive: Archive, processes: int) -> dict[str, str]:
     """
     files = files_of(archive)
     wanted = {name: f"{SHA256}:{digest}" for name, digest in _published(archive, files).items()}
-    found = _digests({name: files[name] for name in wanted}, SHA256, processes)
+    found = _digests({name: files[name] for name in wanted}, file_digest, processes)
     damaged = [f"{name}  {found[name]} instead of {wanted[name]}" for name in wanted if found[name] != wanted[name]]
     if damaged:
         raise CheckpointError(
@@ -112,10 +123,10 @@ def unproved(archive: Archive, tensors: Iterable[LazyTensor], published: Mapping
     return tuple(sorted(name for name, path in on_disk.items() if path not in proved))
 
 
-def _digests(files: Mapping[str, Path], algorithm: str, processes: int) -> dict[str, str]:
+def _digests(files: Mapping[str, Path], digest: Callable[[Path], str], processes: int) -> dict[str, str]:
     try:
         with ThreadPoolExecutor(max(1, min(processes, len(files)))) as pool:
-            return dict(zip(files, pool.map(lambda path: file_digest(path, algorithm), files.values()), strict=True))
+            return dict(zip(files, pool.map(digest, files.values()), strict=True))
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename}: {error.strerror}", "copy the checkpoint again") from error
 

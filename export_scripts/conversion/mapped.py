@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 
 from export_scripts.conversion.dtypes import Array
 from export_scripts.conversion.low_rank import LowRankSum
+from export_scripts.conversion.read_sums import ReadSums
 from export_scripts.conversion.scattered import ScatteredArray, box_around, scattered_beneath
 from handover.digests import crc32
 from handover.errors import CheckpointError
@@ -28,6 +29,8 @@ _WASTE = 2
 _ALIGNMENT = 64
 # Read and summed up at a time: it is still in the cache when the second follows the first.
 _PIECE_BYTES = 1 << 20
+# Of what is only copied: read, checked, summed up and written while it lies in the second-level cache.
+_RUN_BYTES = 512 << 10
 
 
 RecordKey = tuple[str, int, int]
@@ -70,12 +73,14 @@ class Reader:
     Args:
         capacity_bytes: of the buffer; what does not fit is allocated.
         verified: records that were found whole, by file, offset and size; the threads share it.
+        read_sums: takes note of all that is read; None: nothing has to.
     """
 
-    def __init__(self, capacity_bytes: int, verified: set[RecordKey]) -> None:
+    def __init__(self, capacity_bytes: int, verified: set[RecordKey], read_sums: ReadSums | None = None) -> None:
         self._buffer = np.empty(capacity_bytes, np.uint8)
         self._used_bytes = 0
         self._verified = verified
+        self._read_sums = read_sums
         self._sums: dict[RecordKey, _RunningSum] = {}
 
     def forget(self) -> None:
@@ -106,13 +111,34 @@ class Reader:
         for axis in reversed(outer):
             strides[axis], step = step, step * view.shape[axis]
         buffer = self._take(step)
-        offset = record.offset + view.__array_interface__["data"][0] - record.__array_interface__["data"][0]
+        offset = _offset(record, view)
         with _opened(record) as file:
             for index in product(*(range(view.shape[axis]) for axis in outer)):
                 start = sum(i * strides[axis] for i, axis in zip(index, outer, strict=True))
                 at = offset + sum(i * view.strides[axis] for i, axis in zip(index, outer, strict=True))
                 self._read_run(file, buffer[start : start + run_bytes], at, record)
         return np.ndarray(view.shape, view.dtype, buffer.data, strides=tuple(strides))
+
+    def runs(self, view: Array) -> Iterator[Array]:
+        """Read what a view shows a little at a time, as bytes; each run is valid until the next is read.
+
+        Args:
+            view: its bytes lie together in a file, in its own order; see ``is_mapped``.
+
+        Raises:
+            CheckpointError: the file has become shorter or cannot be read.
+        """
+        record = _record(view)
+        assert record is not None, "is_mapped has been asked"
+        self.forget()
+        buffer, offset = self._take(_RUN_BYTES), _offset(record, view)
+        end = offset + view.nbytes
+        with _opened(record) as file:
+            while offset < end:
+                run = buffer[: min(_RUN_BYTES - offset % _RUN_BYTES, end - offset)]
+                self._read_run(file, run, offset, record)
+                yield run
+                offset += run.size
 
     def _gather(self, whole: ScatteredArray, view: Array) -> Array:
         """Read what a view shows of an array whose pieces lie in many places."""
@@ -188,6 +214,8 @@ class Reader:
                 )
             if total:
                 total.add(run[done : done + count], offset + done)
+            if self._read_sums:
+                self._read_sums.add(str(record.filename), run[done : done + count].data, offset + done)
             done += count
 
     def _take(self, size_bytes: int) -> Array:
@@ -223,6 +251,17 @@ def _record(view: Array) -> np.memmap[Any, Any] | None:
     while base is not None and not (isinstance(base, np.memmap) and isinstance(base.base, mmap.mmap)):
         base = getattr(base, "base", None)
     return base
+
+
+def is_mapped(view: Array | LowRankSum) -> bool:
+    """Whether a view shows bytes of one file, and nothing has to be computed for it."""
+    return isinstance(view, np.ndarray) and view.size > 0 and _record(view) is not None
+
+
+def _offset(record: np.memmap[Any, Any], view: Array) -> int:
+    """Place of a view's first byte in its file."""
+    start: int = view.__array_interface__["data"][0] - record.__array_interface__["data"][0]
+    return record.offset + start
 
 
 def _key(record: np.memmap[Any, Any]) -> RecordKey:

@@ -11,17 +11,18 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from math import prod
 from pathlib import Path
 
 from export_scripts.conversion.assembly import Assembly
 from export_scripts.conversion.dtypes import item_bytes
 from export_scripts.conversion.journal import GROWING, Journal, PartRecord
-from export_scripts.conversion.shard_file import full_disk_explained
-from export_scripts.conversion.shards import ShardSettings, Workspace, blocks, tensor_named
+from export_scripts.conversion.shard_file import full_disk_explained, write_at
+from export_scripts.conversion.shards import ShardSettings, Workspace, tensor_named
+from export_scripts.conversion.straight import contents
 from export_scripts.weights.schema import Shape
-from handover.digests import BLOCK_BYTES, CRC32_BLOCKS, BlockSums, crc32
+from handover.digests import BlockSums, SummedRange, joined_digest
+from handover.durable import begin_sync
 from handover.manifest import FileRecord
 
 LARGEST_FILE_BYTES = 5 * 10**9
@@ -214,9 +215,9 @@ def write_part(
                 sums.update(content)
                 advance(len(content))
                 with full_disk_explained(path):
-                    while content:
-                        count = os.pwrite(descriptor, content, offset)
-                        content, offset = content[count:], offset + count
+                    write_at(descriptor, content, offset)
+                offset += len(content)
+        begin_sync(descriptor, part.offset, part.size_bytes)
     finally:
         os.close(descriptor)
     assert offset == part.offset + part.size_bytes, f"{offset} is not the end of {part.rows[-1].tensor.name}"
@@ -226,40 +227,24 @@ def write_part(
 
 
 def _contents(rows: Rows, settings: ShardSettings, workspace: Workspace) -> Iterator[memoryview]:
-    """Give the bytes of rows, checked, block by block."""
+    """Give the bytes of rows, checked, a little at a time."""
     tensor = rows.tensor
     with tensor_named(tensor.name):
         whole = tensor.make()
         box = whole.cropped(0, rows.start, rows.stop)
-        for _, values in blocks(box, max(1, box.shape[0]), tensor.name, settings, workspace):
-            yield values.reshape(-1).view("u1").data
+        yield from contents(box, tensor.name, settings, workspace)
         if rows.stop - rows.start == whole.shape[0]:
             whole.verify(workspace.reader)
 
 
 def publish(root: Path, file: WeightsFile, parts: Sequence[PartRecord], journal: Journal) -> FileRecord:
-    """Digest a file whose parts are all written, note it in the journal and give it its name."""
+    """Digest a file whose parts are all written, note it in the journal and give it its name.
+
+    Only blocks that two parts share, or that the header is in, are read once more.
+    """
     path = root / file.growing
-    record = FileRecord(file.name, file.size_bytes, _digest(path, file, parts))
+    ranges = (SummedRange(part.offset, part.size_bytes, bytes.fromhex(part.sums)) for part in parts)
+    record = FileRecord(file.name, file.size_bytes, joined_digest(path, ranges))
     journal.add(record)
     os.replace(path, root / file.name)
     return record
-
-
-def _digest(path: Path, file: WeightsFile, parts: Sequence[PartRecord]) -> str:
-    """Put a file's digest together: only blocks that two parts share, or the header is in, are read once more."""
-    sums: dict[int, bytes] = {}
-    for part in parts:
-        own, first = bytes.fromhex(part.sums), part.offset // BLOCK_BYTES
-        for block in range(first, first + len(own) // 4):
-            low, high = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, file.size_bytes)
-            if part.offset <= low and high <= part.offset + part.size_bytes:
-                sums[block] = own[4 * (block - first) : 4 * (block - first) + 4]
-    total = sha256()
-    with path.open("rb", buffering=0) as stream:
-        for block in range(-(-file.size_bytes // BLOCK_BYTES)):
-            if block not in sums:
-                content = os.pread(stream.fileno(), BLOCK_BYTES, block * BLOCK_BYTES)
-                sums[block] = crc32(content).to_bytes(4, "big")
-            total.update(sums[block])
-    return f"{CRC32_BLOCKS}:{total.hexdigest()}"

@@ -13,9 +13,20 @@ import numpy as np
 from export_scripts.conversion.dtypes import Array
 from export_scripts.conversion.journal import Journal
 from handover.digests import CRC32_BLOCKS, SHA256, new_digest
-from handover.durable import temporary_beside
+from handover.durable import begin_sync, temporary_beside
 from handover.errors import ArtefactError
 from handover.manifest import FileRecord
+
+# Given to the kernel in one call, as cp does. For more, ext4 takes larger pages of memory, and those a virtual machine
+# gets from its host only when they are touched: 2 MiB at a time took two to five times the processor time.
+_WRITE_BYTES = 256 << 10
+
+
+def write_at(descriptor: int, content: memoryview, offset: int) -> None:
+    """Write all of a content at its place in a file."""
+    while content:
+        count = os.pwrite(descriptor, content[:_WRITE_BYTES], offset)
+        content, offset = content[count:], offset + count
 
 
 @contextmanager
@@ -65,16 +76,16 @@ class ShardFile:
         """Append values in row-major order."""
         content = values.reshape(-1).view(np.uint8).data
         self._digest.update(content)
-        self._size_bytes += len(content)
         with full_disk_explained(self._path):
-            while content:
-                content = content[self._stream.write(content) :]
+            write_at(self._stream.fileno(), content, self._size_bytes)
+        self._size_bytes += len(content)
 
     def publish(self, journal: Journal) -> FileRecord:
         """Note the file in the journal, then give it its name."""
         digest = f"{self._algorithm}:{self._digest.hexdigest()}"
         record = FileRecord(self._path.name, self._size_bytes, digest, self._shape, self._data_type)
         with full_disk_explained(self._path):
+            begin_sync(self._stream.fileno())
             self._stream.close()
             journal.add(record)
             os.replace(self._temporary, self._path)

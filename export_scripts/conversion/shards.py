@@ -16,6 +16,7 @@ from export_scripts.conversion.dtypes import Array, Census, is_finite, item_byte
 from export_scripts.conversion.joining import side_by_side
 from export_scripts.conversion.journal import Journal
 from export_scripts.conversion.mapped import Reader, RecordKey
+from export_scripts.conversion.read_sums import ReadSums
 from export_scripts.conversion.shard_file import ShardFile
 from export_scripts.conversion.transposition import Transposer
 from export_scripts.weights.schema import Assignment, LazyTensor
@@ -126,10 +127,12 @@ class Workspace:
 
     Args:
         verified: records whose checksums were compared; the threads share it.
+        sums_reads: whether ``read_sums`` takes note of all that is read.
     """
 
-    def __init__(self, verified: set[RecordKey]) -> None:
-        self.reader = Reader(READ_BYTES, verified)
+    def __init__(self, verified: set[RecordKey], sums_reads: bool = False) -> None:
+        self.read_sums = ReadSums()
+        self.reader = Reader(READ_BYTES, verified, self.read_sums if sums_reads else None)
         self.transposer = Transposer()
         self.block = np.empty(_BLOCK_BYTES, np.uint8)
 
@@ -274,12 +277,19 @@ def _even(total: int, most: int) -> int:
 
 def _refuse(block: Assembly, box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> None:
     """Raise for a block that is not finite in its data type, unless its source is not finite and may be so."""
-    census, apart = Census(), np.empty(0, np.uint8)  # the block's values stay where they are
-    census.add(block.values("fp32", apart, workspace.transposer), block.origin)
+    census = Census()
+    census.add(block.values("fp32", np.empty(0, np.uint8), workspace.transposer), block.origin)
     if settings.allow_nonfinite and not census.overflows(settings.data_type):
         return
-    census = Census()
-    for start in range(0, box.shape[0], block.shape[0]):
-        part = box.cropped(0, start, min(start + block.shape[0], box.shape[0])).loaded(workspace.reader)
+    raise nonfinite_error(box, block.shape[0], name, settings, workspace)
+
+
+def nonfinite_error(
+    box: Assembly, rows: int, name: str, settings: ShardSettings, workspace: Workspace
+) -> CheckpointError:
+    """Read a box once more, some rows at a time, and say how much of it is not finite in its data type."""
+    census, apart = Census(), np.empty(0, np.uint8)  # values that the workspace holds stay where they are
+    for start in range(0, box.shape[0], rows):
+        part = box.cropped(0, start, min(start + rows, box.shape[0])).loaded(workspace.reader)
         census.add(part.values("fp32", apart, workspace.transposer), part.origin)
-    raise census.error(name, settings.data_type)
+    return census.error(name, settings.data_type)

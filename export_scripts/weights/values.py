@@ -142,6 +142,16 @@ class Fields(Mapping[str, Any]):
         return default
 
 
+def wholes(content: Any, where: str) -> dict[str, int]:
+    """Take ids by their names, of which there may be hundreds of thousands; CheckpointError: one of them is none."""
+    found: dict[str, Any] = content if isinstance(content, dict) else dict(Fields(content, where))
+    ids = found.values()
+    if not (set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) < _MOST):
+        for name, number in found.items():
+            whole(number, f"{where}: {shown(name)}")
+    return found
+
+
 def shown(value: Any) -> str:
     """Show a value without quotes."""
     return value[:_SHOWN] if isinstance(value, str) else reprlib.repr(value)

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from handover.digests import CRC32_BLOCKS, BlockSums, file_digest
+from handover.digests import CRC32_BLOCKS, BlockSums, SummedRange, file_digest, joined_digest
 from handover.errors import ArtefactError
 from handover.manifest import FileRecord, Manifest
 
@@ -33,6 +34,23 @@ def test_sums_of_blocks_are_the_digest_of_the_list_of_checksums(size: int, tmp_p
     path.write_bytes(content)
     assert file_digest(path, CRC32_BLOCKS) == f"crc32-1m:{expected}"
     assert file_digest(path) == f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+@pytest.mark.parametrize("size", [5, MIB, 5 * MIB + 77])
+def test_ranges_with_known_sums_join_to_the_digest_of_the_file(size: int, tmp_path: Path) -> None:
+    content, path = os.urandom(size), tmp_path / "weights"
+    path.write_bytes(content)
+    random = Random(size)
+    for _ in range(20):
+        cuts = sorted(random.sample(range(size + 1), k=4))
+        ranges = []
+        for begin, end in ((cuts[0], cuts[1]), (cuts[1], cuts[2]), (cuts[3], size)):
+            sums = BlockSums(begin)
+            sums.update(content[begin:end])
+            ranges.append(SummedRange(begin, end - begin, sums.sums()))
+        assert joined_digest(path, ranges) == file_digest(path, CRC32_BLOCKS)
+    wrong = SummedRange(0, size, bytes(4 * -(-size // MIB)))
+    assert joined_digest(path, [wrong]) != file_digest(path, CRC32_BLOCKS), "what is known is not read"
 
 
 def test_a_container_without_isal_finds_the_same_digest(tmp_path: Path) -> None:

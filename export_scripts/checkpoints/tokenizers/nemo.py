@@ -16,7 +16,7 @@ from typing import Any
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.bounded import parse_json
 from export_scripts.checkpoints.tokenizers import tiktoken, wordpiece
-from export_scripts.weights.values import Fields, entries, quoted, shown, text, whole
+from export_scripts.weights.values import Fields, entries, quoted, shown, text, whole, wholes
 from handover.errors import CheckpointError
 from handover.text_ids import TextIds
 
@@ -204,8 +204,8 @@ def vocabulary_size(archive: Archive, tokenizer: TokenizerFiles) -> int:
     if tokenizer.library == "huggingface":
         return 1 + max(described_tokens(archive, tokenizer.members["tokenizer.json"]).values(), default=-1)
     member = tokenizer.members["vocab.json"]
-    end_id = _bpe_end_id(archive, member)
-    return max(end_id + 1, len(read_vocabulary(archive, member)))
+    vocabulary = read_vocabulary(archive, member)
+    return max(end_of_text(vocabulary)[1] + 1, len(vocabulary))
 
 
 def end_of_text(vocabulary: Mapping[str, int]) -> tuple[str, int]:
@@ -220,8 +220,7 @@ def _bpe_end_id(archive: Archive, member: str) -> int:
 def read_vocabulary(archive: Archive, member: str) -> dict[str, int]:
     """Read a ``vocab.json``; CheckpointError where it is not ids by token."""
     where = f"{archive.path}: {member}"
-    vocabulary = Fields(parse_json(archive.read_bytes(member), where), where)
-    return {token: whole(number, f"{where}: {shown(token)}") for token, number in vocabulary.items()}
+    return wholes(parse_json(archive.read_bytes(member), where), where)
 
 
 def described_tokens(archive: Archive, member: str) -> dict[str, int]:

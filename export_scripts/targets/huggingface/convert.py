@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from export_scripts.conversion.job import (
 )
 from export_scripts.conversion.journal import Journal, PartRecord
 from export_scripts.conversion.mapped import RecordKey
+from export_scripts.conversion.read_sums import FileRange, by_path
 from export_scripts.conversion.safetensors_files import (
     LARGEST_FILE_BYTES,
     PART_BYTES,
@@ -35,6 +37,7 @@ from export_scripts.conversion.safetensors_files import (
 from export_scripts.conversion.shards import Workspace, check_space, write_bytes
 from export_scripts.conversion.workers import Advance, run_all
 from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface
+from handover.digests import SummedRange
 from handover.errors import CheckpointError, nearest
 from handover.manifest import FileRecord, Manifest
 from handover.progress import Progress
@@ -70,14 +73,14 @@ def convert_to_huggingface(arguments: ConvertArguments) -> Manifest:
         proof = prove(archive, plan.read, arguments)
         with mappable(archive, arguments.output) as unpacked:
             mapped = plan if unpacked is archive else plan_huggingface(unpacked, wish)
-            records = _write_weights(mapped, arguments.output, journal, arguments.processes)
+            records, read = _write_weights(mapped, arguments.output, journal, arguments.processes, not proof)
         records += [
             write_bytes(arguments.output / name, content, journal) for name, content in plan.small_files.items()
         ]
         check_unchanged(archive, made_from)
     finally:
         journal.close()
-    made_from |= proof or {"checkpoint_digest": crc32_of(archive, workers_of(arguments.processes))}
+    made_from |= proof or {"checkpoint_digest": crc32_of(archive, workers_of(arguments.processes), read)}
     manifest = Manifest(KIND, tuple(sorted(records, key=lambda record: record.path)), made_from)
     manifest.write(arguments.output)
     journal.remove()
@@ -136,8 +139,13 @@ class _Growing:
     parts: list[PartRecord]
 
 
-def _write_weights(plan: HuggingFacePlan, output: Path, journal: Journal, processes: int) -> list[FileRecord]:
+def _write_weights(
+    plan: HuggingFacePlan, output: Path, journal: Journal, processes: int, sums_reads: bool
+) -> tuple[list[FileRecord], Mapping[str, Sequence[SummedRange]]]:
     """Write all files of weights, part by part; each gets its name when its last part is there.
+
+    Returns:
+        The files' records; and, if ``sums_reads``, what was read of the checkpoint with its checksums, by path.
 
     Raises:
         KeyboardInterrupt: with how far it came.
@@ -155,11 +163,14 @@ def _write_weights(plan: HuggingFacePlan, output: Path, journal: Journal, proces
     # Those that cannot be cut and are large come first, so that no process is left with one at the end.
     in_order = sorted(parts, key=lambda part: -(part.size_bytes // (2 * PART_BYTES)))
 
-    def write(number: int, advance: Advance) -> tuple[str, PartRecord]:
+    ranges: list[FileRange] = []
+
+    def write(number: int, advance: Advance) -> tuple[str, PartRecord, list[FileRange]]:
         if not workspaces:
-            workspaces.append(Workspace(verified))
-        part = in_order[number]
-        return part.file.name, write_part(part, output, plan.settings, journal, workspaces[0], advance)
+            workspaces.append(Workspace(verified, sums_reads))
+        part, workspace = in_order[number], workspaces[0]
+        record = write_part(part, output, plan.settings, journal, workspace, advance)
+        return part.file.name, record, workspace.read_sums.taken()
 
     total_bytes = sum(part.size_bytes for part in parts)
     with (
@@ -167,13 +178,14 @@ def _write_weights(plan: HuggingFacePlan, output: Path, journal: Journal, proces
         Progress("convert", len(files), "files", total_bytes) as progress,
     ):
         progress.skip(sum(part.size_bytes for part in journal.parts.values()))
-        for name, record in run_all(
+        for name, record, read in run_all(
             workers_of(processes), len(in_order), write, lambda size_bytes: progress.advance(0, size_bytes)
         ):
+            ranges += read
             one = growing[name]
             one.left -= 1
             one.parts.append(record)
             if not one.left:
                 records.append(publish(output, one.file, one.parts, journal))
                 progress.advance(1)
-    return records
+    return records, by_path(ranges)

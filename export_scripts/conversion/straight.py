@@ -1,0 +1,60 @@
+"""Copy what is only copied: bytes that stay as they are go from the source to the target in runs that fit the cache.
+
+A run is read, checked and summed up while it lies in the second-level cache, and no array is made of it. Boxes that are
+cast, rearranged or computed take the way of ``shards.blocks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from export_scripts.conversion.assembly import Assembly, Piece
+from export_scripts.conversion.dtypes import STORAGE, Array, is_finite
+from export_scripts.conversion.mapped import is_mapped
+from export_scripts.conversion.shards import ShardSettings, Workspace, blocks, nonfinite_error
+
+
+def contents(box: Assembly, name: str, settings: ShardSettings, workspace: Workspace) -> Iterator[memoryview]:
+    """Give the bytes of a box in row-major order, cast and checked; each content is valid until the next is asked for.
+
+    Args:
+        box: of a target.
+        name: of the target.
+        settings: the data type, and whether what is not finite may be written.
+        workspace: of this process.
+
+    Raises:
+        CheckpointError: a value is NaN, infinite or too large for the data type, or the source cannot be read.
+    """
+    views = _views_in_order(box, settings.data_type)
+    if views is None:
+        for _, values in blocks(box, max(1, box.shape[0]), name, settings, workspace):
+            yield values.reshape(-1).view("u1").data
+        return
+    storage = STORAGE[settings.data_type]
+    for view in views:
+        for run in workspace.reader.runs(view):
+            # What is not finite and may be so cannot overflow: it keeps its type.
+            if not settings.allow_nonfinite and not is_finite(run.view(storage), settings.data_type):
+                raise nonfinite_error(box, max(1, len(run) // max(1, box.row_bytes)), name, settings, workspace)
+            yield run.data
+
+
+def _views_in_order(box: Assembly, data_type: str) -> list[Array] | None:
+    """Give the views whose bytes, one after another, are those of a box; None: it is more than a copy of them."""
+    if len(box.terms) != 1 or box.elementwise:
+        return None
+    row = 0
+    pieces = sorted(box.terms[0], key=lambda piece: piece.start)
+    for piece in pieces:
+        if piece.data_type != data_type or not _has_whole_rows(piece, box, row):
+            return None
+        row += piece.view.shape[0]
+    return [piece.view for piece in pieces] if row == box.shape[0] else None
+
+
+def _has_whole_rows(piece: Piece, box: Assembly, row: int) -> bool:
+    """Whether a piece is the rows of a box from one row on, its bytes together in a file."""
+    if piece.start != (row, *(0,) * (len(box.shape) - 1)) or piece.view.shape[1:] != box.shape[1:]:
+        return False
+    return is_mapped(piece.view) and piece.view.flags.c_contiguous and piece.view.flags.aligned
