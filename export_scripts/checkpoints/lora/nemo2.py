@@ -66,6 +66,8 @@ def recognises(archive: Archive) -> bool:
     """Whether the files are an adapter's: every weight belongs to one."""
     if _MODEL_FILE not in archive or not is_distributed(archive, _WEIGHTS):
         return False
+    if _BASE_FILE not in archive and not read_yaml(archive, _MODEL_FILE).get("model_transform"):
+        return False
     keys = _weights(open_distributed(archive, _WEIGHTS))
     return bool(keys) and all(_MARK in key for key in keys)
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.files.rank_files import JoinAxis
 from export_scripts.checkpoints.nemo import llama_config
+from export_scripts.checkpoints.nemo.chat import chat_template
 from export_scripts.checkpoints.nemo.gpt_config import (
     check_expressible,
     has_exact_gelu,
@@ -106,6 +107,7 @@ def gpt_source(
         remarks=(*model.remarks(config), *more_remarks),
         activation="gelu" if isinstance(model, _Gpt) and has_exact_gelu(config) else "",
         is_padded=True,
+        chat_template=chat_template(config),
     )
 
 

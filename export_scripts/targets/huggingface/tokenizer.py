@@ -19,7 +19,8 @@ from export_scripts.targets.huggingface.sentencepiece_json import describe, read
 from handover.text_ids import TextIds
 
 _DESCRIPTION, _CONFIG = "tokenizer.json", "tokenizer_config.json"
-_BESIDE = (_CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json")
+_CHAT = "chat_template.jinja"
+_BESIDE = (_CONFIG, "special_tokens_map.json", "added_tokens.json", _CHAT, "chat_template.json")
 _OWN = (
     *(_DESCRIPTION, "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model"),
     *("sentencepiece.bpe.model", "gpt2-vocab.json", "gpt2-merges.txt", *_BESIDE),
@@ -58,7 +59,14 @@ def tokenizer_files(source: Source, sizes: Mapping[str, int]) -> dict[str, bytes
         config = {"tokenizer_class": _CLASS, **_special_tokens(source, description), **sizes}
         config["clean_up_tokenization_spaces"] = False
         files[_CONFIG] = json.dumps(config, indent=2, ensure_ascii=False).encode()
+    if source.chat_template and not _has_template(files):
+        files[_CHAT] = source.chat_template.encode()
     return files
+
+
+def _has_template(files: Mapping[str, bytes]) -> bool:
+    """Whether a tokenizer's own files say how a conversation is written."""
+    return any(name.startswith("chat_template.") for name in files) or "chat_template" in json.loads(files[_CONFIG])
 
 
 def _beside(archive: Archive, folder: str) -> dict[str, bytes]:
