@@ -103,7 +103,7 @@ class Replies:
         triton: the module triton_python_backend_utils.
         output_types: numpy type of each output in config.pbtxt.
         has_axis: whether outputs get a first axis of length 1, as models with sequence batching have it.
-        labels: of the metrics: the number of cancelled requests, and the time of those that were answered.
+        labels: of the metrics.
         is_decoupled: whether a request has several answers. An empty response then follows the last one: pytriton's
             client expects a final response without content.
         limit_s: seconds after which a request is cancelled; 0: never.

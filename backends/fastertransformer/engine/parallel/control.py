@@ -39,16 +39,9 @@ class ControlChannel:
 
     Args:
         ranks: of this process.
-        startup_message: rank 0's, to every rank that connects.
+        startup_message: rank 0's, to every rank that connects; then an attribute of every rank.
         check: raises an EngineError if the other ranks can no longer be expected.
         store_port: of rank 0's store, on its loopback.
-
-    Attributes:
-        startup_message: rank 0's.
-        store_port: of this host's loopback, leads to rank 0's store; 0 in the other ranks if all run on one host.
-        lost: what has happened, once a rank is lost; empty before.
-        at_loss: callbacks for a loss, called from any thread.
-        is_fatal: whether this process exits soon after a loss.
 
     Raises:
         EngineError: not every rank has connected in time.
@@ -61,9 +54,11 @@ class ControlChannel:
         check: Callable[[], None] = lambda: None,
         store_port: int = 0,
     ) -> None:
-        self._ranks, self.startup_message, self.store_port = ranks, startup_message, store_port
-        self.lost, self.is_fatal = "", True
-        self.at_loss: list[Callable[[], object]] = []
+        self._ranks, self.startup_message = ranks, startup_message
+        self.store_port = store_port  # or, on another host than rank 0's, a port of its loopback that leads there
+        self.lost = ""  # what has happened, once a rank is lost
+        self.at_loss: list[Callable[[], object]] = []  # callbacks, called from any thread
+        self.is_fatal = True  # whether this process exits soon after a loss
         # By purpose, and the rank at the other end.
         self._connections: dict[int, dict[int, Connection]] = {_MESSAGES: {}, _HEARTBEAT: {}}
         self._listener: Listener | None = None

@@ -43,10 +43,8 @@ class Group:
         workers: the other processes, if this process has started them.
 
     Attributes:
-        settings: rank 0's.
         is_first: whether this is the first group that rank 0's process has begun.
-        tensor_size: processes of each stage.
-        stages: number of pipeline stages.
+        tensor_size, stages: the processes of each pipeline stage, and the number of stages.
         rank, tensor_rank, stage: of this process.
         neighbours: torch's group of this stage; its default group is of all stages.
         control: messages and heartbeats between rank 0 and the others.

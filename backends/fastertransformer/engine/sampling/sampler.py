@@ -211,13 +211,9 @@ class Sampler:
 def _decayed(row: SamplingParams, tokens: Several[int]) -> Tensor:
     """Give the top_p of a row that has generated some tokens, computed as it was step by step."""
     top_p = initial = torch.tensor(row.top_p)
-    decay, least, reset_id = (
-        torch.tensor(row.top_p_decay),
-        torch.tensor(row.top_p_min),
-        torch.tensor(row.top_p_reset_ids),
-    )
+    limits = [torch.tensor(limit) for limit in (row.top_p_decay, row.top_p_min, row.top_p_reset_ids)]
     for token in torch.tensor(list(tokens)):
-        top_p = sampling.decay_top_p(top_p, initial, decay, least, reset_id, token)
+        top_p = sampling.decay_top_p(top_p, initial, *limits, token)
     return top_p
 
 
