@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,28 +49,12 @@ class PendingTokens:
         return list(zip(self._owners, self._tokens.tolist(), log_probs, strict=True))
 
 
-class _Columns(NamedTuple):
-    """Sampling parameters of the rows in the slots, on the device, [N] each: floats first, then integers."""
-
-    temperature: Tensor
-    repetition_penalty: Tensor
-    presence_penalty: Tensor
-    top_p_decay: Tensor
-    top_p_min: Tensor
-    initial_top_p: Tensor
-    top_p: Tensor  # decays
-    random_seed: Tensor
-    end_id: Tensor
-    min_length: Tensor
-    top_p_reset_ids: Tensor
-    top_k: Tensor
-    generated: Tensor  # tokens so far
-
-
-_INTEGERS = 6
-_PENALTIES = ("repetition_penalty", "presence_penalty")
-_floats = attrgetter("temperature", *_PENALTIES, "top_p_decay", "top_p_min", "top_p", "top_p")
-_integers = attrgetter("random_seed", "end_id", "min_length", "top_p_reset_ids", "top_k")  # then "generated"
+# The columns of rows' parameters on the device, by their names in SamplingParams. Two more are the sampler's own: top_p
+# decays, and its first value stays in initial_top_p; generated counts the tokens so far.
+_FLOATS = ("temperature", "repetition_penalty", "presence_penalty", "top_p_decay", "top_p_min", "top_p")
+_INTEGERS = ("random_seed", "end_id", "min_length", "top_p_reset_ids", "top_k")
+_COLUMNS = (*_FLOATS, "initial_top_p", *_INTEGERS, "generated")
+_floats, _integers = attrgetter(*_FLOATS, "top_p"), attrgetter(*_INTEGERS)
 
 
 class Sampler:
@@ -82,8 +65,8 @@ class Sampler:
 
     def __init__(self, steps: Steps) -> None:
         self._steps, self._device = steps, steps.device
-        self._floats = torch.zeros(MOST_SLOTS, len(_Columns._fields) - _INTEGERS, device=self._device)
-        self._integers = torch.zeros(MOST_SLOTS, _INTEGERS, dtype=torch.long, device=self._device)
+        self._floats = torch.zeros(MOST_SLOTS, len(_FLOATS) + 1, device=self._device)
+        self._integers = torch.zeros(MOST_SLOTS, len(_INTEGERS) + 1, dtype=torch.long, device=self._device)
         self._occurred: Tensor | None = None  # bool [slots, V]; made for the first row with a penalty
 
     def add_rows(self, first: int, owners: Owners) -> None:
@@ -101,7 +84,7 @@ class Sampler:
                 occurred = np.concatenate((row.shown, np.array(row.beams[beam].tokens, np.int64)))
                 self._occurred[slot].index_fill_(0, upload(occurred, self._device), True)
             if row.count and row.sampling.is_sampled and not row.sampling.top_k:
-                self._floats[slot, _Columns._fields.index("top_p")] = _decayed(row.sampling, row.beams[beam].tokens)
+                self._floats[slot, _FLOATS.index("top_p")] = _decayed(row.sampling, row.beams[beam].tokens)
 
     def move_rows(self, targets: Array, sources: Array) -> None:
         """Overwrite slots with others, int64 [n] each; all are read before any is written."""
@@ -113,7 +96,8 @@ class Sampler:
     def set_owners(self, owners: Owners) -> None:
         """Set the row of each slot, from which the host knows what a step needs without reading from the device."""
         self._owners, rows = owners, [sequence.sampling for sequence, _ in owners]
-        self._columns = _Columns(*self._floats[: len(rows)].T, *self._integers[: len(rows)].T)
+        columns = *self._floats[: len(rows)].T, *self._integers[: len(rows)].T
+        self._columns = dict(zip(_COLUMNS, columns, strict=True))
         self._has_bad_words = any(row.bad_words for row in rows)
         self._has_temperature = any(row.temperature != 1 for row in rows)
         self._has_penalty = any(row.has_penalty for row in rows)
@@ -151,7 +135,7 @@ class Sampler:
         if len(self._sampled):
             tokens[self._sampled] = self._draw(logits, self._sampled)
         if len(index := self._scored):
-            chosen = logits[index], self._columns.top_k[index], tokens[index]
+            chosen = logits[index], self._columns["top_k"][index], tokens[index]
             log_probs = logits.new_zeros(2, len(logits))
             log_probs[:, index] = torch.stack(sampling.token_log_probs(*chosen, self._largest_top_k))
         for sequence in self._searched:
@@ -166,19 +150,20 @@ class Sampler:
             words = [(row.bad_words, row.tail(row.beams[beam], row.bad_words.reach)) for row, beam in self._owners]
             logits = sampling.ban(logits, [bad.completions(tail) for bad, tail in words])
         if self._has_temperature:
-            logits = sampling.apply_temperature(logits, columns.temperature)
+            logits = sampling.apply_temperature(logits, columns["temperature"])
         if self._has_penalty and self._occurred is not None:  # add_rows has made it
-            penalties, occurred = columns[1:3], self._occurred[: len(logits)]
-            logits = sampling.apply_repetition_penalty(logits, *penalties, occurred)
+            penalties = columns["repetition_penalty"], columns["presence_penalty"]
+            logits = sampling.apply_repetition_penalty(logits, *penalties, self._occurred[: len(logits)])
         if self._has_min_length:
-            logits = sampling.apply_min_length(logits, columns.min_length, columns.generated, columns.end_id)
+            limits = columns["min_length"], columns["generated"], columns["end_id"]
+            logits = sampling.apply_min_length(logits, *limits)
         return logits
 
     def _draw(self, logits: Tensor, slots: Tensor) -> Tensor:
         """Draw a token for some slots, [n], from penalised logits [N, V]."""
         columns = self._columns
-        uniform = sampling.draw_uniform(columns.random_seed[slots], columns.generated[slots])
-        limits = columns.top_k[slots], columns.top_p[slots], uniform, self._largest_top_k, self._is_narrow
+        uniform = sampling.draw_uniform(columns["random_seed"][slots], columns["generated"][slots])
+        limits = columns["top_k"][slots], columns["top_p"][slots], uniform, self._largest_top_k, self._is_narrow
         return self._steps.network.ops.draw_tokens(logits, slots, *limits)
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
@@ -198,22 +183,22 @@ class Sampler:
     def _record(self, tokens: Tensor) -> None:
         """Update counts, occurred tokens and top_p for the chosen tokens, [N]."""
         columns = self._columns
-        columns.generated.add_(1)
+        columns["generated"].add_(1)
         if self._has_penalty and self._occurred is not None:
             self._occurred[: len(tokens)].scatter_(1, tokens[:, None], True)
         if len(self._sampled):
-            limits = columns.initial_top_p, columns.top_p_decay, columns.top_p_min, columns.top_p_reset_ids
-            decayed = sampling.decay_top_p(columns.top_p, *limits, tokens)
+            limits = columns["initial_top_p"], columns["top_p_decay"], columns["top_p_min"], columns["top_p_reset_ids"]
+            decayed = sampling.decay_top_p(columns["top_p"], *limits, tokens)
             # FasterTransformer's top-k layer has a top_p that stays.
-            columns.top_p.copy_(torch.where(columns.top_k == 0, decayed, columns.top_p))
+            columns["top_p"].copy_(torch.where(columns["top_k"] == 0, decayed, columns["top_p"]))
 
 
 def _decayed(row: SamplingParams, tokens: Several[int]) -> Tensor:
     """Give the top_p of a row that has generated some tokens, computed as it was step by step."""
     top_p = initial = torch.tensor(row.top_p)
-    limits = [torch.tensor(limit) for limit in (row.top_p_decay, row.top_p_min, row.top_p_reset_ids)]
+    decay, least, reset_id = map(torch.tensor, (row.top_p_decay, row.top_p_min, row.top_p_reset_ids))
     for token in torch.tensor(list(tokens)):
-        top_p = sampling.decay_top_p(top_p, initial, *limits, token)
+        top_p = sampling.decay_top_p(top_p, initial, decay, least, reset_id, token)
     return top_p
 
 
