@@ -68,10 +68,11 @@ def test_another_process_reads_what_was_written_down(tmp_path: Path) -> None:
         "int8_mode": "1",
         "kv_cache_fraction": "0.5",
         "process_per_rank": "1",
+        "enable_prefix_cache": "0",
         "cpu_threads": "3",
     }
     settings = read_settings(PARAMETERS | more | {"model_checkpoint_path": "2-gpu"}, tmp_path / "it's; a 'name'", "1")
-    assert Settings.from_json(settings.to_json()) == settings
+    assert Settings.from_json(settings.to_json()) == settings and not settings.has_prefix_cache
 
 
 def test_a_missing_data_type_is_said(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "has_inflight_batching": ("inflight_batching", _FLAG),
     "kv_cache_fraction": ("kv_cache_fraction", fraction(is_one_legal=True)),
     "kv_cache_bytes": ("kv_cache_bytes", INDEX),
+    "has_prefix_cache": ("enable_prefix_cache", _FLAG),
     "has_process_per_rank": ("process_per_rank", _FLAG),
     "request_timeout_s": ("request_timeout_s", seconds),
     "allows_torch_kernels": ("torch_kernels", _FLAG),
@@ -55,6 +56,7 @@ class Settings:
     # Part of the memory that the weights leave free which the KV cache may take; 0: 0.9 of a GPU's, 0.5 of a host's.
     kv_cache_fraction: float = 0.0
     kv_cache_bytes: int = 0  # the same in bytes, for each process; 0: by the fraction
+    has_prefix_cache: bool = True  # whether rows that begin with the same tokens share their keys and values
     session_idle_s: float = 60.0  # until an idle session is dropped; config.pbtxt's max_sequence_idle_microseconds
     # Until an unfinished request is cancelled; 0: never. Triton does not notice that an HTTP client has disconnected.
     request_timeout_s: float = 0.0

@@ -30,6 +30,7 @@ from .page_pool import RowPages
 from .sizing import MOST_SLOTS, UNBOUNDED, CacheNeed, CacheShape, upload
 
 __all__ = ["PAGE", "KvCache"]
+_UNUSED_BYTES = 1 << 30  # of known pages on a host, which has other uses for its memory
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.10 has no name for it; this is Linux's number
 
 
@@ -41,6 +42,7 @@ class KvCache:
         device: of the memory and the tables.
         budget_bytes: that the pages may take.
         longest: entries that a row has at most.
+        keeps_prefixes: whether rows that begin with the same tokens share pages; see prefix_index.py.
 
     Attributes:
         blocks: which row has which pages; in use in rank 0 only.
@@ -53,13 +55,16 @@ class KvCache:
             its IA3 task, -1 for none.
     """
 
-    def __init__(self, shape: CacheShape, device: torch.device, budget_bytes: int, longest: int) -> None:
+    def __init__(
+        self, shape: CacheShape, device: torch.device, budget_bytes: int, longest: int, keeps_prefixes: bool = True
+    ) -> None:
         self.shape, self._device = shape, device
         self._page_bytes = PAGE * shape.token_bytes
         pages = max(0, budget_bytes // max(1, shape.token_bytes) // PAGE - 1)
         self.budget_bytes = pages * self._page_bytes
         self.memory = [_zeros(shape, pages + 1, device) for _ in range(shape.layers)]
-        self.blocks = BlockManager(pages)
+        most_unused = pages if device.type != "cpu" else min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
+        self.blocks = BlockManager(pages, most_unused if keeps_prefixes else 0)
         widths = pages_of(longest), pages_of(longest) if shape.has_cross else 0
         self.block_tables, self.source_block_tables = (
             torch.zeros(MOST_SLOTS + 1, width, dtype=torch.int32, device=device) for width in widths

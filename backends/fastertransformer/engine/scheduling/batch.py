@@ -14,7 +14,7 @@ from torch import Tensor
 from ..sampling.sampler import Owners, PendingTokens, Sampler
 from ..steps.steps import Steps
 from .contexts import run_contexts
-from .paging import free_pages, grow, pages_to_grow
+from .paging import SHARING_ROWS, forget_known, free_pages, grow, keep_known, pages_to_grow
 from .sequence import Sequence
 
 
@@ -42,7 +42,8 @@ class Batch:
         """Allocate slots to new sequences, which have their pages, and run their contexts; see run_contexts."""
         first = len(self._owners)
         self._sequences += new
-        # The first beams are adjacent, for one pass of the network prefills them.
+        # The first beams are adjacent, for one pass of the network prefills them, stage by stage.
+        new = sorted(new, key=lambda sequence: sequence.stage)
         self._owners += [(sequence, 0) for sequence in new]
         self._owners += [(sequence, beam) for sequence in new for beam in range(1, sequence.width)]
         rows = self._owners[first:]
@@ -52,11 +53,16 @@ class Batch:
             [sequence.pages[beam] for sequence, beam in rows],
             np.array([sequence.next_position for sequence, _ in rows]),
             np.array([sequence.window for sequence, _ in rows]),
-            np.array([-1 if beam else sequence.context.prefix for sequence, beam in rows]),
+            np.array([-1 if beam or sequence.skipped else sequence.context.prefix for sequence, beam in rows]),
             np.array([sequence.inputs(beam)[-1] for sequence, beam in rows]) if new[0].source else None,
         )
         self._assign_slots()
         hidden = run_contexts(self._steps, rows, first)
+        blocks = self._steps.cache.blocks
+        blocks.prefixes.fresh.clear()
+        for sequence in new:
+            if sequence.stage == SHARING_ROWS:
+                keep_known(sequence, blocks)
         self._sampler.add_rows(first, rows)  # while a GPU runs the contexts
         return hidden
 
@@ -106,21 +112,35 @@ class Batch:
     def clear(self, sequences: list[Sequence]) -> None:
         """Zero the cache of sequences, so that infinite numbers do not remain for the next sequences in their slots."""
         rows = [row for sequence in sequences for row in sequence.pages]
-        self._steps.clear(np.array([page for row in rows for page in (*row.pages, *row.source)]))
+        shared = {*forget_known(sequences, self._steps.cache.blocks, is_dirty=True)}  # are cleared when all have ended
+        pages = [page for row in rows for page in (*row.pages, *row.source) if page not in shared]
+        self._steps.clear(np.array(pages, np.int64))
+
+    def keep(self, sequences: list[Sequence]) -> None:
+        """Make the pages of sequences that are about to be freed known to later ones."""
+        for sequence in sequences:
+            keep_known(sequence, self._steps.cache.blocks)
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        """Let no other sequence find the pages of sequences that were in a failed step."""
+        forget_known(sequences, self._steps.cache.blocks)
+        self._steps.cache.blocks.prefixes.fresh.clear()
 
     def free(self, sequences: list[Sequence]) -> None:
         """Free the slots of sequences, and move the last slots into the gaps."""
         if not sequences:
             return
         freed = set(sequences)
-        for sequence in sequences:
-            free_pages(sequence, self._steps.cache.blocks)
+        blocks = self._steps.cache.blocks
+        to_clear = [page for sequence in sequences for page in free_pages(sequence, blocks)]
         self._sequences = [sequence for sequence in self._sequences if sequence not in freed]
         stays = np.array([sequence not in freed for sequence, _ in self._owners])
         kept = int(stays.sum())
         gaps = np.flatnonzero(~stays[:kept])
         sources = kept + np.flatnonzero(stays[kept:])
         self._steps.free(len(self._owners), kept, gaps, sources)
+        if to_clear:
+            self._steps.clear(np.array(to_clear))
         if len(gaps):
             self._sampler.move_rows(gaps, sources)
         for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):

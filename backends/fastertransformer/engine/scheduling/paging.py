@@ -1,17 +1,62 @@
-"""The pages of the KV cache that a sequence needs: to join the batch, and with each token."""
+"""The pages of the KV cache that a sequence needs, to join the batch and with each token, and those that it shares."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from ..cache.block_manager import PAGE, BlockManager, pages_of
 from ..cache.sizing import UNBOUNDED
+from ..request.schema import Array
 from .sequence import Sequence
 
+NEW_ROWS, CONTINUED_ROWS, SHARING_ROWS = range(3)  # stages of a prefill pass
 
-def pages_to_begin(sequence: Sequence) -> int:
+
+def takes_part(sequence: Sequence) -> bool:
+    """Say whether the keys and values of its first beam are determined by its tokens, and all of them kept."""
+    is_plain = sequence.session_row is None and sequence.source is None
+    return is_plain and sequence.context.embeddings is None and sequence.window == UNBOUNDED
+
+
+def find_known(sequence: Sequence, blocks: BlockManager) -> list[int]:
+    """Find the pages of its context's beginning that are known; its last token is always run."""
+    params = sequence.sampling
+    needs_all = params.is_return_context_cum_log_probs or params.is_return_context_log_probs
+    needs_all |= params.is_return_context_embeddings
+    # Once it has tokens, these outputs of the context are there; but its beams differ.
+    is_wanted = sequence.width == 1 if sequence.count else not needs_all
+    if not (blocks.keeps_prefixes and is_wanted and takes_part(sequence)):
+        return []
+    known = blocks.prefixes.find(_entries(sequence)[:-1])
+    return known if len(known) * PAGE > sequence.start else []
+
+
+def _entries(sequence: Sequence) -> Array:
+    """Give what determines the entries of its context: tokens, before which a prefix prompt's have negative numbers."""
+    ids = sequence.inputs()
+    return np.concatenate((np.full(sequence.start, -1 - sequence.context.prefix), ids)) if sequence.start else ids
+
+
+def tokens_found(sequence: Sequence, blocks: BlockManager) -> int:
+    """Give how many tokens of its context need not be run, because their pages are known."""
+    if sequence.pages:
+        return sequence.skipped
+    return max(0, len(find_known(sequence, blocks)) * PAGE - sequence.start)
+
+
+def tokens_to_run(sequence: Sequence, found: int) -> int:
+    """Give how many tokens its prefill runs, of its context or of its encoder's input, if ``found`` are known."""
+    return max(len(sequence.context.ids) + sequence.count - found, sequence.source_length)
+
+
+def pages_to_begin(sequence: Sequence, blocks: BlockManager) -> int:
     """Give the free pages that it takes to join the batch: for its context, and the first page that each beam grows."""
     own = min(pages_of(sequence.first_entries) + 1, pages_of(sequence.max_entries))
-    row = sequence.session_row
-    return sequence.width * (own + pages_of(sequence.source_length)) - len((row and row.saved) or ())
+    row, known = sequence.session_row, find_known(sequence, blocks)
+    new = sequence.width * (own - len(known) + pages_of(sequence.source_length))
+    return new + blocks.prefixes.count_unused(known) - len((row and row.saved) or ())
 
 
 def pages_to_grow(sequence: Sequence) -> int:
@@ -20,15 +65,40 @@ def pages_to_grow(sequence: Sequence) -> int:
 
 
 def take_pages(sequence: Sequence, blocks: BlockManager) -> None:
-    """Take the pages that its context needs."""
-    saved, row = list[int](), sequence.session_row
+    """Take the pages that its context needs, and share those that are known."""
+    saved, row, known = list[int](), sequence.session_row, find_known(sequence, blocks)
     if row:
         sequence.lacks_past = sequence.start > 0 and row.saved is None
         saved, row.saved = row.saved or [], None
     sizes = sequence.first_entries, sequence.max_entries, sequence.source_length
     for _ in range(sequence.width):
-        sequence.pages.append(blocks.take(*sizes, saved))
+        sequence.pages.append(blocks.take(*sizes, saved, known))
     _measure_room(sequence)
+    sequence.skipped = max(0, len(known) * PAGE - sequence.start)
+    sequence.stage = CONTINUED_ROWS if sequence.start + sequence.skipped else NEW_ROWS
+    if not blocks.keeps_prefixes or not takes_part(sequence):
+        return
+    blocks.prefixes.queried += len(sequence.context.ids) + sequence.count
+    blocks.prefixes.found += sequence.skipped
+    if blocks.prefixes.fresh.isdisjoint(known):
+        blocks.prefixes.add(sequence.pages[0].pages, _entries(sequence), is_fresh=True)
+    else:
+        sequence.stage = SHARING_ROWS
+
+
+def keep_known(sequence: Sequence, blocks: BlockManager) -> None:
+    """Make known what is in its full pages, for later rows: its context, and the tokens that it has generated."""
+    if blocks.keeps_prefixes and takes_part(sequence) and sequence.pages:
+        entries = _entries(sequence)
+        if sequence.count:  # its last token has not been run
+            entries = entries[: -1 if sequence.width == 1 else -sequence.count]
+        blocks.prefixes.add(sequence.pages[0].pages, entries)
+
+
+def forget_known(sequences: Iterable[Sequence], blocks: BlockManager, is_dirty: bool = False) -> list[int]:
+    """Let the pages of sequences that have failed not be found any more; returns those that other rows use."""
+    rows = [row for sequence in sequences for row in sequence.pages]
+    return blocks.prefixes.forget(dict.fromkeys(page for row in rows for page in row.pages), is_dirty)
 
 
 def grow(sequence: Sequence, blocks: BlockManager) -> bool:
@@ -39,10 +109,11 @@ def grow(sequence: Sequence, blocks: BlockManager) -> bool:
     return has_grown
 
 
-def free_pages(sequence: Sequence, blocks: BlockManager) -> None:
-    """Free its pages."""
-    blocks.release(sequence.pages)
+def free_pages(sequence: Sequence, blocks: BlockManager) -> list[int]:
+    """Free its pages; returns those that must be cleared."""
+    to_clear = blocks.release(sequence.pages)
     sequence.pages = []
+    return to_clear
 
 
 def _measure_room(sequence: Sequence) -> None:

@@ -23,11 +23,12 @@ from ..sampling.sampling import NOT_FINITE
 from ..steps.steps import Steps
 from .batch import Batch
 from .outputs import output_tensors
-from .paging import pages_to_begin, pages_to_grow, take_pages
+from .paging import pages_to_begin, pages_to_grow, take_pages, tokens_found, tokens_to_run
 from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence
 from .sessions import Session, Sessions
 
 _PREFILL_TOKENS = 4096  # of one prefill pass, padding included: bounds its memory and how long it delays other rows
+_HELD_TOKENS = 8 * _PREFILL_TOKENS  # that the rows of one pass continue, padding included
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Scheduler:
                 self._answer(self._read_tokens())
             elif len(self._batch) > 1:
                 sequence = self._batch.youngest
+                self._batch.keep([sequence])
                 self._batch.free([sequence])
                 sequence.set_back()
                 self._waiting.appendleft(sequence)
@@ -144,6 +146,7 @@ class Scheduler:
 
         A sequence that was alone in the step fails its request.
         """
+        self._batch.forget(failed)
         self._batch.free(failed)
         if len(failed) == 1:
             self._finish(failed[0].job, Answer(None, problem, code=FAILED))
@@ -190,16 +193,22 @@ class Scheduler:
         has_slots = len(everyone) <= self._max_rows and sum(each.width for each in everyone) <= MOST_SLOTS
         # The others are left a page for each row, so that those that join last are not set back at once.
         spare = self._batch.pages_to_grow + sum(map(pages_to_grow, new[:-1]))
-        return has_slots and pages_to_begin(new[-1]) + spare <= self._steps.cache.blocks.free
+        return has_slots and pages_to_begin(new[-1], self._steps.cache.blocks) + spare <= self._steps.cache.blocks.free
 
     def _is_one_pass(self, new: list[Sequence]) -> bool:
         if len(new) == 1:
             return True
-        lengths = [max(len(each.context.ids) + each.count, each.source_length) for each in new]
-        # Contexts that continue what is in the cache already are padded to the longest on the device.
-        tokens = len(new) * max(lengths) if any(each.start for each in new) else sum(lengths)
+        blocks = self._steps.cache.blocks
+        sizes = [
+            (each.start + found, tokens_to_run(each, found)) for each in new for found in [tokens_found(each, blocks)]
+        ]
+        # Rows that continue what is in the cache already are padded to the longest on the device, and so is that.
+        continued = [(before, tokens) for before, tokens in sizes if before]
+        padded = len(continued) * max((tokens for _, tokens in continued), default=0)
+        held = len(continued) * max((before for before, _ in continued), default=0)
+        tokens = padded + sum(tokens for before, tokens in sizes if not before)
         is_alone = any(_is_prefilled_alone(each) for each in new)
-        return tokens <= _PREFILL_TOKENS and not is_alone
+        return tokens <= _PREFILL_TOKENS and held <= _HELD_TOKENS and not is_alone
 
     def _read_tokens(self) -> list[Sequence]:
         """Wait for the oldest pending tokens and append them; returns the sequences that got one."""
@@ -254,6 +263,7 @@ class Scheduler:
 
     def _free_and_save(self, sequences: list[Sequence]) -> None:
         """Free slots, and save what sessions continue from."""
+        self._batch.keep(sequences)
         for sequence in sequences:
             self.sessions.save(sequence)
         self._batch.free(sequences)

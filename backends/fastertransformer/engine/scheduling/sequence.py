@@ -87,6 +87,8 @@ class Sequence:
         slots: of the beams, while it is in the batch.
         pages: of the beams, while it is in the batch.
         room: it has pages for as many launched tokens.
+        skipped: tokens of its context whose keys and values were found in the prefix cache.
+        stage: the part of its prefill pass in which its context is run; see contexts.py.
         isolate_until: it runs alone until it has this many tokens, because a step that it shared has failed (0: the
             prefill has failed, and is repeated alone); None: no step has failed.
         context_outputs: its outputs that depend on its context alone, by name; see contexts.py.
@@ -101,6 +103,8 @@ class Sequence:
     slots: list[int] = field(default_factory=list)
     pages: list[RowPages] = field(default_factory=list)
     room: int = 0
+    skipped: int = 0
+    stage: int = 0
     isolate_until: int | None = None
     context_outputs: dict[str, Array] = field(default_factory=dict)
     session_row: SessionRow | None = None

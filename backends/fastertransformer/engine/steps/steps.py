@@ -276,8 +276,10 @@ class Steps:
     def copy(self, targets: Sequence[RowPages], sources: Sequence[RowPages], length: int) -> None:
         """Copy the first ``length`` entries of rows, and their encoders' output, to others; see KvCache.copy."""
         count = pages_of(length)
-        pages = [[page for row in rows for page in (*row.pages[:count], *row.source)] for rows in (targets, sources)]
-        self.copy_pages(np.array(pages), np.array([[row.slot for row in rows] for rows in (targets, sources)]))
+        both = [[page for row in rows for page in (*row.pages[:count], *row.source)] for rows in (targets, sources)]
+        pages = [pair for pair in zip(*both, strict=True) if pair[0] != pair[1]]  # rows may share pages
+        slots = np.array([[row.slot for row in rows] for rows in (targets, sources)])
+        self.copy_pages(np.array(pages, np.int64).reshape(-1, 2).T, slots)
 
     @_collective
     def copy_pages(self, pages: Array, slots: Array) -> None:

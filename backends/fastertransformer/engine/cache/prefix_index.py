@@ -1,0 +1,155 @@
+"""The prefix cache: pages are found again by the tokens in them and in all pages before them.
+
+The keys and values of a full page depend on its tokens and on those before it alone. So each page that is known has a
+key: the number of the page content before it, and its own tokens. Keys are compared as a whole, never by their hash
+alone. A page that no row uses stays known until its memory is needed; that unused for longest is forgotten first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from ..request.schema import Array
+
+PAGE = 32  # tokens
+
+
+class PageKey(NamedTuple):
+    """What a page holds.
+
+    Attributes:
+        before: number of the content of the page before it; 0: it is a row's first.
+        tokens: its ids, as bytes.
+    """
+
+    before: int
+    tokens: bytes
+
+
+@dataclass
+class _Known:
+    """A page that is known.
+
+    Attributes:
+        key: its content; None: it is not found any more.
+        number: of its content.
+        uses: rows that use it.
+        is_dirty: whether it holds numbers that are not finite.
+    """
+
+    key: PageKey | None
+    number: int
+    uses: int = 1
+    is_dirty: bool = False
+
+
+class PrefixIndex:
+    """The pages that are known, those in use and those that are not.
+
+    Args:
+        most_unused: pages that are kept though no row uses them.
+
+    Attributes:
+        fresh: pages that this step's prefill computes.
+        queried: tokens that were looked for, so far.
+        found: tokens of these that were found.
+    """
+
+    def __init__(self, most_unused: int) -> None:
+        self._most_unused = most_unused
+        self._pages: dict[PageKey, int] = {}
+        self._known: dict[int, _Known] = {}
+        self._unused: dict[int, None] = {}  # the longest unused first
+        self._numbers = count(1)
+        self.fresh: set[int] = set()
+        self.queried = self.found = 0
+
+    def __len__(self) -> int:
+        return len(self._unused)
+
+    def find(self, ids: Array) -> list[int]:
+        """Give the known pages of the longest beginning of some tokens, int64 [n]."""
+        pages, before = [], 0
+        for tokens in _cut(ids):
+            page = self._pages.get(PageKey(before, tokens))
+            if page is None:
+                break
+            pages.append(page)
+            before = self._known[page].number
+        return pages
+
+    def count_unused(self, pages: Iterable[int]) -> int:
+        """Give how many of these pages no row uses."""
+        return sum(page in self._unused for page in pages)
+
+    def use(self, pages: Iterable[int]) -> None:
+        """Let one more row use known pages."""
+        for page in pages:
+            self._known[page].uses += 1
+            self._unused.pop(page, None)
+
+    def add(self, pages: Sequence[int], ids: Array, is_fresh: bool = False) -> None:
+        """Make the full pages of a row known, whose tokens are these, int64 [n]; content that is known stays."""
+        before = 0
+        for page, tokens in zip(pages, _cut(ids), strict=False):
+            key = PageKey(before, tokens)
+            known = self._pages.get(key)
+            if known is None and page not in self._known:
+                self._pages[key] = known = page
+                self._known[page] = _Known(key, next(self._numbers))
+                if is_fresh:
+                    self.fresh.add(page)
+            if known is None:  # it was forgotten
+                return
+            before = self._known[known].number
+
+    def forget(self, pages: Iterable[int], is_dirty: bool) -> list[int]:
+        """Let pages not be found any more; returns those that other rows use, of which some may be dirty."""
+        shared = []
+        for page in pages:
+            if known := self._known.get(page):
+                if known.key:
+                    del self._pages[known.key]
+                known.key = None
+                if known.uses > 1:
+                    known.is_dirty |= is_dirty
+                    shared.append(page)
+        return shared
+
+    def release(self, pages: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Let one row less use pages; returns those that are free now, and those of them that are dirty."""
+        free, dirty = [], []
+        for page in reversed(pages):  # what comes last in a row is worth least
+            known = self._known.get(page)
+            if known is None:
+                free.append(page)
+                continue
+            known.uses -= 1
+            if known.uses:
+                continue
+            if known.key:
+                self._unused[page] = None
+            else:
+                del self._known[page]
+                free.append(page)
+                dirty += [page] if known.is_dirty else []
+        return free + self.evict(len(self._unused) - self._most_unused), dirty
+
+    def evict(self, count: int) -> list[int]:
+        """Forget the pages that were unused for longest; returns them."""
+        pages = [page for page, _ in zip(self._unused, range(count), strict=False)]
+        for page in pages:
+            del self._unused[page]
+            key = self._known.pop(page).key
+            assert key
+            del self._pages[key]
+        return pages
+
+
+def _cut(ids: Array) -> Iterator[bytes]:
+    """Give the tokens of each full page."""
+    for first in range(0, len(ids) - PAGE + 1, PAGE):
+        yield ids[first : first + PAGE].tobytes()
