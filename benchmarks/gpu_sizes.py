@@ -8,6 +8,10 @@ from typing import Any
 
 from backends.fastertransformer.engine.request.parse import Array
 from benchmarks.generate import Ask, tensors_of
+from ft_format.config_ini import render
+from ft_format.families import llama
+from ft_format.families.family import ConfigValues
+from ft_format.families.llama_dims import LlamaDims
 from handover.errors import ConfigError
 
 _POSITIONS = 2049  # the longest input of benchmarks.gpu_prefill, and one more
@@ -149,12 +153,86 @@ class T5Size(Size):
         return self.layers * (6 * self.hidden * self._attention_width + mlp)
 
 
+@dataclass(frozen=True)
+class LlamaSize(Size):
+    """A Llama, or a Qwen3.
+
+    Attributes:
+        kv_heads: heads of keys and values.
+        head_size: of all heads.
+        inter: width of the MLP's inner layer, whose input is multiplied by two matrices.
+        qk_norm: whether queries and keys are normed (Qwen3).
+        is_tied: whether the head is the embedding.
+        rope_theta: base of the rotation.
+        positions: of the longest text.
+    """
+
+    model_type: str = "Llama"
+    kv_heads: int = 8
+    head_size: int = 128
+    inter: int = 0
+    qk_norm: bool = False
+    is_tied: bool = False
+    rope_theta: float = 500000.0
+    positions: int = 131072
+
+    def prefill_operations(self, batch: int, length: int) -> int:
+        """See Size."""
+        return self.operations(batch, length, 1) + batch * self.layers * 2 * length**2 * self.heads * self.head_size
+
+    def config_ini(self) -> str:
+        """See Size."""
+        dims = LlamaDims(
+            head_num=self.heads,
+            kv_head_num=self.kv_heads,
+            size_per_head=self.head_size,
+            hidden_units=self.hidden,
+            inter_size=self.inter,
+            num_layer=self.layers,
+            vocab_size=self.vocab,
+            max_pos_seq_len=self.positions,
+            rotary_embedding=self.head_size,
+            layernorm_eps=1e-5,
+            has_untied_head=not self.is_tied,
+            rope_theta=self.rope_theta,
+            qk_norm=self.qk_norm,
+        )
+        keys = dict(llama.config(ConfigValues(dims, 1, "fp16", 0, 0))[llama.SECTION])
+        del keys["tensor_para_size"], keys["weight_data_type"]  # who measures says them
+        return render({llama.SECTION: keys}).rstrip() + "\n"
+
+    def peer(self) -> Any:
+        """See Size."""
+        import transformers
+
+        kind = "Qwen3" if self.qk_norm else "Llama"
+        config = getattr(transformers, f"{kind}Config")(
+            vocab_size=self.vocab,
+            hidden_size=self.hidden,
+            intermediate_size=self.inter,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_size,
+            tie_word_embeddings=self.is_tied,
+            max_position_embeddings=self.positions,
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
+        )
+        return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+    @property
+    def _layers_numel(self) -> int:
+        attention = 2 * (self.heads + self.kv_heads) * self.head_size
+        return self.layers * self.hidden * (attention + 3 * self.inter)
+
+
 def for_encoder(tensors: dict[str, Array]) -> dict[str, Array]:
     """Call a request's tensors as FasterTransformer's T5 does."""
     names = {"input_lengths": "sequence_length", "request_output_len": "max_output_len"}
     return {names.get(name, name): array for name, array in tensors.items()}
 
 
+_QWEN3: dict[str, Any] = {"rope_theta": 1000000.0, "positions": 40960}
 SIZES = {
     "124M": Size(12, 768, 12, 50304),
     "1.3B": Size(24, 2048, 16, 51200),
@@ -162,6 +240,10 @@ SIZES = {
     "20B": Size(44, 6144, 48, 51200),
     "43B": Size(48, 8192, 64, 256000),
     "GPT-J 6B": Size(28, 4096, 16, 50400, "GPT-J"),
+    "Llama 3.1 8B": LlamaSize(32, 4096, 32, 128256, inter=14336),
+    "Llama 3.1 70B": LlamaSize(80, 8192, 64, 128256, inter=28672),
+    "Qwen3 0.6B": LlamaSize(28, 1024, 16, 151936, inter=3072, qk_norm=True, is_tied=True, **_QWEN3),
+    "Qwen3 14B": LlamaSize(40, 5120, 40, 151936, inter=17408, qk_norm=True, **_QWEN3),
     "T5 11B": T5Size(24, 1024, 128, 32128, inter=65536),
     "T5 v1.1 XXL": T5Size(24, 4096, 64, 32128, head_size=64, inter=10240, is_gated=True),
 }

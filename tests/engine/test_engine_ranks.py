@@ -17,6 +17,7 @@ import pytest
 import torch
 from support.family_shards import write_family
 from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.llama_shards import shards_of
 from support.prefix_prompts import write as write_with_prefixes
 from support.random_t5 import random_t5
 from support.rank_processes import CACHE_BYTES, PROJECT, RankProcesses, Tensors, answer_of, workers_of
@@ -185,6 +186,29 @@ def test_an_encoder_decoder_over_ranks_gives_what_one_process_gives(
     for ours, theirs in zip(ranks.answers, expected, strict=True):
         for name, array in theirs.items():
             np.testing.assert_allclose(ours[name], array, atol=1e-4 if array.dtype.kind == "f" else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "pipeline"), [("gemma2", 4, 1), ("gemma2", 1, 2), ("starcoder2", 2, 1), ("qwen3", 2, 2)]
+)
+def test_a_llama_over_ranks_gives_what_one_process_gives(name: str, tensor: int, pipeline: int, tmp_path: Path) -> None:
+    """Norms behind the sum over ranks, a tied head, layers with a window and without; biases; key heads shared out."""
+    shards, _ = shards_of(name, tmp_path, tensor)
+    requests = [
+        *REQUESTS,
+        sampled(REQUESTS[0]),
+        request(3, (6, 2), (9, 12)) | {"beam_width": np.full((2, 1), 3, np.uint32)},
+    ]
+    ranks = start(shards, tmp_path, tensor, pipeline, requests, model_type="Llama")
+    alone = Settings(shards, tensor, 1, "fp32", 1, "Llama", has_process_per_rank=False, kv_cache_bytes=CACHE_BYTES)
+    engine = open_engine(alone, CPU)
+    expected = [answer_of(engine, each) for each in requests]
+    assert set(ranks.wait(100)) == {0}, ranks.text
+    for ours, theirs in zip(ranks.answers, expected, strict=True):
+        for key in ("output_ids", "sequence_length"):
+            np.testing.assert_array_equal(ours[key], theirs[key])
+        for key in ("cum_log_probs", "output_log_probs", "context_log_probs"):
+            np.testing.assert_allclose(ours[key], theirs[key], atol=1e-4)
 
 
 def test_prefix_prompts_over_ranks_give_what_one_process_gives(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from benchmarks import gpu_agreement
 from benchmarks.continuous import News, answer_all
 from benchmarks.gpu_load import mixed_asks
 from benchmarks.gpu_report import main
-from benchmarks.gpu_sizes import SIZES, Size, T5Size
+from benchmarks.gpu_sizes import SIZES, LlamaSize, Size, T5Size
 
 DECODED = """model,data_type,gpus,batch,input_length,output_length,floor_ms,compute_ms,peer_ms,first_ms,ours_ms,ratio,peer_ratio,gpu,torch,commit
 5B,fp16,1,1,60,20,45.4,1.0,,60.0,53.0,1.17,,H200,2.11,abc
@@ -121,7 +121,15 @@ def test_a_gptj_reads_as_much_as_transformers() -> None:
     assert size.weight_bytes(2) == 2 * matrices
 
 
-@pytest.mark.parametrize("name", ["5B", "GPT-J 6B", "T5 11B", "T5 v1.1 XXL"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_llama_reads_as_much_as_transformers(qk_norm: bool) -> None:
+    size = LlamaSize(3, 64, 8, 500, kv_heads=2, head_size=16, inter=96, qk_norm=qk_norm)
+    assert size.weight_bytes(2) == 2 * numel(size.peer(), "_proj.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize(
+    "name", ["5B", "GPT-J 6B", "T5 11B", "T5 v1.1 XXL", "Qwen3 0.6B", "Qwen3 14B", "Llama 3.1 70B"]
+)
 def test_a_models_config_has_the_bytes_that_are_counted(name: str, tmp_path: Path) -> None:
     size = SIZES[name]
     (tmp_path / "config.ini").write_text(size.config_ini())
