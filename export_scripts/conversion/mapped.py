@@ -30,7 +30,7 @@ _ALIGNMENT = 64
 # Read and summed up at a time: it is still in the cache when the second follows the first.
 _PIECE_BYTES = 1 << 20
 # Of what is only copied: read, checked, summed up and written while it lies in the second-level cache.
-_RUN_BYTES = 512 << 10
+RUN_BYTES = 512 << 10
 
 
 RecordKey = tuple[str, int, int]
@@ -131,11 +131,11 @@ class Reader:
         record = _record(view)
         assert record is not None, "is_mapped has been asked"
         self.forget()
-        buffer, offset = self._take(_RUN_BYTES), _offset(record, view)
+        buffer, offset = self._take(RUN_BYTES), _offset(record, view)
         end = offset + view.nbytes
         with _opened(record) as file:
             while offset < end:
-                run = buffer[: min(_RUN_BYTES - offset % _RUN_BYTES, end - offset)]
+                run = buffer[: min(RUN_BYTES - offset % RUN_BYTES, end - offset)]
                 self._read_run(file, run, offset, record)
                 yield run
                 offset += run.size

@@ -41,6 +41,7 @@ class Sizing:
         largest: name and bytes of the largest tensor written.
         processes: tensors converted at a time, at most.
         rate: bytes that one of them rearranges, checks and digests in a second, measured here.
+        buffer_bytes: read at a time by each.
     """
 
     files_read: int
@@ -51,11 +52,12 @@ class Sizing:
     largest: tuple[str, int]
     processes: int
     rate: float
+    buffer_bytes: int = READ_BYTES
 
     @property
     def memory_bytes(self) -> int:
         """Peak of the conversion, file pages left out."""
-        return _BASE_BYTES + self.processes * (READ_BYTES + _THREAD_BYTES)
+        return _BASE_BYTES + self.processes * (self.buffer_bytes + _THREAD_BYTES)
 
     def lines(self) -> list[str]:
         """Say it, one line a fact."""

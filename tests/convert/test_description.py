@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
+from support.huggingface_models import save
 from support.llama_configs import nemo1, nemo2
 from support.llama_models import saved
 
+from export_scripts.arguments import ConvertArguments
 from export_scripts.conversion.description import read_description
 from export_scripts.conversion.random_weights import plan_random
 from export_scripts.conversion.sizing import measure
+from export_scripts.convert import convert
+from export_scripts.targets.huggingface.sizing import measure_huggingface
 from handover.errors import CheckpointError
 
 LLAMA_405B = {
@@ -78,6 +83,46 @@ def test_a_405b_from_its_configuration_alone(form: str, tmp_path: Path) -> None:
     assert sizing.memory_bytes < 1 << 30
     said = "\n".join(sizing.lines())
     assert "405.9 billion" in said and "memory" in said and "time" in said
+
+
+@pytest.mark.parametrize("form", ["huggingface", "nemo1", "nemo2", "megatron_bridge"])
+def test_a_405b_for_hugging_face_from_its_configuration_alone(form: str, tmp_path: Path) -> None:
+    count = parameters(LLAMA_405B)
+    sizing = measure_huggingface(described(form, tmp_path), "bf16", 16)
+    assert (sizing.parameter_count, sizing.written_bytes, sizing.read_bytes) == (count, 2 * count, 2 * count)
+    # The largest matrix has 1.7 GB, so that a file of at most 5 GB may be left with a third of its room unused.
+    assert 2 * count / 5e9 <= sizing.files_written - 6 <= 2 * count / 3.3e9
+    assert sizing.largest == ("model.embed_tokens.weight", 2 * 128256 * 16384)
+    # What Hugging Face's own directory holds is copied, the rest may be rearranged.
+    assert sizing.memory_bytes < (200 << 20 if form == "huggingface" else 1 << 30)
+    said = "\n".join(sizing.lines())
+    assert "405.9 billion" in said and "memory" in said and "time" in said
+
+
+def test_a_tied_head_is_neither_counted_nor_written(tmp_path: Path) -> None:
+    config = {**LLAMA_405B, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    config |= {"num_attention_heads": 32, "tie_word_embeddings": True}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **config}))
+    count = parameters(config)
+    assert count == 1_235_814_400, "Llama 3.2 1B"
+    sizing = measure_huggingface(path, "bf16", 2)
+    assert (sizing.parameter_count, sizing.written_bytes, sizing.read_bytes) == (count, 2 * count, 4 * count)
+    assert sizing.files_written == 1 + 5
+    assert measure(path, 1, "bf16", 2).parameter_count > count, "shards hold the head as well"
+
+
+@pytest.mark.parametrize("data_type", ["fp32", "bf16"])
+def test_what_is_said_of_a_checkpoint_is_what_its_conversion_writes(data_type: str, tmp_path: Path) -> None:
+    save("gpt2", tmp_path / "source")
+    sizing = measure_huggingface(tmp_path / "source", data_type, 1)
+    manifest = convert(ConvertArguments(tmp_path / "source", tmp_path / "out", 1, data_type, format="huggingface"))
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    assert sizing.parameter_count == sum(tensor.numel() for tensor in tensors.values())
+    assert sizing.written_bytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert sizing.files_written == len(manifest.files) + 1
+    is_copied = data_type == "fp32"
+    assert (sizing.memory_bytes < 60e6) == is_copied
 
 
 def test_ranks_that_do_not_divide_groups_are_refused(tmp_path: Path) -> None:

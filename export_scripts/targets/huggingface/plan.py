@@ -165,7 +165,7 @@ def _expressed(
             "take the prompt tables or adapters away, or export.model.format=fastertransformer",
         )
     facts = _facts(opened, source, assignments)
-    target = _target(opened, facts)
+    target = target_of(opened.family.name, opened.dims, facts)
     rows, remarks = _rows(opened)
     dims = replace(opened.dims, vocab_size=rows)  # type: ignore[type-var]
     tensors = target.tensors(opened.dims, facts)
@@ -215,15 +215,15 @@ def _are_equal(first: LazyTensor, second: LazyTensor) -> bool:
     return True
 
 
-def _target(source: Source, facts: Facts) -> Target:
-    """Choose the architecture.
+def target_of(family: str, dims: Any, facts: Facts) -> Target:
+    """Choose the architecture for a model of a family.
 
     Raises:
         CheckpointError: none can express the model; what is in the way of each.
     """
     reasons = []
-    for target in TARGETS.get(source.family.name, ()):
-        problems = target.problems(source.dims, facts)
+    for target in TARGETS.get(family, ()):
+        problems = target.problems(dims, facts)
         if not problems:
             return target
         reasons += [f"{target.architecture}: {problem}" for problem in problems]

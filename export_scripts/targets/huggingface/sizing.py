@@ -1,21 +1,31 @@
-"""What a conversion to Hugging Face will take, known before any weight is read."""
+"""What a conversion to Hugging Face will take, known before any weight is read: from its own plan, not the shards'."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
+import numpy as np
+
 from export_scripts.checkpoints.formats import find_archive
 from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
-from export_scripts.conversion.description import is_description
-from export_scripts.conversion.dtypes import item_bytes
-from export_scripts.conversion.safetensors_files import LARGEST_FILE_BYTES
-from export_scripts.conversion.sizing import Sizing, measure, measured_rate
-from export_scripts.targets.huggingface.plan import Wish, plan_huggingface
+from export_scripts.conversion.assembly import Assembly
+from export_scripts.conversion.description import Description, is_description, read_description
+from export_scripts.conversion.dtypes import is_finite, item_bytes
+from export_scripts.conversion.mapped import RUN_BYTES
+from export_scripts.conversion.safetensors_files import LARGEST_FILE_BYTES, PlannedTensor, WeightsFile, lay_out
+from export_scripts.conversion.shards import READ_BYTES
+from export_scripts.conversion.sizing import Sizing, measured_rate
+from export_scripts.targets.huggingface.plan import HuggingFacePlan, Wish, plan_huggingface, target_of
+from export_scripts.targets.huggingface.table import Facts
+from ft_format.layout import whole_tensors
+from handover.digests import BlockSums
 
-# Configuration, generation, tokenizer and its configuration, index and manifest.
-_SMALL_FILES = 6
+# Configuration, generation, tokenizer and its configuration, manifest; several files of weights have an index too.
+_SMALL_FILES = 5
+_TIMES = 64
 
 
 def measure_huggingface(path: Path, data_type: str, processes: int, given: GivenFiles = NOTHING_GIVEN) -> Sizing:
@@ -31,21 +41,83 @@ def measure_huggingface(path: Path, data_type: str, processes: int, given: Given
         CheckpointError: it cannot be converted.
     """
     if is_description(path):
-        sizing = measure(path, 1, data_type, processes)
-        return replace(sizing, files_written=-(-sizing.written_bytes // LARGEST_FILE_BYTES) + _SMALL_FILES)
+        return _of_description(read_description(path), path, data_type, processes)
     plan = plan_huggingface(find_archive(path, given), Wish(data_type, LARGEST_FILE_BYTES))
-    written = {
-        tensor.name: prod(tensor.shape) * item_bytes(data_type) for file in plan.files for tensor in file.tensors
-    }
-    largest = max(written, key=lambda name: written[name])
     source_types = sorted({tensor.data_type for tensor in plan.read})
-    return Sizing(
+    return _sizing(
+        plan.files,
+        data_type,
+        processes,
         files_read=len(plan.source.archive.sizes),
         read_bytes=sum(prod(tensor.shape) * item_bytes(tensor.data_type) for tensor in plan.read),
+        small_files=len(plan.small_files) + 1,
+        source_type=source_types[0],
+        is_copied=_is_copied(plan, source_types, given),
+    )
+
+
+def _is_copied(plan: HuggingFacePlan, source_types: Sequence[str], given: GivenFiles) -> bool:
+    """Whether it is known that no tensor is cast, rearranged or computed: a directory of Hugging Face keeps its own."""
+    return plan.source.own is not None and source_types == [plan.settings.data_type] and given.adapter is None
+
+
+def _of_description(described: Description, path: Path, data_type: str, processes: int) -> Sizing:
+    dims = described.dims
+    facts = Facts(is_head_tied=not dims.has_untied_head)
+    target = target_of(described.family.name, dims, facts)
+    shapes = {name: spec.full_shape(dims) for name, spec in whole_tensors(described.family.schema(dims)).items()}
+    planned = [
+        PlannedTensor(name, taken.shape(shapes[taken.pivot]), taken.axes(shapes[taken.pivot]), _not_made)
+        for name, taken in target.tensors(dims, facts).items()
+    ]
+    files = lay_out(planned, data_type, LARGEST_FILE_BYTES)
+    return _sizing(
+        files,
+        data_type,
+        processes,
+        files_read=described.files,
+        read_bytes=sum(prod(tensor.shape) for tensor in planned) * item_bytes(described.data_type),
+        small_files=_SMALL_FILES + (len(files) > 1),
+        source_type=described.data_type,
+        is_copied=path.suffix == ".json" and described.data_type == data_type,
+    )
+
+
+def _not_made() -> Assembly:
+    raise AssertionError("a description has no weights")
+
+
+def _sizing(
+    files: Sequence[WeightsFile],
+    data_type: str,
+    processes: int,
+    *,
+    files_read: int,
+    read_bytes: int,
+    small_files: int,
+    source_type: str,
+    is_copied: bool,
+) -> Sizing:
+    written = {tensor.name: prod(tensor.shape) * item_bytes(data_type) for file in files for tensor in file.tensors}
+    largest = max(written, key=lambda name: written[name])
+    return Sizing(
+        files_read=files_read,
+        read_bytes=read_bytes,
         parameter_count=sum(written.values()) // item_bytes(data_type),
-        files_written=len(plan.files) + len(plan.small_files) + 1,
+        files_written=len(files) + small_files,
         written_bytes=sum(written.values()),
         largest=(largest, written[largest]),
         processes=processes,
-        rate=measured_rate(source_types[0], data_type),
+        rate=_copy_rate(data_type) if is_copied else measured_rate(source_type, data_type),
+        buffer_bytes=RUN_BYTES if is_copied else READ_BYTES,
     )
+
+
+def _copy_rate(data_type: str) -> float:
+    """Measure how many bytes one processor checks and digests in a second, reading and writing left out."""
+    run = np.zeros(RUN_BYTES, np.uint8)
+    sums, started = BlockSums(), time.perf_counter()
+    for _ in range(_TIMES):
+        is_finite(run.view(f"u{item_bytes(data_type)}"), data_type)
+        sums.update(run.data)
+    return _TIMES * RUN_BYTES / (time.perf_counter() - started)
