@@ -81,10 +81,9 @@ class ControlChannel:
         while not (self._has_found_rank_0() if rank else self._has_gathered()):
             check()
             if self.lost or time.monotonic() > deadline:
-                file = self._ranks.rendezvous
-                problem = f"rank 0 has not come within {timeout_s:g} s ({file})" if rank else ""
-                problem = problem or f"not all have come within {timeout_s:g} s"
-                raise EngineError(self.lost or f"rank {rank}: {problem}")
+                late = f"rank 0 has not come within {timeout_s:g} s ({self._ranks.rendezvous})"
+                late = late if rank else f"not all have come within {timeout_s:g} s"
+                raise EngineError(self.lost or f"rank {rank}: {late}")
             time.sleep(_POLL_S)
 
     def _listen(self) -> None:
