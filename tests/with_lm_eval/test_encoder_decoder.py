@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lm_eval import simple_evaluate
-from support.harness_tasks import SUBSET, harness_task, requests
+from support.harness_tasks import SUBSET, harness_task, requests, task_manager
 from support.served import Deployment
 from support.t5_models import huggingface_t5
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -60,7 +60,9 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, A
 
 
 def evaluate(model: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    found = simple_evaluate(model, tasks=[harness_task(SUBSET)], log_samples=True, bootstrap_iters=0)
+    found = simple_evaluate(
+        model, tasks=[harness_task(SUBSET)], task_manager=task_manager(), log_samples=True, bootstrap_iters=0
+    )
     assert found is not None
     (figures,), (samples,) = found["results"].values(), found["samples"].values()
     return figures, sorted(samples, key=lambda sample: sample["doc_id"])

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from lm_eval import simple_evaluate
 from support.fake_triton import T5_INPUTS, FakeTriton, Tensors, count_up_t5
-from support.harness_tasks import PROJECT, SUBSET, harness_task, requests
+from support.harness_tasks import PROJECT, SUBSET, harness_task, requests, task_manager
 from support.served import Deployment
 from tritonclient import grpc as triton
 
@@ -213,7 +213,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 def test_the_harnesss_own_lambada_agrees_to_the_last_example(deployment: Deployment, tmp_path: Path) -> None:
     model = ServedLM(str(deployment.endpoint_file))
-    results = simple_evaluate(model, tasks=[harness_task(SUBSET)], log_samples=True, bootstrap_iters=0)
+    results = simple_evaluate(
+        model, tasks=[harness_task(SUBSET)], task_manager=task_manager(), log_samples=True, bootstrap_iters=0
+    )
     assert results is not None
     (figures,), (theirs,) = results["results"].values(), results["samples"].values()
     assert results["config"]["model_digest"].startswith("sha256:")
