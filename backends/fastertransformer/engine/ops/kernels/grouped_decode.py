@@ -22,25 +22,31 @@ from .elements import capped, rotary_factors
 from .kv_write import HeadNorms
 from .launch import scores_of, scratch_of, uses_pdl
 
-_MOST_PIECES, _AT_ONCE = tl.constexpr(64), tl.constexpr(2)  # pieces of a row, and of these merged at once
-_HELD, _MOST_BLOCK = 16384, 64  # bytes of keys, and of values, that a program holds at a time; cells
-_WARPS = 4
+_MOST_PIECES, _AT_ONCE = tl.constexpr(64), tl.constexpr(4)  # pieces of a row, and of these merged at once
+_HELD = 16384  # bytes of keys, and of values, that a program holds at a time
 _VARYING = ("table_stride", "pieces", "rotary_size", "reach", "least", "positions", "slots")
 
 
-class Pieces(NamedTuple):
+class GroupTiles(NamedTuple):
     """How rows' cells are split over programs.
 
     Attributes:
         least: cells of a piece at least; up to twice as many are one piece.
         programs: for each processor at least, if there are enough cells.
+        block: the most cells that a program holds at a time.
+        warps: of a program.
+        registers: the most of a thread; 0: no limit.
     """
 
     least: int
     programs: int
+    block: int = 64
+    warps: int = 4
+    registers: int = 0
 
 
-_FEW, _MANY = Pieces(64, 2), Pieces(256, 8)
+# If all rows have together as many KV heads as a quarter of the processors or fewer, as twice the processors, and more.
+_FEW, _SOME, _MANY = GroupTiles(64, 2), GroupTiles(128, 4), GroupTiles(256, 8)
 
 
 @triton.jit
@@ -241,6 +247,7 @@ def attend_groups(
     spec: AttentionSpec,
     norms: HeadNorms | None = None,
     packed: PackedSteps | None = None,
+    tiles: GroupTiles | None = None,
 ) -> Tensor:
     """Attend from the newest token of each row to its earlier tokens, and write its key and value.
 
@@ -255,6 +262,7 @@ def attend_groups(
         spec: scale, cap, window and rotary positions; not a bias.
         norms: of queries and keys, before they are rotated; None: none.
         packed: None: there is one token of each row.
+        tiles: None: by shape.
 
     Returns:
         Of q's shape; [B, 1, H * D] is a view of it, or [1, T, H * D] of packed rows.
@@ -267,11 +275,11 @@ def attend_groups(
     kv = q if k is None else k
     scratch, has_pdl = scratch_of(q.device), uses_pdl(q.device) and packed is None
     programs, processors = rows * kv_heads, scratch.processors
-    split = _FEW if programs <= processors // 4 else _MANY
-    pieces = max(1, min(_MOST_PIECES.value, split.programs * processors // programs))
+    tiles = tiles or (_FEW if programs <= processors // 4 else _SOME if programs <= 2 * processors else _MANY)
+    pieces = max(1, min(_MOST_PIECES.value, tiles.programs * processors // programs))
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(size))
     partial, finished = scratch.get(programs, programs * pieces * group * (width + 4) if pieces > 1 else 0)
-    block = max(16, min(_MOST_BLOCK, _HELD // (width * q.dtype.itemsize)))
+    block = max(16, min(tiles.block, _HELD // (width * q.dtype.itemsize)))
     out = packed.out if packed else torch.empty((rows, 1, heads, size), dtype=q.dtype, device=q.device)
     scores, rotary = scores_of(spec), spec.rotary if packed is None else None
     _attend_group[(rows, kv_heads, pieces)](
@@ -280,10 +288,11 @@ def attend_groups(
         norms.query.weight if norms else None, norms.key.weight if norms else None, partial, finished,
         q.stride(token_axis), kv.stride(token_axis), q.stride(1), kv.stride(1), tables.stride(0), memory.stride(1),
         memory.stride(0), scores.scale, scores.cap, scores.reach, norms.query.eps if norms else 0.0,
-        pieces, split.least, rotary.width if rotary else 0,
+        pieces, tiles.least, rotary.width if rotary else 0,
         group=group, padded=max(16, triton.next_power_of_2(group)), page_tokens=memory.shape[3], size=size,
         width=width, block=block, has_cap=spec.softcap != 0, is_packed=packed is not None,
         has_norm=norms is not None, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
-        is_cut=pieces > 1 or packed is not None, uses_pdl=has_pdl, num_warps=_WARPS, launch_pdl=has_pdl,
+        is_cut=pieces > 1 or packed is not None, uses_pdl=has_pdl, num_warps=tiles.warps, launch_pdl=has_pdl,
+        **({"maxnreg": tiles.registers} if tiles.registers else {}),
     )  # fmt: skip
     return out[None].transpose(1, 2) if packed else out.transpose(1, 2)
