@@ -11,11 +11,12 @@ import pytest
 import torch
 from support.asking import CPU, Tensors, ask, generated, word_list
 from support.llama_models import VOCAB
-from support.llama_shards import settings_of
+from support.llama_shards import settings_of, shards_of
 from support.prompt_tasks import write_tasks
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.errors import RequestError
+from backends.fastertransformer.engine.settings import Settings
 
 FAMILIES = [
     *("llama_mha", "llama", "llama_linear", "llama31", "llama32", "mistral", "nemotron", "qwen2", "qwen3"),
@@ -216,3 +217,27 @@ def test_an_input_beyond_the_models_positions_is_refused_with_the_numbers(opened
     with pytest.raises(RequestError, match="64"):
         engine.parse(ask(prompts(60), 5))
     assert engine.parse(ask(prompts(60), 4))
+
+
+@pytest.mark.parametrize(("data_type", "limit"), [("fp32", 1e-4), ("fp16", 3e-2)])
+@pytest.mark.parametrize("name", ["gemma2", "qwen3", "starcoder2", "nemotron", "llama31"])
+def test_a_gpu_gives_transformers_log_probabilities(name: str, data_type: str, limit: float, tmp_path: Path) -> None:
+    """Heads of 32, as the kernels take them; the same tokens in fp32. Inputs and outputs pass the windows."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    sizes = {"hidden_size": 256, **({} if name in ("starcoder2", "llama31") else {"head_dim": 32})}
+    root, model = shards_of(name, tmp_path, 1, **sizes)
+    settings = Settings(root, 1, 1, data_type, 1, "Llama", kv_cache_bytes=1 << 26)
+    engine, lines = open_engine(settings, torch.device("cuda", 0)), prompts(5, 1, 40)
+    told = {"end_id": NEVER, "runtime_top_p": 1e-7, "is_return_log_probs": True, "is_return_context_log_probs": True}
+    outputs = answer(engine, ask(lines, COUNT, **told))
+    engine.close()
+    for row, line in enumerate(lines):
+        whole = outputs["output_ids"][row, 0, : len(line) + COUNT].tolist()
+        known = log_probs_of(model, input_ids=torch.tensor([whole]))[:-1]
+        expected = known.gather(1, torch.tensor(whole)[1:, None])[:, 0].numpy()
+        context = outputs["context_log_probs"][row, : len(line)]
+        np.testing.assert_allclose(context, [0.0, *expected[: len(line) - 1]], atol=limit)
+        np.testing.assert_allclose(outputs["output_log_probs"][row, 0], expected[len(line) - 1 :], atol=limit)
+        best = known.max(-1).values.numpy()[len(line) - 1 :]
+        np.testing.assert_allclose(expected[len(line) - 1 :], best, atol=limit)  # each token is the argmax
