@@ -79,7 +79,8 @@ class Reply:
     def fail(self, problem: str, code: str) -> None:
         """Send an error as the final answer.
 
-        ``code`` is a name of pb_utils.TritonError: INVALID_ARG (HTTP 400), INTERNAL (500), CANCELLED (499).
+        ``code`` is a name of pb_utils.TritonError: INVALID_ARG (HTTP 400), INTERNAL (500), CANCELLED (499),
+        UNAVAILABLE (503).
         """
         self.send((problem, code), True)
 

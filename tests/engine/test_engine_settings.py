@@ -69,10 +69,13 @@ def test_another_process_reads_what_was_written_down(tmp_path: Path) -> None:
         "kv_cache_fraction": "0.5",
         "process_per_rank": "1",
         "enable_prefix_cache": "0",
+        "max_queue_length": "9",
+        "max_queue_s": "2.5",
         "cpu_threads": "3",
     }
     settings = read_settings(PARAMETERS | more | {"model_checkpoint_path": "2-gpu"}, tmp_path / "it's; a 'name'", "1")
     assert Settings.from_json(settings.to_json()) == settings and not settings.has_prefix_cache
+    assert (settings.max_queue_length, settings.max_queue_s) == (9, 2.5)
 
 
 def test_a_missing_data_type_is_said(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class FakePbUtils(ModuleType):
         pass
 
     class TritonError:
-        INTERNAL, INVALID_ARG, CANCELLED = 1, 3, 7
+        INTERNAL, INVALID_ARG, UNAVAILABLE, CANCELLED = 1, 3, 4, 7
 
         def __init__(self, message: str, code: int) -> None:
             self.text, self.code = message, code

@@ -19,6 +19,7 @@ from .model.config import ModelConfig
 from .model.precision import choose_device
 from .parallel.group import Group
 from .request.parse import Array, Request, parse_request
+from .scheduling.queue_limits import QueueLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import FAILED, Answer, Job
 from .scheduling.sessions import Session
@@ -48,7 +49,8 @@ class Engine:
         """Generate with a loaded model from now on."""
         self._loaded, self._steps, self.description = loaded, loaded.steps, loaded.description
         is_inflight, idle_s = self._settings.has_inflight_batching, self._settings.session_idle_s
-        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, known_sessions=self._sessions)
+        limits = QueueLimits(self._settings.max_queue_length, self._settings.max_queue_s)
+        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, None, self._sessions, limits)
         if loaded.group:
             loaded.group.control.at_loss.append(lambda: self._arrivals.put(None))
 

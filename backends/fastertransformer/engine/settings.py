@@ -33,6 +33,8 @@ _PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {  # by Settings' fie
     "has_prefix_cache": ("enable_prefix_cache", _FLAG),
     "has_process_per_rank": ("process_per_rank", _FLAG),
     "request_timeout_s": ("request_timeout_s", seconds),
+    "max_queue_length": ("max_queue_length", INDEX),
+    "max_queue_s": ("max_queue_s", seconds),
     "allows_torch_kernels": ("torch_kernels", _FLAG),
 }
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {  # of the environment, for what config.pbtxt leaves out
@@ -60,6 +62,8 @@ class Settings:
     session_idle_s: float = 60.0  # until an idle session is dropped; config.pbtxt's max_sequence_idle_microseconds
     # Until an unfinished request is cancelled; 0: never. Triton does not notice that an HTTP client has disconnected.
     request_timeout_s: float = 0.0
+    max_queue_length: int = 0  # requests that may wait for a place in the batch; 0: any number
+    max_queue_s: float = 0.0  # seconds that a request may wait for it; 0: any time
     # Whether the engine starts a process for each rank, unless a launcher has; None: if each can have a GPU of its own.
     # Otherwise this process computes for all ranks.
     has_process_per_rank: bool | None = None

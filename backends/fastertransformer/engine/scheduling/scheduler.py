@@ -23,12 +23,11 @@ from ..sampling.sampling import NOT_FINITE
 from ..steps.steps import Steps
 from .batch import Batch
 from .outputs import output_tensors
-from .paging import pages_to_begin, pages_to_grow, take_pages, tokens_found, tokens_to_run
-from .sequence import CANCELLED, FAILED, INVALID, Answer, Job, Sequence
+from .paging import pages_to_begin, pages_to_grow, take_pages
+from .prefill_pass import is_one_pass
+from .queue_limits import NO_LIMITS, QueueLimits
+from .sequence import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer, Job, Sequence
 from .sessions import Session, Sessions
-
-_PREFILL_TOKENS = 4096  # of one prefill pass, padding included: bounds its memory and how long it delays other rows
-_HELD_TOKENS = 8 * _PREFILL_TOKENS  # that the rows of one pass continue, padding included
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +43,7 @@ class Scheduler:
         session_idle_s: seconds after which an idle session is dropped.
         steps_ahead: whether a step is launched before the last one's tokens are read; None: only on a GPU.
         known_sessions: see Sessions.
+        limits: of the requests that wait.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class Scheduler:
         session_idle_s: float = 60.0,
         steps_ahead: bool | None = None,
         known_sessions: dict[int | str, Session] | None = None,
+        limits: QueueLimits = NO_LIMITS,
     ) -> None:
+        self._limits = limits
         self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
         self._waiting: deque[Sequence] = deque()
         self._batch = Batch(steps)
@@ -68,7 +70,10 @@ class Scheduler:
         return not (self._batch or self._waiting)
 
     def add(self, job: Job) -> None:
-        """Queue a request; one that can never fit is answered at once."""
+        """Queue a request; one that can never fit, or that finds too many others waiting, is answered at once."""
+        if problem := self._limits.problem_at_arrival(job, _jobs(self._waiting)):
+            self._finish(job, Answer(None, problem, code=UNAVAILABLE))
+            return
         try:
             job.sequences = [Sequence(job, row) for row in range(len(job.request.rows))]
             self.sessions.join(job)
@@ -97,6 +102,8 @@ class Scheduler:
         for job in _jobs([*self._batch, *self._waiting]):
             if _is_cancelled(job):
                 self._finish(job, Answer(None, "cancelled", code=CANCELLED))
+        for job, problem in self._limits.find_late(_jobs(self._waiting)):
+            self._finish(job, Answer(None, problem, code=UNAVAILABLE))
         new = self._admit()
         suspects: Iterable[Sequence] = new
         try:
@@ -177,7 +184,7 @@ class Scheduler:
                 # Where no other sequence is in the way, sessions are.
                 if self._batch or new or not self._evict_session():
                     break
-            elif self._is_one_pass(more):
+            elif is_one_pass(more, self._steps.cache.blocks):
                 new.append(self._waiting.popleft())
                 take_pages(new[-1], self._steps.cache.blocks)
                 new[-1].job.has_begun = True
@@ -194,21 +201,6 @@ class Scheduler:
         # The others are left a page for each row, so that those that join last are not set back at once.
         spare = self._batch.pages_to_grow + sum(map(pages_to_grow, new[:-1]))
         return has_slots and pages_to_begin(new[-1], self._steps.cache.blocks) + spare <= self._steps.cache.blocks.free
-
-    def _is_one_pass(self, new: list[Sequence]) -> bool:
-        if len(new) == 1:
-            return True
-        blocks = self._steps.cache.blocks
-        sizes = [
-            (each.start + found, tokens_to_run(each, found)) for each in new for found in [tokens_found(each, blocks)]
-        ]
-        # Rows that continue what is in the cache already are padded to the longest on the device, and so is that.
-        continued = [(before, tokens) for before, tokens in sizes if before]
-        padded = len(continued) * max((tokens for _, tokens in continued), default=0)
-        held = len(continued) * max((before for before, _ in continued), default=0)
-        tokens = padded + sum(tokens for before, tokens in sizes if not before)
-        is_alone = any(_is_prefilled_alone(each) for each in new)
-        return tokens <= _PREFILL_TOKENS and held <= _HELD_TOKENS and not is_alone
 
     def _read_tokens(self) -> list[Sequence]:
         """Wait for the oldest pending tokens and append them; returns the sequences that got one."""
@@ -267,12 +259,6 @@ class Scheduler:
         for sequence in sequences:
             self.sessions.save(sequence)
         self._batch.free(sequences)
-
-
-def _is_prefilled_alone(sequence: Sequence) -> bool:
-    """Say whether no other sequence shares its prefill: of one that failed, of a session, of a search set back."""
-    has_own_beams = sequence.count > 0 and sequence.width > 1
-    return sequence.isolate_until is not None or sequence.session_row is not None or has_own_beams
 
 
 def _jobs(sequences: Iterable[Sequence]) -> list[Job]:

@@ -17,7 +17,12 @@ from ..sampling.beam import DEAD, Beam, Candidate
 if TYPE_CHECKING:
     from .sessions import SessionRow
 
-INVALID, FAILED, CANCELLED = "INVALID_ARG", "INTERNAL", "CANCELLED"  # names of Triton's error codes
+INVALID, FAILED, CANCELLED, UNAVAILABLE = (
+    "INVALID_ARG",
+    "INTERNAL",
+    "CANCELLED",
+    "UNAVAILABLE",
+)  # names of Triton's error codes
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Job:
         session: key of its session; None: none.
         sequences: one for each row, once the scheduler has it.
         has_begun: whether a sequence has been in the batch.
+        arrived_s: when it joined the queue; None: it has not.
     """
 
     request: Request
@@ -58,6 +64,7 @@ class Job:
     session: int | str | None = None
     sequences: list[Sequence] = field(default_factory=list)
     has_begun: bool = False
+    arrived_s: float | None = None
 
     @property
     def is_done(self) -> bool:
