@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.nemo_archive import gpt_state, write_gpt
+from support.torture.command_line_server import CommandLines
 
 from handover.endpoint import Endpoint
 
@@ -30,6 +32,14 @@ def slipway(*arguments: str, cwd: Path = PROJECT) -> subprocess.CompletedProcess
         check=False,
         timeout=120,
     )
+
+
+@pytest.fixture(scope="module")
+def lines() -> Iterator[CommandLines]:
+    """Many command lines, of a main.py that is imported once."""
+    server = CommandLines()
+    yield server
+    server.close()
 
 
 def run_of(tmp_path: Path, *arguments: str, checkpoint: Path = NEMO) -> tuple[str, ...]:
@@ -98,9 +108,13 @@ def test_hydras_own_flags_work() -> None:
         ("container=nvcr.io/image", ["starts no container"]),
     ],
 )
-def test_a_mistake_is_named_with_what_is_legal(tmp_path: Path, override: str, words: list[str]) -> None:
+def test_a_mistake_is_named_with_what_is_legal(
+    lines: CommandLines, tmp_path: Path, override: str, words: list[str]
+) -> None:
     stages = () if override.startswith("stages") else ("stages=[export,deploy,evaluate]",)
-    assert_refused(slipway(*run_of(tmp_path, *stages, override)), tmp_path, *words)
+    argv = ["cluster_type=interactive", *run_of(tmp_path, *stages, override)]
+    ended = lines.run(*argv, cwd=PROJECT, limit_s=120)
+    assert_refused(subprocess.CompletedProcess(argv, ended.status, ended.out, ended.err), tmp_path, *words)
 
 
 def test_a_tensor_parallel_size_that_does_not_divide_the_heads(tmp_path: Path) -> None:
