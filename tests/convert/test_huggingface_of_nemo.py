@@ -97,6 +97,16 @@ def test_the_demonstration_checkpoint_is_what_its_card_computed(
     assert ours.eos_token == "<|endoftext|>"
 
 
+def test_the_document_shows_what_the_demonstration_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = (DEMO.parents[3] / "docs/sources.md").read_text()
+    path = to_huggingface(DEMO, tmp_path / "hf", "bf16")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("convert: ")]
+    assert f"```\n{chr(10).join(said)}\n```" in document
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    words = tokenizer("Once upon a time", return_tensors="pt")
+    assert f"`{tokenizer.decode(model.float().generate(**words, max_new_tokens=20)[0])}`" in document
+
+
 def cut_in_two(path: Path) -> Path:
     """The demonstration as two training ranks of Megatron would have saved it."""
     import io
