@@ -69,6 +69,7 @@ class Family:
         width: attribute of the dimensions that is the width of the residual stream.
         prompt_types: values of ``prompt_learning_type`` with which FasterTransformer opens a file for each task.
         rotates_pairs: whether rotary positions rotate neighbours with each other, else the two halves of a head.
+        kv_heads: attribute of the dimensions that is the number of heads of keys and values.
         uses_prefixes: whether it uses prefix prompts (PREFIX): its GPT opens their files and does not use them.
         beyond: lists what FasterTransformer's own engine computes otherwise of a model, given its dimensions, one line
             each.
@@ -87,6 +88,7 @@ class Family:
     width: str = "hidden_units"
     prompt_types: tuple[str, ...] = (PREFIX, P_TUNED)
     rotates_pairs: bool = False
+    kv_heads: str = "head_num"
     uses_prefixes: bool = False
     beyond: Callable[[Any], tuple[str, ...]] = lambda dims: ()
 
@@ -119,7 +121,7 @@ def prompt_tensors(family: Family, ini: ConfigIni) -> dict[str, TensorSpec]:
         return {}
     if kind == P_TUNED:
         return {f"model.prompt_table.{task}.weight": TensorSpec((n, family.width)) for task, n in lengths.items()}
-    shapes = {task: ("num_layer", 2, "head_num", length, "size_per_head") for task, length in lengths.items()}
+    shapes = {task: ("num_layer", 2, family.kv_heads, length, "size_per_head") for task, length in lengths.items()}
     return {f"model.prefix_prompt.{task}.weight": TensorSpec(shape, 2) for task, shape in shapes.items()}
 
 

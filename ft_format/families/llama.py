@@ -200,5 +200,7 @@ FAMILY = Family(
     sections=(SECTION,),
     model_types=("Llama",),
     divided=("kv_head_num", "inter_size"),
+    kv_heads="kv_head_num",
+    uses_prefixes=True,
     beyond=beyond_fastertransformer,
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import prefix_prompts as prefixes
 from support.asking import CPU, Tensors, ask, generated, word_list
 from support.llama_models import VOCAB
 from support.llama_shards import settings_of, shards_of
@@ -210,6 +211,19 @@ def test_a_tasks_prompt_comes_from_the_checkpoint(opened: Opened) -> None:
     own = model.get_input_embeddings()(torch.tensor(line)).detach()
     expected = continued(model, torch.cat((table[:2], own, table[2:3])), 9)
     assert generated(answer(engine, asked)) == expected
+
+
+def test_a_prefix_prompt_has_as_many_heads_as_the_keys(tmp_path: Path) -> None:
+    model, settings = settings_of("llama31", tmp_path, 2)
+    prefix = np.random.default_rng(2).normal(0, 1, (2, 2, 4, 6, 8)).astype(np.float32)  # layers, k and v, heads
+    for rank, part in enumerate(np.split(prefix, 2, axis=2)):
+        np.ascontiguousarray(part).tofile(settings.checkpoint / f"model.prefix_prompt.squad.weight.{rank}.bin")
+    with (settings.checkpoint / "config.ini").open("a") as ini:
+        ini.write("num_tasks = 1\nprompt_learning_type = 2\n[task_0]\ntask_name = squad\nprompt_length = 6\n")
+    engine, (line,) = open_engine(settings, CPU), prompts(7)
+    found = generated(answer(engine, ask([line], 9, end_id=NEVER, prompt_learning_task_name_ids=0)))
+    assert found == prefixes.greedy(model, line, prefix, 9) != greedy(model, line, 9)[7:]
+    engine.close()
 
 
 def test_an_input_beyond_the_models_positions_is_refused_with_the_numbers(opened: Opened) -> None:

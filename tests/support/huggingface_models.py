@@ -39,6 +39,11 @@ _FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "activation_function": "gelu_new",
         },
     ),
+    "llama": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**_BERT_NAMES, "intermediate_size": INTER, "max_position_embeddings": POSITIONS, "rms_norm_eps": 1e-6},
+    ),
     "gpt_neox": (
         "GPTNeoXForCausalLM",
         "GPTNeoXConfig",

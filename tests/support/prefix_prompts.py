@@ -1,4 +1,4 @@
-"""Prefix prompts beside the shards of GPT-J and GPT-NeoX, and Hugging Face's answers with the same past."""
+"""Prefix prompts beside the shards of GPT-J, GPT-NeoX and Llama, and Hugging Face's answers with the same past."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ LENGTHS = {"squad": 5, "none": 0, "intent": 3}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("GPT-J", {"n_positions": 64}),
     "gpt_neox": ("GPT-NeoX", {"max_position_embeddings": 64, "hidden_act": "gelu_new"}),
+    "llama": ("Llama", {"max_position_embeddings": 64}),
 }
 Prefix = np.ndarray[Any, Any]  # [layers, 2, heads, prompt_length, size_per_head]
 

@@ -1,10 +1,11 @@
 """Prefix prompts: keys and values, learned for a task, that precede those of a row's tokens in every layer.
 
-FasterTransformer has them for GPT-J and GPT-NeoX, from the checkpoint only, as prompt_learning_type = 2. Its GPT reads
-the same files and never uses them. Each rank's ``model.prefix_prompt.<task_name>.weight.<rank>.bin`` is
-[layers, 2 (k, v), the rank's heads, prompt_length, size_per_head]; the keys are already rotated. A row's first token
-has the position prompt_length of its task and sees the whole prefix, as it sees the earlier tokens of a session; the
-length is ``Sequence.start``. A prefix takes entries of the cache and does not count towards input plus output.
+FasterTransformer has them for GPT-J, GPT-NeoX and void-main's Llama, from the checkpoint only, as prompt_learning_type
+= 2. Its GPT reads the same files and never uses them. Each rank's ``model.prefix_prompt.<task_name>.weight.<rank>.bin``
+is [layers, 2 (k, v), the rank's heads of keys, prompt_length, size_per_head]; the keys are already rotated. A row's
+first token has the position prompt_length of its task and sees the whole prefix, as it sees the earlier tokens of a
+session; the length is ``Sequence.start``. A prefix takes entries of the cache and does not count towards input plus
+output.
 Sources: ``GptJWeight.cc``, ``GptNeoXWeight.cc``, ``GptJ.cc``, ``unfused_attention_kernels.cu``
 (``add_fusedQKV_bias_transpose_kernel``), ``DecoderSelfAttentionLayer.cc`` (``timestep``), ``ParallelGpt.cc``.
 """

@@ -31,7 +31,6 @@ def read(ini: ConfigIni, family: Family, dims: LlamaDims) -> ModelConfig:
             f"[{family.main}] expert_num = {dims.expert_num}: this engine does not serve mixtures of experts",
             "export the checkpoint with format=huggingface, and serve that directory by an engine that has them",
         )
-    section.refuse("prompt_learning_type", section.get("prompt_learning_type", str, "0") == "2")
     start_id, end_id = (section.get(key, INDEX) for key in family.id_keys)
     return ModelConfig(
         **common_keys(ini, family, dims, end_id + 1) | ({} if dims.has_untied_head else {"head": ""}),
