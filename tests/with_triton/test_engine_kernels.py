@@ -22,7 +22,9 @@ DTYPES = [torch.float16, torch.float32, *[torch.bfloat16] * HAS_GPU]  # the inte
 ACTIVATIONS = {
     "": lambda x: x,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "exact_gelu": F.gelu,
     "relu": F.relu,
+    "squared_relu": lambda x: F.relu(x).square(),
     "silu": F.silu,
 }
 
@@ -81,6 +83,63 @@ def test_a_product_is_what_fp64_says(kind: str, rows: int, dtype: torch.dtype) -
     assert found is out
     assert relative_error(found, expected) < LIMITS[dtype]
     assert poisoned[rows:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "activation", "has_norm", "has_bias"),
+    [
+        (1, "silu", True, False),
+        (1, "exact_gelu", False, True),
+        (3, "squared_relu", True, True),
+        (18, "gelu", True, False),
+    ],
+)
+def test_a_gated_product_is_what_fp64_says(
+    rows: int, activation: str, has_norm: bool, has_bias: bool, is_int8: bool, dtype: torch.dtype
+) -> None:
+    from backends.fastertransformer.engine.model.linear import Norm
+    from backends.fastertransformer.engine.ops.kernels.gemm import Gate, Tiling, multiply
+
+    outputs, inputs = 101, 320  # neither fills its tiles
+    x, norm = drawn(rows, inputs, dtype=dtype, seed=1), None
+    expected, products, given = x.double(), [], list[tuple[Tensor, Tensor | None, Tensor | None]]()
+    if has_norm:
+        norm = Norm(1 + 0.1 * drawn(inputs, dtype=torch.float32, seed=2), None, 1e-5, is_rms=True)
+        expected = F.rms_norm(expected, (inputs,), norm.weight.double(), norm.eps)
+        expected = expected.to(dtype).double() if rows > 1 else expected
+    for seed in (3, 6):
+        weight, scales = drawn(outputs, inputs, dtype=dtype, seed=seed) * inputs**-0.5, None
+        bias = drawn(outputs, dtype=dtype, seed=seed + 1) if has_bias else None
+        if is_int8:
+            weight = (weight * inputs**0.5 * 40).clamp(-127, 127).round().to(torch.int8)
+            scales = (1 + drawn(outputs, dtype=dtype, seed=seed + 2).abs()) * 0.001
+        product = expected @ weight.double().T * (1 if scales is None else scales.double())
+        products.append(product + (0 if bias is None else bias.double()))
+        given.append((weight, bias, scales))
+    (weight, bias, scales), other = given
+    tiling = None if rows < 16 else Tiling(32, 64, 4, 1, 2)
+    found = multiply(x, weight, bias, scales, norm, activation, tiling=tiling, gate=Gate(*other))
+    assert relative_error(found, ACTIVATIONS[activation](products[0]) * products[1]) < 2 * LIMITS[dtype]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_what_is_gated_is_what_torch_gives(rows: int) -> None:
+    """Fewer and more rows than the kernels multiply, and biases of one matrix only."""
+    from backends.fastertransformer.engine.model.linear import Linear, Norm
+    from backends.fastertransformer.engine.ops.ops import Ops
+    from backends.fastertransformer.engine.ops.triton_ops import TritonOps
+
+    half = torch.float16
+    x = drawn(1, rows, 64, dtype=half, seed=1)
+    activated, gate = (Linear(drawn(48, 64, dtype=half, seed=seed) / 8) for seed in (2, 3))
+    gate.bias = drawn(48, dtype=half, seed=4)
+    gain, shift = drawn(2, 64, dtype=half, seed=6).unbind()
+    for norm in (None, Norm(gain, None, 1e-5, is_rms=True), Norm(gain, shift, 1e-5)):
+        given = activated, gate, x, norm, "silu"
+        found, expected = (kind(DEVICE).gated_linear(*given) for kind in (TritonOps, Ops))
+        assert found.shape == expected.shape and relative_error(found, expected.double()) < 3e-3
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)

@@ -49,7 +49,9 @@ POINTERS |= dict.fromkeys(
         "gain",
         "shift",
         "residual",
-        "rotated",
+        "other",
+        "other_scales",
+        "other_bias",
         "q_gain",
         "k_gain",
     ),
@@ -73,19 +75,29 @@ def keeping(rotation: int) -> dict[str, Any]:
     return {"page_tokens": 32, **heads, "size": 128, "width": 128, "many": 16, "rotation": rotation}
 
 
+SINGLE: dict[str, Any] = {"is_gated": False, "other": None, "other_scales": None, "other_bias": None}
+GATED = {"is_gated": True, "has_bias": False, "has_residual": False, "activation": "silu"}
+INT8 = {"weight": "*i8", "other": "*i8"}
+
+
+def paired(constants: dict[str, Any]) -> dict[str, Any]:
+    """Products with two matrices."""
+    return {name: value for name, value in constants.items() if name not in SINGLE} | GATED
+
+
 def product(norm: str, ahead: int, is_int8: bool, block_n: int = 8) -> dict[str, Any]:
     tiles = {"block_n": block_n, "block_k": 2048 if is_int8 else 1024, "ahead": ahead, "is_whole": True}
     kind = {"norm": norm, "activation": "gelu" if norm else "", "has_residual": not norm, "has_bias": True}
-    return {**tiles, **kind, "is_native": True, "has_scales": is_int8, "is_split": is_int8, "maxnreg": 128}
+    return {**tiles, **kind, "is_native": True, "has_scales": is_int8, "is_split": is_int8, "maxnreg": 128, **SINGLE}
 
 
-BF16 = dict.fromkeys(("x", "y", "weight", "gain", "residual"), "*bf16")
+BF16 = dict.fromkeys(("x", "y", "weight", "other", "gain", "residual"), "*bf16")
 
 
 def products(padded: int, stages: int, splits: int, is_split: bool) -> dict[str, Any]:
     tiles = {"block_n": 64, "block_k": 128, "stages": stages, "splits": splits, "padded": padded}
     kind = {"has_scales": is_split, "has_bias": True, "activation": "gelu", "has_residual": True}
-    return {**tiles, **kind, "is_split": is_split, "is_native": True}
+    return {**tiles, **kind, "is_split": is_split, "is_native": True, **SINGLE}
 
 
 ROWS = {"bias": "*fp32"} | dict.fromkeys(("token_stride", "head_stride", "out_stride"), "i64")  # multiples of 16 too
@@ -213,12 +225,20 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "gemv, bf16, norm": ("gemv", "gemv", 4, product("layer", 8, False, 2), {**BF16, "bias": "*fp32"}),
     "gemv, bf16": ("gemv", "gemv", 8, {**product("", 2, False), "block_k": 2048}, BF16),
     "gemv": ("gemv", "gemv", 8, product("", 8, False, 2), {}),
+    "gated gemv": ("gemv", "gemv", 4, paired(product("rms", 4, False, 4)), {}),
+    "gated gemv, bf16": ("gemv", "gemv", 4, paired(product("rms", 4, False, 4)), BF16),
+    "gated gemv, int8": ("gemv", "gemv", 4, paired(product("rms", 2, True)), INT8),
+    "gated small m": ("small_m_gemm", "small_m_gemm", 4, paired(products(8, 6, 1, False)), {}),
+    "gated small m, split": ("small_m_gemm", "small_m_gemm", 4, paired(products(8, 6, 2, False)), {}),
+    "gated small m, int8": ("small_m_gemm", "small_m_gemm", 4, paired(products(8, 4, 1, False)), INT8),
+    "gated 64 rows, int8": ("small_m_gemm", "small_m_gemm", 4, paired(products(64, 4, 1, True)), INT8 | {"x": "*i8"}),
+    "gate": ("elementwise", "_gate", 4, {"activation": "silu", "block": 1024}, {"gate": "*fp16"}),
     "gemv, int8, norm": ("gemv", "gemv", 4, product("layer", 2, True), {"weight": "*i8"}),
     "gemv, int8": ("gemv", "gemv", 8, product("", 4, True, 4), {"weight": "*i8"}),
 }
 
 NOT_CHOSEN = [
-    *((case, 80) for case in ("small m, int8", "64 rows, int8", "many rows, int8")),
+    *((case, 80) for case in ("small m, int8", "64 rows, int8", "many rows, int8", "gated 64 rows, int8")),
     *((case, 80) for case in ("rows of wide heads", "rows of wide heads with slopes", "alibi")),
     *((case, 90) for case in ("alibi, smaller blocks", "by distance, smaller blocks")),
     *((case, 80) for case in CASES if "rows of groups" in case and "older" not in case),

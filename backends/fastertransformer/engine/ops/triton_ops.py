@@ -46,6 +46,21 @@ class TritonOps(Ops):
             return self._by_kernel(linear, x, tiling, norm, activation, residual)
         return super().linear(linear, x, norm, activation, residual)
 
+    def gated_linear(
+        self, linear: Linear, gate: Linear, x: Tensor, norm: Norm | None = None, activation: str = ""
+    ) -> Tensor:
+        """See Ops."""
+        if x.dtype == torch.float32:
+            return super().gated_linear(linear, gate, x, norm, activation)
+        if norm and not norm.is_rms:
+            x, norm = self.norm(x, norm), None
+        if tiling := _choose_tiling(linear, x, matrices=2):
+            return self._by_kernel(linear, x, tiling, norm, activation, gate=gate)
+        x = self.norm(x, norm) if norm else x
+        y = self.linear(linear, x)
+        elementwise.multiply_activated(y, self.linear(gate, x), activation)
+        return y
+
     def partial_linear(self, linear: Linear, x: Tensor) -> Tensor:
         """See Ops."""
         if tiling := _choose_tiling(linear, x):
@@ -67,6 +82,7 @@ class TritonOps(Ops):
         activation: str = "",
         residual: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        gate: Linear | None = None,
     ) -> Tensor:
         outputs = len(linear.weight)
         y = residual
@@ -78,8 +94,12 @@ class TritonOps(Ops):
             if norm.weight not in linear.folded:
                 linear.folded[norm.weight] = gemm.fold(linear.weight, linear.bias, linear.scales, norm)
             folded = linear.folded[norm.weight]
-        added = None if residual is None else out
-        gemm.multiply(flat, linear.weight, linear.bias, linear.scales, norm, activation, added, out, folded, tiling)
+        added, bias, other = None if residual is None else out, linear.bias, None
+        if gate:
+            has_bias = linear.bias is not None or gate.bias is not None
+            bias, gate_bias = (each.bias_or_zeros(x) if has_bias else None for each in (linear, gate))
+            other = gemm.Gate(gate.weight, gate_bias, gate.scales)
+        gemm.multiply(flat, linear.weight, bias, linear.scales, norm, activation, added, out, folded, tiling, other)
         return y
 
     def _matrix(self, linear: Linear) -> Tensor:
@@ -180,11 +200,12 @@ class TritonOps(Ops):
         sampling.warm_up(vocab_size, self._device)
 
 
-def _choose_tiling(linear: Linear, x: Tensor) -> gemm.Tiling | None:
-    """Choose the tiles of a product; None: cuBLASLt is faster, or the numbers are fp32."""
+def _choose_tiling(linear: Linear, x: Tensor, matrices: int = 1) -> gemm.Tiling | None:
+    """Choose the tiles of a product with one or two matrices; None: cuBLASLt is faster, or the numbers are fp32."""
     if x.dtype == torch.float32:
         return None
-    return gemm.choose(x.numel() // x.shape[-1], *linear.weight.shape, linear.weight.dtype)
+    outputs, inputs = linear.weight.shape
+    return gemm.choose(x.numel() // x.shape[-1], matrices * outputs, inputs, linear.weight.dtype)
 
 
 def _pack(rows: Rows, longest: int) -> prefill_attention.PackedRows:

@@ -73,14 +73,49 @@ def converted(tile, dtype: tl.constexpr, is_native: tl.constexpr):
 
 @triton.jit
 def activated(y, activation: tl.constexpr):
-    """Apply gelu by tanh (as x * sigmoid: the same function), relu, silu, or nothing."""
+    """Apply gelu by tanh (as x * sigmoid: the same function), exact_gelu, relu, squared_relu, silu, or nothing."""
     if activation == "gelu":
         y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))
+    elif activation == "exact_gelu":
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
     elif activation == "relu":
         y = tl.maximum(y, 0.0)
+    elif activation == "squared_relu":
+        y = tl.maximum(y, 0.0)
+        y = y * y
     elif activation == "silu":
         y = y * tl.sigmoid(y)
     return y
+
+
+@triton.jit
+def rows_of(block: tl.constexpr, first, is_gated: tl.constexpr):
+    """Number the rows of a tile from ``first`` on; of two matrices they alternate. Also: which are the other's."""
+    lane = tl.arange(0, block)
+    if is_gated:
+        n, is_other = first // 2 + lane // 2, lane % 2 == 1
+    else:
+        n, is_other = first + lane, lane < 0
+    return n, is_other
+
+
+@triton.jit
+def load_vector(vector, other, n, is_other, is_n, is_gated: tl.constexpr):
+    """Load the numbers of a tile's rows, in fp32; see rows_of."""
+    if is_gated:
+        numbers = tl.load(vector + n, is_n & (is_other == 0), 0).to(tl.float32)
+        numbers += tl.load(other + n, is_n & is_other, 0).to(tl.float32)
+    else:
+        numbers = tl.load(vector + n, is_n, 0).to(tl.float32)
+    return numbers
+
+
+@triton.jit
+def gated(y, activation: tl.constexpr):
+    """Give activation(the even ones) * the odd ones along the last axis of y."""
+    half: tl.constexpr = y.shape[len(y.shape) - 1] // 2
+    first, second = tl.split(tl.reshape(y, y.shape[:-1] + (half, 2)))
+    return activated(first, activation) * second
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Embedding of a step's tokens, norms, and dequantized weights."""
+"""Embedding of a step's tokens, norms, dequantized weights, and gated activations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...model.linear import Norm
-from .elements import converted, moments
+from .elements import activated, converted, moments
 from .launch import norm_block, uses_pdl
 
 _BLOCK, _DEQUANTIZE_N, _DEQUANTIZE_K = 1024, 8, 1024
@@ -103,3 +103,17 @@ def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
     tile = {"block_n": _DEQUANTIZE_N, "block_k": _DEQUANTIZE_K}
     _dequantize[grid](out, weight, scales, outputs, inputs, **tile, is_native=is_native, num_warps=4)
     return out
+
+
+@triton.jit
+def _gate(y, gate, count, activation: tl.constexpr, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    own = tl.load(y + at, at < count, 0).to(tl.float32)
+    other = tl.load(gate + at, at < count, 0).to(tl.float32)
+    tl.store(y + at, (activated(own, activation) * other).to(y.dtype.element_ty), at < count)
+
+
+def multiply_activated(y: Tensor, gate: Tensor, activation: str) -> None:
+    """Replace y by activation(y) * gate, both contiguous and of one shape."""
+    count = y.numel()
+    _gate[(triton.cdiv(count, _BLOCK),)](y, gate, count, activation=activation, block=_BLOCK, num_warps=4)

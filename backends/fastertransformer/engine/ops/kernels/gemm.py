@@ -45,6 +45,21 @@ class Tiling:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """Another matrix of the same shape and type, whose product with the same x the result is multiplied by.
+
+    Attributes:
+        weight: [out, in].
+        bias: [out]; None exactly if the first has none.
+        scales: [out], likewise.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    scales: Tensor | None
+
+
+@dataclass(frozen=True)
 class Folded:
     """The parts of a product with a norm that do not depend on x; see gemv.
 
@@ -77,6 +92,7 @@ def multiply(
     out: Tensor | None = None,
     folded: Folded | None = None,
     tiling: Tiling | None = None,
+    gate: Gate | None = None,
 ) -> Tensor:
     """Give residual + activation(scales * (norm(x) @ weight.T) + bias), summed in fp32 and rounded once.
 
@@ -89,15 +105,17 @@ def multiply(
         bias: [out].
         scales: [out].
         norm: of x.
-        activation: gelu (by tanh), relu, silu or nothing.
+        activation: gelu (by tanh), exact_gelu, relu, squared_relu, silu or nothing.
         residual: [rows, out], contiguous; may be ``out``.
         out: [rows, out] to write to; None: a new one like x.
         folded: see fold; None: it is computed if it is needed.
         tiling: None: by shape.
+        gate: None, or what the result is multiplied by; then there is no residual, and the norm is an RMS norm.
     """
     rows, (outputs, inputs) = x.shape[0], weight.shape
     y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if out is None else out
-    tiling = tiling or choose(rows, outputs, inputs, weight.dtype)
+    matrix_rows = outputs if gate is None else 2 * outputs
+    tiling = tiling or choose(rows, matrix_rows, inputs, weight.dtype)
     assert tiling, f"a product with {rows} rows is torch's"
     is_native, has_pdl = x.device.type == "cuda", uses_pdl(x.device)  # Triton's interpreter is not native
     # An int8 weight may be multiplied as integers, with x split into digits; see int8.py.
@@ -112,20 +130,24 @@ def multiply(
         "block_k": tiling.block_k,
         "num_warps": tiling.warps,
         "launch_pdl": has_pdl,
+        "is_gated": gate is not None,
     }
     if tiling.registers:
         flags["maxnreg"] = tiling.registers
-    tiles = triton.cdiv(outputs, tiling.block_n)
+    tiles = triton.cdiv(matrix_rows, tiling.block_n)
+    others = (gate.weight, gate.scales, gate.bias) if gate else (None, None, None)
     if not tiling.splits:
         gain = gain_sums = None
         if norm:
             folded = folded or fold(weight, bias, scales, norm)
-            gain, gain_sums, bias = norm.weight, folded.gain_sums, folded.bias
+            gain, gain_sums = norm.weight, folded.gain_sums
+            bias = bias if gate else folded.bias
         ahead = min(tiling.stages, triton.cdiv(inputs, tiling.block_k))
         flags |= {"has_bias": bias is not None, "norm": norm_kind(norm), "is_split": is_split}
         flags |= {"ahead": ahead, "is_whole": ahead * tiling.block_k >= inputs}
         eps = norm.eps if norm else 0.0
-        gemv[(tiles,)](y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps, **flags)
+        vectors = scales, bias, gain, gain_sums, residual, *others
+        gemv[(tiles,)](y, x, weight, *vectors, outputs, inputs, eps, **flags)
         return y
     units = None
     # Splitting few rows takes longer than converting the matrix, and tensor cores before compute capability 9.0 need
@@ -136,11 +158,11 @@ def multiply(
         x = normalize(x, norm)
     padded = max(8, min(tiling.rows, triton.next_power_of_2(rows)))
     tiles *= triton.cdiv(rows, padded)
-    parts, arrivals = scratch_of(x.device).get(tiles, tiling.splits * rows * outputs if tiling.splits > 1 else 0)
+    parts, arrivals = scratch_of(x.device).get(tiles, tiling.splits * rows * matrix_rows if tiling.splits > 1 else 0)
     flags |= {"has_bias": bias is not None, "padded": padded}
     flags |= {"stages": tiling.stages, "splits": tiling.splits, "is_split": is_split}
     small_m_gemm[(tiles, tiling.splits)](
-        y, x, units, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs, **flags
+        y, x, units, weight, scales, bias, residual, *others, parts, arrivals, rows, outputs, inputs, **flags
     )
     return y
 

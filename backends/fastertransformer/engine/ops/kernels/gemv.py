@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .elements import activated, converted
+from .elements import activated, converted, gated, load_vector, rows_of
 from .int8 import GROUP, digits_of, sums_of_groups
 
 
@@ -90,31 +90,39 @@ def _accumulate(
 
 @triton.jit
 def gemv(  # noqa: C901 (one kernel)
-    y, x, weight, scales, bias, gain, gain_sums, residual, outputs, inputs, eps,
+    y, x, weight, scales, bias, gain, gain_sums, residual, other, other_scales, other_bias, outputs, inputs, eps,
     has_scales: tl.constexpr, has_bias: tl.constexpr, norm: tl.constexpr, activation: tl.constexpr,
     has_residual: tl.constexpr, is_split: tl.constexpr, is_native: tl.constexpr, uses_pdl: tl.constexpr,
     block_n: tl.constexpr, block_k: tl.constexpr, ahead: tl.constexpr, is_whole: tl.constexpr,
+    is_gated: tl.constexpr,
 ):  # fmt: skip
     """Compute y [outputs] = residual + activation(scales * (weight [outputs, inputs] @ norm(x [inputs])) + bias).
+
+    If it is gated, y is instead activation(...) * the same of the other matrix; there is no residual.
 
     The bias has scales * (weight @ the norm's bias) in it; gain is the norm's weight, gain_sums is weight @ gain.
     ahead: tiles that are loaded before x is complete; is_whole: whether there are no more tiles.
     """
-    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    n, is_other = rows_of(block_n, tl.program_id(0) * block_n, is_gated)
     is_n = n < outputs
     weight_rows = weight
     width = inputs
     if is_split:
         weight_rows = weight.to(tl.pointer_type(tl.int32), bitcast=True)
         width = inputs // 4
-    weight_rows += tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * width
+    row_at = tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * width
+    if is_gated:
+        others = other.to(tl.pointer_type(tl.int32), bitcast=True) if is_split else other
+        weight_rows = tl.where(is_other[:, None], others + row_at, weight_rows + row_at)
+    else:
+        weight_rows += row_at
     tiles, gains = (), ()
     for step in tl.static_range(ahead):
         tiles += (_load_tile(weight_rows, step * block_k, inputs, block_k, is_split),)  # type: ignore[assignment]
     for step in tl.static_range(ahead):
         gains += (_load_gains(gain, step * block_k, inputs, norm, block_k, is_split),)  # type: ignore[assignment]
-    factors = tl.load(scales + n, is_n, 0).to(tl.float32) if has_scales else 1.0
-    shift = tl.load(bias + n, is_n, 0).to(tl.float32) if has_bias else 0.0
+    factors = load_vector(scales, other_scales, n, is_other, is_n, is_gated) if has_scales else 1.0
+    shift = load_vector(bias, other_bias, n, is_other, is_n, is_gated) if has_bias else 0.0
     gain_sum = tl.load(gain_sums + n, is_n, 0) if norm == "layer" else 0.0
     if uses_pdl:
         gdc_launch_dependents()  # the next kernel may load what it needs too
@@ -141,4 +149,9 @@ def gemv(  # noqa: C901 (one kernel)
         mean = tl.sum(ones, 0) / inputs
         variance = tl.maximum(tl.sum(squares, 0) / inputs - mean * mean, 0.0)
         total = (total - mean * gain_sum) * tl.rsqrt(variance + eps)
-    tl.store(y + n, (before + activated(total * factors + shift, activation)).to(y.dtype.element_ty), is_n)
+    if is_gated:
+        pair = tl.program_id(0) * (block_n // 2) + tl.arange(0, block_n // 2)
+        product = gated(total * factors + shift, activation)
+        tl.store(y + pair, product.to(y.dtype.element_ty), pair < outputs)
+    else:
+        tl.store(y + n, (before + activated(total * factors + shift, activation)).to(y.dtype.element_ty), is_n)

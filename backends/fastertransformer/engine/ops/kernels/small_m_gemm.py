@@ -10,26 +10,30 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .elements import activated, converted
+from .elements import activated, converted, gated, load_vector, rows_of
 
 
 @triton.jit(do_not_specialize=["rows"])
 def small_m_gemm(  # noqa: C901 (one kernel)
-    y, x, units, weight, scales, bias, residual, parts, arrivals, rows, outputs, inputs,
+    y, x, units, weight, scales, bias, residual, other, other_scales, other_bias, parts, arrivals,
+    rows, outputs, inputs,
     has_scales: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr, has_residual: tl.constexpr,
     is_split: tl.constexpr, is_native: tl.constexpr, uses_pdl: tl.constexpr, padded: tl.constexpr,
-    splits: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+    splits: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, is_gated: tl.constexpr,
 ):  # fmt: skip
-    """Compute y [rows, outputs] = residual + activation(scales * (x @ weight.T) + bias).
+    """Compute y [rows, outputs] = residual + activation(scales * (x @ weight.T) + bias); for is_gated, see gemv.
 
     x: [rows, inputs], or its digits, int8 [2, rows, inputs], times units, fp32 [rows].
     padded: rows that a program multiplies, as many as the tensor cores take. parts: fp32 [splits, rows, outputs], any
     content. arrivals: int32 [programs along rows and outputs], zeros before and afterwards.
     """
     blocks = tl.cdiv(rows, padded)  # next to each other, for they read the same part of the matrix
-    n = tl.program_id(0) // blocks * block_n + tl.arange(0, block_n)
+    n, is_other = rows_of(block_n, tl.program_id(0) // blocks * block_n, is_gated)
     m = tl.program_id(0) % blocks * padded + tl.arange(0, padded)
-    weight_rows = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs
+    row_at = tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs
+    weight_rows = weight + row_at
+    if is_gated:
+        weight_rows = tl.where(is_other[:, None], other + row_at, weight_rows)
     steps = tl.cdiv(inputs, block_k * splits)
     first = tl.program_id(1) * steps * block_k
     if uses_pdl:
@@ -54,24 +58,32 @@ def small_m_gemm(  # noqa: C901 (one kernel)
         high, low = tl.split(tl.permute(tl.reshape(sums, (block_n, 2, padded)), (0, 2, 1)))
         sums = (high.to(tl.float32) * 256 + low.to(tl.float32)) * tl.load(units + m, m < rows, 0)[None, :]
     total = tl.trans(sums)  # [padded, block_n]
-    outputs_at = m[:, None] * outputs + n[None, :]
+    columns, column_n = outputs, n
+    if is_gated:
+        columns, column_n = 2 * outputs, 2 * n + is_other.to(tl.int32)
+    outputs_at = m[:, None] * columns + column_n[None, :]
     is_valid = (n < outputs)[None, :] & (m < rows)[:, None]
     is_last = True
     if splits > 1:
-        tl.store(parts + tl.program_id(1) * rows * outputs + outputs_at, total, is_valid)
+        tl.store(parts + tl.program_id(1) * rows * columns + outputs_at, total, is_valid)
         tl.debug_barrier()  # every thread's part is written before any says so
         is_last = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel") == splits - 1
         if is_last:
             total = tl.zeros([padded, block_n], tl.float32)
             for split in range(splits):
-                total += tl.load(parts + split * rows * outputs + outputs_at, is_valid, 0.0, cache_modifier=".cg")
+                total += tl.load(parts + split * rows * columns + outputs_at, is_valid, 0.0, cache_modifier=".cg")
             tl.store(arrivals + tl.program_id(0), 0)
     if is_last:
         if has_scales:
-            total *= tl.load(scales + n, n < outputs, 0).to(tl.float32)[None, :]
+            total *= load_vector(scales, other_scales, n, is_other, n < outputs, is_gated)[None, :]
         if has_bias:
-            total += tl.load(bias + n, n < outputs, 0).to(tl.float32)[None, :]
-        total = activated(total, activation)
-        if has_residual:
-            total += tl.load(residual + outputs_at, is_valid, 0).to(tl.float32)
-        tl.store(y + outputs_at, total.to(y.dtype.element_ty), is_valid)
+            total += load_vector(bias, other_bias, n, is_other, n < outputs, is_gated)[None, :]
+        if is_gated:
+            pair = tl.program_id(0) // blocks * (block_n // 2) + tl.arange(0, block_n // 2)
+            is_in = (pair < outputs)[None, :] & (m < rows)[:, None]
+            tl.store(y + m[:, None] * outputs + pair[None, :], gated(total, activation).to(y.dtype.element_ty), is_in)
+        else:
+            total = activated(total, activation)
+            if has_residual:
+                total += tl.load(residual + outputs_at, is_valid, 0).to(tl.float32)
+            tl.store(y + outputs_at, total.to(y.dtype.element_ty), is_valid)
