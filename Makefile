@@ -6,6 +6,8 @@ RUN := $(VENV)/bin/python
 # shared out: tests/conftest.py.
 SHARED_OUT := --numprocesses=3 --dist=loadgroup
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+# Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test torture test-nemo test-lm-eval test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 environments check docs format golden lock clean
@@ -84,10 +86,11 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	$(PIP) $(TORCH)
 	touch $@
 
+# Two environments of some 16,000 modules, of which their tests import few: pip compiles none (--no-compile).
 # NeMo wants numpy 2, the server's stub an older one. megatron-core saves by processes that end without psutil.
 .venv-nemo/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-nemo
-	.venv-nemo/bin/python -m pip install --quiet --disable-pip-version-check 'nemo_toolkit[core]==3.0.0' 'megatron-core==0.16.1' \
+	.venv-nemo/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'nemo_toolkit[core]==3.0.0' 'megatron-core==0.16.1' \
 	  'torch==2.13.0' psutil einops transformers sentencepiece tokenizers pandas pyyaml pytest pytest-timeout
 	touch $@
 
@@ -104,7 +107,7 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 # The harness brings some forty packages that nothing else needs.
 .venv-lm-eval/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-lm-eval
-	.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check 'lm_eval==0.4.13' 'pyarrow<24' 'numpy<2' \
+	.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'lm_eval==0.4.13' 'pyarrow<24' 'numpy<2' \
 	  'torch==2.13.0' 'nvidia-pytriton==0.7.0' 'tritonclient[grpc]==2.51.0' tokenizers sentencepiece pyyaml pytest pytest-timeout \
 	  'transformers==5.20.2' accelerate
 	touch $@
