@@ -47,6 +47,7 @@ class Source:
         own: the model as Hugging Face has it; None: the source is no directory of Hugging Face's.
         activation: the feed-forward's function in transformers' words, where ``dims`` cannot say it; empty: they do.
         is_padded: whether training added rows to the embedding beyond the tokenizer's.
+        added_tokens: that training put behind the tokenizer's own and NeMo's special tokens: T5's sentinels.
         chat_template: how training wrote conversations, as transformers' ``apply_chat_template`` takes it; empty: it is
             not known, or lies beside the tokenizer.
     """
@@ -66,6 +67,7 @@ class Source:
     own: OwnModel | None = None
     activation: str = ""
     is_padded: bool = False
+    added_tokens: tuple[str, ...] = ()
     chat_template: str = ""
 
     def files(self) -> Mapping[str, TensorSpec]:

@@ -35,7 +35,7 @@ def huggingface_t5(is_multilingual: bool = False, is_untied: bool = False, **cha
     config = config_class(**{**dims, **layers, "decoder_start_token_id": 0, **changes})
     model = (model_class or transformers.T5ForConditionalGeneration)(config).eval()
     if is_untied:
-        model.lm_head.weight = torch.nn.Parameter(torch.zeros(VOCAB, WIDTH))
+        model.lm_head.weight = torch.nn.Parameter(torch.zeros(config.vocab_size, WIDTH))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(filling(name, tuple(parameter.shape)))

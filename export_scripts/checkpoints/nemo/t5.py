@@ -22,6 +22,7 @@ from export_scripts.checkpoints.nemo.t5_config import (
     remarks,
     side_config,
 )
+from export_scripts.checkpoints.nemo.t5_sentinels import sentinels_of
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.given import given_tokenizer
 from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, find_tokenizer, special_ids
@@ -76,6 +77,7 @@ def open_source(archive: Archive) -> Source:
     tokenizer = given_tokenizer(archive) or find_tokenizer(archive, config)
     ids = _starting_ids(archive, special_ids(archive, tokenizer))
     ia3 = read_ia3(archive)
+    sentinels = sentinels_of(archive, config, tokenizer)
     source = Source(
         archive=archive,
         family=t5.FAMILY,
@@ -88,6 +90,8 @@ def open_source(archive: Archive) -> Source:
         remarks=remarks(config),
         extra_config={**({} if ids.pad_id is None else {"decoder": {"pad_id": ids.pad_id}}), **ia3.config()},
         activation=exact_gelu(config),
+        is_padded=sentinels is not None,
+        added_tokens=sentinels or (),
     )
     # FasterTransformer's converter too counts from the rows of the embedding, its padding included.
     return with_prompts(source, "encoder", width="d_model", first_id=vocab_size)

@@ -242,7 +242,7 @@ def _rows(source: Source) -> tuple[int, tuple[str, ...]]:
     wanted = vocabulary_size(archive, tokenizer)
     if tokenizer.library == "sentencepiece" and tokenizer.is_nemos:
         model = archive.read_bytes(tokenizer.members["tokenizer.model"])
-        wanted += len(sentencepiece_additions(model, tokenizer.is_legacy))
+        wanted += len(sentencepiece_additions(model, tokenizer.is_legacy)) + len(source.added_tokens)
     wanted = max(wanted, *(1 + each for each in (source.ids.start_id, source.ids.end_id) if each < rows))
     if wanted >= rows:
         return rows, ()

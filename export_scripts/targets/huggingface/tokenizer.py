@@ -81,6 +81,7 @@ def _described(source: Source, files: Mapping[str, bytes]) -> dict[str, Any]:
         pieces = read_pieces(model)
         is_t5 = source.family.name == "t5" and not source.tokenizer.is_nemos
         added = sentencepiece_additions(model, source.tokenizer.is_legacy) if source.tokenizer.is_nemos else {}
+        added |= {token: len(pieces.tokens) + len(added) + n for n, token in enumerate(source.added_tokens)}
         content = describe(pieces, _sentinels(source, len(pieces.tokens)) if is_t5 else added)
         if is_t5:
             around = replace(around, after=around.after or (source.ids.end_id,))

@@ -1,0 +1,64 @@
+"""Every family that is read has targets, tests of the way back, and its place in docs/sources.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.llama_models import MODELS, save, tensors
+
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.huggingface.decoder import ARCHITECTURES
+from export_scripts.convert import convert
+from export_scripts.targets.huggingface import TARGETS
+from ft_format.families import FAMILIES
+
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs/sources.md").read_text()
+# transformers' model_type -> the document's word for it.
+WORDS = {
+    "gpt2": "GPT-2",
+    "opt": "OPT",
+    "bloom": "BLOOM",
+    "xglm": "XGLM",
+    "gptj": "GPT-J",
+    "gpt_neox": "GPT-NeoX",
+    "gpt_bigcode": "GPT-BigCode",
+    "t5": "T5",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "nemotron": "Nemotron",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "starcoder2": "StarCoder2",
+    "mixtral": "Mixtral",
+}
+
+
+def test_every_family_has_a_target() -> None:
+    assert {family.name for family in FAMILIES} == set(TARGETS)
+
+
+def test_the_document_names_every_architecture_among_the_sources_and_among_the_targets() -> None:
+    read = {each.model_type for each in ARCHITECTURES} | {"t5"}
+    written = {target.model_type for targets in TARGETS.values() for target in targets}
+    assert read == set(WORDS)
+    assert written <= read
+    sources, targets = DOCUMENT.split("## To Hugging Face")
+    llamas = sources.split("## Llama and its relatives")[1]
+    for model_type in read:
+        assert WORDS[model_type] in sources
+        is_llama = model_type in {target.model_type for target in TARGETS["llama"]}
+        assert WORDS[model_type] in (llamas if is_llama else targets), model_type
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_llama_like_directory_comes_back_byte_for_byte(name: str, tmp_path: Path) -> None:
+    """The old families do in test_huggingface_target.py."""
+    save(name, tmp_path / "source", torch.bfloat16)
+    convert(ConvertArguments(tmp_path / "source", tmp_path / "out", weight_data_type="bf16", format="huggingface"))
+    wanted, made = tensors(tmp_path / "source"), tensors(tmp_path / "out")
+    assert sorted(made) == sorted(wanted)
+    assert [key for key in wanted if not torch.equal(made[key], wanted[key])] == []
