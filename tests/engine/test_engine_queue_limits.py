@@ -1,4 +1,4 @@
-"""Limits of the queue: who is refused, what is said, and that nobody else notices."""
+"""Limits of the queue: who is refused, what is said, and that other clients notice nothing."""
 
 from __future__ import annotations
 
