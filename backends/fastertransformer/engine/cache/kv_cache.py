@@ -83,6 +83,11 @@ class KvCache:
         return sum(rows * (pages_of(entries) + pages_of(source)) for rows, entries, source in needs) * self._page_bytes
 
     @property
+    def most_entries(self) -> int:
+        """Entries that a row has room for in its block table."""
+        return PAGE * self.block_tables.shape[1]
+
+    @property
     def has_windows(self) -> bool:
         """Whether any row keeps its last tokens only."""
         return bool((self._windows < UNBOUNDED).any())

@@ -29,6 +29,8 @@ from .linear import Norm
 from .packed_rows import Rows
 from .positions import Alibi, Attend, AttentionSpec, Relative, Rotary, plain_frequencies, scaled_frequencies
 
+_BIASED = ("alibi", "relative")  # positions that attention adds a bias for
+
 
 class Network:
     """A network, or one process's part of it.
@@ -41,6 +43,7 @@ class Network:
 
     Attributes:
         can_capture: whether packed inputs can be captured as CUDA graphs.
+        can_capture_continued: whether those that continue rows can; attention with a bias reads lengths on the host.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Network:
         # A number of the type that is computed in, as transformers rounds Gemma's factor.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=weights.like.dtype))
         self.can_capture = self.ops.can_capture and not config.ia3_num_tasks
+        self.can_capture_continued = self.can_capture and not config.encoder and config.positions not in _BIASED
 
     def extend(
         self,

@@ -1,5 +1,7 @@
 """CUDA graphs: one launch in place of some hundreds, for decode steps of certain row counts, and inputs of tokens.
 
+Inputs that begin rows, and inputs that continue what is cached (prefix cache, sessions), have graphs of their own.
+
 A graph reads everything that differs from one replay to the next (ids, positions, windows, pages) from device memory,
 at addresses that never change, so it is captured once, when the model is loaded. A step of fewer rows than were
 captured is padded with free slots, which write to page 0.
@@ -24,6 +26,7 @@ Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, se
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 # Few enough to be captured in seconds, and close enough that beyond 64 tokens padding is less than a quarter.
 TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64), *range(1024, 2049, 128))
+CONTINUED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of inputs that continue rows
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class StepGraphs:
     """The CUDA graphs of a process: decode steps, which ``decode`` runs for a number of rows, and inputs.
 
     Attributes:
-        largest_input: tokens of the largest captured input; 0: none is captured.
+        largest_input: tokens of the largest captured input of new rows; 0: none is captured.
         largest_step: rows of the largest captured decode step; 0: none is captured.
     """
 
@@ -84,6 +87,7 @@ class StepGraphs:
         self._network, self._cache = network, cache
         pool = torch.cuda.graph_pool_handle()
         self._decode, self._begin = Graphs(decode, pool), Graphs(self._run_contexts, pool)
+        self._continue = Graphs(self._continue_contexts, pool)
         self._device = cache.block_tables.device
         # Id, position and slot of padding; slot MOST_SLOTS is never allocated.
         self._padding = np.array([[0], [0], [MOST_SLOTS]])
@@ -92,9 +96,9 @@ class StepGraphs:
         self.largest_input, self.largest_step = 0, 0
         self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
 
-    def capture(self, rows: int, tokens: int) -> None:
-        """Capture a decode step of some rows, or inputs of some tokens."""
-        (self._decode if rows else self._begin).capture(rows or tokens)
+    def capture(self, rows: int, tokens: int, continued: int) -> None:
+        """Capture a decode step of some rows, inputs of some tokens, or inputs of so many that continue rows."""
+        (self._decode if rows else self._begin if tokens else self._continue).capture(rows or tokens or continued)
         self.largest_step, self.largest_input = max(self.largest_step, rows), max(self.largest_input, tokens)
 
     def decode(self, count: int) -> Chosen | None:
@@ -107,18 +111,27 @@ class StepGraphs:
 
     def begin(self, rows: NumberedRows) -> Tensor | None:
         """Run new rows, or encoder inputs; None: no graph has room for them. See Steps.extend."""
-        count, row_count = rows.tokens.shape[1], len(rows.lengths)
-        if not (size := self._begin.size_of(count, lambda size: most_rows(size) >= row_count)):
+        hidden = self._run_input(self._begin, rows)
+        if hidden is None:
             most = self.largest_input
             limit = f"inputs of up to {most} tokens and {most_rows(most)} rows" if most else "no inputs"
-            self._warn_uncaptured("input", f"{count} tokens in {row_count} rows", limit)
+            self._warn_uncaptured("input", f"{rows.tokens.shape[1]} tokens in {len(rows.lengths)} rows", limit)
+        return hidden
+
+    def extend(self, rows: NumberedRows) -> Tensor | None:
+        """Run rows of which some continue what is cached, and none has a window; None: no graph has room for them."""
+        return self._run_input(self._continue, rows)
+
+    def _run_input(self, graphs: Graphs[Tensor], rows: NumberedRows) -> Tensor | None:
+        count, row_count = rows.tokens.shape[1], len(rows.lengths)
+        if not (size := graphs.size_of(count, lambda size: most_rows(size) >= row_count)):
             return None
         padded = np.concatenate((rows.tokens, np.repeat(self._padding, size - count, 1)), 1)
         self._tokens[:, :size] = upload(padded, self._device)
         # The padding is one more row, and the rows after it have no tokens.
         ends = np.concatenate((rows.ends, np.full(len(self._ends) - len(rows.ends), size)))
         self._ends.copy_(upload(ends.astype(np.int32), self._device))
-        return self._begin.replay(size)[:count]
+        return graphs.replay(size)[:count]
 
     def _warn_uncaptured(self, kind: str, size: str, limit: str) -> None:
         """Warn, once for each kind of step, that no CUDA graph covers this size."""
@@ -130,5 +143,11 @@ class StepGraphs:
 
     def _run_contexts(self, size: int) -> Tensor:
         run = self._network.encode if self._cache.shape.has_cross else self._network.extend
+        return run(self._rows_of(size), self._cache)
+
+    def _continue_contexts(self, size: int) -> Tensor:
+        return self._network.extend(self._rows_of(size), self._cache, longest=self._cache.most_entries)
+
+    def _rows_of(self, size: int) -> Rows:
         ids, positions, slots = self._tokens[:, :size]
-        return run(Rows(ids, positions, slots, self._ends[: most_rows(size) + 2], None), self._cache)
+        return Rows(ids, positions, slots, self._ends[: most_rows(size) + 2], None)

@@ -158,8 +158,10 @@ class Steps:
         self.cache.sources[:, first : first + len(lengths)] = known
         rows = NumberedRows.of(ids, np.zeros_like(lengths), lengths, first)
         attentions: list[Tensor] = []
-        if embeddings is None and not wants_attentions and (encoded := self._captured(rows)) is not None:
-            return encoded, attentions
+        if self._graphs and embeddings is None and not wants_attentions:
+            encoded = self._graphs.begin(rows)
+            if encoded is not None:
+                return encoded, attentions
         asked = attentions if wants_attentions else None
         return self.network.encode(*self._uploaded(rows, embeddings), asked), attentions
 
@@ -180,14 +182,12 @@ class Steps:
         rows, longest = NumberedRows.of(ids, starts, lengths, first), 0
         if starts.any():
             longest = self.cache.longest(first, starts + lengths)
-        is_plain = not longest and embeddings is None and not self.config.encoder
-        if is_plain and (hidden := self._captured(rows)) is not None:
-            return hidden
+        if self._graphs and embeddings is None and not self.config.encoder:
+            is_captured = not (longest and self.cache.has_windows)
+            run = self._graphs.extend if longest else self._graphs.begin
+            if is_captured and (hidden := run(rows)) is not None:
+                return hidden
         return self.network.extend(*self._uploaded(rows, embeddings), longest)
-
-    def _captured(self, rows: NumberedRows) -> Tensor | None:
-        """Run new rows by a CUDA graph; None: no captured graph has room for them."""
-        return self._graphs.begin(rows) if self._graphs else None
 
     def _uploaded(self, rows: NumberedRows, embeddings: Array | None) -> tuple[Rows, KvCache, Tensor | None]:
         self._threads.fit(rows.tokens.shape[1])
@@ -265,11 +265,17 @@ class Steps:
         self.network.comm.broadcast(self.ids[first:end])
 
     @_collective
-    def capture(self, rows: int, tokens: int) -> None:
-        """Capture a decode step of some rows, or inputs of some tokens, as a CUDA graph; all slots must be free."""
+    def capture(self, rows: int, tokens: int, continued: int = 0) -> None:
+        """Capture a step as a CUDA graph; all slots must be free.
+
+        Args:
+            rows: of a decode step; 0: the next.
+            tokens: of inputs of new rows; 0: the next.
+            continued: tokens of inputs that continue rows.
+        """
         if self._graphs is None:
             self._graphs = StepGraphs(self.network, self.cache, self._decode)
-        self._graphs.capture(rows, tokens)
+        self._graphs.capture(rows, tokens, continued)
         self.positions.zero_()
         self.cache.clear_sources()
 

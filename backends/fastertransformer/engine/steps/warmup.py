@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..request.schema import Array
-from .graphs import ROWS, TOKENS
+from .graphs import CONTINUED_TOKENS, ROWS, TOKENS
 from .steps import Steps
 
 _LIMIT_S = 60.0
@@ -48,11 +48,14 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     worth = _choose_tokens(steps, deadline)
     missing = []
     # The largest first: the others fit into its memory.
-    for rows, tokens in [*((rows, 0) for rows in reversed(ROWS)), *((0, tokens) for tokens in reversed(worth))]:
+    most = min(max(worth, default=0), steps.cache.most_entries) if steps.network.can_capture_continued else 0
+    continued = [tokens for tokens in CONTINUED_TOKENS if tokens <= most]  # padding is one row
+    sizes = [*((rows, 0, 0) for rows in reversed(ROWS)), *((0, tokens, 0) for tokens in reversed(worth))]
+    for rows, tokens, more in [*sizes, *((0, 0, more) for more in reversed(continued))]:
         if time.perf_counter() < deadline:
-            steps.capture(rows, tokens)
+            steps.capture(rows, tokens, more)
         else:
-            missing.append(f"{rows} rows" if rows else f"{tokens} tokens")
+            missing.append(f"{rows} rows" if rows else f"{tokens} tokens" if tokens else f"{more} continuing tokens")
     torch.cuda.synchronize(steps.device)
     seconds = f"{time.perf_counter() - start:.1f} s"
     if missing:
