@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.llama_files import (
     sentencepiece_model,
     write_archive,
     write_megatron_lm,
+    write_megatron_lm_tree,
     write_nemo1_tree,
     write_nemo2_tree,
     write_torch_dist,
@@ -185,3 +187,19 @@ def test_what_an_expert_takes_in_training_is_said(form: str, tmp_path: Path) -> 
         write_megatron_lm(path, megatron_lm(source.config, **capacity), state)
     said = "moe_expert_capacity_factor: 1.25  is not carried over: training left out tokens"
     assert [each for each in open_source(open_archive(path)).remarks if each.startswith(said)]
+
+
+def test_files_of_expert_parallel_ranks_are_refused_by_field_and_value(tmp_path: Path) -> None:
+    """Each counts its experts from 0, and its folder is named as a pipeline stage's."""
+    source = saved("mixtral")
+    arguments = megatron_lm(source.config, expert_model_parallel_size=2)
+    path = write_megatron_lm(tmp_path / "m", arguments, state_of(source, 1), (1, 2))
+    with pytest.raises(CheckpointError, match="expert_model_parallel_size 2: files of expert-parallel ranks are not"):
+        open_source(open_archive(path))
+    write_torch_dist(
+        write_megatron_lm_tree(tmp_path / "d"),
+        chunked(state_of(source, 2), 2),
+        "",
+        {"args": Namespace(**arguments), "checkpoint_version": 3.0},
+    )
+    assert open_source(open_archive(tmp_path / "d")).dims.expert_num == 4  # type: ignore[attr-defined]

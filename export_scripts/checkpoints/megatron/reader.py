@@ -25,7 +25,7 @@ from export_scripts.checkpoints.megatron.arguments import in_nemo_words, without
 from export_scripts.checkpoints.megatron.gpt import CHECKPOINT_VERSION, State, gpt_source
 from export_scripts.checkpoints.source import Source
 from export_scripts.checkpoints.tokenizers.nemo import TokenizerFiles
-from export_scripts.weights.values import Fields
+from export_scripts.weights.values import Fields, shown
 from handover.errors import CheckpointError
 
 NAME = "Megatron-LM (release/ or iter_*/ with mp_rank_*/)"
@@ -130,6 +130,7 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> RankFil
             )
             hint = "interleaved pipeline stages are not read" if parts else "is it a checkpoint of Megatron-LM?"
             raise CheckpointError(f"{where} holds {', '.join(parts) or 'something else'} instead of a model", hint)
+        _refuse_expert_ranks(content.get("args"), where)
         for key, value in content.items():
             if key != "model":
                 saved.setdefault(str(key), value)
@@ -141,6 +142,20 @@ def _open_ranks(archive: Archive, folder: str, saved: dict[str, Any]) -> RankFil
     )
     state.beside = tuple(saved)
     return state
+
+
+def _refuse_expert_ranks(arguments: object, where: str) -> None:
+    """Refuse files of expert-parallel ranks, each of which numbers its own experts from 0.
+
+    Raises:
+        CheckpointError: there are several such ranks.
+    """
+    ranks = vars(arguments).get("expert_model_parallel_size") if isinstance(arguments, Record) else None
+    if ranks not in (None, 1):
+        raise CheckpointError(
+            f"{where} says expert_model_parallel_size {shown(ranks)}: files of expert-parallel ranks are not read",
+            "what Megatron-LM saves with --ckpt-format torch_dist is read, whichever rank had an expert",
+        )
 
 
 def _version(archive: Archive, saved: Mapping[str, Any]) -> int:
