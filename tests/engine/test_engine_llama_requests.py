@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from support.llama_shards import settings_of, shards_of
 from support.prompt_tasks import write_tasks
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
-from backends.fastertransformer.engine.errors import RequestError
+from backends.fastertransformer.engine.errors import EngineError, RequestError
+from backends.fastertransformer.engine.ops import torch_attention
 from backends.fastertransformer.engine.settings import Settings
 
 FAMILIES = [
@@ -224,6 +226,31 @@ def test_a_prefix_prompt_has_as_many_heads_as_the_keys(tmp_path: Path) -> None:
     found = generated(answer(engine, ask([line], 9, end_id=NEVER, prompt_learning_task_name_ids=0)))
     assert found == prefixes.greedy(model, line, prefix, 9) != greedy(model, line, 9)[7:]
     engine.close()
+
+
+def test_a_long_text_is_answered_or_refused_with_the_numbers(tmp_path: Path) -> None:
+    """Llama 3.1 has 131,072 positions; the cache has room for 100 pages."""
+    model, settings = settings_of("llama31", tmp_path)
+    token_bytes = 2 * 2 * 4 * 8 * 4  # layers, k and v, key heads, size, fp32
+    engine = open_engine(replace(settings, kv_cache_bytes=101 * 32 * token_bytes), CPU)
+    (line,) = prompts(3000)
+    found = generated(answer(engine, ask([line], 4, end_id=NEVER)))
+    assert found == greedy(model, line, 4)[3000:]
+    needed, there = 101 * 32 * token_bytes, 100 * 32 * token_bytes
+    words = f"needs {needed} bytes of KV cache: 1 x 3204 tokens of {token_bytes} bytes; there are {there}"
+    with pytest.raises(EngineError, match=words):
+        answer(engine, ask(prompts(3200), 4))
+    with pytest.raises(RequestError, match="131073 in row 0 exceeds max_pos_seq_len 131072"):
+        engine.parse(ask(prompts(131069), 4))
+    engine.close()
+
+
+def test_capped_scores_of_long_inputs_are_held_in_blocks(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 2's, 7 queries at a time; Qwen3's scores are not capped."""
+    model, engine = opened
+    monkeypatch.setattr(torch_attention, "_MOST_SCORES", 7 * 8 * 40)
+    (line,) = prompts(40)
+    assert generated(answer(engine, ask([line], 9, end_id=NEVER))) == greedy(model, line, 9)[40:]
 
 
 def test_an_input_beyond_the_models_positions_is_refused_with_the_numbers(opened: Opened) -> None:

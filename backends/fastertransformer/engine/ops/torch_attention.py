@@ -20,6 +20,7 @@ from ..cache.sizing import UNBOUNDED
 from ..model.packed_rows import Rows
 from ..model.positions import Attend, AttentionSpec
 
+_MOST_SCORES = 1 << 24  # that are held at a time where they are capped: 64 MiB, and some copies
 KvWrite = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
@@ -55,13 +56,26 @@ def attend_masked(
 def _attend_capped(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec, is_causal: bool
 ) -> Tensor:
-    """Do what attend_masked does, with scores that are capped."""
-    batch, heads, length, size = q.shape
+    """Do what attend_masked does, with scores that are capped: a block of queries at a time, to hold few scores."""
+    keys = k.shape[2]
+    block = max(1, _MOST_SCORES // (q.shape[0] * q.shape[1] * keys))
+    parts = []
+    for start in range(0, q.shape[2], block):
+        some = q[:, :, start : start + block]
+        if is_causal:
+            places = torch.arange(keys, device=q.device)
+            mask_here: Tensor | None = places <= places[start : start + block, None]
+        else:
+            mask_here = mask if mask is None or mask.shape[2] == 1 else mask[:, :, start : start + block]
+        parts.append(_attend_capped_at_once(some, k, v, mask_here, spec))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _attend_capped_at_once(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    batch, _, length, size = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, length, size)
     scores = (grouped @ k[:, :, None].transpose(3, 4)).flatten(1, 2).float()  # [B, H, T, S]
     scores = spec.softcap * torch.tanh(scores * (spec.scale / spec.softcap))
-    if is_causal:
-        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(-1).to(v.dtype).view(batch, k.shape[1], -1, length, k.shape[2])
