@@ -42,6 +42,11 @@ def lines() -> Iterator[CommandLines]:
     server.close()
 
 
+def forked(lines: CommandLines, *arguments: str) -> subprocess.CompletedProcess[str]:
+    ended = lines.run("cluster_type=interactive", *arguments, cwd=PROJECT, limit_s=120)
+    return subprocess.CompletedProcess(arguments, ended.status, ended.out, ended.err)
+
+
 def run_of(tmp_path: Path, *arguments: str, checkpoint: Path = NEMO) -> tuple[str, ...]:
     where = (f"base_results_dir={tmp_path / 'results'}", f"export.model.checkpoint_path={checkpoint}")
     return (*where, "export.run.model_train_name=tiny", *arguments)
@@ -112,46 +117,46 @@ def test_a_mistake_is_named_with_what_is_legal(
     lines: CommandLines, tmp_path: Path, override: str, words: list[str]
 ) -> None:
     stages = () if override.startswith("stages") else ("stages=[export,deploy,evaluate]",)
-    argv = ["cluster_type=interactive", *run_of(tmp_path, *stages, override)]
-    ended = lines.run(*argv, cwd=PROJECT, limit_s=120)
-    assert_refused(subprocess.CompletedProcess(argv, ended.status, ended.out, ended.err), tmp_path, *words)
+    assert_refused(forked(lines, *run_of(tmp_path, *stages, override)), tmp_path, *words)
 
 
-def test_a_tensor_parallel_size_that_does_not_divide_the_heads(tmp_path: Path) -> None:
+def test_a_tensor_parallel_size_that_does_not_divide_the_heads(lines: CommandLines, tmp_path: Path) -> None:
     arguments = run_of(tmp_path, "stages=[export]", "export.model.tensor_model_parallel_size=3")
-    assert_refused(slipway(*arguments), tmp_path, "4 heads", "1, 2, 4")
+    assert_refused(forked(lines, *arguments), tmp_path, "4 heads", "1, 2, 4")
 
 
-def test_gpus_that_do_not_fit(tmp_path: Path) -> None:
+def test_gpus_that_do_not_fit(lines: CommandLines, tmp_path: Path) -> None:
     parallel = ("export.model.tensor_model_parallel_size=4", "export.triton_deployment.pipeline_model_parallel_size=3")
     arguments = run_of(tmp_path, "stages=[export,deploy]", "cluster.gpus_per_node=8", *parallel)
-    assert_refused(slipway(*arguments), tmp_path, "12 GPUs", "nodes of 8")
+    assert_refused(forked(lines, *arguments), tmp_path, "12 GPUs", "nodes of 8")
     arguments = run_of(tmp_path, "stages=[export,deploy]", "cluster.gpus_per_node=2", parallel[0])
-    assert_refused(slipway(*arguments), tmp_path, "2 nodes of 2 GPUs", "cluster.nodes")
+    assert_refused(forked(lines, *arguments), tmp_path, "2 nodes of 2 GPUs", "cluster.nodes")
 
 
-def test_a_missing_checkpoint(tmp_path: Path) -> None:
+def test_a_missing_checkpoint(lines: CommandLines, tmp_path: Path) -> None:
     arguments = run_of(tmp_path, "stages=[export]", checkpoint=tmp_path / "none.nemo")
-    assert_refused(slipway(*arguments), tmp_path, "none.nemo")
+    assert_refused(forked(lines, *arguments), tmp_path, "none.nemo")
 
 
-def test_a_truncated_checkpoint(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint(lines: CommandLines, tmp_path: Path) -> None:
     damaged = tmp_path / "cut.nemo"
     damaged.write_bytes(NEMO.read_bytes()[:600_000])
-    assert_refused(slipway(*run_of(tmp_path, "stages=[export]", checkpoint=damaged)), tmp_path, "cut.nemo")
+    assert_refused(forked(lines, *run_of(tmp_path, "stages=[export]", checkpoint=damaged)), tmp_path, "cut.nemo")
 
 
-def test_several_checkpoints_in_a_directory(tmp_path: Path) -> None:
+def test_several_checkpoints_in_a_directory(lines: CommandLines, tmp_path: Path) -> None:
     for name in ("one.nemo", "two.nemo"):
         shutil.copy(NEMO, tmp_path / name)
-    assert_refused(slipway(*run_of(tmp_path, "stages=[export]", checkpoint=tmp_path)), tmp_path, "one.nemo", "two.nemo")
+    assert_refused(
+        forked(lines, *run_of(tmp_path, "stages=[export]", checkpoint=tmp_path)), tmp_path, "one.nemo", "two.nemo"
+    )
 
 
-def test_a_member_that_escapes_its_directory(tmp_path: Path) -> None:
+def test_a_member_that_escapes_its_directory(lines: CommandLines, tmp_path: Path) -> None:
     hostile = tmp_path / "hostile.nemo"
     with tarfile.open(hostile, "w") as archive:
         archive.add(NEMO, "../../escaped")
-    assert_refused(slipway(*run_of(tmp_path, "stages=[export]", checkpoint=hostile)), tmp_path, "escape")
+    assert_refused(forked(lines, *run_of(tmp_path, "stages=[export]", checkpoint=hostile)), tmp_path, "escape")
 
 
 def test_weights_that_overflow_fp16(tmp_path: Path) -> None:
@@ -166,30 +171,32 @@ def test_weights_that_overflow_fp16(tmp_path: Path) -> None:
     assert made == ["1-gpu.partial"], "only a conversion reads weights, and it leaves nothing that looks finished"
 
 
-def test_an_architecture_that_gpt_of_fastertransformer_cannot_express(tmp_path: Path) -> None:
+def test_an_architecture_that_gpt_of_fastertransformer_cannot_express(lines: CommandLines, tmp_path: Path) -> None:
     changes = {"position_embedding_type": "kerple", "activation": "fast-swiglu"}
     checkpoint = write_gpt(tmp_path / "rotary.nemo", **changes)
     arguments = run_of(tmp_path, "stages=[export]", checkpoint=checkpoint)
-    assert_refused(slipway(*arguments), tmp_path, "position_embedding_type", "activation")
+    assert_refused(forked(lines, *arguments), tmp_path, "position_embedding_type", "activation")
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+def test_a_port_in_use(lines: CommandLines, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         arguments = run_of(tmp_path, "stages=[export,deploy]", f"deployment.http_port={port}")
-        assert_refused(slipway(*arguments), tmp_path, f"http_port={port}", "0 for a free one")
+        assert_refused(forked(lines, *arguments), tmp_path, f"http_port={port}", "0 for a free one")
 
 
-def test_a_results_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_results_directory_that_cannot_be_written(lines: CommandLines, tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
     arguments = (*run_of(tmp_path, "stages=[export]"), f"base_results_dir={in_the_way}/results")
-    assert_refused(slipway(*arguments), tmp_path, str(in_the_way))
+    assert_refused(forked(lines, *arguments), tmp_path, str(in_the_way))
 
 
-def test_stages_that_need_an_earlier_one(tmp_path: Path) -> None:
-    assert_refused(slipway(*run_of(tmp_path, "stages=[deploy]")), tmp_path, "no model repository", "export,deploy")
-    assert_refused(slipway(*run_of(tmp_path, "stages=[benchmark]")), tmp_path, "nothing is deployed", "deploy")
+def test_stages_that_need_an_earlier_one(lines: CommandLines, tmp_path: Path) -> None:
+    assert_refused(
+        forked(lines, *run_of(tmp_path, "stages=[deploy]")), tmp_path, "no model repository", "export,deploy"
+    )
+    assert_refused(forked(lines, *run_of(tmp_path, "stages=[benchmark]")), tmp_path, "nothing is deployed", "deploy")
 
 
 def test_the_server_of_the_original_is_not_asked_for_a_copy_of_the_results(tmp_path: Path) -> None:
