@@ -46,11 +46,12 @@ test-kernels-compiled-3.6: $(VENV)/.tests .triton-3.6/.ready
 
 environments: .venv-nemo/.ready .venv-lm-eval/.ready .triton/.ready .triton-3.6/.ready ## install what test-nemo, test-lm-eval and test-kernels need
 
+# mypy's second run takes what the first one knows of torch and numpy from its cache.
 check: $(VENV)/.tests ## lint, formatting and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	cd backends && ../$(RUN) -m mypy --config-file ../pyproject.toml -p fastertransformer
+	cd backends && ../$(RUN) -m mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p fastertransformer
 
 docs: $(VENV)/.tests ## build the documentation as a site in site/; a warning is an error
 	$(VENV)/bin/zensical build --strict --clean --config-file mkdocs.yml
