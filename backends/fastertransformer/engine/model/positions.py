@@ -84,13 +84,11 @@ class Rotary(NamedTuple):
         is_by_pairs: whether neighbours are rotated with each other (GPT-J), else the two halves (GPT-NeoX).
         inverse_frequencies: fp32 [width / 2], the angle of each rotation from one position to the next; computed once,
             when the model is loaded.
-        base: of the wave lengths, for kernels that do not read the table.
     """
 
     width: int
     is_by_pairs: bool
     inverse_frequencies: Tensor
-    base: float = 10000.0
 
 
 def plain_frequencies(width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
