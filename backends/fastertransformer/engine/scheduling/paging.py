@@ -117,7 +117,7 @@ def free_pages(sequence: Sequence, blocks: BlockManager) -> list[int]:
 
 
 def _measure_room(sequence: Sequence) -> None:
-    entries = PAGE * min(len(each.pages) for each in sequence.pages)
+    entries = PAGE * len(sequence.pages[-1].pages)  # the last beam's grow last
     sequence.room = entries - sequence.start - len(sequence.context.ids) + 1
     if entries >= sequence.max_entries:
         sequence.room = UNBOUNDED

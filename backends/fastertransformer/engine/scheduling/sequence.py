@@ -255,7 +255,7 @@ class Sequence:
     def end_step(self) -> None:
         """Count a step whose tokens were appended; after the last one put the beams in order."""
         self.count += 1
-        all_ended = all(beam.has_ended for beam in self.beams)
+        all_ended = self.beams[0].has_ended and all(beam.has_ended for beam in self.beams)
         self.is_done = all_ended or self.count >= self.max_tokens or len(self.endings) == self.width
         if self.is_done and self.source and self.width > 1 and self.max_tokens:
             self._settle_endings()
