@@ -1,4 +1,4 @@
-"""Pages as rows grow: whoever comes and goes, everybody gets the tokens that they get alone, and no page is lost."""
+"""Pages as rows grow: whichever rows come and go, each gets the tokens that it gets alone, and no page is lost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(scheduler: Scheduler, most: int = 20_000) -> int:
 
 @contextmanager
 def watched(scheduler: Scheduler) -> Iterator[list[Sequence]]:
-    """Note who is set back, and that it is always the one that came last."""
+    """Note which rows are set back, and that it is always the one that came last."""
     found: list[Sequence] = []
     set_back = Sequence.set_back
 
