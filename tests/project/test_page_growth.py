@@ -9,7 +9,7 @@ from benchmarks.page_growth import main
 
 
 def test_both_lengths_are_measured_on_the_same_tokens(tmp_path: Path) -> None:
-    sizes = ["--layers=1", "--hidden=64", "--requests=4", "--rows-in-cache=2", "--rounds=1"]
+    sizes = ["--layers=1", "--hidden=64", "--requests=8", "--rows-in-cache=6", "--rounds=1"]
     main([*sizes, f"--csv={tmp_path / 'growth.csv'}"])
     with (tmp_path / "growth.csv").open() as file:
         exact, long = csv.DictReader(file)
