@@ -53,6 +53,9 @@ _SHIFTS = {"fp32": 1e-3, "fp16": 1e-1, "bf16": 1.0, "fp16 int8": 1.0}  # of a to
 _PROMPTS, _INPUT, _OUTPUT = 16, 24, 64  # of a checkpoint
 _BLOOM = "has_positional_encoding = 0\nuse_attention_linear_bias = 1\nhas_pre_decoder_layernorm = 1\n"
 _GATED, _TIED = "use_gated_activation = 1\n", "tie_word_embeddings = 1\n"
+_GROUPED = "kv_head_num = 2\nmax_pos_seq_len = 512\n"
+_GEMMA = "activation_type = gelu\nattn_logit_softcap = 5.0\nattention_window = 9\nattention_window_layers = 10\n"
+_GEMMA += "has_output_norms = 1\nhas_zero_centred_norms = 1\n"
 # Name: model_type, section, size of a head, keys of the section's own, or of a T5's stacks and its structure.
 _FAMILIES = {
     "gpt": ("GPT", "gpt", 64, "max_pos_seq_len = 512\n"),
@@ -60,6 +63,9 @@ _FAMILIES = {
     "gptj": ("GPT-J", "gptj", 64, "rotary_embedding = 32\n"),
     "gptj 256": ("GPT-J", "gptj", 256, "rotary_embedding = 64\n"),
     "gptneox": ("GPT-NeoX", "gptneox", 64, "rotary_embedding = 16\n"),
+    "llama": ("Llama", "llama", 32, "rotary_embedding = 32\n" + _GROUPED),
+    "qwen3": ("Llama", "llama", 32, "rotary_embedding = 32\nqk_norm = 1\n" + _GROUPED),
+    "gemma2": ("Llama", "llama", 32, "rotary_embedding = 32\n" + _GEMMA + _GROUPED),
     "t5": ("T5", "", 64, "feed_forward_proj = relu\n" + _TIED, ""),
     "t5 v1.1": ("T5", "", 128, "feed_forward_proj = gated-gelu\ntie_word_embeddings = 0\n", _GATED),
     "t5 bias": ("T5", "", 64, "feed_forward_proj = gelu\n" + _TIED, "t5_with_bias = 1\n"),
@@ -122,7 +128,7 @@ def open_steps(directory: Path, config: ModelConfig, kind: str, device: torch.de
     data_type, _, how = kind.partition(" ")
     precision = choose_precision(data_type, device, int(how == "int8"))
     network = Network(config, load_weights(directory, config, 1, precision, device))
-    sizes = config.num_layer, config.head_num, config.size_per_head
+    sizes = config.num_layer, config.kv_heads, config.size_per_head
     shape = CacheShape(*sizes, precision.compute, config.encoder is not None, network.ops.is_head_major)
     steps = Steps(network, KvCache(shape, device, 1 << 30, 96))
     for rows, tokens in ((4, 0), (0, 128)) if how != "eager" and network.ops.can_capture else ():

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
-from backends.fastertransformer.engine.model.linear import Norm
+from backends.fastertransformer.engine.model.linear import HeadNorms, Norm
 from backends.fastertransformer.engine.model.packed_rows import NumberedRows
 from backends.fastertransformer.engine.model.positions import (
     AttentionSpec,
@@ -40,7 +40,7 @@ def _rotary(width: int, is_by_pairs: bool) -> Rotary:
 def test_tokens_are_normed_and_turned_and_kept(
     heads: int, kv_heads: int, size: int, rotary: Rotary | None, has_norm: bool, dtype: torch.dtype
 ) -> None:
-    from backends.fastertransformer.engine.ops.kernels.kv_write import HeadNorms, kv_write, rotate_and_write
+    from backends.fastertransformer.engine.ops.kernels.kv_write import kv_write, rotate_and_write
 
     torch.manual_seed(0)
     tokens = 7

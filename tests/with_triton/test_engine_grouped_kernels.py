@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
-from backends.fastertransformer.engine.model.linear import Norm
+from backends.fastertransformer.engine.model.linear import HeadNorms, Norm
 from backends.fastertransformer.engine.model.positions import AttentionSpec, Rotary, Rotation
 
 HAS_GPU = torch.cuda.is_available()
@@ -105,7 +105,6 @@ def test_a_row_that_keeps_its_last_tokens_only_attends_to_these(window: int) -> 
 )
 def test_queries_and_keys_are_normed_and_turned_on_the_way(width: int, by_pairs: bool, has_norm: bool) -> None:
     from backends.fastertransformer.engine.ops.kernels.grouped_decode import attend_groups
-    from backends.fastertransformer.engine.ops.kernels.kv_write import HeadNorms
 
     torch.manual_seed(0)
     memory = torch.randn(2, 25, 2, PAGE, 64, device=DEVICE)

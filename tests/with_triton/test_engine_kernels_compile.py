@@ -113,7 +113,7 @@ def rows(tiles: row_kernels.Tiles, kind: int, is_causal: bool, size: int = 128) 
 def group(block: int, size: int = 128, **others: Any) -> dict[str, Any]:
     """Decode attention of groups of four."""
     tiles = {"group": 4, "padded": 16, "page_tokens": 32, "size": size, "width": size, "block": block}
-    kind = {"has_cap": False, "is_packed": False, "has_norm": False, "rotation": 2, "is_cut": True}
+    kind = {"has_cap": False, "is_packed": False, "has_norm": False, "rotation": 2}
     return {**tiles, **kind, **others}
 
 

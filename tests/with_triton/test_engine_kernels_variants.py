@@ -75,7 +75,7 @@ def open_steps(family: str, directory: Path) -> Steps:
     config = write_checkpoint(arguments, family, directory / "1-gpu")
     whole = Network(config, load_weights(directory / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU))
     has_cross = config.encoder is not None
-    shape = CacheShape(1, config.head_num, config.size_per_head, torch.float32, has_cross, is_head_major=True)
+    shape = CacheShape(1, config.kv_heads, config.size_per_head, torch.float32, has_cross, is_head_major=True)
     return Steps(whole, KvCache(shape, CPU, 1 << 26, config.max_pos_seq_len))
 
 
@@ -104,7 +104,7 @@ def test_large_inputs_that_keep_the_gpu_busy_are_not_captured(
         assert max(warmup._choose_tokens(steps, 99.0)) == most
 
 
-@pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5"])
+@pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5", "llama", "qwen3", "gemma2"])
 @torch.inference_mode()
 def test_no_request_needs_what_was_not_warmed_up(family: str, tmp_path: Path, variants: Variants) -> None:
     steps = open_steps(family, tmp_path)

@@ -50,12 +50,12 @@ def take_all(steps: Steps) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5"])
+@pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "gptneox", "t5", "llama", "qwen3", "gemma2"])
 @torch.inference_mode()
 def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")
     weights = load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU)
-    shape = CacheShape(2, config.head_num, config.size_per_head, torch.float32, has_cross=config.encoder is not None)
+    shape = CacheShape(2, config.kv_heads, config.size_per_head, torch.float32, has_cross=config.encoder is not None)
 
     def steps() -> Steps:
         network = Network(config, weights)

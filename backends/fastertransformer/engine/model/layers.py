@@ -15,7 +15,7 @@ from ..ops.ops import Ops
 from ..parallel.comm import Comm
 from .config import Stack
 from .layouts import CrossWeights, LayerWeights
-from .linear import Linear, Norm
+from .linear import HeadNorms, Linear, Norm
 from .positions import Attend, CrossAttend
 
 
@@ -81,8 +81,10 @@ def _attend(
 ) -> Tensor:
     """Self-attention of this process's heads, [B, T, hidden] -> [B, T, H * D]."""
     q, k, v = _split_qkv(stack, context.ops.linear(layer.qkv, x, norm))
-    q = context.ops.norm(q, layer.query_norm) if layer.query_norm else q
-    k = context.ops.norm(k, layer.key_norm) if layer.key_norm else k
+    if layer.query_norm and layer.key_norm:
+        if context.ops.fuses_head_norms and layer.query_norm.is_rms and not layer.ia3:
+            return _join_heads(context.attend(q, k, v, memory, HeadNorms(layer.query_norm, layer.key_norm)))
+        q, k = context.ops.norm(q, layer.query_norm), context.ops.norm(k, layer.key_norm)
     k, v = scale_by_task(k, layer.ia3, 0, context.tasks), scale_by_task(v, layer.ia3, 1, context.tasks)
     return _join_heads(context.attend(q, k, v, memory))
 

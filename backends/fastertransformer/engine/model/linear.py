@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -49,6 +49,13 @@ class Norm:
     bias: Tensor | None
     eps: float
     is_rms: bool = False
+
+
+class HeadNorms(NamedTuple):
+    """Norms of each head's query and key, [D] each, before they are rotated."""
+
+    query: Norm
+    key: Norm
 
 
 class Linear:

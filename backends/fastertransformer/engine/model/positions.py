@@ -11,8 +11,10 @@ from torch import Tensor
 
 from .config import RopeScaling
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[..., Tensor]
 """q, k, v and a layer's memory of the cache, [2, pages, Hkv, PAGE, D] -> attended, of q's shape.
+
+Where Ops.fuses_head_norms, the last argument may be linear.HeadNorms, RMS norms of queries and keys.
 
 q is [B, H, 1, D] or [1, H, T, D]; k and v have Hkv heads, of which the query's head h uses h // (H / Hkv).
 """

@@ -32,10 +32,12 @@ class Ops:
 
     Attributes:
         can_capture: whether steps can be captured as CUDA graphs: no operation reads a value on the host.
+        fuses_head_norms: whether the functions that prepared attention take norms of queries and keys.
         is_head_major: how the cache lays out a page, see cache.sizing.CacheShape.
     """
 
     can_capture = False
+    fuses_head_norms = False
     is_head_major = False
 
     def __init__(self, device: torch.device) -> None:

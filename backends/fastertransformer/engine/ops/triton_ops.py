@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
-from ..model.linear import Linear, Norm
+from ..model.linear import HeadNorms, Linear, Norm
 from ..model.packed_rows import Rows
 from ..model.positions import Attend, AttentionSpec, CrossAttend
 from .kernels import (
@@ -27,6 +27,7 @@ class TritonOps(Ops):
     """See Ops for what each method does."""
 
     can_capture = True
+    fuses_head_norms = True
     is_head_major = True
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
@@ -140,9 +141,9 @@ class TritonOps(Ops):
         pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         is_plain = not spec.softcap and not 0 < spec.window < rows.longest
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, norms: HeadNorms | None = None) -> Tensor:
             places = memory, pages, offsets, rows.positions
-            own = query, key, value = kv_write.rotate_and_write(q[0], k[0], v[0], *places, spec.rotary)
+            own = query, key, value = kv_write.rotate_and_write(q[0], k[0], v[0], *places, spec.rotary, norms)
             # torch's flash attention is faster for short rows of wide heads.
             if is_plain and bias is None and q.shape[-1] > 128 and rows.longest <= 512 and has_flash_kernel(q):
                 return flash_rows(query[None], key[None], value[None], rows, spec.scale)
@@ -158,16 +159,26 @@ class TritonOps(Ops):
         Such a row's new tokens overwrite what those before them see.
         """
         if spec.bias or cache.has_windows:
-            return super().extend_attention(cache, rows, longest, spec, like)
+            return self._with_norms(super().extend_attention(cache, rows, longest, spec, like))
         packed = _pack(rows, longest)
         pages, offsets = cache.block_tables[rows.slots, rows.positions // PAGE], rows.positions % PAGE
         places = cache.block_tables, rows.slots, rows.positions, packed, spec
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-            q, _, _ = kv_write.rotate_and_write(q[0], k[0], v[0], memory, pages, offsets, rows.positions, spec.rotary)
+        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, norms: HeadNorms | None = None) -> Tensor:
+            own = memory, pages, offsets, rows.positions
+            q, _, _ = kv_write.rotate_and_write(q[0], k[0], v[0], *own, spec.rotary, norms)
             return grouped_prefill.extend(q, memory, *places)[None]
 
         return attend
+
+    def _with_norms(self, attend: Attend) -> Attend:
+        """Make torch's attention take norms."""
+
+        def norm_and_attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, norms: HeadNorms | None = None) -> Tensor:
+            q, k = (self.norm(q, norms.query), self.norm(k, norms.key)) if norms else (q, k)
+            return attend(q, k, v, memory)
+
+        return norm_and_attend
 
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
@@ -177,9 +188,9 @@ class TritonOps(Ops):
         places = tables, positions, windows, spec.scale, bias, spec.rotary
         is_plain = not spec.softcap and not spec.window
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-            if not is_plain or q.shape[1] != k.shape[1]:
-                return grouped_decode.attend_groups(q, k, v, memory, tables, positions, windows, spec)
+        def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, norms: HeadNorms | None = None) -> Tensor:
+            if norms or not is_plain or q.shape[1] != k.shape[1]:
+                return grouped_decode.attend_groups(q, k, v, memory, tables, positions, windows, spec, norms)
             return decode_attention.attend(q, k, v, memory, *places)
 
         return attend

@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ...model.linear import HeadNorms
 from ...model.positions import AttentionSpec
 from .decode_attention import LEAST_SCORE, pages_of, place_of
 from .elements import capped, rotary_factors
-from .kv_write import HeadNorms
 from .launch import scores_of, scratch_of, uses_pdl
 
 _MOST_PIECES, _AT_ONCE = tl.constexpr(64), tl.constexpr(4)  # pieces of a row, and of these merged at once
@@ -77,7 +77,7 @@ def _attend_group(  # noqa: C901 (one kernel)
     q_stride, kv_stride, q_head_stride, kv_head_stride, table_stride, page_stride, values_at, scale, cap, reach, eps,
     pieces, least, rotary_size, group: tl.constexpr, padded: tl.constexpr, page_tokens: tl.constexpr,
     size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, has_cap: tl.constexpr, is_packed: tl.constexpr,
-    has_norm: tl.constexpr, rotation: tl.constexpr, is_cut: tl.constexpr, uses_pdl: tl.constexpr,
+    has_norm: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
@@ -200,9 +200,6 @@ def _attend_group(  # noqa: C901 (one kernel)
     sums = sums * gain_of_rest[:, None] + own_gain[:, None] * own_value[None, :]
     is_out = is_head[:, None] & is_dim[None, :]
     target = out + (token * heads + head) * group * size + g[:, None] * size + dims[None, :]
-    if not is_cut:
-        tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_out)
-        return
     parts = tl.cdiv(length - begin, piece_cells)
     if parts == 1:
         tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_out)
@@ -260,7 +257,7 @@ def attend_groups(
         positions: int64 [B], of packed rows [T].
         windows: int64 [B]; see kv_cache.py. None with packed rows: no row has one.
         spec: scale, cap, window and rotary positions; not a bias.
-        norms: of queries and keys, before they are rotated; None: none.
+        norms: RMS norms with one epsilon, before the rotation; None: none.
         packed: None: there is one token of each row.
         tiles: None: by shape.
 
@@ -292,7 +289,7 @@ def attend_groups(
         group=group, padded=max(16, triton.next_power_of_2(group)), page_tokens=memory.shape[3], size=size,
         width=width, block=block, has_cap=spec.softcap != 0, is_packed=packed is not None,
         has_norm=norms is not None, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
-        is_cut=pieces > 1 or packed is not None, uses_pdl=has_pdl, num_warps=tiles.warps, launch_pdl=has_pdl,
+        uses_pdl=has_pdl, num_warps=tiles.warps, launch_pdl=has_pdl,
         **({"maxnreg": tiles.registers} if tiles.registers else {}),
     )  # fmt: skip
     return out[None].transpose(1, 2) if packed else out.transpose(1, 2)

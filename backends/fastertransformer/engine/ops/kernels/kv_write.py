@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...model.linear import Norm
+from ...model.linear import HeadNorms
 from ...model.positions import Rotary
 from .elements import rotary_factors
 
 _BLOCK = 2048
-
-
-class HeadNorms(NamedTuple):
-    """RMS norms of each head's query and key, [D] each, with one epsilon."""
-
-    query: Norm
-    key: Norm
 
 
 @triton.jit
@@ -107,7 +98,7 @@ def rotate_and_write(
         offsets: int64 [T], place of each token in its page.
         positions: int64 [T].
         rotary: how to rotate; None: nothing is rotated.
-        norms: before the rotation; None: none.
+        norms: RMS norms with one epsilon, before the rotation; None: none.
 
     Returns:
         q, k and v; copies of k and v, if their numbers lay differently.
