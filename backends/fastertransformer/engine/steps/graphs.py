@@ -97,7 +97,7 @@ class StepGraphs:
         self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
 
     def capture(self, rows: int, tokens: int, continued: int) -> None:
-        """Capture a decode step of some rows, inputs of some tokens, or inputs of so many that continue rows."""
+        """Capture a decode step of some rows, inputs of some tokens, or inputs that continue cached rows."""
         (self._decode if rows else self._begin if tokens else self._continue).capture(rows or tokens or continued)
         self.largest_step, self.largest_input = max(self.largest_step, rows), max(self.largest_input, tokens)
 
