@@ -122,7 +122,7 @@ def test_what_is_said_of_a_checkpoint_is_what_its_conversion_writes(data_type: s
     assert sizing.written_bytes == sum(tensor.nbytes for tensor in tensors.values())
     assert sizing.files_written == len(manifest.files) + 1
     is_copied = data_type == "fp32"
-    assert (sizing.memory_bytes < 60e6) == is_copied
+    assert (sizing.memory_bytes < 70e6) == is_copied
 
 
 def test_ranks_that_do_not_divide_groups_are_refused(tmp_path: Path) -> None:
