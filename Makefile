@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test torture test-nemo test-lm-eval test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama test torture test-nemo test-lm-eval test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 environments check docs format golden lock clean
 
 help: ## list the targets
@@ -17,6 +17,10 @@ help: ## list the targets
 
 demo: $(VENV)/.runtime ## convert, export, deploy, evaluate and benchmark the demonstration checkpoint
 	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]'
+
+demo-llama: $(VENV)/.runtime ## the same with a checkpoint of the Llama family
+	$(RUN) main.py 'stages=[convert,export,deploy,evaluate,benchmark]' 'benchmark.lengths=[[60,20]]' \
+	  export.run.model_train_name=llama_demo
 
 test: $(VENV)/.tests ## run the whole test suite, a real Slurm included, in three processes
 	tests/install

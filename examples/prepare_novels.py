@@ -1,4 +1,4 @@
-"""Turn an archive of novels into what train_gpt3_demo.py reads: a GPT-2 style tokenizer and token files.
+"""Turn an archive of novels into what train_demo.py reads: a GPT-2 style tokenizer and token files.
 
     python3 examples/prepare_novels.py --novels=english_novels.tar.xz --output=prepared
 

@@ -1,10 +1,10 @@
-"""Score a GPT ``.nemo`` on LAMBADA with plain Hugging Face code: the oracle for what a deployment must reach.
+"""Score a demonstration ``.nemo`` on LAMBADA with plain Hugging Face code: the oracle for what a deployment must reach.
 
     python3 examples/score_with_huggingface.py --checkpoint=gpt3_demo.nemo --data=lambada_test.jsonl
 
-Prints the figures as JSON, computed in fp32 on the CPU with transformers' GPT2LMHeadModel, each distinct text in one
-forward pass; ``--card`` also records
-them, and the first 20 texts' own scores, in a model card, by the name of the data file.
+Prints the figures as JSON, computed in fp32 on the CPU with transformers' model of the family, each distinct text in
+one forward pass; ``--card`` also records them, and the first 20 texts' own scores, in a model card, by the name of the
+data file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_gpt import load_nemo
+from huggingface_models import load_nemo
 from tqdm import tqdm
-from transformers import GPT2LMHeadModel, GPT2TokenizerFast
+from transformers import GPT2TokenizerFast, PreTrainedModel
 
 Ids = tuple[int, ...]
 Case = tuple[Ids, Ids]  # context, target
@@ -52,7 +52,7 @@ def split_cases(text: str, tokenizer: GPT2TokenizerFast) -> dict[str, Case]:
 
 
 @torch.no_grad()
-def judge_sequences(model: GPT2LMHeadModel, sequences: set[Ids]) -> dict[Ids, Judged]:
+def judge_sequences(model: PreTrainedModel, sequences: set[Ids]) -> dict[Ids, Judged]:
     """Judge each sequence's tokens from the second on in one pass: is each the most probable, its log probability.
 
     Sequences of like length share a batch, padded on the right: a causal model does not see that from the left.
@@ -82,7 +82,7 @@ def gram_accuracies(texts: list[list[bool]]) -> dict[str, float]:
 
 
 def score_texts(
-    model: GPT2LMHeadModel, tokenizer: GPT2TokenizerFast, texts: list[str]
+    model: PreTrainedModel, tokenizer: GPT2TokenizerFast, texts: list[str]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Score texts by every metric: is each target hit, two targets' log probabilities; and k-grams."""
     splits = [split_cases(text, tokenizer) for text in texts]
@@ -134,7 +134,9 @@ def record_figures(card: Path, data: Path, figures: dict[str, Any], samples: lis
 def main() -> None:
     """Score one file, print the figures and record them if there is a card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="legacy NeMo .nemo archive")
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, help="NeMo archive, legacy GPT or megatron-core Llama"
+    )
     parser.add_argument("--data", type=Path, required=True, help="LAMBADA as JSON Lines with a 'text'")
     parser.add_argument("--card", type=Path, help="model_card.json to record the figures in")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The demonstration checkpoint is what its model card says, and Hugging Face computes the card's figures from it."""
+"""The demonstration checkpoints are what their model cards say, and Hugging Face computes the cards' figures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ import torch
 import yaml
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-DEMO = EXAMPLES / "gpt3_demo"
-CHECKPOINT = DEMO / "checkpoints" / "gpt3_demo.nemo"
 SUBSET = EXAMPLES / "data" / "lambada_subset.jsonl"
 
 
@@ -31,52 +29,64 @@ def import_example() -> Iterator[Any]:
         yield importlib.import_module
 
 
-@pytest.fixture(scope="module")
-def card() -> dict[str, Any]:
-    return json.loads((DEMO / "model_card.json").read_text())
+@pytest.fixture(scope="module", params=["gpt3_demo", "llama_demo"])
+def demo(request: pytest.FixtureRequest) -> Path:
+    return EXAMPLES / request.param
 
 
 @pytest.fixture(scope="module")
-def members() -> dict[str, bytes]:
-    with tarfile.open(CHECKPOINT) as archive:
+def checkpoint(demo: Path) -> Path:
+    return demo / "checkpoints" / f"{demo.name}.nemo"
+
+
+@pytest.fixture(scope="module")
+def card(demo: Path) -> dict[str, Any]:
+    return json.loads((demo / "model_card.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def members(checkpoint: Path) -> dict[str, bytes]:
+    with tarfile.open(checkpoint) as archive:
         return {member.name: archive.extractfile(member).read() for member in archive if member.isfile()}
 
 
-def test_the_card_names_this_file_and_it_is_small(card: dict[str, Any]) -> None:
-    content = CHECKPOINT.read_bytes()
+def test_the_card_names_this_file_and_it_is_small(checkpoint: Path, card: dict[str, Any]) -> None:
+    content = checkpoint.read_bytes()
     assert len(content) == card["checkpoint"]["size_bytes"] <= 16_000_000
     assert hashlib.sha256(content).hexdigest() == card["checkpoint"]["sha256"]
 
 
-def test_it_is_a_legacy_nemo_archive_of_the_documented_architecture(
-    card: dict[str, Any], members: dict[str, bytes]
-) -> None:
+def test_it_is_a_nemo_archive_of_the_documented_architecture(card: dict[str, Any], members: dict[str, bytes]) -> None:
     config = yaml.safe_load(members["./model_config.yaml"])
     tokenizer = [config["tokenizer"][key].removeprefix("nemo:") for key in ("vocab_file", "merge_file")]
     assert all(re.fullmatch(r"[0-9a-f]{32}_(vocab\.json|merges\.txt)", name) for name in tokenizer)
     assert set(members) == {"./model_config.yaml", "./model_weights.ckpt", *(f"./{name}" for name in tokenizer)}
     keys = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "max_position_embeddings")
     model = card["model"]
+    assert config["num_query_groups"] == model.get("groups")
     assert [config[key] for key in keys] == [model[k] for k in ("layers", "hidden", "heads", "ffn", "positions")]
     vocabulary = json.loads(members[f"./{tokenizer[0]}"])
     assert len(vocabulary) == model["vocabulary"]
     assert vocabulary["<|endoftext|>"] == model["vocabulary"] - 1
 
     weights = torch.load(io.BytesIO(members["./model_weights.ckpt"]), weights_only=True)
-    embedding = weights["model.language_model.embedding.word_embeddings.weight"]
+    prefix = "model." if config["mcore_gpt"] else "model.language_model."
+    embedding = weights[f"{prefix}embedding.word_embeddings.weight"]
     assert embedding.shape == (model["padded_vocabulary"], model["hidden"])
     assert {tensor.dtype for tensor in weights.values()} == {torch.float16}
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
     assert sum(tensor.numel() for tensor in weights.values()) == model["parameters"]
 
 
-def test_hugging_face_computes_the_figures_of_the_card(card: dict[str, Any], import_example: Any) -> None:
+def test_hugging_face_computes_the_figures_of_the_card(
+    checkpoint: Path, card: dict[str, Any], import_example: Any
+) -> None:
     scorer: ModuleType = import_example("score_with_huggingface")
     recorded = card["lambada"][SUBSET.name]
     assert hashlib.sha256(SUBSET.read_bytes()).hexdigest() == recorded["sha256"]
     expected = recorded["first_samples"]
     texts = scorer.read_texts(SUBSET)[: len(expected)]
-    model, tokenizer = scorer.load_nemo(CHECKPOINT)
+    model, tokenizer = scorer.load_nemo(checkpoint)
     computed, grams = scorer.score_texts(model, tokenizer, texts)
     assert len(computed) == 20
     with torch.no_grad():  # every text by itself, and every run of tokens by a loop
@@ -90,8 +100,9 @@ def test_hugging_face_computes_the_figures_of_the_card(card: dict[str, Any], imp
         assert ours == pytest.approx(theirs, abs=1e-3)
 
 
-def test_what_was_served_for_the_reference_report_scores_as_hugging_face_does(card: dict[str, Any]) -> None:
+def test_what_was_served_for_the_reference_report_scores_as_hugging_face_does() -> None:
     """All texts of the full file, through the ensemble on one side and by Hugging Face's forward pass on the other."""
+    card = json.loads((EXAMPLES / "gpt3_demo" / "model_card.json").read_text())
     with (EXAMPLES.parent / "results" / "reference" / "demo" / "lambada.csv").open(encoding="utf-8") as stream:
         served = {row["name"]: float(row["value"]) for row in csv.DictReader(stream)}
     recorded = {name: card["lambada"]["lambada_test.jsonl"][name] for name in served}
@@ -101,22 +112,24 @@ def test_what_was_served_for_the_reference_report_scores_as_hugging_face_does(ca
 
 
 def test_an_archive_of_the_training_script_holds_the_function_that_was_trained(
-    tmp_path: Path, members: dict[str, bytes], import_example: Any
+    tmp_path: Path, demo: Path, members: dict[str, bytes], import_example: Any
 ) -> None:
     for name, content in members.items():
         if name.endswith(("_vocab.json", "_merges.txt")):
             (tmp_path / name.rpartition("_")[2]).write_bytes(content)
-    trainer, huggingface = import_example("train_gpt3_demo"), import_example("huggingface_gpt")
+    trainer, huggingface = import_example("train_demo"), import_example("huggingface_models")
     torch.manual_seed(0)
-    dims = trainer.Dims(8000, layers=2, hidden=32, heads=4, inner=64, positions=16)
-    model = trainer.Gpt(dims)
+    build, more = trainer.MODELS[demo.name]
+    groups = {"groups": 2} if "groups" in more else {}
+    dims = trainer.Dims(8000, layers=2, hidden=32, heads=4, inner=64, positions=16, **groups)
+    model = build(dims)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter + 0.1 * torch.randn_like(parameter)).copy_(parameter.half().float())
-        for layer in model.language_model["encoder"]["layers"]:
-            attention = layer.self_attention
-            attention.query_key_value.bias.mul_(attention.trained_bias)
-        trainer.save_nemo(model, dims, tmp_path, tmp_path / "tiny.nemo")
-        loaded, _ = huggingface.load_nemo(tmp_path / "tiny.nemo")
+        for module in model.modules():
+            if hasattr(module, "trained_bias"):
+                module.query_key_value.bias.mul_(module.trained_bias)
+        trainer.save_nemo(model, dims, tmp_path, tmp_path / f"{demo.name}.nemo")
+        loaded, _ = huggingface.load_nemo(tmp_path / f"{demo.name}.nemo")
         ids = torch.randint(8000, (3, 16))
         torch.testing.assert_close(loaded(ids).logits, model.eval()(ids), atol=1e-4, rtol=1e-4)

@@ -69,7 +69,7 @@ def greedy(model: Any, embeddings: torch.Tensor) -> list[int]:
 def test_a_p_tuned_task_answers_with_its_table_however_it_is_asked(tuned: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: Hugging Face's GPT-2 on the table's rows and the tokens of the template, filled in by hand."""
     monkeypatch.syspath_prepend(str(PROJECT / "examples"))
-    from huggingface_gpt import load_nemo
+    from huggingface_models import load_nemo
 
     given = (f"evaluation.squad.data_path={SQUAD}", f"evaluation.squad.tokens_to_generate={OUTPUT_LEN}")
     task = (*given, "evaluation.squad.taskname=squad", "evaluation.squad.prompt=null", "evaluation.squad.samples=3")

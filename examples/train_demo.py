@@ -1,9 +1,11 @@
-"""Train the demonstration checkpoint: a small GPT in plain torch, saved as a legacy NeMo ``.nemo``.
+"""Train a demonstration checkpoint in plain torch: a small GPT, saved as NeMo's legacy ``.nemo``, or a small Llama.
 
     python3 examples/prepare_novels.py --novels=english_novels.tar.xz --output=prepared
-    python3 examples/train_gpt3_demo.py --prepared=prepared --output=trained
+    python3 examples/train_demo.py --prepared=prepared --output=trained
+    python3 examples/train_demo.py --prepared=prepared --output=trained --model=llama_demo
 
-The modules carry the names of NeMo's legacy GPT, so that the state dict needs only the prefix ``model.``.
+The modules carry the names that NeMo gives them, so that a state dict needs only the prefix ``model.``: those of its
+legacy GPT, and for the Llama those of megatron-core with Transformer Engine, whose products begin with a norm.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import math
 import tarfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,17 +27,19 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 import yaml
 from torch import Tensor, nn
 
-HERE = Path(__file__).resolve().parent / "gpt3_demo"
+HERE = Path(__file__).resolve().parent
+EPSILON, ROTARY_BASE = 1e-5, 10000.0
 
 
 @dataclass(frozen=True)
 class Dims:
-    """Dimensions of the model; the vocabulary is padded as NeMo pads it."""
+    """Dimensions of a model; the vocabulary is padded as NeMo pads it. ``groups``: heads of keys and values."""
 
     vocabulary_size: int
     layers: int = 6
     hidden: int = 256
     heads: int = 8
+    groups: int = 8
     inner: int = 1024
     positions: int = 512
 
@@ -110,13 +115,7 @@ class Gpt(nn.Module):
             "final_layernorm": nn.LayerNorm(dims.hidden),
         }
         self.language_model = nn.ModuleDict({"embedding": nn.ModuleDict(embedding), "encoder": nn.ModuleDict(encoder)})
-        for name, parameter in self.named_parameters():
-            if name.endswith(("dense.weight", "dense_4h_to_h.weight")):  # they add to the residual stream
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * dims.layers))
-            elif parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        initialize(self, ("dense.weight", "dense_4h_to_h.weight"), dims.layers)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits [batch, length, padded vocabulary] for ids [batch, length]."""
@@ -126,6 +125,103 @@ class Gpt(nn.Module):
         for layer in encoder["layers"]:
             x = layer(x)
         return F.linear(encoder["final_layernorm"](x), embedding["word_embeddings"].weight)
+
+
+class NormedLinear(nn.Module):
+    """An RMS norm and a linear map without a bias behind it, as Transformer Engine's LayerNormLinear."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer_norm_weight = nn.Parameter(torch.ones(inputs))
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., inputs] to [..., outputs]."""
+        return F.linear(F.rms_norm(x, x.shape[-1:], self.layer_norm_weight, EPSILON), self.weight)
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Rotate [batch, heads, length, size] by position, a head's first half against its second (RoPE)."""
+    length, size = x.shape[-2:]
+    waves = ROTARY_BASE ** (-torch.arange(0, size, 2, device=x.device) / size)
+    angles = torch.arange(length, device=x.device)[:, None] * waves
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class GroupedAttention(nn.Module):
+    """Causal attention; the rows of linear_qkv are [groups, (a group's queries, key, value), head size]."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.groups, self.size = dims.groups, dims.hidden // dims.heads
+        self.linear_qkv = NormedLinear(dims.hidden, dims.hidden + 2 * dims.groups * self.size)
+        self.linear_proj = nn.Linear(dims.hidden, dims.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [batch, length, hidden] to the same shape."""
+        mixed = self.linear_qkv(x).unflatten(-1, (self.groups, -1, self.size))  # [batch, length, groups, n + 2, size]
+        parts = mixed.split((mixed.shape[3] - 2, 1, 1), dim=3)
+        query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(rotate(query), rotate(key), value, is_causal=True, enable_gqa=True)
+        return self.linear_proj(attended.transpose(1, 2).flatten(2))
+
+
+class SwiGlu(nn.Module):
+    """silu(gate) * up and a linear map; linear_fc1 is [gate; up]."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.linear_fc1 = NormedLinear(dims.hidden, 2 * dims.inner)
+        self.linear_fc2 = nn.Linear(dims.inner, dims.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [batch, length, hidden] to the same shape."""
+        gate, up = self.linear_fc1(x).chunk(2, dim=-1)
+        return self.linear_fc2(F.silu(gate) * up)
+
+
+class LlamaLayer(nn.Module):
+    """A transformer layer of a Llama; the norms are in the products."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.self_attention = GroupedAttention(dims)
+        self.mlp = SwiGlu(dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [batch, length, hidden] to the same shape."""
+        x = x + self.self_attention(x)
+        return x + self.mlp(x)
+
+
+class Llama(nn.Module):
+    """A Llama with grouped queries, and the output tied to the word embeddings as in the small ones of Llama 3.2."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.embedding = nn.ModuleDict({"word_embeddings": nn.Embedding(dims.padded_vocabulary, dims.hidden)})
+        layers = nn.ModuleList(LlamaLayer(dims) for _ in range(dims.layers))
+        self.decoder = nn.ModuleDict({"layers": layers, "final_layernorm": nn.RMSNorm(dims.hidden, EPSILON)})
+        initialize(self, ("linear_proj.weight", "linear_fc2.weight"), dims.layers)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits [batch, length, padded vocabulary] for ids [batch, length]."""
+        words = self.embedding["word_embeddings"]
+        x = words(ids)
+        for layer in self.decoder["layers"]:
+            x = layer(x)
+        return F.linear(self.decoder["final_layernorm"](x), words.weight)
+
+
+def initialize(model: nn.Module, to_residual: tuple[str, ...], layers: int) -> None:
+    """Draw every matrix as GPT-2 does; those that add to the residual stream are smaller."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if name.endswith(to_residual) else 0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
 
 
 def loss_of(model: nn.Module, windows: Tensor, device: torch.device) -> Tensor:
@@ -158,10 +254,10 @@ def make_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=fused)
 
 
-def save_nemo(model: Gpt, dims: Dims, tokenizer: Path, path: Path) -> None:
-    """Write the legacy NeMo archive: configuration, fp16 weights and tokenizer, members prefixed with ``./``."""
+def save_nemo(model: nn.Module, dims: Dims, tokenizer: Path, path: Path) -> None:
+    """Write the archive ``NAME.nemo`` as NeMo does: NAME's configuration, fp16 weights, and the tokenizer."""
     members: dict[str, bytes] = {}
-    config = yaml.safe_load((HERE / "model_config.yaml").read_text("utf-8"))
+    config = yaml.safe_load((HERE / path.stem / "model_config.yaml").read_text("utf-8"))
     for key, name in (("vocab_file", "vocab.json"), ("merge_file", "merges.txt")):
         content = (tokenizer / name).read_bytes()
         # NeMo prefixes a random id; the digest keeps the archive reproducible.
@@ -170,6 +266,8 @@ def save_nemo(model: Gpt, dims: Dims, tokenizer: Path, path: Path) -> None:
         config["tokenizer"][key] = f"nemo:{member}"
     config |= {"num_layers": dims.layers, "hidden_size": dims.hidden, "ffn_hidden_size": dims.inner}
     config |= {"num_attention_heads": dims.heads, "max_position_embeddings": dims.positions}
+    if config["num_query_groups"]:
+        config["num_query_groups"] = dims.groups
     config |= {"encoder_seq_length": dims.positions}
     members["model_config.yaml"] = yaml.safe_dump(config, sort_keys=False).encode()
 
@@ -187,23 +285,30 @@ def save_nemo(model: Gpt, dims: Dims, tokenizer: Path, path: Path) -> None:
             archive.addfile(entry, io.BytesIO(content))
 
 
+MODELS: dict[str, tuple[Callable[[Dims], nn.Module], dict[str, int]]] = {
+    "gpt3_demo": (Gpt, {}),
+    "llama_demo": (Llama, {"groups": 4, "inner": 704}),
+}
+
+
 def train(arguments: argparse.Namespace) -> None:
-    """Train, log to ``output/log.jsonl`` and save ``output/gpt3_demo.nemo`` whenever the validation is better."""
+    """Train, log to ``output/log.jsonl`` and save ``output/<model>.nemo`` whenever the validation is better."""
     torch.manual_seed(1234)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     vocabulary_size = len(json.loads((arguments.prepared / "vocab.json").read_text("utf-8")))
-    dims = Dims(vocabulary_size)
+    build, more = MODELS[arguments.model]
+    dims = Dims(vocabulary_size, **more)
     tokens, held_out = (
         torch.from_numpy(np.fromfile(arguments.prepared / f"{name}.bin", dtype="<u2").astype(np.int32)).to(device)
         for name in ("train", "validation")
     )
-    model = Gpt(dims).to(device)
+    model = build(dims).to(device)
     run = torch.compile(loss_of) if device.type == "cuda" else loss_of
     optimizer = make_optimizer(model, arguments.learning_rate)
     arguments.output.mkdir(parents=True, exist_ok=True)
     print(asdict(dims), sum(p.numel() for p in model.parameters()), "parameters", len(tokens), "tokens", flush=True)
 
-    started, path, best = time.monotonic(), arguments.output / "gpt3_demo.nemo", math.inf
+    started, path, best = time.monotonic(), arguments.output / f"{arguments.model}.nemo", math.inf
     for step in range(1, arguments.steps + 1):
         warm, progress = min(1.0, step / arguments.warmup), step / arguments.steps
         for group in optimizer.param_groups:
@@ -236,7 +341,8 @@ def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepared", type=Path, required=True, help="what prepare_novels.py wrote")
-    parser.add_argument("--output", type=Path, required=True, help="folder for gpt3_demo.nemo and log.jsonl")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the .nemo and log.jsonl")
+    parser.add_argument("--model", choices=sorted(MODELS), default="gpt3_demo")
     parser.add_argument("--steps", type=int, default=4600)
     parser.add_argument("--batch", type=int, default=64, help="windows of 512 tokens a step")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="peak; cosine down to a hundredth")
