@@ -117,17 +117,26 @@ def test_every_tensor_parallelism_scores_the_same(
     assert figures(tensor_para_size) == pytest.approx(figures(1), rel=1e-4)
 
 
-def test_the_demonstration_reaches_the_figures_of_its_model_card(tmp_path: Path) -> None:
-    """Oracle: Hugging Face's GPT-2 on the same weights and texts (examples/score_with_huggingface.py)."""
-    arguments = [f"base_results_dir={tmp_path}", "cluster_type=interactive", FIVE]
+@pytest.mark.parametrize(("demo", "tensor_para_size"), [("gpt3_demo", 1), ("llama_demo", 2)])
+def test_a_demonstration_reaches_the_figures_of_its_model_card(
+    demo: str, tensor_para_size: int, tmp_path: Path
+) -> None:
+    """Oracle: Hugging Face's model on the same weights and texts (examples/score_with_huggingface.py)."""
+    arguments = [
+        f"base_results_dir={tmp_path}",
+        "cluster_type=interactive",
+        FIVE,
+        f"export.run.model_train_name={demo}",
+    ]
+    arguments.append(f"export.model.tensor_model_parallel_size={tensor_para_size}")
     precision = ["export.model.weight_data_type=fp32", "export.triton_deployment.data_type=fp32"]
     quick = ["benchmark.batch_sizes=[1]", "benchmark.lengths=[[8,8]]"]
     launched = [sys.executable, str(PROJECT / "main.py"), *arguments, *precision, *quick]
     result = subprocess.run(launched, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
-    card = json.loads((PROJECT / "examples" / "gpt3_demo" / "model_card.json").read_text())
+    card = json.loads((PROJECT / "examples" / demo / "model_card.json").read_text())
     expected = card["lambada"]["lambada_subset.jsonl"]
-    results = tmp_path / "gpt3_demo" / "export_tp1_pp1_fp32_fp32" / "evaluation" / "lambada"
+    results = tmp_path / demo / f"export_tp{tensor_para_size}_pp1_fp32_fp32" / "evaluation" / "lambada"
     served = {m["name"]: m["value"] for m in json.loads((results / "metrics.json").read_text())["metrics"]}
     assert served.keys() == {name for name in expected if name.endswith(("accuracy", "greedy", "perplexity"))}
     for name, value in served.items():
