@@ -84,11 +84,14 @@ def median_seconds(work: Callable[[], object], repeats: int) -> float:
 
 @contextmanager
 def engine_of(size: Size, data_type: str, int8_mode: int = 0, **settings: Any) -> Iterator[Engine]:
-    """Open the engine, as it is served, around random weights; settings: others of Settings."""
+    """Open the engine, as it is served, around random weights; settings: others of Settings.
+
+    But for its prefix cache: most benchmarks send the same requests again and again, which it would answer in part.
+    """
     tidy()
     with tempfile.TemporaryDirectory(prefix="slipway-gpu-") as directory:
         Path(directory, "config.ini").write_text(size.config_ini())
-        ranks = {"tensor_para_size": 1, "pipeline_para_size": 1} | settings
+        ranks = {"tensor_para_size": 1, "pipeline_para_size": 1, "has_prefix_cache": False} | settings
         kind = {"data_type": data_type, "model_type": size.model_type, "int8_mode": int8_mode}
         engine = open_engine(Settings(Path(directory), has_made_up_weights=True, **kind, **ranks))
     try:

@@ -210,7 +210,7 @@ class Llama(nn.Module):
         """Return logits [batch, length, padded vocabulary] for ids [batch, length]."""
         words = self.embedding["word_embeddings"]
         x = words(ids)
-        for layer in self.decoder["layers"]:
+        for layer in self.decoder["layers"].children():
             x = layer(x)
         return F.linear(self.decoder["final_layernorm"](x), words.weight)
 
