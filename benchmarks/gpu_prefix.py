@@ -5,7 +5,7 @@
 
 The weights are random and made on the GPU. All requests arrive at once and stream; each has the shared tokens, then
 tokens of its own. Those of the row ``shared`` 0 have as many tokens, and share none: the cache must not slow them down.
-Every run draws its tokens anew, so that nothing is left of the one before. Medians over the runs but the first.
+Every run draws other tokens, so that nothing is left of the one before. Medians over the runs but the first.
 """
 
 from __future__ import annotations
