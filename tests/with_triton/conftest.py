@@ -11,7 +11,11 @@ _HAS_TRITON, _IS_INTERPRETED = find_spec("triton") is not None, os.environ.get("
 collect_ignore_glob = []
 if not (_HAS_TRITON and (_IS_INTERPRETED or torch.cuda.is_available())):
     collect_ignore_glob += ["test_engine_kernels.py", "test_engine_decode_kernels.py", "test_engine_peer_sum.py"]
-    collect_ignore_glob += ["test_engine_context_kernels.py", "test_engine_packed_inputs.py"]
+    collect_ignore_glob += [
+        "test_engine_context_kernels.py",
+        "test_engine_packed_inputs.py",
+        "test_engine_grouped_kernels.py",
+    ]
 if not (_HAS_TRITON and _IS_INTERPRETED):  # on a CPU that is taken for a GPU
     collect_ignore_glob += ["test_engine_steps.py"]
 if not _HAS_TRITON or _IS_INTERPRETED:  # its compiler needs no GPU
