@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import prefix_prompts as prefixes
 from support.asking import CPU, Tensors, ask, generated, word_list
+from support.greedy import NEVER, greedy
 from support.llama_models import VOCAB
 from support.llama_shards import settings_of, shards_of
 from support.prompt_tasks import write_tasks
@@ -27,7 +28,6 @@ FAMILIES = [
 ]
 COUNT = 18
 START = VOCAB  # the first virtual token
-NEVER = 4000
 WINDOW = 5  # of Mistral's layers, and of every second one of Gemma 2's
 Opened = tuple[Any, Engine]
 
@@ -54,20 +54,6 @@ def log_probs_of(model: Any, **given: Any) -> torch.Tensor:
     """[T, V] of one row."""
     rows: torch.Tensor = model(**given).logits[0].log_softmax(-1)
     return rows
-
-
-def greedy(model: Any, line: list[int], count: int, window: int = 0) -> list[int]:
-    """With a window each token sees the last ones only, itself included, in every layer."""
-    line = list(line)
-    for _ in range(count):
-        place = torch.arange(len(line))
-        hidden = place[None] > place[:, None]
-        if window:
-            hidden |= place[None] <= place[:, None] - window
-        mask = torch.zeros(1, 1, len(line), len(line)).masked_fill(hidden, torch.finfo(torch.float32).min)
-        told = {"attention_mask": mask} if window else {}
-        line.append(int(log_probs_of(model, input_ids=torch.tensor([line]), **told)[-1].argmax()))
-    return line
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -177,10 +163,10 @@ def test_a_requests_window_and_the_models_both_hold(memory_len: int, tmp_path: P
     engine, line = open_engine(settings, CPU), list[int]()
     for turn, new in enumerate(prompts(memory_len, 3, 1)):
         line += new
-        expected = greedy(model, line, 6, min(memory_len, WINDOW))
+        expected = greedy(model, line, 6, window=min(memory_len, WINDOW))
         assert talk(engine, new, 6, turn == 0, memory_len=memory_len) == expected[len(line) :]
         line = expected
-    assert greedy(model, line[:4], 20) != greedy(model, line[:4], 20, 3)
+    assert greedy(model, line[:4], 20) != greedy(model, line[:4], 20, window=3)
     engine.close()
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.asking import CPU, ask, generated, prompts, tiny_gpt2, word_list
+from support.greedy import NEVER, greedy
 from support.paged_steps import paged_steps
 from transformers import GPT2LMHeadModel
 
@@ -24,7 +24,6 @@ from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
 from backends.fastertransformer.engine.settings import Settings
 from backends.fastertransformer.engine.steps.steps import Steps
 
-NEVER = 4000
 TOKEN_BYTES = 3 * 2 * 32 * 4  # layers, k and v, hidden, fp32
 
 
@@ -68,22 +67,6 @@ class Talk:
     def run(self) -> None:
         while not self.scheduler.is_idle:
             self.scheduler.step()
-
-
-def greedy(model: GPT2LMHeadModel, line: list[int], count: int, end_id: int = NEVER, window: int = 0) -> list[int]:
-    """With a window each token sees the last ones only, itself included."""
-    line = list(line)
-    for _ in range(count):
-        place = torch.arange(len(line))
-        hidden = place[None] > place[:, None]
-        if window:
-            hidden |= place[None] <= place[:, None] - window
-        mask = torch.zeros(1, 1, len(line), len(line)).masked_fill(hidden, torch.finfo(torch.float32).min)
-        with torch.no_grad():
-            line.append(int(model(torch.tensor([line]), attention_mask=mask).logits[0, -1].argmax()))
-        if line[-1] == end_id:
-            break
-    return line
 
 
 @pytest.mark.parametrize("is_inflight", [True, False])

@@ -14,9 +14,11 @@ from torch import Tensor
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
 from backends.fastertransformer.engine.model.network import Network
+from backends.fastertransformer.engine.model.packed_rows import NumberedRows
 from backends.fastertransformer.engine.model.precision import choose_precision
 from backends.fastertransformer.engine.model.weights import load_weights
 from backends.fastertransformer.engine.steps import warmup
+from backends.fastertransformer.engine.steps.graphs import StepGraphs
 from backends.fastertransformer.engine.steps.steps import Steps
 from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
 
@@ -70,10 +72,20 @@ def test_steps_give_what_torch_gives(family: str, tmp_path: Path, monkeypatch: p
         (warmup, "_INPUT_TOKENS", (16,)),
     ):
         monkeypatch.setattr(module, name, fewer)  # the interpreter takes its time
-    by_kernels = steps()
+    by_kernels, run, captured = steps(), StepGraphs.extend, list[bool]()
+
+    def note_and_run(step_graphs: StepGraphs, rows: NumberedRows) -> Tensor | None:
+        hidden = run(step_graphs, rows)
+        captured.append(hidden is not None)
+        return hidden
+
+    monkeypatch.setattr(StepGraphs, "extend", note_and_run)
     assert warmup.warm_up(by_kernels).startswith("steps of up to 4 rows and inputs of up to 32 tokens captured")
     found = take_all(by_kernels)
     assert len(found) == len(expected)
+    # Rows were continued by graphs, but for a decoder with an encoder, and where attention has a bias.
+    assert bool(captured) == (config.encoder is None)
+    assert set(captured) <= {by_kernels.network.can_capture_continued}
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.shape == theirs.shape
         assert (ours - theirs).abs().max() <= (0 if ours.dtype == torch.long else 1e-4)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from ft_format.config_ini import ConfigIni
 from ft_format.families.family import Family
 from ft_format.families.gpt import GptDims
-from ft_format.values import INDEX, one_of
+from ft_format.values import one_of
 
-from ..config import NO_POSITION_LIMIT, ModelConfig
+from ..config import ModelConfig
 from ..layouts import LayerWeights, Layout, StackWeights
 from ..weights import Reader
-from .keys import ACTIVATION, PLAIN_GELU, common_keys
+from .keys import ACTIVATION, PLAIN_GELU, decoder_keys
 
 _NORM = one_of({"pre_layernorm": True, "post_layernorm": False})
 
@@ -28,22 +28,13 @@ def read(ini: ConfigIni, family: Family, dims: GptDims) -> ModelConfig:
     section.refuse("use_attention_linear_bias", has_alibi and has_table)
     activation, is_gated = section.get("activation_type", ACTIVATION, PLAIN_GELU)
     section.refuse("activation_type", is_gated)
-    start_id, end_id = (section.get(key, INDEX) for key in family.id_keys)
     return ModelConfig(
-        **common_keys(ini, family, dims, end_id + 1),
+        **decoder_keys(ini, family, dims),
         layout=_LAYOUT,
-        start_id=start_id,
-        end_id=end_id,
-        head_num=dims.head_num,
-        size_per_head=dims.size_per_head,
-        inter_size=dims.inter_size,
-        num_layer=dims.num_layer,
-        max_pos_seq_len=dims.max_pos_seq_len or NO_POSITION_LIMIT,
         is_pre_norm=section.get("layernorm_type", _NORM, True),
         is_parallel=dims.use_gptj_residual,
         activation=activation,
         positions=dims.positions,
-        rotary_dim=dims.rotary_embedding,
         rotates_pairs=family.rotates_pairs,
     )
 

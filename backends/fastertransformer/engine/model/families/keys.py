@@ -9,7 +9,7 @@ from ft_format.families.family import DATA_TYPE, Family, read_tasks
 from ft_format.layout import stored
 from ft_format.values import COUNT, INDEX, one_of
 
-from ..config import PromptType
+from ..config import NO_POSITION_LIMIT, PromptType
 
 # FasterTransformer's names (activation_types.h) in lower case: function of the inner layer, whether a second matrix
 # gates it.
@@ -38,4 +38,19 @@ def common_keys(ini: ConfigIni, family: Family, dims: Any, first_prompt_id: int)
         "prompt_learning_start_id": section.get("prompt_learning_start_id", INDEX, 0) or first_prompt_id,
         "prompt_tasks": tuple(read_tasks(ini, family).items()),
         "uses_prefixes": family.uses_prefixes,
+    }
+
+
+def decoder_keys(ini: ConfigIni, family: Family, dims: Any) -> dict[str, Any]:
+    """Read the keys that all decoders have, those of common_keys among them."""
+    start_id, end_id = (ini[family.main].get(key, INDEX) for key in family.id_keys)
+    return common_keys(ini, family, dims, end_id + 1) | {
+        "start_id": start_id,
+        "end_id": end_id,
+        "head_num": dims.head_num,
+        "size_per_head": dims.size_per_head,
+        "inter_size": dims.inter_size,
+        "num_layer": dims.num_layer,
+        "max_pos_seq_len": dims.max_pos_seq_len or NO_POSITION_LIMIT,
+        "rotary_dim": dims.rotary_embedding,
     }

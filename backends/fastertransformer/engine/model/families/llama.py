@@ -10,13 +10,12 @@ from ft_format.config_ini import ConfigIni
 from ft_format.families.family import Family
 from ft_format.families.llama import EMBEDDING_FILE
 from ft_format.families.llama_dims import LLAMA3_ROPE, RMS_NORM, LlamaDims
-from ft_format.values import INDEX
 
 from ...errors import ConfigIniError
-from ..config import NO_POSITION_LIMIT, ModelConfig, RopeScaling
+from ..config import ModelConfig, RopeScaling
 from ..layouts import LayerWeights, Layout, StackWeights
 from ..weights import Reader
-from .keys import common_keys
+from .keys import decoder_keys
 
 
 def read(ini: ConfigIni, family: Family, dims: LlamaDims) -> ModelConfig:
@@ -25,25 +24,16 @@ def read(ini: ConfigIni, family: Family, dims: LlamaDims) -> ModelConfig:
     The longest text is the model's own, as far as the memory of the cache goes; a store that does not say it has
     FasterTransformer's limit.
     """
-    section = ini[family.main]
     if dims.expert_num:
         raise ConfigIniError(
             f"[{family.main}] expert_num = {dims.expert_num}: this engine does not serve mixtures of experts",
             "export the checkpoint with format=huggingface, and serve that directory by an engine that has them",
         )
-    start_id, end_id = (section.get(key, INDEX) for key in family.id_keys)
     return ModelConfig(
-        **common_keys(ini, family, dims, end_id + 1) | ({} if dims.has_untied_head else {"head": ""}),
+        **decoder_keys(ini, family, dims) | ({} if dims.has_untied_head else {"head": ""}),
         layout=_LAYOUT,
-        start_id=start_id,
-        end_id=end_id,
-        head_num=dims.head_num,
         kv_head_num=dims.kv_head_num,
-        size_per_head=dims.size_per_head,
-        inter_size=dims.inter_size,
-        num_layer=dims.num_layer,
         model_width=dims.hidden_units,
-        max_pos_seq_len=dims.max_pos_seq_len or NO_POSITION_LIMIT,
         is_rms=dims.layernorm_type == RMS_NORM,
         has_zero_centred_norms=dims.has_zero_centred_norms,
         attention_scalar=dims.attention_scalar,
@@ -53,7 +43,6 @@ def read(ini: ConfigIni, family: Family, dims: LlamaDims) -> ModelConfig:
         activation=dims.activation_type,
         is_gated=dims.is_gated,
         positions="rotary",
-        rotary_dim=dims.rotary_embedding,
         rope_theta=dims.rope_theta,
         rope_scaling=_rope_scaling(dims),
         embedding_scale=dims.embedding_scale,
