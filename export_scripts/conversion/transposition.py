@@ -1,10 +1,8 @@
 """Copy strided views into row-major order at the speed of the cache.
 
-numpy's own loop over a transposed matrix writes two bytes at a time, each into another line of the cache. Here elements
-move in larger units, since numpy takes the same time for a small one as for a large one: two neighbours of 16 bits go
-together as one of 32, and are parted at the end by casts, which are vectorised; and four rows of 32-bit elements are
-first packed so that their elements of one column lie side by side, and then moved together as one element of 16 bytes.
-All of it happens in tiles that stay in the second-level cache.
+numpy's own loop over a transposed matrix reads elements that lie a power of two apart, mostly: they compete for the same
+few lines of the cache, and each line is fetched again for every element of it. Here a tile is first copied to rows that
+lie a little farther apart, and turned from there, while it is in the second-level cache.
 """
 
 from __future__ import annotations
@@ -17,21 +15,15 @@ from export_scripts.conversion.dtypes import Array
 
 Convert = Callable[[Array], Array]
 
-_WIDE = np.dtype(np.complex128)  # numpy's only plain element of 16 bytes; it is moved, never computed with
-_WORD = np.dtype(np.uint32)
-_PACKED = _WIDE.itemsize // _WORD.itemsize
-# The largest tile: source rows and bytes of a row. A staged row is one element longer, so that rows do not lie a power
-# of two apart and compete for the same lines of the cache.
-_TILE_ROWS, _TILE_ROW_BYTES = 512, 1024
+# The largest tile: source rows and bytes of a row, and what a staged row is longer by: a line of the cache.
+_TILE_ROWS, _TILE_ROW_BYTES, _GAP_BYTES = 512, 1024, 64
 
 
 class Transposer:
     """Copies views. One for each thread: it keeps the memory of a tile."""
 
     def __init__(self) -> None:
-        words = _TILE_ROW_BYTES // _WORD.itemsize
-        self._staged = np.empty(_TILE_ROWS // _PACKED * (words + 1), _WIDE)
-        self._turned = np.empty(_TILE_ROWS * words, _WORD)
+        self._staged = np.empty(_TILE_ROWS * (_TILE_ROW_BYTES + _GAP_BYTES), np.uint8)
 
     def copy(self, target: Array, source: Array, convert: Convert | None = None) -> None:
         """Copy a view.
@@ -42,7 +34,7 @@ class Transposer:
             convert: casts a tile of the source to the target's type; None: they are equal.
         """
         unit = _unit_axis(source)
-        if unit == source.ndim - 1 or source.size < _WIDE.itemsize:
+        if unit == source.ndim - 1 or not source.size:
             target[...] = convert(source) if convert else source
             return
         if not unit:
@@ -72,34 +64,12 @@ class Transposer:
         """Copy one tile: source [groups, rows, columns], target [columns, groups, rows]."""
         if convert:
             source = convert(source)
-        if source.itemsize == _WORD.itemsize:
-            self._turn_words(target.view(_WORD), source.view(_WORD))
-            return
-        if source.strides[-1] != source.itemsize:
-            source = np.ascontiguousarray(source)
         groups, rows, columns = source.shape
-        even = columns // 2 * 2
-        halves = target.view(np.uint16)
-        turned = self._turned[: groups * rows * even // 2].reshape(even // 2, groups, rows)
-        self._turn_words(turned, source[..., :even].view(_WORD))
-        np.copyto(halves[:even:2], turned, casting="unsafe")
-        np.right_shift(turned, 16, out=turned)
-        np.copyto(halves[1:even:2], turned, casting="unsafe")
-        target[even:] = source[..., even:].transpose(2, 0, 1)
-
-    def _turn_words(self, target: Array, source: Array) -> None:
-        """Copy a tile of 32-bit elements: source [groups, rows, columns], target [columns, groups, rows]."""
-        groups, rows, columns = source.shape
-        whole = rows // _PACKED * _PACKED
-        if whole:
-            shape = (groups, rows // _PACKED, columns + 1)
-            staged = self._staged[: shape[0] * shape[1] * shape[2]].reshape(shape)[..., :columns]
-            narrow = staged.view(_WORD).reshape(*staged.shape, _PACKED)
-            by_pack = source[:, :whole].reshape(groups, rows // _PACKED, _PACKED, columns)
-            for row in range(_PACKED):
-                narrow[..., row] = by_pack[:, :, row]
-            target[..., :whole].view(_WIDE)[...] = staged.transpose(2, 0, 1)
-        target[..., whole:] = source[:, whole:].transpose(2, 0, 1)
+        width = columns + _GAP_BYTES // source.itemsize
+        staged = self._staged[: groups * rows * width * source.itemsize].view(source.dtype)
+        staged = staged.reshape(groups, rows, width)[..., :columns]
+        staged[...] = source
+        target[...] = staged.transpose(2, 0, 1)
 
 
 def _unit_axis(view: Array) -> int:
