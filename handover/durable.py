@@ -13,8 +13,9 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 _TEMPORARY = re.compile(r"\.(?P<of>.+)\.[0-9a-f]{8}\.slipway-tmp", re.DOTALL)
@@ -101,8 +102,14 @@ def begin_sync(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:
         offset: of the first byte.
         size_bytes: how many; 0: to the end of the file.
     """
-    if call := getattr(ctypes.CDLL(None), "sync_file_range", None):
+    if call := _sync_file_range():
         call(descriptor, ctypes.c_int64(offset), ctypes.c_int64(size_bytes), _SYNC_FILE_RANGE_WRITE)
+
+
+@cache
+def _sync_file_range() -> Callable[..., int] | None:
+    """The system's call, looked up once: a conversion begins with thousands of files."""
+    return getattr(ctypes.CDLL(None), "sync_file_range", None)
 
 
 def sync_tree(root: Path) -> None:

@@ -1,8 +1,8 @@
 """Copy strided views into row-major order at the speed of the cache.
 
-numpy's own loop over a transposed matrix reads elements that lie a power of two apart, mostly: they compete for the same
-few lines of the cache, and each line is fetched again for every element of it. Here a tile is first copied to rows that
-lie a little farther apart, and turned from there, while it is in the second-level cache.
+numpy's own loop over a transposed matrix mostly reads elements that lie a power of two apart: they compete for the
+same few lines of the cache, and each line is fetched again for every element of it. Here a tile is first copied to rows
+that lie a little farther apart, and is turned from there, while it is in the second-level cache.
 """
 
 from __future__ import annotations
