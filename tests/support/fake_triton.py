@@ -67,6 +67,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ServerReadyResponse(ready=True)
 
+    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ModelReadyResponse(ready=True)
+
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.patience_s.append(context.time_remaining() or float("inf"))
         answer = pb.ModelConfigResponse()

@@ -1,0 +1,80 @@
+"""The application: routes, and what surrounds every handler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from deployment.openai.completions import complete
+from deployment.openai.errors import ApiError
+from deployment.openai.listing import (
+    detokenize,
+    health,
+    list_models,
+    show_model,
+    tokenize,
+    tokenizer_info,
+    version,
+)
+from deployment.openai.service import RECORD, REQUEST_ID, SERVICE, Service, begin_record
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_LOG = logging.getLogger(__name__)
+
+
+def build_application(service: Service) -> web.Application:
+    """Make the application around a service."""
+    application = web.Application(
+        middlewares=[_named, _worded], client_max_size=service.arguments.max_body_bytes, handler_args={}
+    )
+    application[SERVICE] = service
+    application.router.add_post("/v1/completions", complete)
+    application.router.add_get("/v1/models", list_models)
+    application.router.add_get("/v1/models/{id:.+}", show_model)
+    application.router.add_post("/tokenize", tokenize)
+    application.router.add_post("/detokenize", detokenize)
+    application.router.add_get("/tokenizer_info", tokenizer_info)
+    application.router.add_get("/health", health)
+    application.router.add_get("/version", version)
+    return application
+
+
+@web.middleware
+async def _named(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Send the request's id back."""
+    identity = begin_record(request).id
+    response = await handler(request)
+    if not response.prepared:
+        response.headers[REQUEST_ID] = identity
+    return response
+
+
+@web.middleware
+async def _worded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give every failure OpenAI's form; an unexpected failure is logged, and said without its details."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return _refusal(error)
+    except web.HTTPException as error:
+        return _refusal(_from_http(request, error))
+    except ConnectionError:
+        raise  # the client has gone, so no answer is read
+    except Exception as error:
+        _LOG.exception("request %s failed: %r", request[RECORD].id, error)
+        return _refusal(ApiError("the endpoint failed on this request", "see its log", status=500))
+
+
+def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
+    if error.status == 404:
+        return ApiError(f"there is no {request.path}", "see docs/openai.md for what there is", status=404)
+    allow = error.headers.get("Allow")
+    headers = {"Allow": allow} if allow else {}
+    return ApiError(f"{request.method} {request.path}: {error.reason}", status=error.status, headers=headers)
+
+
+def _refusal(error: ApiError) -> web.Response:
+    return web.json_response(error.body, status=error.status, headers=error.headers)

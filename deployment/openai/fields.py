@@ -1,0 +1,156 @@
+"""Every field of a request's body: its type, its range and where it goes. This is the one place that lists them.
+
+``docs/openai.md`` has a row for each; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deployment.openai.values import (
+    boolean,
+    integer,
+    messages,
+    number,
+    prompts,
+    stop_words,
+    stream_options,
+    text,
+    token_biases,
+    token_ids,
+    top_candidates,
+)
+from handover.ranges import SEED, TOKENS, Range
+
+Reader = Callable[[Any, str], Any]
+"""Takes a value as JSON brought it and the field's name; returns it checked, or raises an ApiError."""
+
+ENDPOINT = "the endpoint"
+"""Where a field goes that no tensor stands for."""
+UNUSED = "nowhere: it is accepted and has no effect"
+
+_CHOICES = Range(1, 128)
+_TOP = Range(0, 20)
+_TEMPERATURE = Range(0, 2)
+_NUCLEUS = Range(0, 1, is_above=True)
+_SHARE = Range(0, 1)
+_PENALTY = Range(-2, 2)
+_FACTOR = Range(0, 100, is_above=True)
+_TOP_K = Range(-1, SEED.most)
+_SEEDS = Range(-(2**63), 2**64 - 1)
+_NEW_TOKENS = Range(0, TOKENS.most)
+_BEAMS = Range(1, 64)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a body.
+
+    Attributes:
+        read: checks its value.
+        kind: its type and range, in words.
+        default: where it is not given, or null.
+        goes_to: the engine's tensor, or ``ENDPOINT`` or ``UNUSED``.
+        is_optional: whether a model may lack the tensor; a value other than the default is refused then.
+    """
+
+    read: Reader
+    kind: str
+    default: Any = None
+    goes_to: str = ENDPOINT
+    is_optional: bool = False
+
+
+def _integer(allowed: Range, default: int | None = None, goes_to: str = ENDPOINT, is_optional: bool = False) -> Field:
+    return Field(integer(allowed), f"whole number, {allowed}", default, goes_to, is_optional)
+
+
+def _number(allowed: Range, default: float, goes_to: str, is_optional: bool = False) -> Field:
+    return Field(number(allowed), f"number, {allowed}", default, goes_to, is_optional)
+
+
+def _boolean(goes_to: str = ENDPOINT) -> Field:
+    return Field(boolean, "true or false", False, goes_to)
+
+
+_COMMON: Mapping[str, Field] = {
+    "model": Field(text, "text"),
+    "stream": _boolean(),
+    "stream_options": Field(stream_options, "object with include_usage", False),
+    "n": _integer(_CHOICES, 1),
+    "temperature": _number(_TEMPERATURE, 1.0, "temperature"),
+    "top_p": _number(_NUCLEUS, 1.0, "runtime_top_p"),
+    "top_k": _integer(_TOP_K, 0, "runtime_top_k"),
+    "min_p": _number(_SHARE, 0.0, "min_p", is_optional=True),
+    "seed": _integer(_SEEDS, None, "random_seed"),
+    "stop": Field(stop_words, "text, or a list of at most 64 texts, none of them empty", ()),
+    "stop_token_ids": Field(token_ids, "list of token ids", (), "stop_token_ids, or stop_words_list without it"),
+    "min_tokens": _integer(_NEW_TOKENS, 0, "min_length", is_optional=True),
+    "ignore_eos": _boolean("end_id"),
+    "presence_penalty": _number(_PENALTY, 0.0, "output_presence_penalty", is_optional=True),
+    "frequency_penalty": _number(_PENALTY, 0.0, "frequency_penalty", is_optional=True),
+    "repetition_penalty": _number(_FACTOR, 1.0, "repetition_penalty"),
+    "logit_bias": Field(
+        token_biases, "object of token id to a number, at least -100 and at most 100", (), "logit_bias_ids", True
+    ),
+    "beam_width": _integer(_BEAMS, 1, "beam_width"),
+    "return_token_ids": _boolean(),
+    "user": Field(text, "text", "", UNUSED),
+}
+COMPLETIONS: Mapping[str, Field] = {
+    "prompt": Field(prompts, "text, list of texts, list of token ids, or list of lists of token ids"),
+    "max_tokens": _integer(_NEW_TOKENS, 16, "request_output_len"),
+    "best_of": _integer(_CHOICES),
+    "echo": _boolean(),
+    "logprobs": Field(top_candidates(_TOP), f"whole number, {_TOP}", None),
+    **_COMMON,
+}
+"""The body of ``/v1/completions``."""
+CHAT: Mapping[str, Field] = {
+    "messages": Field(messages, "list of objects with role and content, which is text or a list of text parts"),
+    "max_tokens": _integer(TOKENS, None, "request_output_len"),
+    "max_completion_tokens": _integer(TOKENS, None, "request_output_len"),
+    "logprobs": _boolean(),
+    "top_logprobs": _integer(_TOP, None),
+    **_COMMON,
+}
+"""The body of ``/v1/chat/completions``."""
+TOKENIZE: Mapping[str, Field] = {
+    "model": Field(text, "text"),
+    "prompt": Field(text, "text"),
+    "messages": CHAT["messages"],
+    "add_special_tokens": Field(boolean, "true or false", True),
+    "add_generation_prompt": Field(boolean, "true or false", True),
+    "return_token_strs": _boolean(),
+}
+"""The body of ``/tokenize``."""
+DETOKENIZE: Mapping[str, Field] = {
+    "model": Field(text, "text"),
+    "tokens": Field(token_ids, "list of token ids"),
+}
+"""The body of ``/detokenize``."""
+
+_STRUCTURED = "structured output is not offered; ask for it in words, and check what comes back"
+_TOOLS = "tools are not offered; describe them in a message, and read the answer yourself"
+_TEXT_ONLY = "the models take and give text alone"
+_SPECIAL = "an answer has the text of every token but those that end it"
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        _STRUCTURED,
+    ),
+    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"), _TOOLS),
+    **dict.fromkeys(("audio", "modalities", "mm_processor_kwargs", "prediction", "web_search_options"), _TEXT_ONLY),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"), _SPECIAL),
+    "suffix": "the models continue a prompt; none of them fills a gap",
+    "use_beam_search": "give beam_width, the number of beams",
+    "length_penalty": "beams are asked for by beam_width; their length penalty is fixed",
+    "bad_words": "give logit_bias with -100 for each token that must not come",
+    "prompt_logprobs": "give echo with logprobs, to /v1/completions",
+    "truncate_prompt_tokens": "shorten the prompt; /tokenize says how many tokens it has",
+    "priority": "requests are served in the order in which they come",
+    "reasoning_effort": "the models have no such setting; write it into a message",
+}
+"""Fields of OpenAI or vLLM that are refused: name and what to do instead."""

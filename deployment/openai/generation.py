@@ -1,0 +1,134 @@
+"""One answer: asked of the engine, cut into tokens, made text, ended where it must end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from tritonclient.grpc import InferResult
+
+from deployment.openai.errors import ApiError
+from deployment.openai.models import Model
+from deployment.openai.stops import StopStrings
+from deployment.openai.tensors import Tensors
+from deployment.openai.texts import Detokenizer
+from deployment.openai.triton import Triton
+
+STOP, LENGTH = "stop", "length"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one token adds to an answer.
+
+    Attributes:
+        text: may be empty: of a token that ends the answer, or while a character or a stop string may be incomplete.
+        tokens: the token; empty where the answer ends without one.
+        log_probs: of the token, where it was asked for.
+        finish_reason: of the last piece: "stop" or "length".
+        stop_reason: the stop string, or the token among ``stop_token_ids``, that ended the answer, if one did.
+    """
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class SequenceRequest:
+    """What one answer is asked for with.
+
+    Attributes:
+        model: that is asked.
+        prompt: its token ids.
+        max_tokens: to generate at most.
+        tensors: of the request.
+        outputs: names of the tensors that are to be answered.
+        stops: strings that end the text.
+        stop_ids: tokens that the client wants the answer to end with.
+        end_ids: tokens of the model that end an answer; empty where they are to be ignored.
+        min_tokens: before which no stop string counts.
+        request_id: for the server's log.
+    """
+
+    model: Model
+    prompt: tuple[int, ...]
+    max_tokens: int
+    tensors: Tensors
+    outputs: tuple[str, ...]
+    stops: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    end_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    request_id: str = ""
+
+
+async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[Piece, None]:
+    """Yield an answer, a piece a token; the engine stops when the caller stops reading, and behind a stop string.
+
+    Raises:
+        ApiError: the server refused the request, failed on it, or is gone.
+    """
+    writer = _Writer(request)
+    asked = triton.ask(request.model.engine, request.tensors, request.outputs, request.request_id)
+    async with aclosing(asked) as answers:
+        async for answer in answers:
+            for piece in writer.read(answer):
+                yield piece
+                if piece.stop_reason in request.stops:
+                    return
+    if not writer.is_finished:
+        yield Piece(writer.rest(), finish_reason=LENGTH if writer.count >= request.max_tokens else STOP)
+
+
+class _Writer:
+    """Makes pieces of the engine's answers, each of which holds all tokens so far.
+
+    Args:
+        request: what was asked.
+    """
+
+    def __init__(self, request: SequenceRequest) -> None:
+        self._request = request
+        self._shown = 0 if request.model.is_encoder_decoder else len(request.prompt)
+        self._detokenizer = Detokenizer(request.model.texts, request.prompt[: self._shown])
+        self._stops = StopStrings(request.stops)
+        self.count, self.is_finished = 0, False
+
+    def read(self, answer: InferResult) -> Iterator[Piece]:
+        """Yield a piece for each token that the answer before did not have."""
+        ids, lengths = answer.as_numpy("output_ids"), answer.as_numpy("sequence_length")
+        if ids is None or lengths is None:
+            raise ApiError("the model's answer has no output_ids and sequence_length", status=500)
+        # FasterTransformer counts from the longest input of the batch that it has made of several requests.
+        count = min(int(lengths.reshape(-1)[0]) - self._shown, self._request.max_tokens)
+        tokens = ids[0, 0, self._shown + self.count : self._shown + count].tolist()
+        scores = answer.as_numpy("output_log_probs")
+        log_probs = [] if scores is None else scores[0, 0, self.count : count].tolist()
+        for index, token in enumerate(tokens):
+            if self.is_finished:
+                return
+            yield self._piece(token, tuple(log_probs[index : index + 1]))
+
+    def rest(self) -> str:
+        """Return the text that was held back."""
+        return self._stops.rest()
+
+    def _piece(self, token: int, log_probs: tuple[float, ...]) -> Piece:
+        request = self._request
+        self.count += 1
+        is_end = token in request.end_ids or token in request.stop_ids
+        text, stop = ("", None) if is_end else self._text(token)
+        self.is_finished = is_end or stop is not None or self.count >= request.max_tokens
+        if not self.is_finished:
+            return Piece(text, (token,), log_probs)
+        text += "" if stop is not None else self._stops.rest()
+        reason = token if token in request.stop_ids else stop
+        return Piece(text, (token,), log_probs, STOP if is_end or stop is not None else LENGTH, reason)
+
+    def _text(self, token: int) -> tuple[str, str | None]:
+        added = self._detokenizer.add(token)
+        return (added, None) if self.count <= self._request.min_tokens else self._stops.add(added)

@@ -1,0 +1,179 @@
+"""The models that the endpoint offers: what each takes, where its tokenizer lies, under which names it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deployment.openai.arguments import OpenAIArguments
+from deployment.openai.errors import ApiError
+from deployment.openai.texts import Texts, load_texts
+from deployment.openai.triton import Triton
+from deployment.served_models import ServedModel, find_served_models
+from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
+from handover.endpoint import Endpoint
+from handover.errors import ArtefactError, ServerError, nearest, shortened
+
+_T5 = "t5"
+_POSITIONS = ("max_pos_seq_len", "relative_attention_num_buckets_or_max_pos_seq_len")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of Triton that takes token ids.
+
+    Attributes:
+        names: under which clients may ask for it; the first is the one that it was exported under.
+        engine: Triton's name.
+        inputs, outputs: names of its tensors.
+        max_positions: prompt and output of one sequence, in tokens; None: no limit is known.
+        vocab_size: number of tokens; None where it is not known.
+        is_encoder_decoder: whether a prompt is an encoder's input.
+        is_decoupled: whether each token is sent when it is made.
+        texts: its tokenizer.
+    """
+
+    names: tuple[str, ...]
+    engine: str
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    max_positions: int | None
+    vocab_size: int | None
+    is_encoder_decoder: bool
+    is_decoupled: bool
+    texts: Texts
+
+    def check_ids(self, ids: Sequence[int], name: str) -> None:
+        """Refuse tokens that the vocabulary does not have; ApiError."""
+        if self.vocab_size is not None and ids and max(ids) >= self.vocab_size:
+            raise ApiError(f"{name} holds token {max(ids)}", f"the vocabulary has {self.vocab_size} tokens", param=name)
+
+
+class Models:
+    """All models of one server.
+
+    Args:
+        found: of the server.
+    """
+
+    def __init__(self, found: Sequence[Model]) -> None:
+        self.all = tuple(found)
+        self._by_name = {name: model for model in reversed(self.all) for name in model.names}
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that a request may give."""
+        return [name for model in self.all for name in model.names]
+
+    def find(self, name: str | None) -> Model:
+        """Return the model of a name; without one, the only model that there is.
+
+        Raises:
+            ApiError: there is no such model, or the name is missing where there are several.
+        """
+        if name is None and len(self.all) == 1:
+            return self.all[0]
+        if name is None:
+            raise ApiError("model is missing", f"it is one of {', '.join(self.names)}", param="model")
+        if name not in self._by_name:
+            raise ApiError(
+                f"there is no model '{shortened(name, 80)}'",
+                nearest(shortened(name, 80), self.names),
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return self._by_name[name]
+
+
+async def find_models(arguments: OpenAIArguments, endpoint: Endpoint, triton: Triton) -> Models:
+    """Ask the server which models take token ids, and find their tokenizers.
+
+    Raises:
+        ServerError: no server answers, or it has no model of FasterTransformer's tensors.
+        ArtefactError: a tokenizer cannot be found or read.
+    """
+    place = arguments.model_repository or (Path(endpoint.model_repository) if endpoint.model_repository else None)
+    repository = place if place is not None and place.is_dir() else None
+    names = arguments.models or _names_in(repository)
+    configs = {name: config for name in names if (config := await triton.config(name)) is not None}
+    on_disk = {each.name: each for each in find_served_models(repository)} if repository is not None else {}
+    preprocessing = await triton.config(PREPROCESSING)
+    found = [
+        _describe(config, configs, on_disk.get(name), preprocessing, arguments)
+        for name, config in configs.items()
+        if _takes_ids(config) and not config.ensemble_scheduling.step
+    ]
+    if not found:
+        raise ServerError(
+            f"the server at {triton.url} has no model that takes FasterTransformer's input_ids one prompt at a time: "
+            f"asked for {', '.join(names)}",
+            "name one with --models; a model with interactive sessions cannot be asked through this API",
+        )
+    return Models(found)
+
+
+def _names_in(repository: Path | None) -> tuple[str, ...]:
+    """Triton's own list of models is closed to clients, so the names are those of the repository's directories."""
+    if repository is None:
+        return (ENGINE,)
+    return tuple(path.parent.name for path in sorted(repository.glob("*/config.pbtxt")))
+
+
+def _takes_ids(config: Any) -> bool:
+    names = {tensor.name for tensor in config.input}
+    return "input_ids" in names and "session_len" not in names
+
+
+def _describe(
+    config: Any,
+    configs: Mapping[str, Any],
+    on_disk: ServedModel | None,
+    preprocessing: Any,
+    arguments: OpenAIArguments,
+) -> Model:
+    keys = dict(on_disk.config) if on_disk is not None else {}
+    inputs = frozenset(tensor.name for tensor in config.input)
+    is_encoder_decoder = "max_output_len" in inputs
+    given = {} if preprocessing is None else {k: v.string_value for k, v in preprocessing.parameters.items()}
+    start = keys.get("start_id") or keys.get("decoder_start_token_id") or given.get("start_id") or "0"
+    end = keys.get("end_id") or keys.get("eos_token_id") or given.get("end_id")
+    if arguments.end_id is not None:
+        end = str(arguments.end_id)
+    if end is None:
+        raise ServerError(f"nothing says which token ends a text of model '{config.name}'", "give --end-id")
+    positions = next((int(keys[key]) for key in _POSITIONS if keys.get(key)), 0)
+    is_relative = is_encoder_decoder and keys.get("position_embedding_type", "relative") == "relative"
+    return Model(
+        names=(*_aliases(config.name, configs), config.name),
+        engine=config.name,
+        inputs=inputs,
+        outputs=frozenset(tensor.name for tensor in config.output),
+        max_positions=None if is_relative else positions or None,
+        vocab_size=int(keys["vocab_size"]) if keys.get("vocab_size") else None,
+        is_encoder_decoder=is_encoder_decoder,
+        is_decoupled=bool(config.model_transaction_policy.decoupled),
+        texts=load_texts(_tokenizer(on_disk, arguments), int(start), int(end), is_encoder_decoder),
+    )
+
+
+def _aliases(engine: str, configs: Mapping[str, Any]) -> list[str]:
+    """Names of ensembles of one step that stand for a model: the name that it was exported under."""
+    return [
+        name
+        for name, config in configs.items()
+        if name != ENSEMBLE and [step.model_name for step in config.ensemble_scheduling.step] == [engine]
+    ]
+
+
+def _tokenizer(on_disk: ServedModel | None, arguments: OpenAIArguments) -> Path:
+    if arguments.tokenizer is not None:
+        return arguments.tokenizer
+    if on_disk is None:
+        raise ArtefactError(
+            "the served repository is not on this machine, so its tokenizer cannot be read",
+            "give --model-repository, or --tokenizer and --end-id",
+        )
+    return on_disk.checkpoint

@@ -1,0 +1,106 @@
+"""What all handlers of the endpoint share, and what a request is known by."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from deployment.openai.arguments import OpenAIArguments
+from deployment.openai.errors import ApiError
+from deployment.openai.models import Model, Models
+from deployment.openai.triton import Triton
+
+REQUEST_ID = "X-Request-Id"
+_LONGEST_ID = 128
+_RETRY_AFTER_S = "1"
+_LONG_TEXT = 8192
+"""Characters from which a text is encoded beside the event loop, which other requests need meanwhile."""
+
+
+@dataclass
+class Service:
+    """The endpoint while it runs.
+
+    Attributes:
+        arguments: of the endpoint.
+        triton: the server behind it.
+        models: that it offers.
+        started: when it started, in seconds since 1970.
+        active: requests that are being answered.
+    """
+
+    arguments: OpenAIArguments
+    triton: Triton
+    models: Models
+    started: int = field(default_factory=lambda: int(time.time()))
+    active: int = 0
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """Hold a place among the requests that are answered at a time; ApiError: there is none."""
+        if self.active >= self.arguments.max_requests:
+            raise ApiError(
+                f"{self.active} requests are being answered",
+                "send this one again later",
+                status=429,
+                headers={"Retry-After": _RETRY_AFTER_S},
+            )
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+
+
+@dataclass
+class Record:
+    """What is known of a request.
+
+    Attributes:
+        id: the client's name for it, or ours.
+        model: that it asks.
+        usage: tokens of it and of its answers.
+    """
+
+    id: str
+    model: str = ""
+    usage: dict[str, int] = field(default_factory=dict)
+
+
+RECORD: web.RequestKey[Record] = web.RequestKey("record", Record)
+
+
+def service_of(request: web.Request) -> Service:
+    """Return the service that a request belongs to."""
+    return request.app[SERVICE]
+
+
+def begin_record(request: web.Request) -> Record:
+    """Note the client's name for a request, or one of our own where it has none that a log can hold."""
+    given = request.headers.get(REQUEST_ID, "")
+    is_fit = given.isascii() and given.isprintable() and 0 < len(given) <= _LONGEST_ID
+    record = request[RECORD] = Record(given if is_fit else secrets.token_hex(16))
+    return record
+
+
+def head(request: web.Request, prefix: str, model: Model, asked: str | None) -> dict[str, Any]:
+    """Return what every object of an answer has: its id, its time and the model under the name that was asked for."""
+    identity = f"{prefix}-{request[RECORD].id}"
+    return {"id": identity, "created": int(time.time()), "model": asked or model.names[0]}
+
+
+async def encode(model: Model, text: str, has_special_tokens: bool = True) -> tuple[int, ...]:
+    """Return the tokens of a text of any length without holding up other requests."""
+    if len(text) < _LONG_TEXT:
+        return model.texts.encode(text, has_special_tokens)
+    return await asyncio.to_thread(model.texts.encode, text, has_special_tokens)

@@ -1,0 +1,116 @@
+"""From the fields of a request to the tensors of one sequence, named as in FasterTransformer backend's guides."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deployment.openai.body import Values
+from deployment.openai.errors import ApiError
+from deployment.openai.fields import Field
+from deployment.openai.models import Model
+from export_scripts.repository.tokenizer_models.slipway_words import encode_word_lists
+
+_NEVER_END_ID = 2**31 - 1
+"""An end_id that no vocabulary holds."""
+_ARGMAX_NUCLEUS = 1e-6
+"""A nucleus that the most probable token alone fills. With top_k 1 FasterTransformer reports log probabilities among
+the top 1, which are all 0; with a nucleus they are over the vocabulary."""
+_SEED_BITS = 2**64
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+def check_offered(values: Values, table: Mapping[str, Field], model: Model) -> None:
+    """Refuse fields that ask for something that the served model has no tensor for.
+
+    Raises:
+        ApiError: naming the field and the tensor.
+    """
+    for name, field in table.items():
+        if field.is_optional and values[name] != field.default and field.goes_to not in model.inputs:
+            raise ApiError(
+                f"{name} is not supported by model '{model.names[0]}': it has no tensor {field.goes_to}",
+                "leave the field out, or export the model again and serve it with the drop-in engine",
+                param=name,
+                code="unsupported_parameter",
+            )
+
+
+def first_seed(values: Values) -> int:
+    """Return the seed of a request's first answer: the given one, or a random one as OpenAI's clients expect."""
+    return secrets.randbits(64) if values["seed"] is None else values["seed"] % _SEED_BITS
+
+
+def sequence_tensors(
+    values: Values, model: Model, prompt: Sequence[int], max_tokens: int, seed: int, needs_scores: bool
+) -> Tensors:
+    """Build the tensors of one sequence, [1, n] each.
+
+    Args:
+        values: the request's fields, checked.
+        model: that is asked.
+        prompt: token ids, at least one.
+        max_tokens: to generate at most.
+        seed: of this answer.
+        needs_scores: whether log probabilities are needed.
+    """
+    lengths = (
+        ("sequence_length", "max_output_len") if model.is_encoder_decoder else ("input_lengths", "request_output_len")
+    )
+    end_id = _NEVER_END_ID if values["ignore_eos"] else model.texts.end_id
+    columns: dict[str, tuple[float, Any]] = {
+        lengths[0]: (len(prompt), np.uint32),
+        lengths[1]: (max_tokens, np.uint32),
+        "end_id": (end_id, np.uint32),
+        "random_seed": (seed % _SEED_BITS, np.uint64),
+        **({"is_return_log_probs": (True, np.bool_)} if needs_scores else {}),
+        **_sampling(values),
+    }
+    tensors: Tensors = {"input_ids": np.array([prompt], np.uint32)}
+    tensors |= {name: np.array([[value]], kind) for name, (value, kind) in columns.items()}
+    return tensors | _stop_tensors(values, model) | _bias_tensors(values)
+
+
+def _stop_tensors(values: Values, model: Model) -> Tensors:
+    """Name the tokens that end an answer beside end_id; as stop words they count before ``min_length`` too."""
+    own = () if values["ignore_eos"] else model.texts.ids.more_end_ids
+    stops = sorted({*own, *values["stop_token_ids"]})
+    if not stops:
+        return {}
+    if "stop_token_ids" in model.inputs:
+        return {"stop_token_ids": np.array([stops], np.int32)}
+    return {"stop_words_list": encode_word_lists(model.texts.tokenizer, [""], stops)}
+
+
+def _bias_tensors(values: Values) -> Tensors:
+    if not values["logit_bias"]:
+        return {}
+    ids, biases = zip(*values["logit_bias"], strict=True)
+    return {"logit_bias_ids": np.array([ids], np.int32), "logit_bias_values": np.array([biases], np.float32)}
+
+
+def _sampling(values: Values) -> dict[str, tuple[float, Any]]:
+    """Choose how tokens are drawn; a temperature of 0 is greedy, as is the top 1."""
+    beams = {"beam_width": (values["beam_width"], np.uint32)} if values["beam_width"] > 1 else {}
+    wanted = {
+        "repetition_penalty": (values["repetition_penalty"], np.float32, 1.0),
+        "output_presence_penalty": (values["presence_penalty"], np.float32, 0.0),
+        "frequency_penalty": (values["frequency_penalty"], np.float32, 0.0),
+        "min_p": (values["min_p"], np.float32, 0.0),
+        "min_length": (values["min_tokens"], np.int32, 0),
+    }
+    given = {name: (value, kind) for name, (value, kind, neutral) in wanted.items() if value != neutral}
+    top_k = max(0, values["top_k"])
+    if values["temperature"] == 0 or top_k == 1 or beams:
+        drawn = {"runtime_top_k": (0, np.uint32), "runtime_top_p": (_ARGMAX_NUCLEUS, np.float32)}
+    else:
+        drawn = {
+            "runtime_top_k": (top_k, np.uint32),
+            "runtime_top_p": (values["top_p"], np.float32),
+            "temperature": (values["temperature"], np.float32),
+        }
+    return {**drawn, **given, **beams}

@@ -1,0 +1,113 @@
+"""Text to tokens and tokens to text, as the exported repository's own models do it, token by token too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from export_scripts.repository.tokenizer_models.slipway_tokenizer import (
+    TextIds,
+    Tokenizer,
+    encode_prompts,
+    load_text_ids,
+    load_tokenizer,
+)
+from handover.errors import ArtefactError
+
+_WINDOW = 5
+"""Tokens of a prompt that are decoded before its continuation: the bytes of any character, and the space before a
+word, are in them."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The tokenizer of a model, and what stands around a text's own tokens.
+
+    Attributes:
+        tokenizer: of the model.
+        ids: tokens before and behind a text, and those that end one beside the end token.
+        start_id: stands for an empty prompt.
+        end_id: ends a text; behind each input of an encoder.
+        ends_inputs: whether an encoder's input ends with end_id.
+        directory: of the tokenizer's files.
+    """
+
+    tokenizer: Tokenizer
+    ids: TextIds
+    start_id: int
+    end_id: int
+    ends_inputs: bool
+    directory: Path
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return frozenset((self.end_id, *self.ids.more_end_ids))
+
+    def encode(self, text: str, has_special_tokens: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a text, as ``preprocessing`` makes them.
+
+        Args:
+            text: of a prompt.
+            has_special_tokens: whether the tokens around a text are added.
+        """
+        if not has_special_tokens:
+            return tuple(self.tokenizer.encode(text))
+        ids, _ = encode_prompts(self.tokenizer, [text], self.start_id, self.end_id, self.ends_inputs, self.ids)
+        return tuple(ids[0].tolist())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        return self.tokenizer.decode(ids)
+
+    def prompt_text(self, ids: Sequence[int]) -> str:
+        """Return the text of a prompt without the tokens that stand around it."""
+        before, after = len(self.ids.before), len(self.ids.after)
+        own = list(ids)
+        if before and tuple(own[:before]) == self.ids.before:
+            own = own[before:]
+        if after and tuple(own[-after:]) == self.ids.after:
+            own = own[:-after]
+        return self.tokenizer.decode(own)
+
+
+def load_texts(directory: Path, start_id: int, end_id: int, ends_inputs: bool) -> Texts:
+    """Load a tokenizer.
+
+    Raises:
+        ArtefactError: there is none in the directory, or it cannot be read.
+    """
+    try:
+        tokenizer, ids = load_tokenizer(directory), load_text_ids(directory)
+    except Exception as error:  # the libraries raise bare Exception, RuntimeError or OSError
+        raise ArtefactError(
+            f"the tokenizer in {directory} cannot be read: {error}",
+            "give --tokenizer, a directory with tokenizer.json, vocab.json and merges.txt, or tokenizer.model",
+        ) from error
+    return Texts(tokenizer, ids, start_id, end_id, ends_inputs, directory)
+
+
+class Detokenizer:
+    """The text of an answer, token by token; no piece ends within a character.
+
+    Only the last tokens are decoded: from those of the piece before, whose text is known, on.
+
+    Args:
+        texts: of the model.
+        prompt: that the answer continues; empty where it stands by itself.
+    """
+
+    def __init__(self, texts: Texts, prompt: Sequence[int] = ()) -> None:
+        self._texts, self._ids = texts, list(prompt[-_WINDOW:])
+        self._from, self._known = 0, len(self._ids)
+
+    def add(self, token: int) -> str:
+        """Return what a token adds to the text; empty while a character is not complete."""
+        self._ids.append(token)
+        before = self._texts.decode(self._ids[self._from : self._known])
+        text = self._texts.decode(self._ids[self._from :])
+        if len(text) <= len(before):
+            return ""
+        self._from, self._known = self._known, len(self._ids)
+        return text[len(before) :]

@@ -1,0 +1,198 @@
+"""What the endpoint takes and refuses, in front of a fake server; and 5,000 spoilt bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+from support.fake_triton import T5_INPUTS, FakeTriton, RefusalError, Tensors, count_up, count_up_t5
+from support.openai_endpoint import application_of
+
+from deployment.openai.fields import CHAT, COMPLETIONS, REFUSED
+
+INPUTS = ("input_ids", "input_lengths", "request_output_len", "stop_words_list")
+WORST: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2.5, -2.5, 10**30, -(10**30), 1e308, "", "a", "\ufffd", "x" * 5000, [], [[]], [0],
+    [1, 2], [-1], [2**31], ["a", 1], [["a"]], [[1], "b"], {}, {"a": 1}, {"type": "text"},
+    [{"role": "user", "content": "x"}],
+    [None], [[None]], {"1": 5}, {"-1": 5}, {"1": 1e9}, {"include_usage": "x"}, [1.5], [True], [10**30],
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of one id a letter."""
+    directory = tmp_path_factory.mktemp("letters")
+    (directory / "vocab.json").write_text(json.dumps({chr(33 + number): number for number in range(90)}))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeTriton]:
+    def answer(tensors: Tensors) -> Tensors:
+        if tensors["request_output_len"].max() > 1000:
+            raise RefusalError("too long")
+        return count_up(tensors)
+
+    with FakeTriton(answer, INPUTS) as running:
+        yield running
+
+
+def run(
+    fake: FakeTriton, letters: Path, ask: Callable[[TestClient[Any, Any]], Awaitable[None]], **settings: Any
+) -> None:
+    async def inside() -> None:
+        async with application_of(fake.url, letters, **settings) as client:
+            await ask(client)
+
+    asyncio.run(inside())
+
+
+async def post(client: TestClient[Any, Any], path: str, body: Any) -> tuple[int, Any]:
+    async with client.post(path, json=body) as answer:
+        return answer.status, await answer.json()
+
+
+def test_a_server_that_answers_whole_is_streamed_too(fake: FakeTriton, letters: Path) -> None:
+    async def ask(client: TestClient[Any, Any]) -> None:
+        body = {"prompt": "ABC", "max_tokens": 3, "stop": "G"}
+        assert (await post(client, "/v1/completions", body))[1]["choices"][0]["text"] == "DEF"
+        async with client.post("/v1/completions", json={**body, "stream": True, "stop": "F"}) as answer:
+            events = (await answer.text()).split("\n\n")
+        choices = [json.loads(event[6:])["choices"][0] for event in events[:-2]]
+        assert [(each["text"], each["finish_reason"]) for each in choices] == [("D", None), ("E", None), ("", "stop")]
+
+    run(fake, letters, ask)
+
+
+def test_an_encoder_is_given_the_prompt_and_its_end(letters: Path) -> None:
+    with FakeTriton(count_up_t5, (*T5_INPUTS, "stop_words_list")) as t5:
+
+        async def ask(client: TestClient[Any, Any]) -> None:
+            _, found = await post(client, "/v1/completions", {"prompt": "ABC", "max_tokens": 3})
+            assert found["choices"][0]["text"] == "#$%" and found["usage"]["prompt_tokens"] == 4
+
+        run(t5, letters, ask)
+    assert t5.requests[0]["input_ids"].tolist() == [[32, 33, 34, 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("min_tokens", 1), ("min_p", 0.1), ("frequency_penalty", 1), ("presence_penalty", 1), ("logit_bias", {"5": 1})],
+)
+def test_what_the_server_lacks_is_refused_by_name(fake: FakeTriton, letters: Path, name: str, value: Any) -> None:
+    async def ask(client: TestClient[Any, Any]) -> None:
+        status, found = await post(client, "/v1/completions", {"prompt": "A", name: value})
+        assert status == 400 and found["error"]["param"] == name
+        assert COMPLETIONS[name].goes_to in found["error"]["message"]
+
+    run(fake, letters, ask)
+
+
+def test_every_refused_field_says_what_to_do(fake: FakeTriton, letters: Path) -> None:
+    async def ask(client: TestClient[Any, Any]) -> None:
+        for name, advice in REFUSED.items():
+            status, found = await post(client, "/v1/completions", {"prompt": "A", name: "x"})
+            assert status == 400 and found["error"]["message"].endswith(advice), name
+
+    run(fake, letters, ask)
+
+
+def test_the_servers_refusal_is_passed_on(fake: FakeTriton, letters: Path) -> None:
+    async def ask(client: TestClient[Any, Any]) -> None:
+        for is_stream in (False, True):
+            body = {"prompt": "A", "max_tokens": 1001, "stream": is_stream}
+            status, found = await post(client, "/v1/completions", body)
+            assert status == 400 and "too long" in found["error"]["message"]
+
+    run(fake, letters, ask)
+
+
+def test_limits(fake: FakeTriton, letters: Path) -> None:
+    async def ask(client: TestClient[Any, Any]) -> None:
+        assert (await post(client, "/v1/completions", {"prompt": ["A"] * 3, "n": 2}))[0] == 400
+        assert (await post(client, "/v1/completions", {"prompt": "A" * 4000}))[0] == 413
+        async with client.post("/v1/completions", data="{}", headers={"Content-Type": "text/plain"}) as answer:
+            assert answer.status == 415
+
+    run(fake, letters, ask, max_sequences=4, max_body_bytes=3000)
+
+
+def test_no_more_requests_than_allowed_are_answered_at_a_time(letters: Path) -> None:
+    import threading
+
+    gate = threading.Event()
+
+    def answer(tensors: Tensors) -> Tensors:
+        gate.wait(30)
+        return count_up(tensors)
+
+    async def ask(client: TestClient[Any, Any]) -> None:
+        body = {"prompt": "A", "max_tokens": 1}
+        waiting = [asyncio.create_task(post(client, "/v1/completions", body)) for _ in range(2)]
+        while len(slow.requests) < 2:
+            await asyncio.sleep(0.01)
+        async with client.post("/v1/completions", json=body) as refused:
+            assert refused.status == 429 and int(refused.headers["Retry-After"]) > 0
+            assert (await refused.json())["error"]["type"] == "rate_limit_error"
+        gate.set()
+        assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200]
+        assert (await post(client, "/v1/completions", body))[0] == 200
+
+    with FakeTriton(answer, INPUTS) as slow:
+        run(slow, letters, ask, max_requests=2)
+
+
+def spoilt(drawn: random.Random) -> bytes:
+    """A body that is wrong in some way, or right by chance."""
+    table = drawn.choice([COMPLETIONS, CHAT])
+    body: Any = {"prompt": "AB", "max_tokens": 2}
+    for name in drawn.sample([*table, *REFUSED, "unknown", "\ud800"], drawn.randrange(4)):
+        body[name] = drawn.choice(WORST)
+    content = json.dumps(body).encode()
+    kind = drawn.randrange(8)
+    if kind == 0:
+        content = content[: drawn.randrange(len(content))]
+    elif kind == 1:
+        place = drawn.randrange(len(content))
+        content = content[:place] + bytes([drawn.randrange(256)]) + content[place:]
+    elif kind == 2:
+        content = drawn.choice([b"[" * 50_000, b'{"a":' * 50_000, b'{"prompt":' + b"[" * 3000 + b"]" * 3000 + b"}"])
+    elif kind == 3:
+        content = drawn.choice(
+            [b'{"n":' + b"9" * 5000 + b"}", b'{"temperature":NaN}', b"", b"null", b"\xff\xfe", b'"\\ud800"']
+        )
+    return content
+
+
+def test_5000_spoilt_bodies_do_no_harm(fake: FakeTriton, letters: Path, caplog: pytest.LogCaptureFixture) -> None:
+    drawn, statuses = random.Random(20), []
+    paths = ["/v1/completions"] * 8 + ["/tokenize", "/detokenize"]
+
+    async def ask(client: TestClient[Any, Any]) -> None:
+        for number in range(5000):
+            content = spoilt(drawn)
+            headers = {"Content-Type": "application/json"}
+            async with client.post(drawn.choice(paths), data=content, headers=headers) as answer:
+                statuses.append(answer.status)
+                text = await answer.text()
+                assert answer.status < 500, (content[:300], text)
+                if answer.status >= 400:
+                    error = json.loads(text)["error"]
+                    assert error["message"] and error.keys() == {"message", "type", "param", "code"}
+            if number % 500 == 0:
+                good = {"prompt": "AB", "max_tokens": 2}
+                assert (await post(client, "/v1/completions", good))[1]["choices"][0]["text"] == "CD"
+
+    with caplog.at_level(logging.WARNING):
+        run(fake, letters, ask)
+    assert statuses.count(200) > 100 and statuses.count(400) > 1000
+    assert not [record for record in caplog.records if record.exc_info], caplog.text

@@ -1,0 +1,257 @@
+"""The OpenAI endpoint in front of the real tritonserver, asked by OpenAI's own client and by curl.
+
+Oracles: the engine in process for tokens, transformers' tokenizer for texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+from support.openai_endpoint import OpenAIEndpoint, openai_endpoint
+from support.served import Deployment
+from transformers import GPT2Tokenizer
+
+from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.settings import Settings
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.convert import convert
+from export_scripts.repository.model_repository import build_repository
+from handover.endpoint import Endpoint
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+PROMPT, COUNT = "the world", 12
+NEVER = 2**31 - 1
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("convert") / "1-gpu"
+    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", output, 1, "fp32"))
+    return output
+
+
+@pytest.fixture(scope="module")
+def triton(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    output = tmp_path_factory.mktemp("export") / "model_repo"
+    build_repository(ExportArguments(checkpoint, output, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True))
+    deployment = Deployment(output, tmp_path_factory.mktemp("deployment"))
+    deployment.wait_until_published()
+    yield Endpoint.read(deployment.endpoint_file)
+    assert deployment.stop() == 0, deployment.text
+
+
+@pytest.fixture(scope="module")
+def endpoint(triton: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAIEndpoint]:
+    directory = tmp_path_factory.mktemp("openai")
+    (directory / "endpoint.json").write_text(json.dumps(vars(triton)))
+    with openai_endpoint(str(directory), directory) as running:
+        yield running
+
+
+@pytest.fixture
+def client(endpoint: OpenAIEndpoint) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[Engine]:
+    opened = open_engine(Settings(checkpoint, 1, 1, "fp32"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Path) -> GPT2Tokenizer:
+    return GPT2Tokenizer(str(checkpoint / "vocab.json"), str(checkpoint / "merges.txt"))
+
+
+def generated(engine: Engine, ids: list[int], count: int = COUNT, **sampling: np.ndarray) -> list[int]:
+    """What the engine in process generates behind a prompt, without an end."""
+    columns = {"input_lengths": len(ids), "request_output_len": count, "end_id": NEVER}
+    tensors = {name: np.array([[value]], np.uint32) for name, value in columns.items()}
+    request = engine.parse({"input_ids": np.array([ids], np.uint32), **tensors, **sampling})
+    (answer,) = engine.generate([request])
+    row: list[int] = answer["output_ids"][0, 0, len(ids) : int(answer["sequence_length"][0, 0])].tolist()
+    return row
+
+
+def text_behind(tokenizer: GPT2Tokenizer, prompt: list[int], ids: list[int]) -> str:
+    """The text that tokens add to a prompt's; bytes of a character that is not complete are held back."""
+    whole, before = (tokenizer.decode(each, clean_up_tokenization_spaces=False) for each in (prompt + ids, prompt))
+    return whole[len(before) :].rstrip("\ufffd")
+
+
+def test_the_models_are_those_of_the_repository(client: openai.OpenAI, endpoint: OpenAIEndpoint) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == ["gpt", "fastertransformer"]
+    assert client.models.retrieve("gpt").object == "model"
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.models.retrieve("gtp")
+    assert raised.value.code == "model_not_found" and "did you mean 'gpt'" in raised.value.message
+    assert endpoint.get("/health") == (200, "")
+    assert endpoint.get("/version")[1].keys() == {"version"}
+
+
+def test_a_greedy_completion_is_the_engines(client: openai.OpenAI, engine: Engine, tokenizer: GPT2Tokenizer) -> None:
+    ids = tokenizer.encode(PROMPT)
+    expected = generated(engine, ids)
+    text = text_behind(tokenizer, ids, expected)
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    for prompt in (PROMPT, ids):
+        answer = client.completions.create(
+            model="gpt", prompt=prompt, max_tokens=COUNT, temperature=0, extra_body=extra
+        )
+        (choice,) = answer.choices
+        assert (choice.text, choice.finish_reason) == (text, "length")
+        assert choice.model_extra and choice.model_extra["token_ids"] == expected
+        assert choice.model_extra["prompt_token_ids"] == ids
+        assert answer.usage and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), COUNT)
+
+
+def test_lists_of_prompts_are_answered_one_by_one(client: openai.OpenAI, endpoint: OpenAIEndpoint) -> None:
+    texts = [PROMPT, "a", "you and"]
+    alone = [
+        client.completions.create(model="gpt", prompt=text, max_tokens=5, temperature=0).choices[0] for text in texts
+    ]
+    ids = [endpoint.get("/tokenize", {"prompt": text})[1]["tokens"] for text in texts]
+    for prompts in (texts, ids):
+        answer = client.completions.create(model="gpt", prompt=prompts, max_tokens=5, temperature=0)
+        assert [(each.index, each.text) for each in answer.choices] == [(i, one.text) for i, one in enumerate(alone)]
+
+
+def test_a_seed_draws_the_engines_tokens(client: openai.OpenAI, engine: Engine, tokenizer: GPT2Tokenizer) -> None:
+    ids = tokenizer.encode(PROMPT)
+    answer = client.completions.create(
+        model="gpt", prompt=PROMPT, max_tokens=COUNT, temperature=0.9, top_p=0.8, seed=41, n=3,
+        extra_body={"top_k": 20, "repetition_penalty": 1.2, "return_token_ids": True, "ignore_eos": True},
+    )  # fmt: skip
+    sampling = {
+        "runtime_top_k": np.array([[20]], np.uint32),
+        "runtime_top_p": np.array([[0.8]], np.float32),
+        "temperature": np.array([[0.9]], np.float32),
+        "repetition_penalty": np.array([[1.2]], np.float32),
+    }
+    drawn = [each.model_extra["token_ids"] for each in answer.choices]  # type: ignore[index]
+    assert drawn == [
+        generated(engine, ids, **sampling, random_seed=np.array([[41 + row]], np.uint64)) for row in range(3)
+    ]
+    assert len({tuple(each) for each in drawn}) == 3
+
+
+def test_without_a_seed_answers_differ(client: openai.OpenAI) -> None:
+    texts = {client.completions.create(model="gpt", prompt=PROMPT, max_tokens=COUNT).choices[0].text for _ in range(4)}
+    assert len(texts) > 1
+
+
+def test_a_stream_has_a_chunk_a_token(client: openai.OpenAI) -> None:
+    settings = {"model": "gpt", "prompt": PROMPT, "max_tokens": COUNT, "temperature": 0, "echo": True}
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    whole = client.completions.create(**settings, extra_body=extra)
+    chunks = list(
+        client.completions.create(**settings, stream=True, stream_options={"include_usage": True}, extra_body=extra)
+    )
+    *parts, last = chunks
+    assert not last.choices and last.usage == whole.usage
+    assert len(parts) == 1 + COUNT and parts[0].choices[0].text == PROMPT
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    ids = [token for part in parts[1:] for token in part.choices[0].model_extra["token_ids"]]  # type: ignore[index]
+    assert ids == whole.choices[0].model_extra["token_ids"] and all(part.usage is None for part in parts)
+    assert [part.choices[0].finish_reason for part in parts] == [None] * COUNT + ["length"]
+
+
+def test_several_streams_in_one(endpoint: OpenAIEndpoint) -> None:
+    body = {"prompt": [PROMPT, "you"], "n": 2, "max_tokens": 6, "seed": 5, "ignore_eos": True}
+    _, whole = endpoint.get("/v1/completions", body)
+    texts, counts = ["", "", "", ""], [0, 0, 0, 0]
+    for event in endpoint.events("/v1/completions", {**body, "stream": True}):
+        (choice,) = event["choices"]
+        texts[choice["index"]] += choice["text"]
+        counts[choice["index"]] += 1
+    assert texts == [choice["text"] for choice in whole["choices"]] and counts == [6] * 4
+
+
+def test_the_reason_for_the_end_is_true(
+    client: openai.OpenAI, endpoint: OpenAIEndpoint, engine: Engine, tokenizer: GPT2Tokenizer
+) -> None:
+    ids = tokenizer.encode(PROMPT)
+    expected = generated(engine, ids)
+    body = {"prompt": ids, "max_tokens": COUNT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    place = next(i for i in range(2, COUNT) if expected[i] not in expected[:i])
+    _, ended = endpoint.get("/v1/completions", {**body, "stop_token_ids": [expected[place]]})
+    (choice,) = ended["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", expected[place])
+    assert choice["token_ids"] == expected[: place + 1]
+    assert choice["text"] == text_behind(tokenizer, ids, expected[:place])
+    assert ended["usage"]["completion_tokens"] == place + 1
+    _, bounded = endpoint.get("/v1/completions", {**body, "max_tokens": place + 1})
+    assert bounded["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
+    settings = {"model": "gpt", "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
+    extra = {"ignore_eos": True}
+    text = client.completions.create(**settings, extra_body=extra).choices[0].text
+    for first in range(1, len(text) - 4, 3):
+        word = text[first : first + 3]
+        answer = client.completions.create(**settings, stop=[word, "never to be seen"], extra_body=extra)
+        assert answer.choices[0].text == text[: text.find(word)] and answer.choices[0].finish_reason == "stop"
+        parts = client.completions.create(**settings, stop=word, stream=True, extra_body=extra)
+        assert "".join(part.choices[0].text for part in parts if part.choices) == text[: text.find(word)]
+
+
+def test_asynchronous_clients_share_the_server(endpoint: OpenAIEndpoint, client: openai.OpenAI) -> None:
+    prompts = [PROMPT[:length] for length in range(1, len(PROMPT))]
+    alone = [
+        client.completions.create(model="gpt", prompt=prompt, max_tokens=6, temperature=0).choices[0].text
+        for prompt in prompts
+    ]
+
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as opened:
+
+            async def one(prompt: str) -> str:
+                stream = await opened.completions.create(
+                    model="gpt", prompt=prompt, max_tokens=6, temperature=0, stream=True
+                )
+                return "".join([part.choices[0].text async for part in stream])
+
+            return await asyncio.gather(*map(one, prompts))
+
+    assert asyncio.run(ask()) == alone
+
+
+def test_refusals_are_openais_errors(client: openai.OpenAI) -> None:
+    for extra, words in (
+        ({"max_token": 3}, "did you mean 'max_tokens'"),
+        ({"temperature": 3}, "at least 0 and at most 2"),
+        ({"max_tokens": 10_000}, "positions"),
+        ({"response_format": {"type": "json_object"}}, "structured output is not offered"),
+        ({"prompt": [1, 10_000]}, "the vocabulary has"),
+    ):
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.completions.create(**{"model": "gpt", "prompt": PROMPT, "extra_body": extra})
+        assert words in raised.value.message and raised.value.type == "invalid_request_error"
+        assert raised.value.param == next(iter(extra))
+
+
+def test_tokens_are_transformers(endpoint: OpenAIEndpoint, tokenizer: GPT2Tokenizer) -> None:
+    text = "the world's naïve 中 text"
+    _, found = endpoint.get("/tokenize", {"prompt": text, "return_token_strs": True})
+    assert found["tokens"] == tokenizer.encode(text) and found["count"] == len(found["tokens"])
+    assert endpoint.get("/detokenize", {"tokens": found["tokens"]}) == (200, {"prompt": text})
+    assert endpoint.get("/tokenizer_info")[1]["eos_token"] == "<|endoftext|>"
+
+
+def test_curl_asks_too(endpoint: OpenAIEndpoint) -> None:
+    body = json.dumps({"model": "gpt", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "stream": True})
+    command = ["curl", "-sN", f"{endpoint.url}/v1/completions", "-H", "Content-Type: application/json", "-d", body]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line[:6] for line in lines if line] == ["data: "] * 4 and lines[-2] == "data: [DONE]"
