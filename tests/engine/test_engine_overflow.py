@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, VOCABULARY, Tensors, ask, generated, prompts, tiny_gpt2, word_list
+from support.asking import CPU, Tensors, ask, generated, prompts, tiny_gpt2, word_list
+from support.llama_shards import settings_of
 
 from backends.fastertransformer.engine.cache.kv_cache import KvCache
 from backends.fastertransformer.engine.cache.sizing import CacheShape
@@ -16,19 +17,35 @@ from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.scheduling.sequence import FAILED, Answer
 
 NEVER = 4000  # an end_id outside the vocabulary
+BROKEN = 118  # a token of the Llama that is in no prompt here, and in no answer to one
 SAMPLED = {"runtime_top_k": 5, "random_seed": 3}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return open_engine(tiny_gpt2(tmp_path_factory.mktemp("gpt2"))[1], CPU)
+@pytest.fixture(scope="module", params=["gpt2", "mistral"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Engines of two families; one row of the Llama's embedding is not finite, as a damaged checkpoint's may be."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "gpt2":
+        return open_engine(tiny_gpt2(folder)[1], CPU)
+    settings = settings_of(request.param, folder)[1]
+    file = settings.checkpoint / "model.wte.weight.bin"
+    table = np.fromfile(file, np.float32).reshape(-1, 64)
+    table[BROKEN] = np.inf
+    table.tofile(file)
+    return open_engine(settings, CPU)
 
 
-def overflowing(**scalars: Any) -> Tensors:
-    """A legal request with embeddings that are finite, and so large that the first norm is not."""
+def overflowing(engine: Engine, **scalars: Any) -> Tensors:
+    """A legal request whose first norm is not finite, for which a GPT's embeddings are large enough.
+
+    An RMS norm divides by the square root of infinity and gives zeros, so a Llama's token has a broken embedding.
+    """
+    (row,) = prompts(20)
+    if engine.config.family == "llama":
+        return ask([[*row[:7], BROKEN, *row[7:]]], 10, end_id=NEVER, **scalars)
     given = np.full((1, 3, 32), 3e38, np.float32)
     told = {"request_prompt_lengths": 3, "request_prompt_type": 1, "request_prompt_embedding": given}
-    return ask(prompts(20), 10, end_id=NEVER, **told, **scalars)
+    return ask([row], 10, end_id=NEVER, **told, **scalars)
 
 
 def answers(engine: Engine, requests: list[Tensors]) -> list[Answer]:
@@ -44,7 +61,7 @@ def answers(engine: Engine, requests: list[Tensors]) -> list[Answer]:
 def test_it_fails_alone_and_leaves_nothing_behind(engine: Engine, kind: Any, neighbour: Any) -> None:
     others = [ask(prompts(length), 20, end_id=NEVER, **neighbour) for length in (6, 8, 3)]
     alone = [generated(engine.generate([engine.parse(tensors)])[0]) for tensors in others]
-    first, lost, *more = answers(engine, [others[0], overflowing(**kind), *others[1:]])
+    first, lost, *more = answers(engine, [others[0], overflowing(engine, **kind), *others[1:]])
     assert lost.code == FAILED and lost.problem and "the network's numbers overflow in row 0" in lost.problem
     together = answers(engine, others)  # in the slots that it had
     for found in ([first, *more], together):
@@ -52,20 +69,23 @@ def test_it_fails_alone_and_leaves_nothing_behind(engine: Engine, kind: Any, nei
 
 
 def test_all_rows_of_a_request_are_lost_together(engine: Engine) -> None:
-    tensors = overflowing(**SAMPLED)
+    tensors = overflowing(engine, **SAMPLED)
     tensors = {name: np.repeat(array, 2, axis=0) for name, array in tensors.items()}
-    tensors["request_prompt_lengths"][0] = 0  # row 0 is sound
+    if "request_prompt_lengths" in tensors:
+        tensors["request_prompt_lengths"][0] = 0  # row 0 is sound
+    tensors["input_ids"][0, tensors["input_ids"][0] == BROKEN] = 5
     (answer,) = answers(engine, [tensors])
     assert answer.code == FAILED and answer.problem and "in row 1" in answer.problem
 
 
 def test_a_choice_among_nothing_is_still_a_token(engine: Engine) -> None:
-    everything = word_list([[token] for token in range(VOCABULARY) if token != 96])
+    vocabulary = engine.config.vocab_size
+    everything = word_list([[token] for token in range(vocabulary) if token != 96])
     mine = ask(prompts(5), 6, end_id=96, min_length=6, bad_words_list=everything, **SAMPLED)
     other = ask(prompts(7), 12, end_id=NEVER, repetition_penalty=1.2)
     alone = generated(engine.generate([engine.parse(other)])[0])
     first, second = answers(engine, [mine, other])
-    assert first.tensors and (first.tensors["output_ids"] < VOCABULARY).all()
+    assert first.tensors and (first.tensors["output_ids"] < vocabulary).all()
     assert generated(second.tensors or {}) == alone
 
 

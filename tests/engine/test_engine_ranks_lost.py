@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from support.faulty_ranks import FAILS_EVERYWHERE, FAILS_IN_RANK_1, PROJECT
 from support.gpt2_checkpoint import random_gpt2, write_shards
+from support.llama_shards import shards_of
 
 PROGRAM = PROJECT / "tests" / "support" / "faulty_ranks.py"
 
@@ -23,16 +25,19 @@ PROGRAM = PROJECT / "tests" / "support" / "faulty_ranks.py"
 class Talk:
     """The program of faulty_ranks.py."""
 
-    def __init__(self, directory: Path, device: str = "cpu") -> None:
+    def __init__(self, directory: Path, device: str = "cpu", model_type: str = "GPT") -> None:
         count = 30 if device == "cpu" else 4000  # long enough to be harmed under way
-        shards = write_shards(random_gpt2(n_positions=count + 8), directory, 2)
+        if model_type == "GPT":
+            shards = write_shards(random_gpt2(n_positions=count + 8), directory, 2)
+        else:
+            shards, _ = shards_of("gemma2", directory, 2)
         self.device, self.said = device, directory / "said"
         environment = {**os.environ, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
         if device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         with self.said.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(shards), device, str(count)],
+                [sys.executable, str(PROGRAM), str(shards), device, str(count), model_type],
                 cwd=PROJECT,
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -58,7 +63,7 @@ class Talk:
 def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
     if request.param == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("no GPU for each rank")
-    talk = Talk(tmp_path, request.param)
+    talk = Talk(tmp_path, "cpu", "Llama") if request.param == "llama" else Talk(tmp_path, request.param)
     yield talk
     talk.process.kill()
     talk.process.wait(10)
@@ -73,6 +78,7 @@ def test_what_every_rank_fails_at_fails_that_request_alone(talk: Talk) -> None:
     assert talk.ask("workers") == workers
 
 
+@pytest.mark.parametrize("talk", ["cpu", "llama"], indirect=True)
 def test_where_one_rank_fails_the_others_are_started_anew(talk: Talk) -> None:
     talk.tell("ask first 5 6 7")
     first, workers = talk.ask("wait first"), talk.ask("workers")
@@ -83,8 +89,11 @@ def test_where_one_rank_fails_the_others_are_started_anew(talk: Talk) -> None:
     assert "this token is poison" in talk.said.read_text()
 
 
-@pytest.mark.parametrize("talk", ["cpu", "cuda"], indirect=True)
-@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("talk", "harm"),
+    [*product(["cpu", "cuda"], [signal.SIGKILL, signal.SIGSTOP]), ("llama", signal.SIGSTOP)],
+    indirect=["talk"],
+)
 def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Signals) -> None:
     talk.tell("ask first 5 6 7")
     first, workers = talk.ask("wait first"), talk.ask("workers")

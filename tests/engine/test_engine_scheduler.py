@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.asking import CPU, Tensors, ask, generated, prompts, tiny_gpt2, word_list
+from support.llama_shards import settings_of
 from support.paged_steps import paged_steps
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
@@ -26,9 +27,14 @@ NEVER = 4000  # an end_id outside the vocabulary
 SETUPS = [(4, True, 0), (64, True, 90), (64, True, 9), (5, False, 0)]
 
 
+ALSO_A_LLAMA = pytest.mark.parametrize("settings", ["gpt2", "gemma2"], indirect=True)
+
+
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))[1]
+def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    name = getattr(request, "param", "gpt2")
+    folder = tmp_path_factory.mktemp(name)
+    return tiny_gpt2(folder)[1] if name == "gpt2" else settings_of(name, folder)[1]
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +235,7 @@ def test_the_cache_stays_within_its_budget_and_a_request_waits_for_room(settings
     assert [len(each.tokens) for each in (first, second, third)] == [10, 12, 3]
 
 
+@ALSO_A_LLAMA
 def test_a_request_whose_context_fails_fails_alone(
     engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +274,7 @@ def test_a_client_that_fails_to_take_its_answer_disturbs_no_other(engine: Engine
     assert good.tokens == generated(engine.generate([engine.parse(tensors)])[0])
 
 
+@ALSO_A_LLAMA
 @pytest.mark.parametrize("is_inflight", [True, False])
 def test_a_step_that_fails_because_of_one_request_fails_that_request_alone(
     engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch, is_inflight: bool
@@ -296,6 +304,7 @@ def test_a_step_that_fails_because_of_one_request_fails_that_request_alone(
     assert counts == sorted(set(counts)) and counts[:5] == [11, 13, 15, 17, 19]  # no token is streamed twice
 
 
+@ALSO_A_LLAMA
 def test_a_step_that_fails_once_is_taken_again(engine: Engine, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler(steps, 8)
     tensors = [ask([[8, 9], [1, 2, 3]], 9), ask(prompts(4), 6, runtime_top_k=5, random_seed=3)]
