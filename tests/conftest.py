@@ -17,7 +17,7 @@ ALLOWED_SKIPS = ("no GPU",)
 # Folders whose tests share a cluster or the stages' results.
 TOGETHER = {"slurm", "torture"}
 # Folders that take longest come first, so that no process is left with one of them while the others have nothing to do.
-FIRST = ("slurm", "integration", "torture", "bcp", "engine")
+FIRST = ("slurm", "integration", "torture", "bcp", "engine", "project", "convert")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,6 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Never share out what belongs together; xdist's own --dist=loadgroup shares out every test with pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling  # not in every virtual environment of the tests
 
+    config.option.loadscopereorder = False  # or what has most tests would come first, whatever FIRST says
     scheduling = LoadScopeScheduling(config, log)
     scheduling._split_scope = together  # what its own subclasses replace
     return scheduling
