@@ -5,7 +5,8 @@ RUN := $(VENV)/bin/python
 # Three processes for two cores: a test that waits for a server or a deadline leaves its core to another. How tests are
 # shared out: tests/conftest.py.
 SHARED_OUT := --numprocesses=3 --dist=loadgroup
-PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+# Of thousands of modules few are imported: these are compiled then, and pip compiles none (--no-compile).
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -86,12 +87,12 @@ $(VENV)/.runtime: requirements.lock | $(VENV)/bin/python
 	$(PIP) $(TORCH)
 	touch $@
 
+# It has everything of requirements.lock.
 $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	$(PIP) --require-hashes -r requirements-test.lock
 	$(PIP) $(TORCH)
-	touch $@
+	touch $(VENV)/.runtime $@
 
-# Two environments of some 16,000 modules, of which their tests import few: pip compiles none (--no-compile).
 # NeMo wants numpy 2, the server's stub an older one. megatron-core saves by processes that end without psutil.
 .venv-nemo/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-nemo
