@@ -2,8 +2,9 @@
 
 It serves every model whose config.pbtxt says ``backend: "fastertransformer"`` and honours that file's parameters; see
 ``engine/settings.py`` for them and for how a relative model_checkpoint_path is resolved. A backend directory needs this
-file, ``replies.py`` and ``engine/`` beside it, all below a directory named ``fastertransformer``, and beside that
-directory the package ``ft_format``. This file may be a symbolic link, into a checkout too.
+file, ``replies.py``, ``published_metrics.py`` and ``engine/`` beside it, all below a directory named
+``fastertransformer``, and beside that directory the package ``ft_format``. This file may be a symbolic link, into a
+checkout too.
 
 ``execute`` submits requests to the engine and returns at once; ``replies`` sends the answers later, whole or, by a
 decoupled model, token by token.
@@ -38,6 +39,7 @@ from fastertransformer.engine.parallel.group import Group  # noqa: E402
 from fastertransformer.engine.parallel.rank import read_ranks, refuse_unassigned_rank  # noqa: E402
 from fastertransformer.engine.scheduling.sequence import INVALID, Answer  # noqa: E402
 from fastertransformer.engine.settings import Settings, read_settings  # noqa: E402
+from fastertransformer.published_metrics import PublishedMetrics  # noqa: E402
 from fastertransformer.replies import Replies, Reply  # noqa: E402
 
 faulthandler.enable()  # a stub that a signal kills prints its stack to the server's log
@@ -68,6 +70,8 @@ class TritonPythonModel:
         labels = {"model": args["model_name"], "version": args["model_version"]}
         limit_s = self._settings.request_timeout_s
         self._replies = Replies(pb_utils, types, self._has_sessions, labels, self._is_decoupled, limit_s)
+        labels = {"model_name": args["model_name"], "engine": _instance_number(args)}
+        self._metrics = PublishedMetrics(pb_utils, self._engine.metrics, labels, self._engine.pages)
         pb_utils.Logger.log_info(f"{args['model_name']}: {self._engine.description}")
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -90,6 +94,7 @@ class TritonPythonModel:
         try:
             self._engine.close()
         finally:
+            self._metrics.close()
             self._replies.close()
 
     def _submit(self, request: Any, reply: Reply) -> None:
@@ -109,6 +114,12 @@ class TritonPythonModel:
             tensors["START"] = np.array([int(bool(flags & _SEQUENCE_START))], np.int32)
             tensors["END"] = np.array([int(bool(flags & _SEQUENCE_END))], np.int32)
         self._engine.submit(self._engine.parse(tensors), answer, self._is_decoupled, reply.has_gone, session)
+
+
+def _instance_number(args: Mapping[str, str]) -> str:
+    """Give the number of a model's instance: 0, 1, ... of the first group, 1_0, ... of others."""
+    name = args.get("model_instance_name", "")
+    return name.removeprefix(args["model_name"] + "_").removeprefix("0_") or "0"
 
 
 def _open_engine(settings: Settings, config: Mapping[str, Any], args: Mapping[str, str]) -> Engine:

@@ -21,8 +21,10 @@ class FakeRequest:
         outputs: tuple[str, ...] = ("output_ids",),
         session: Any = 0,
         flags: int = 0,
+        name: str = "",
     ) -> None:
         self.tensors, self._outputs, self._session, self._flags = tensors, outputs, session, flags
+        self._name = name
         self.responses: list[Any] = []
         self.ends_empty = False
         self.is_finished, self.is_cancelled, self.questions = threading.Event(), False, 0
@@ -32,6 +34,9 @@ class FakeRequest:
 
     def requested_output_names(self) -> list[str]:
         return list(self._outputs)
+
+    def request_id(self) -> str:
+        return self._name
 
     def correlation_id(self) -> Any:
         return self._session
@@ -67,6 +72,27 @@ class FakeSender:
         self._request.ends_empty = response is None
         if flags & FINAL:
             self._request.is_finished.set()
+
+
+class FakeMetric:
+    """One series of a metric family, or one histogram."""
+
+    def __init__(self, family: Any, labels: dict[str, str], buckets: list[float] | None) -> None:
+        self.family, self.labels, self.buckets = family, labels, buckets
+        self.value, self.observed = 0.0, list[float]()
+
+    def increment(self, value: float) -> None:
+        assert self.family.kind != 2 and (value > 0 or self.family.kind == 1)
+        self.value += value
+        self.family.counts[self.family.name] += value
+
+    def set(self, value: float) -> None:
+        assert self.family.kind == 1
+        self.value = self.family.counts[self.family.name] = value
+
+    def observe(self, value: float) -> None:
+        assert self.family.kind == 2
+        self.observed.append(value)
 
 
 class FakePbUtils(ModuleType):
@@ -109,21 +135,23 @@ class FakePbUtils(ModuleType):
         def log_info(cls, line: str) -> None:
             cls.lines.append(line)
 
-        log_error = log_info
+        log_error = log_warn = log_info
 
     class MetricFamily:
-        COUNTER = 0
-        counts: dict[str, float] = {}
+        COUNTER, GAUGE, HISTOGRAM = range(3)
+        counts: dict[str, float] = {}  # of counters and gauges without a label of their own
+        made: list[FakeMetric] | None = None  # a test's list gets every metric
 
         def __init__(self, name: str, description: str, kind: int) -> None:
-            self._name = name
+            self.name, self.kind = name, kind
             self.counts[name] = 0
 
-        def Metric(self, labels: dict[str, str]) -> Any:  # noqa: N802 (Triton's name)
-            return self
-
-        def increment(self, value: float) -> None:
-            self.counts[self._name] += value
+        def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Any:  # noqa: N802 (Triton's)
+            assert (buckets is not None) == (self.kind == 2), "buckets are a histogram's"
+            metric = FakeMetric(self, labels, buckets)
+            if self.made is not None:
+                self.made.append(metric)
+            return metric
 
     @staticmethod
     def triton_string_to_numpy(name: str) -> type:

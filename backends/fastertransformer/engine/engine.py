@@ -19,6 +19,7 @@ from .model.config import ModelConfig
 from .model.precision import choose_device
 from .parallel.group import Group
 from .request.parse import Array, Request, parse_request
+from .scheduling.metrics import EngineMetrics
 from .scheduling.queue_limits import QueueLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import FAILED, Answer, Job
@@ -32,7 +33,14 @@ _LOAD_ATTEMPTS, _PAUSE_S = 3, 5.0  # after worker processes were lost
 
 
 class Engine:
-    """A loaded model, and the thread that generates; open_engine makes one, and ``description`` describes it."""
+    """A loaded model, and the thread that generates; open_engine makes one.
+
+    Attributes:
+        config: the model's dimensions.
+        description: of the model and how it runs.
+        metrics: counts requests, tokens and times.
+        pages: of the KV cache.
+    """
 
     def __init__(self, loaded: Loaded, settings: Settings, max_rows: int) -> None:
         self.config: ModelConfig = loaded.steps.config
@@ -41,6 +49,7 @@ class Engine:
         self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: wake the thread
         self._is_closed = False
         self._sessions: dict[int | str, Session] = {}
+        self.metrics = EngineMetrics(loaded.steps.config.max_pos_seq_len)
         self._use(loaded)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -50,7 +59,10 @@ class Engine:
         self._loaded, self._steps, self.description = loaded, loaded.steps, loaded.description
         is_inflight, idle_s = self._settings.has_inflight_batching, self._settings.session_idle_s
         limits = QueueLimits(self._settings.max_queue_length, self._settings.max_queue_s)
-        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, None, self._sessions, limits)
+        self.pages = loaded.steps.cache.blocks.count
+        self._scheduler = Scheduler(
+            loaded.steps, self._max_rows, is_inflight, idle_s, None, self._sessions, limits, self.metrics
+        )
         if loaded.group:
             loaded.group.control.at_loss.append(lambda: self._arrivals.put(None))
 
@@ -174,6 +186,7 @@ class Engine:
                 job = self._arrivals.get(timeout=self._scheduler.sessions.idle_timeout_s)
             except queue.Empty:
                 self._scheduler.sessions.expire()
+                self._scheduler.note_load()
                 continue
             is_waiting = False
             if job:

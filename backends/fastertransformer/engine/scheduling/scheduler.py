@@ -22,6 +22,7 @@ from ..errors import EngineError, GroupLostError, RequestError
 from ..sampling.sampling import NOT_FINITE
 from ..steps.steps import Steps
 from .batch import Batch
+from .metrics import EngineMetrics
 from .outputs import output_tensors
 from .paging import pages_to_begin, pages_to_grow, take_pages
 from .prefill_pass import is_one_pass
@@ -44,6 +45,7 @@ class Scheduler:
         steps_ahead: whether a step is launched before the last one's tokens are read; None: only on a GPU.
         known_sessions: see Sessions.
         limits: of the requests that wait.
+        metrics: counts what happens; None: of its own.
     """
 
     def __init__(
@@ -55,8 +57,9 @@ class Scheduler:
         steps_ahead: bool | None = None,
         known_sessions: dict[int | str, Session] | None = None,
         limits: QueueLimits = NO_LIMITS,
+        metrics: EngineMetrics | None = None,
     ) -> None:
-        self._limits = limits
+        self._limits, self.metrics = limits, metrics or EngineMetrics()
         self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
         self._waiting: deque[Sequence] = deque()
         self._batch = Batch(steps)
@@ -85,6 +88,11 @@ class Scheduler:
             self._finish(job, Answer(None, str(error), code=INVALID))
         else:
             self._waiting.extend(job.sequences)
+            self.note_load()
+
+    def note_load(self) -> None:
+        """Let the metrics have what is in the batch, in the queue and in the cache."""
+        self.metrics.note_load(len(self._batch), len(self._waiting), self._steps.cache.blocks)
 
     def _check_need(self, sequence: Sequence) -> None:
         cache = self._steps.cache
@@ -126,6 +134,7 @@ class Scheduler:
         except Exception as error:
             _log.exception("a step failed")
             self._isolate(list(suspects), f"generation failed: {error}")
+        self.note_load()
 
     def _take_pages(self) -> None:
         """Take the pages that the next token of every sequence needs; if there are too few, set the youngest back.
@@ -140,6 +149,7 @@ class Scheduler:
                 self._batch.keep([sequence])
                 self._batch.free([sequence])
                 sequence.set_back()
+                self.metrics.preemptions += 1
                 self._waiting.appendleft(sequence)
             elif not self._evict_session():
                 raise EngineError("no page of the KV cache is left for the only sequence")
@@ -172,6 +182,7 @@ class Scheduler:
         for job in jobs:
             if job.has_begun or not only_begun:
                 self._finish(job, Answer(None, problem, code=FAILED))
+        self.note_load()
         return _jobs(self._waiting)
 
     def _admit(self) -> list[Sequence]:
@@ -188,6 +199,7 @@ class Scheduler:
                 new.append(self._waiting.popleft())
                 take_pages(new[-1], self._steps.cache.blocks)
                 new[-1].job.has_begun = True
+                self.metrics.begin(new[-1])
             else:
                 return new
         self._is_filling = self._is_inflight
@@ -218,6 +230,7 @@ class Scheduler:
         found = [sequence for (sequence, beam), _, _ in tokens if not beam and sequence in present]
         for sequence in found:
             sequence.end_step()
+        self.metrics.note_step(found)
         if overflowed:
             self._steps.raise_if_peer_timed_out()
             self._batch.clear([sequence for sequence in self._batch if sequence.job in overflowed])
@@ -229,7 +242,9 @@ class Scheduler:
 
     def _answer(self, updated: list[Sequence]) -> None:
         """Free sequences that are done; answer requests that are done, or that stream and have new tokens."""
-        self._free_and_save([sequence for sequence in self._batch if sequence.is_done])
+        done = [sequence for sequence in self._batch if sequence.is_done]
+        self.metrics.finish(done)
+        self._free_and_save(done)
         for job in _jobs(updated):
             if not (job.is_done or (job.is_streaming and job.has_news)):
                 continue
@@ -246,6 +261,7 @@ class Scheduler:
     def _finish(self, job: Job, answer: Answer | None) -> None:
         """Free all sequences of a request, and send its last answer, if its client still takes one."""
         is_cancelled = answer is not None and answer.code == CANCELLED
+        self.metrics.give_up(job, answer.code if answer else CANCELLED)
         decoding = [sequence for sequence in self._batch if sequence.job is job]
         (self._free_and_save if is_cancelled else self._batch.free)(decoding)
         self._waiting = deque(sequence for sequence in self._waiting if sequence.job is not job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from ..cache.sizing import UNBOUNDED
 from ..request.parse import Request
 from ..request.schema import Array
 from ..sampling.beam import DEAD, Beam, Candidate
+from .row_times import RowTimes
 
 if TYPE_CHECKING:
     from .sessions import SessionRow
@@ -55,6 +57,7 @@ class Job:
         sequences: one for each row, once the scheduler has it.
         has_begun: whether a sequence has been in the batch.
         arrived_s: when it joined the queue; None: it has not.
+        submitted_s: when it was submitted, of time.monotonic.
     """
 
     request: Request
@@ -65,6 +68,7 @@ class Job:
     sequences: list[Sequence] = field(default_factory=list)
     has_begun: bool = False
     arrived_s: float | None = None
+    submitted_s: float = field(default_factory=time.monotonic)
 
     @property
     def is_done(self) -> bool:
@@ -103,6 +107,7 @@ class Sequence:
         start: entries of the cache before its context: a session's, or a prefix prompt's.
         lacks_past: whether the session's entries were lost, and must be computed again.
         window: entries of the cache that are kept at most.
+        times: for the metrics.
     """
 
     job: Job
@@ -117,6 +122,7 @@ class Sequence:
     session_row: SessionRow | None = None
     lacks_past: bool = False
     window: int = UNBOUNDED
+    times: RowTimes = field(default_factory=RowTimes)
 
     def __post_init__(self) -> None:
         """Take its row of the request."""
@@ -153,6 +159,12 @@ class Sequence:
         tokens = np.zeros(self.count, np.int64)
         tokens[: len(self.beams[beam].tokens)] = self.beams[beam].tokens
         return np.concatenate((self.context.ids, tokens))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its input, an encoder's if there is one; embeddings that stand for tokens do not count."""
+        row = self.job.request.rows[self.row]
+        return int((row.source or row.context).own_tokens.sum())
 
     @property
     def is_isolated(self) -> bool:
