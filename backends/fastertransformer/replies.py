@@ -27,6 +27,7 @@ import numpy.typing as npt
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 _TEXT_START = "text_start"
+_LONGEST_NAME = 128  # characters of a request's name that are logged
 _LONGEST_WAIT_S = 0.1  # of an answer that is followed by another
 _FIRST_PAUSE_S = 5e-3  # before a client is polled for the first time: its context is run then
 _LEAST_PAUSE_S = 10e-3  # between two polls of one client
@@ -44,6 +45,7 @@ class Reply:
     """
 
     def __init__(self, request: Any, announce: Callable[[Reply, bool], None], deadline: float = math.inf) -> None:
+        self.name: str = request.request_id()  # the client's, of any length and content; empty: it gave none
         self.is_cancelled = False  # whether the client has disconnected or cancelled the request
         self.sender = request.get_response_sender()  # must not be used once ``sent`` is set
         self.wanted = frozenset(request.requested_output_names())
@@ -203,6 +205,8 @@ class Replies:
             problem, code = content
             if code == "CANCELLED":
                 self._cancelled.increment(1)
+            else:
+                self._triton.Logger.log_warn(f"request {reply.name[:_LONGEST_NAME]!r}: {code}: {problem}")
             error = self._triton.TritonError(problem, getattr(self._triton.TritonError, code))
             reply.sender.send(self._triton.InferenceResponse(output_tensors=[], error=error), flags=flags)
         elif is_final and self._is_decoupled:

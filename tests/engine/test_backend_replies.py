@@ -143,11 +143,14 @@ def test_the_time_to_the_final_answer_is_counted_for_requests_that_succeed(repli
     assert 50_000 <= durations["slipway_request_duration_us"] - before < 20e6
 
 
-def test_a_failure_is_the_final_answer(replies: Replies) -> None:
-    request = FakeRequest({})
+def test_a_failure_is_the_final_answer_and_is_logged_by_the_clients_name_for_it(replies: Replies) -> None:
+    request = FakeRequest({}, name="order 66\nW1123 another line " + "x" * 200)
     replies.open(request).fail("input_ids has no rows", "INVALID_ARG")
     error = request.wait().error
     assert (error.text, error.code) == ("input_ids has no rows", FakePbUtils.TritonError.INVALID_ARG)
+    line = FakePbUtils.Logger.lines[-1]
+    assert line.startswith(r"request 'order 66\nW1123 another line xxx") and "x" * 128 not in line
+    assert line.endswith("xxx': INVALID_ARG: input_ids has no rows")
 
 
 def test_a_client_that_has_gone_is_noticed_soon_among_many(replies: Replies) -> None:

@@ -38,7 +38,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Of a model whose rows may have several pages."""
+    """A model whose rows may have several pages."""
     shards = write_shards(random_gpt2(n_positions=256), tmp_path_factory.mktemp("long"))
     return Settings(shards, 1, 1, "fp32", cpu_threads=1)
 

@@ -39,7 +39,7 @@ class Histogram:
         bounds: in increasing order; a last one, infinity, is implied.
         counts: of each bound's values, and of those above all bounds.
         total: sum of the values.
-        recent: values that were not published yet, one by one; None: nobody needs them.
+        recent: values that were not published yet, one by one; None: they are not kept.
     """
 
     def __init__(self, bounds: Several[float]) -> None:

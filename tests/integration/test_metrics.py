@@ -1,0 +1,179 @@
+"""The engine's metrics on the port of a real tritonserver, against what the load generator counted of its requests."""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+from support.served import Deployment, inputs_of, wait_for
+from tritonclient.utils import InferenceServerException
+
+from evaluation import load
+from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.record import RequestRecord
+from evaluation.speed.wire import Encoded, Wire
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.convert import convert
+from export_scripts.repository.model_repository import build_repository
+from handover.endpoint import Endpoint
+
+DESCRIPTION = """num_layers: 4
+hidden_size: 256
+ffn_hidden_size: 1024
+num_attention_heads: 4
+max_position_embeddings: 1024
+encoder_seq_length: 1024
+vocab_size: 1024
+layernorm_epsilon: 1.0e-05
+activation: gelu
+position_embedding_type: learned_absolute
+share_embeddings_and_output_weights: true
+"""
+INPUT, OUTPUT, NEVER = 12, 40, 2**31 - 1
+LABELS = 'model_name="fastertransformer"'
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    directory = tmp_path_factory.mktemp("metrics")
+    description, repository = directory / "model_config.yaml", directory / "model_repo"
+    description.write_text(DESCRIPTION)
+    convert(ConvertArguments(description, directory / "1-gpu", 1, "fp32", random_weights=True))
+    settings = ExportArguments(directory / "1-gpu", repository, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=4)
+    build_repository(replace(settings, decoupled=True))
+    running = Deployment(repository, directory / "run")
+    running.wait_until_published()
+    yield running
+    assert running.stop() == 0, running.text
+
+
+@pytest.fixture
+def endpoint(deployment: Deployment) -> Endpoint:
+    return Endpoint.read(deployment.endpoint_file)
+
+
+def read(endpoint: Endpoint) -> str:
+    with urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def value(endpoint: Endpoint, name: str, label: str = "") -> float:
+    """The sum of a metric's series that have a label."""
+    return sum_of(read(endpoint), name, label)
+
+
+def sum_of(text: str, name: str, label: str = "") -> float:
+    lines = re.findall(rf"^vllm:{name}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE)
+    assert lines, name
+    return sum(float(found) for labels, found in lines if LABELS in labels and label in labels)
+
+
+def test_sums_are_those_of_the_load_generator(
+    endpoint: Endpoint, deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed loop, streams; the client counts every request, those of its warm-up and its probe too."""
+    records: list[RequestRecord] = []
+    ask = Wire.ask
+
+    async def noting(wire: Wire, request: Encoded, scheduled_ns: int) -> RequestRecord:
+        records.append(await ask(wire, request, scheduled_ns))
+        return records[-1]
+
+    monkeypatch.setattr(Wire, "ask", noting)
+    arguments = LoadArguments(
+        str(deployment.endpoint_file), tmp_path, lengths=(f"{INPUT}/uniform:20:{OUTPUT}",), concurrencies=(3, 6),
+        requests=20, repeats=1, min_repeats=1,
+    )  # fmt: skip
+    before = read(endpoint)  # the deployment has asked for a generation itself
+    load.main(arguments.to_argv())
+    count = len(records)
+    assert count > 40 and not any(record.error for record in records)
+    ended = sum_of(before, "e2e_request_latency_seconds_count") + count
+    wait_for(lambda: value(endpoint, "e2e_request_latency_seconds_count") == ended, 10)
+    time.sleep(0.5)  # until the rest is published
+    after = read(endpoint)
+
+    def risen(name: str, label: str = "") -> float:
+        return sum_of(after, name, label) - sum_of(before, name, label)
+
+    tokens = sum(record.output_tokens for record in records)
+    assert risen("request_success_total", 'finished_reason="length"') == count
+    assert risen("request_success_total") == count
+    assert risen("prompt_tokens_total") == risen("request_prompt_tokens_sum") == count * INPUT
+    assert risen("generation_tokens_total") == risen("request_generation_tokens_sum") == tokens
+    assert risen("iteration_tokens_total_sum") == count * INPUT + tokens
+    assert risen("inter_token_latency_seconds_count") == tokens - count
+    for name in ("time_to_first_token", "request_queue_time", "request_time_per_output_token"):
+        assert risen(f"{name}_seconds_count") == count
+        assert risen(f"{name}_seconds_bucket", 'le="+Inf"') == count
+    clients = {
+        "e2e_request_latency_seconds_sum": sum(record.done_ns - record.sent_ns for record in records) / 1e9,
+        "time_to_first_token_seconds_sum": sum(record.chunk_ns[0] - record.sent_ns for record in records) / 1e9,
+    }
+    for name, seconds in clients.items():
+        served = risen(name)
+        # What the client sees beyond that is the way there and back; a busy host's is long.
+        assert served < seconds < 1.01 * served + 0.1 * count
+    parts = [risen(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")]
+    assert sum(parts) == pytest.approx(risen("e2e_request_latency_seconds_sum"), rel=0.01)
+    decoding = risen("inter_token_latency_seconds_sum")
+    assert decoding == pytest.approx(risen("request_decode_time_seconds_sum"), rel=1e-3)
+    assert sum_of(after, "num_requests_running") == sum_of(after, "num_requests_waiting") == 0
+
+
+def test_what_is_under_way_shows_and_what_was_cancelled_counts_as_such(endpoint: Endpoint) -> None:
+    before = value(endpoint, "request_success_total", 'finished_reason="abort"')
+    finished = value(endpoint, "e2e_request_latency_seconds_count")
+    arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
+    column = np.ones((6, 1), np.uint32)  # rows
+    tensors = {
+        "input_ids": np.full((6, 3), 5, np.uint32),
+        "input_lengths": column * 3,
+        "request_output_len": column * 400,
+        "end_id": column * NEVER,
+    }
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        client.start_stream(lambda result, error: arrived.put(error))
+        client.async_stream_infer("fastertransformer", inputs_of(triton_grpc, {k: v[:4] for k, v in tensors.items()}))
+        assert arrived.get(timeout=30) is None
+        wait_for(lambda: value(endpoint, "num_requests_running") == 4, 10)
+        assert 0 < value(endpoint, "kv_cache_usage_perc") < 1
+        client.stop_stream(cancel_requests=True)
+    wait_for(lambda: value(endpoint, "request_success_total", 'finished_reason="abort"') == before + 4, 10)
+    wait_for(lambda: value(endpoint, "num_requests_running") == 0, 10)
+    assert value(endpoint, "e2e_request_latency_seconds_count") == finished
+
+
+def test_prometheus_sees_types_and_the_cache(endpoint: Endpoint) -> None:
+    text = read(endpoint)
+    types = dict(re.findall(r"^# TYPE vllm:(\w+) (\w+)$", text, re.MULTILINE))
+    assert types["e2e_request_latency_seconds"] == types["time_to_first_token_seconds"] == "histogram"
+    assert types["inter_token_latency_seconds_bucket"] == types["prompt_tokens_total"] == "counter"
+    assert types["num_requests_running"] == types["kv_cache_usage_perc"] == "gauge"
+    assert "nv_inference_request_success" in text
+    info = re.search(r"^vllm:cache_config_info\{([^}]*)\} 1$", text, re.MULTILINE)
+    assert info and 'block_size="32"' in info[1] and re.search(r'num_gpu_blocks="\d+"', info[1])
+    assert re.search(r'^vllm:num_requests_running\{engine="0",model_name="fastertransformer"\} 0$', text, re.MULTILINE)
+
+
+def test_a_refusal_is_logged_by_the_clients_name_for_the_request(endpoint: Endpoint, deployment: Deployment) -> None:
+    column = np.ones((1, 1), np.uint32)
+    tensors = {
+        "input_ids": np.full((1, 3), 5, np.uint32),
+        "input_lengths": column * 3,
+        "request_output_len": column * 100_000,
+    }
+    arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
+    with triton_grpc.InferenceServerClient(endpoint.grpc_url) as client:
+        client.start_stream(lambda result, error: arrived.put(error))
+        client.async_stream_infer("fastertransformer", inputs_of(triton_grpc, tensors), request_id="job 7, line 12")
+        assert isinstance(arrived.get(timeout=30), InferenceServerException)
+    wait_for(lambda: "request 'job 7, line 12': INVALID_ARG: " in deployment.log.read_text(), 10)
