@@ -22,6 +22,18 @@ def greedy(model: Any, line: list[int], count: int, end_id: int = NEVER, window:
     return line
 
 
+@torch.no_grad()
+def argmaxes(model: Any, line: list[int], tokens: list[int]) -> list[int]:
+    """Give the token that the model chooses for the place of each of ``tokens``, by one forward pass.
+
+    They are greedy tokens of the line if they are the same.
+    """
+    chosen: list[int] = (
+        model(input_ids=torch.tensor([[*line, *tokens]])).logits[0, len(line) - 1 : -1].argmax(-1).tolist()
+    )
+    return chosen
+
+
 def _windowed(length: int, window: int) -> torch.Tensor:
     place = torch.arange(length)
     hidden = (place[None] > place[:, None]) | (place[None] <= place[:, None] - window)

@@ -12,7 +12,9 @@ from support.asking import CPU
 def paged_steps(settings: Settings, pages: int = 200) -> Steps:
     steps, _ = loading.load_steps(settings, CPU)
     shape = steps.cache.shape
-    cache = KvCache(shape, CPU, (pages + 1) * PAGE * shape.token_bytes, steps.config.max_pos_seq_len)
+    size = (pages + 1) * PAGE * shape.token_bytes
+    cache = KvCache(shape, CPU, size, steps.config.max_pos_seq_len, reach=steps.config.reach)
     for block in cache.memory:
         block.fill_(1e4)  # what an earlier row left must not matter
+        block[:, 0] = float("nan")  # and this page is never read
     return Steps(steps.network, cache)

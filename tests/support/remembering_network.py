@@ -1,7 +1,8 @@
 """A network that computes nothing: its keys are the tokens themselves, and what follows depends on all that it finds.
 
-It reads a row's tokens through the block table, so a page that is lost, shared by error or written too early changes
-the next token. The cache, the steps, the sampler and the scheduler around it are the engine's own.
+It reads a row's tokens, or the last ones where the cache has a reach, through the block table, so a page that is lost,
+shared by error or written too early changes the next token. The cache, the steps, the sampler and the scheduler around
+it are the engine's own.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ class RememberingNetwork:
     def _next(self, slot: int, position: int, cache: KvCache) -> Tensor:
         pages = cache.block_tables[slot].long()
         seen = cache.memory[0][0, pages, 0, :, 0].flatten()[: position + 1].long().numpy()
+        seen = seen[-cache.blocks.window :]  # all, if that is 0
         weights = np.random.default_rng(hash(seen.tobytes()) % 2**63).random(self.config.vocab_size)
         return torch.from_numpy((3 * weights).astype(np.float32))
 
 
-def remembering_steps(config: ModelConfig, pages: int) -> Steps:
-    cache = KvCache(SHAPE, CPU, (pages + 1) * PAGE * SHAPE.token_bytes, config.max_pos_seq_len)
+def remembering_steps(config: ModelConfig, pages: int, reach: int = 0) -> Steps:
+    cache = KvCache(SHAPE, CPU, (pages + 1) * PAGE * SHAPE.token_bytes, config.max_pos_seq_len, reach=reach)
     cache.memory[0].fill_(95.0)  # what an earlier row left must not matter
     return Steps(RememberingNetwork(config), cache)  # type: ignore[arg-type]

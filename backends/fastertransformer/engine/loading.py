@@ -156,7 +156,7 @@ class _Part:
             token_bytes = max(shape.token_bytes, 1)
             budget = self._group.all_reduce_min(budget // token_bytes) * token_bytes
         longest = config.max_pos_seq_len + max((length for _, length in config.prompt_tasks), default=0)
-        return KvCache(shape, self._device, budget, longest, self._settings.has_prefix_cache)
+        return KvCache(shape, self._device, budget, longest, self._settings.has_prefix_cache, config.reach)
 
     def describe(self, cache: KvCache) -> str:
         """Describe the loaded model in one line, for a log."""

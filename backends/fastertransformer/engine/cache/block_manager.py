@@ -2,7 +2,10 @@
 
 A row takes the pages of its context when it starts, and another one whenever its tokens cross a page's end. The device
 has a block table of each slot, which lists the row's pages and those held for it, so that growth within these changes
-nothing there; ``changes`` lists what must be uploaded.
+nothing there; ``take_changes`` lists what must be uploaded.
+
+Where every layer has a window, a row that grows gives back the pages that no later token sees. Its other pages keep
+their columns; in place of the pages that it has not any more are zeros: see PagePool.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import numpy as np
 from ..errors import EngineError
 from ..request.schema import Array
 from .page_pool import PagePool, RowPages
-from .prefix_index import PAGE, PrefixIndex
+from .prefix_index import PAGE, PrefixIndex, pages_behind
 
 __all__ = ["PAGE", "BlockManager", "pages_of"]
 
@@ -31,25 +34,48 @@ class BlockManager:
         count: of pages. Page 0 is not among them: padding is written there.
         most_unused: pages of prompts and answers that are kept for later rows though none uses them, see
             prefix_index.py; 0: rows share nothing.
+        window: tokens that a token sees at most, itself among them, in any layer; 0: all before it.
 
     Attributes:
         count: see above.
+        window: see above.
         keeps_prefixes: whether rows share pages.
         prefixes: the pages that are known by their tokens.
     """
 
-    def __init__(self, count: int, most_unused: int = 0) -> None:
-        self.count, self.keeps_prefixes, self.prefixes = count, most_unused > 0, PrefixIndex(most_unused)
+    def __init__(self, count: int, most_unused: int = 0, window: int = 0) -> None:
+        self.count, self.window = count, window
+        self.keeps_prefixes, self.prefixes = most_unused > 0, PrefixIndex(most_unused, window)
         self._pool = PagePool(range(1, count + 1))
         self._changes: list[tuple[RowPages, int, int]] = []  # row, column of its block table, page
+        self._dirty: list[int] = []
 
     @property
     def free(self) -> int:
         """The number of free pages, those that are held for rows or known by their tokens included."""
         return len(self._pool) + len(self.prefixes)
 
+    def unneeded(self, position: int) -> int:
+        """Give how many of a row's first pages are not kept when its next token has this position.
+
+        One page that is no longer seen is: a conversation may go back by a few tokens, and the last full page is found
+        again by its beginning, see PrefixIndex.find.
+        """
+        return pages_behind(position - PAGE, self.window)
+
+    @property
+    def most_kept(self) -> int:
+        """The most pages that a row has at once where there is a window: see ``unneeded``, and one to grow."""
+        return pages_of(self.window + PAGE - 1) + 2
+
     def take(
-        self, entries: int, most: int = 0, source: int = 0, saved: Sequence[int] = (), shared: Sequence[int] = ()
+        self,
+        entries: int,
+        most: int = 0,
+        source: int = 0,
+        saved: Sequence[int] = (),
+        shared: Sequence[int] = (),
+        unneeded: int = 0,
     ) -> RowPages:
         """Take the pages of a new row.
 
@@ -59,26 +85,32 @@ class BlockManager:
             source: entries of its encoder's output.
             saved: pages that it begins with, see save.
             shared: known pages that it begins with, see PrefixIndex.find.
+            unneeded: pages that it does without at its beginning, if it begins with none of these.
 
         Raises:
             EngineError: there are too few free pages; nothing was taken.
         """
-        count, beyond = pages_of(entries) - len(saved) - len(shared), pages_of(source)
+        first = [*saved, *shared] or [0] * unneeded
+        count, beyond = pages_of(entries) - len(first), pages_of(source)
         free = self.free - self.prefixes.count_unused(shared)
         if count + beyond > free:
             raise EngineError(f"{count + beyond} pages of the KV cache for a row; there are {free}")
         self.prefixes.use(shared)
         self._evict(count + beyond)
-        row = RowPages([*saved, *shared], source=self._pool.take(beyond))
+        row = RowPages(first, source=self._pool.take(beyond))
         self._pool.allocate(row, max(0, count), max(0, pages_of(most) - pages_of(entries)))
         self._note_taken()
         return row
 
-    def grow(self, row: RowPages, entries: int) -> bool:
+    def grow(self, row: RowPages, entries: int, unneeded: int = 0) -> bool:
         """Give a row the pages that it lacks for some entries; false: there are too few, and nothing was taken.
 
-        A row whose layers all have a window could give back, here, the pages that lie wholly behind it.
+        Args:
+            row: which first gives back its first ``unneeded`` pages.
+            entries: that it has then.
+            unneeded: see the method of this name.
         """
+        self._give_back(row, unneeded)
         missing = pages_of(entries) - len(row.pages)
         if missing > self.free:
             return False
@@ -89,6 +121,19 @@ class BlockManager:
             self._changes += [(row, column, row.pages[column]) for column in range(listed, len(row.pages))]
             self._note_taken()
         return True
+
+    def _give_back(self, row: RowPages, count: int) -> None:
+        """Free the first pages of a row that are not free yet."""
+        first = next((column + 1 for column in reversed(range(count)) if not row.pages[column]), 0)
+        if pages := row.pages[first:count]:
+            row.pages[first:count] = [0] * len(pages)
+            self._changes += [(row, column, 0) for column in range(first, count)]
+            self._release(pages)
+
+    def _release(self, pages: Sequence[int]) -> None:
+        free, dirty = self.prefixes.release(pages)
+        self._pool.free(free)
+        self._dirty += dirty
 
     def _evict(self, count: int) -> None:
         """Let the pool have ``count`` pages at least."""
@@ -107,16 +152,18 @@ class BlockManager:
         self._changes.clear()
         return np.array([(*place, page) for place, page in last.items()]).T if last else None
 
-    def release(self, rows: Iterable[RowPages]) -> list[int]:
-        """Free all pages of rows; returns those that must be cleared, because their numbers are not finite."""
-        to_clear = []
+    def take_dirty(self) -> list[int]:
+        """Give the pages that were freed and must be cleared, because their numbers are not finite."""
+        dirty, self._dirty = self._dirty, []
+        return dirty
+
+    def release(self, rows: Iterable[RowPages]) -> None:
+        """Free all pages of rows."""
         for row in rows:
             self._pool.release(row)
-            free, dirty = self.prefixes.release(row.pages)
-            self._pool.free([*free, *row.source])
+            self._release(row.pages)
+            self._pool.free(row.source)
             row.pages, row.source, row.slot = [], [], -1
-            to_clear += dirty
-        return to_clear
 
     def save(self, row: RowPages, entries: int) -> list[int]:
         """Take the pages of a row's first entries from it, before it is released."""
@@ -126,4 +173,4 @@ class BlockManager:
 
     def free_saved(self, pages: Sequence[int]) -> None:
         """Free what save gave."""
-        self._pool.free(pages)
+        self._pool.free([page for page in pages if page])

@@ -9,7 +9,8 @@ The keys and values of an encoder's output are in pages of the same memory, in a
 The token at position p of a row is in its entry p % window: a row with a window keeps the last tokens only, and its
 valid entries are the first min(p + 1, window). Rows without one have window UNBOUNDED.
 
-Page 0 belongs to no slot: padding is written there.
+Page 0 belongs to no slot: padding is written there, and so are tokens that a context's later tokens do not see once it
+has been run, see BlockManager.unneeded. It is never read.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class KvCache:
         budget_bytes: that the pages may take.
         longest: entries that a row has at most.
         keeps_prefixes: whether rows that begin with the same tokens share pages; see prefix_index.py.
+        reach: tokens that a token sees at most, in any layer, itself among them; 0: all before it.
 
     Attributes:
         blocks: which row has which pages; in use in rank 0 only.
@@ -56,7 +58,13 @@ class KvCache:
     """
 
     def __init__(
-        self, shape: CacheShape, device: torch.device, budget_bytes: int, longest: int, keeps_prefixes: bool = True
+        self,
+        shape: CacheShape,
+        device: torch.device,
+        budget_bytes: int,
+        longest: int,
+        keeps_prefixes: bool = True,
+        reach: int = 0,
     ) -> None:
         self.shape, self._device = shape, device
         self._page_bytes = PAGE * shape.token_bytes
@@ -64,7 +72,7 @@ class KvCache:
         self.budget_bytes = pages * self._page_bytes
         self.memory = [_zeros(shape, pages + 1, device) for _ in range(shape.layers)]
         most_unused = pages if device.type != "cpu" else min(pages // 2, _UNUSED_BYTES // max(1, self._page_bytes))
-        self.blocks = BlockManager(pages, most_unused if keeps_prefixes else 0)
+        self.blocks = BlockManager(pages, most_unused if keeps_prefixes else 0, reach)
         widths = pages_of(longest), pages_of(longest) if shape.has_cross else 0
         self.block_tables, self.source_block_tables = (
             torch.zeros(MOST_SLOTS + 1, width, dtype=torch.int32, device=device) for width in widths

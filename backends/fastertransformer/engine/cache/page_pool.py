@@ -11,7 +11,7 @@ class RowPages:
     """The pages of one row: of a sequence, or of one beam of it.
 
     Attributes:
-        pages: that the row uses, in the order of its tokens.
+        pages: that the row uses, in the order of its tokens; at its beginning 0 for each that it has given back.
         held: free pages right behind these, kept for the row's growth while no other row needs them.
         source: pages of its encoder's output.
         slot: where the row is in the batch; -1: it is in none.

@@ -3,6 +3,9 @@
 The keys and values of a full page depend on its tokens and on those before it alone. So each page that is known has a
 key: the number of the page content before it, and its own tokens. Keys are compared as a whole, never by their hash
 alone. A page that no row uses stays known until its memory is needed; that unused for longest is forgotten first.
+
+Where tokens see a window only, a beginning is found by the pages that its next token sees. The content before them need
+not be in a page any more: its key and number are remembered without one.
 """
 
 from __future__ import annotations
@@ -15,6 +18,12 @@ from typing import NamedTuple
 from ..request.schema import Array
 
 PAGE = 32  # tokens
+_MOST_GONE = 1 << 16  # contents that are remembered without a page; each takes half a KiB of the host's memory
+
+
+def pages_behind(position: int, window: int) -> int:
+    """Give how many of a row's first pages no token from a position on sees; window 0: each sees all before it."""
+    return max(0, position + 1 - window) // PAGE if window else 0
 
 
 class PageKey(NamedTuple):
@@ -51,6 +60,7 @@ class PrefixIndex:
 
     Args:
         most_unused: pages that are kept though no row uses them.
+        window: tokens that a token sees, itself among them; 0: all before it.
 
     Attributes:
         fresh: pages that this step's prefill computes.
@@ -58,8 +68,9 @@ class PrefixIndex:
         found: tokens of these that were found.
     """
 
-    def __init__(self, most_unused: int) -> None:
-        self._most_unused = most_unused
+    def __init__(self, most_unused: int, window: int = 0) -> None:
+        self._most_unused, self._window = most_unused, window
+        self._gone: dict[PageKey, int] = {}  # numbers of contents without a page, of a window; the oldest first
         self._pages: dict[PageKey, int] = {}
         self._known: dict[int, _Known] = {}
         self._unused: dict[int, None] = {}  # the longest unused first
@@ -71,15 +82,21 @@ class PrefixIndex:
         return len(self._unused)
 
     def find(self, ids: Array) -> list[int]:
-        """Give the known pages of the longest beginning of some tokens, int64 [n]."""
-        pages, before = [], 0
-        for tokens in _cut(ids):
-            page = self._pages.get(PageKey(before, tokens))
-            if page is None:
+        """Give the known pages of the longest beginning of some tokens, int64 [n]; 0 in place of those not needed."""
+        pages: list[int] = []
+        before = best = present = 0  # content, pages of the best beginning, and how many of the last ones are there
+        for length, tokens in enumerate(_cut(ids), 1):
+            key = PageKey(before, tokens)
+            page = self._pages.get(key, 0)
+            if not (page or key in self._gone):
                 break
             pages.append(page)
-            before = self._known[page].number
-        return pages
+            before = self._known[page].number if page else self._gone[key]
+            present = present + 1 if page else 0
+            if present >= length - pages_behind(length * PAGE, self._window):
+                best = length
+        behind = pages_behind(best * PAGE, self._window)
+        return [0] * behind + pages[behind:best]
 
     def count_unused(self, pages: Iterable[int]) -> int:
         """Give how many of these pages no row uses."""
@@ -87,24 +104,37 @@ class PrefixIndex:
 
     def use(self, pages: Iterable[int]) -> None:
         """Let one more row use known pages."""
-        for page in pages:
+        for page in filter(None, pages):
             self._known[page].uses += 1
             self._unused.pop(page, None)
 
     def add(self, pages: Sequence[int], ids: Array, is_fresh: bool = False) -> None:
-        """Make the full pages of a row known, whose tokens are these, int64 [n]; content that is known stays."""
+        """Make the full pages of a row known, whose tokens are these, int64 [n]; content that is known stays.
+
+        Pages that the row does not have any more are 0.
+        """
         before = 0
         for page, tokens in zip(pages, _cut(ids), strict=False):
             key = PageKey(before, tokens)
             known = self._pages.get(key)
+            if known is None and not page:
+                before = self._remember(key, self._gone.pop(key, 0) or next(self._numbers))
+                continue
             if known is None and page not in self._known:
                 self._pages[key] = known = page
-                self._known[page] = _Known(key, next(self._numbers))
+                self._known[page] = _Known(key, self._gone.pop(key, 0) or next(self._numbers))
                 if is_fresh:
                     self.fresh.add(page)
             if known is None:  # it was forgotten
                 return
             before = self._known[known].number
+
+    def _remember(self, key: PageKey, number: int) -> int:
+        """Remember a content that has no page, for the pages behind it; returns its number."""
+        self._gone[key] = number
+        if len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
+        return number
 
     def forget(self, pages: Iterable[int], is_dirty: bool) -> list[int]:
         """Let pages not be found any more; returns those that other rows use, of which some may be dirty."""
@@ -122,7 +152,7 @@ class PrefixIndex:
     def release(self, pages: Sequence[int]) -> tuple[list[int], list[int]]:
         """Let one row less use pages; returns those that are free now, and those of them that are dirty."""
         free, dirty = [], []
-        for page in reversed(pages):  # what comes last in a row is worth least
+        for page in filter(None, reversed(pages)):  # what comes last in a row is worth least
             known = self._known.get(page)
             if known is None:
                 free.append(page)
@@ -143,9 +173,11 @@ class PrefixIndex:
         pages = [page for page, _ in zip(self._unused, range(count), strict=False)]
         for page in pages:
             del self._unused[page]
-            key = self._known.pop(page).key
-            assert key
-            del self._pages[key]
+            known = self._known.pop(page)
+            assert known.key
+            del self._pages[known.key]
+            if self._window:
+                self._remember(known.key, known.number)
         return pages
 
 

@@ -115,6 +115,12 @@ class Stack:
         """Give the window of a layer's attention; 0: there is none."""
         return self.window if self.window_layers[layer % len(self.window_layers)] == "1" else 0
 
+    @property
+    def reach(self) -> int:
+        """Tokens that a token sees at most, in any layer, itself among them; 0: in some layer it sees all before it."""
+        windows = [self.window_of(layer) for layer in range(self.num_layer)]
+        return max(windows) if all(windows) else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Stack):

@@ -20,7 +20,7 @@ from ..model.linear import ACTIVATIONS, Linear, Norm
 from ..model.packed_rows import Rows
 from ..model.positions import Attend, AttentionSpec, CrossAttend
 from ..sampling import sampling
-from . import torch_attention
+from . import cached_attention, torch_attention
 from .kernels import can_run_on
 
 
@@ -182,7 +182,7 @@ class Ops:
 
     def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v, [H, T, D], to the pages, int32 [T], and offsets, int64 [T], of a layer's memory."""
-        torch_attention.write_entries(memory, pages * PAGE + offsets, k.transpose(0, 1), v.transpose(0, 1))
+        cached_attention.write_entries(memory, pages * PAGE + offsets, k.transpose(0, 1), v.transpose(0, 1))
 
     def encoder_attention(self, rows: Rows, spec: AttentionSpec, like: Tensor, scores: list[Tensor] | None) -> Attend:
         """Prepare attention of whole rows to themselves, in both directions.
@@ -210,7 +210,7 @@ class Ops:
         The lengths of the rows are known, and none has more tokens than its window. ``longest`` is at least the number
         of entries of each row. Each call writes keys and values to the cache.
         """
-        return torch_attention.extend_rows(cache, rows, longest, spec, like, self.kv_write)
+        return cached_attention.extend_rows(cache, rows, longest, spec, like, self.kv_write)
 
     def decode_attention(
         self, positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor
@@ -219,7 +219,7 @@ class Ops:
 
         The token's positions and the rows' windows are int64 [B], the block tables int32 [B, width].
         """
-        return torch_attention.decode_rows(positions, tables, windows, spec, like)
+        return cached_attention.decode_rows(positions, tables, windows, spec, like)
 
     def cross_attention(self, tables: Tensor, lengths: Tensor, scale: float) -> CrossAttend:
         """Prepare attention to the cached keys and values of the encoder's output.
@@ -227,7 +227,7 @@ class Ops:
         Each row of one token, or each token of packed rows, has a block table, int32 [n, width], and sees as many
         entries as ``lengths`` says, int64 [n].
         """
-        view, spec = torch_attention.PagedView(tables, lengths), AttentionSpec(scale)
+        view, spec = cached_attention.PagedView(tables, lengths), AttentionSpec(scale)
 
         def attend(q: Tensor, memory: Tensor) -> Tensor:
             if q.shape[2] > 1:

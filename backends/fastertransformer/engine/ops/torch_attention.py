@@ -1,25 +1,22 @@
-"""Attention in torch: row by row, or for all rows at once if their pages allow it.
+"""Attention in torch, and of packed rows to themselves; cached_attention.py has attention to what the cache holds.
 
-B: rows; T: tokens of the call; S: entries of a row; H: heads of queries, Hkv of keys and values; D: size of a head. A
-row sees the entries of its own pages within its window, the one that a request has set and the one that the model has
-(AttentionSpec.window); other entries of the pages, and padding, are masked.
+B: rows; T: tokens of the call; S: keys; H: heads of queries, Hkv of keys and values; D: size of a head.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from ..cache.kv_cache import PAGE, KvCache
 from ..cache.sizing import UNBOUNDED
 from ..model.packed_rows import Rows
-from ..model.positions import Attend, AttentionSpec
+from ..model.positions import AttentionSpec
 
+_WINDOW_BLOCK = 512  # queries that are computed together where there is a window
 _MOST_SCORES = 1 << 24  # that are held at a time where they are capped: 64 MiB, and some copies
 KvWrite = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
@@ -87,21 +84,23 @@ def within_rows(
 ) -> Callable[..., Tensor]:
     """Prepare attention of packed rows, of known lengths, to themselves; see Ops.encoder_attention."""
     mask: Tensor | None = None
-    if spec.bias or 0 < spec.window < rows.longest:
+    windowed = _InWindow(spec, like.device) if is_causal and 0 < spec.window < rows.longest else None
+    if spec.bias:
         steps = torch.arange(rows.longest, device=like.device)
         is_seen = (steps <= steps[:, None]) | (not is_causal)
-        is_seen &= is_in_window(steps, steps[:, None], spec.window)
-        mask = biased(is_seen[None, None], spec.bias(steps[None], steps[None]) if spec.bias else None, like)
+        mask = biased(is_seen[None, None], spec.bias(steps[None], steps[None]), like)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> Tensor:
-        if is_causal and mask is None and not spec.softcap and has_flash_kernel(q):
+        if is_causal and mask is None and not (windowed or spec.softcap) and has_flash_kernel(q):
             return flash_rows(q, k, v, rows, spec.scale)
         assert rows.lengths, "only the Triton kernels read the lengths on the device"
         out, all_weights = torch.empty_like(q), []
         parts = zip(*(torch.split(each, rows.lengths, 2) for each in (q, k, v, out)), strict=True)
         for length, (query, key, value, target) in zip(rows.lengths, parts, strict=True):
             own = None if mask is None else mask[..., :length, :length]
-            if scores is None:
+            if windowed:
+                windowed.attend(query, key, value, target)
+            elif scores is None:
                 target[:] = attend_masked(query, key, value, own, spec, is_causal and own is None)
             else:
                 products = (query @ key.transpose(2, 3)).float() * spec.scale
@@ -115,136 +114,28 @@ def within_rows(
     return attend
 
 
-def extend_rows(
-    cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor, kv_write: KvWrite
-) -> Attend:
-    """Prepare attention of packed rows that continue what their slots hold; see Ops.extend_attention."""
-    _, positions, slots, ends, _ = rows
-    begins, counts, every = ends[:-1].long(), ends.diff(), torch.arange(len(slots), device=like.device)
-    first, starts = slots[begins], positions[begins][:, None]
-    windows, steps = cache.windows[first], torch.arange(rows.longest, device=like.device)
-    rotate = spec.rotation(positions[None], like)
-    # All rows are padded to one length: behind a row's last token, that token is repeated at later positions.
-    padded = starts + steps  # [B, n]
-    tokens = begins[:, None] + torch.minimum(steps, counts[:, None] - 1)  # [B, n]
-    row = torch.searchsorted(ends[1:], every, right=True, out_int32=True)
-    origin = row, every - begins[row]
-    held = entry_positions(starts[:, 0] - 1, windows, longest)  # [B, S]
-    keys, too_old = torch.cat((held, padded), 1), (padded - windows[:, None])[:, :, None]
-    is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= padded[:, :, None])
-    is_seen &= is_in_window(keys[:, None], padded[:, :, None], spec.window)
-    mask = biased(is_seen[:, None], spec.bias(padded, keys) if spec.bias else None, like)
-    entries = positions % cache.windows[slots]
-    places = cache.block_tables[slots, entries // PAGE], entries % PAGE
-    pages = cache.block_tables[first, : -(-longest // PAGE)]
+class _InWindow:
+    """Causal attention of a row to itself within a window: a block of queries at a time looks at what it sees."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-        q, k = (rotate(q), rotate(k)) if rotate else (q, k)
-        query, *new = (each[0][:, tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
-        before = (part[pages].transpose(1, 2).flatten(2, 3)[:, :, :longest] for part in memory)
-        all_keys, values = (torch.cat(parts, 2) for parts in zip(before, new, strict=True))  # [B, H, S + n, D]
-        attended = attend_masked(query, all_keys, values, mask, spec)
-        kv_write(memory, *places, k[0], v[0])
-        return attended.transpose(1, 2)[origin].transpose(0, 1)[None]
+    def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
+        assert spec.bias is None, "no family has a window and a bias"
+        self._spec, self._steps = spec, torch.arange(_WINDOW_BLOCK + spec.window, device=device)
+        self._masks: dict[int, Tensor] = {}  # by the keys before a block's first query
 
-    return attend
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        """Attend from q, [1, H, T, D], to k and v, [1, Hkv, T, D]; out is of q's shape."""
+        for start in range(0, q.shape[2], _WINDOW_BLOCK):
+            before = min(start, self._spec.window - 1)
+            seen, own = slice(start - before, start + _WINDOW_BLOCK), slice(start, start + _WINDOW_BLOCK)
+            query, key, value = q[:, :, own], k[:, :, seen], v[:, :, seen]
+            mask = self._mask(before)[: query.shape[2], : key.shape[2]]
+            out[:, :, own] = attend_masked(query, key, value, mask[None, None], self._spec)
 
-
-def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor) -> Attend:
-    """Prepare attention of one token of every row; see Ops.decode_attention."""
-    mask: Tensor | None = None
-    rotate = spec.rotation(positions[:, None], like)
-    entries = positions % windows
-    entries = tables.gather(1, (entries // PAGE)[:, None])[:, 0] * PAGE + entries % PAGE
-    lengths = torch.minimum(positions + 1, windows)
-    view = PagedView(tables, lengths)
-    longest = int(lengths.max())
-    if spec.bias or 0 < spec.window < longest:
-        held = entry_positions(positions, windows, longest)  # [B, S]
-        is_seen = (held >= 0) & is_in_window(held, positions[:, None], spec.window)
-        bias = spec.bias(positions[:, None], held) if spec.bias else None
-        mask = biased(is_seen[:, None, None], bias, like)  # [B, H or 1, 1, S]
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
-        q, k = (rotate(q), rotate(k)) if rotate else (q, k)
-        write_entries(memory, entries, k[:, :, 0], v[:, :, 0])
-        return view.attend(q, memory, mask, spec)
-
-    return attend
-
-
-class PagedView:
-    """The entries of rows in the cache as torch reads them: in place, if a row's pages are contiguous.
-
-    Each row has an attention call of its own, so that nothing is copied or padded; but rows of one length at equal
-    distances, as those of one request are, are computed in one call.
-
-    Args:
-        tables: int32 [B, width], pages of each row.
-        lengths: [B], entries.
-    """
-
-    def __init__(self, tables: Tensor, lengths: Tensor) -> None:
-        self._lengths: list[int] = lengths.tolist()
-        pages = tables[:, : -(-max(self._lengths) // PAGE)].long()
-        steps = PAGE * torch.arange(1, pages.shape[1], device=pages.device)
-        is_torn = ((pages.diff() != 1) & (steps < lengths[:, None])).any(1).tolist()
-        firsts = (pages[:, 0] * PAGE).tolist()
-        self._places: list[int | Tensor] = [
-            pages[row, : -(-length // PAGE)] if torn else first
-            for row, (first, length, torn) in enumerate(zip(firsts, self._lengths, is_torn, strict=True))
-        ]
-        apart = {after - before for before, after in pairwise(firsts)}
-        is_even = len(apart) < 2 and len(set(self._lengths)) == 1 and not any(is_torn) and min(apart, default=1) > 0
-        self._even = (firsts[0], min(apart, default=0)) if is_even else None
-
-    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
-        """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
-        if self._even:
-            keys, values = _contiguous_entries(memory, *self._even, len(q), self._lengths[0])
-            return attend_masked(q, keys, values, mask, spec)
-        parts = []
-        for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
-            if isinstance(place, int):
-                keys, values = _contiguous_entries(memory, place, 0, 1, length)
-            else:
-                keys, values = memory[:, place].transpose(1, 2).flatten(2, 3)[:, None, :, :length]
-            own = None if mask is None else mask[row : row + 1, ..., :length]
-            parts.append(attend_masked(query, keys, values, own, spec))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _contiguous_entries(memory: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
-    """View entries of rows whose pages are contiguous, in token-major memory: [2, count, H, length, D].
-
-    The first row begins at the entry ``first``, counted over all pages, the next one ``apart`` entries later.
-    """
-    part, _, head, entry, _ = memory.stride()
-    size = (2, count, memory.shape[2], length, memory.shape[4])
-    return memory.as_strided(size, (part, apart * entry, head, entry, 1), memory.storage_offset() + first * entry)
-
-
-def write_entries(memory: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write k and v, [T, H, D], to entries, [T], counted over all pages of a layer's token-major memory."""
-    parts = memory.transpose(2, 3).view(2, -1, *k.shape[1:])
-    for part, new in zip(parts, (k, v), strict=True):
-        part.index_copy_(0, entries, new)
-
-
-def entry_positions(last: Tensor, windows: Tensor, count: int) -> Tensor:
-    """Give the position that each of a row's first entries holds once the one at ``last`` is written.
-
-    Args:
-        last: [B].
-        windows: [B] of the rows' slots.
-        count: of entries, S.
-
-    Returns:
-        [B, S]; negative: the entry is empty.
-    """
-    index, window = torch.arange(count, device=last.device), windows[:, None]
-    held = last[:, None] - (last[:, None] - index) % window
-    return held.masked_fill(index >= window, -1)
+    def _mask(self, before: int) -> Tensor:
+        if before not in self._masks:
+            keys, queries = self._steps[: before + _WINDOW_BLOCK], self._steps[before : before + _WINDOW_BLOCK, None]
+            self._masks[before] = (keys <= queries) & is_in_window(keys, queries, self._spec.window)
+        return self._masks[before]
 
 
 def is_in_window(keys: Tensor, queries: Tensor, window: int) -> Tensor:

@@ -72,7 +72,13 @@ class Batch:
         for sequence in self._sequences:
             if sequence.launched >= sequence.room and sequence.needs_step and not grow(sequence, blocks):
                 return False
+        self._clear_dirty()
         return True
+
+    def _clear_dirty(self) -> None:
+        """Zero pages that were freed with numbers that are not finite."""
+        if dirty := self._steps.cache.blocks.take_dirty():
+            self._steps.clear(np.array(dirty))
 
     @property
     def pages_to_grow(self) -> int:
@@ -132,15 +138,15 @@ class Batch:
             return
         freed = set(sequences)
         blocks = self._steps.cache.blocks
-        to_clear = [page for sequence in sequences for page in free_pages(sequence, blocks)]
+        for sequence in sequences:
+            free_pages(sequence, blocks)
         self._sequences = [sequence for sequence in self._sequences if sequence not in freed]
         stays = np.array([sequence not in freed for sequence, _ in self._owners])
         kept = int(stays.sum())
         gaps = np.flatnonzero(~stays[:kept])
         sources = kept + np.flatnonzero(stays[kept:])
         self._steps.free(len(self._owners), kept, gaps, sources)
-        if to_clear:
-            self._steps.clear(np.array(to_clear))
+        self._clear_dirty()
         if len(gaps):
             self._sampler.move_rows(gaps, sources)
         for gap, source in zip(gaps.tolist(), sources.tolist(), strict=True):

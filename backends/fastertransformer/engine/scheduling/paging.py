@@ -30,7 +30,31 @@ def find_known(sequence: Sequence, blocks: BlockManager) -> list[int]:
     if not (blocks.keeps_prefixes and is_wanted and takes_part(sequence)):
         return []
     known = blocks.prefixes.find(_entries(sequence)[:-1])
+    if blocks.window and _pages_for(sequence, known, blocks) > blocks.free:  # to run all of it may take fewer
+        return []
     return known if len(known) * PAGE > sequence.start else []
+
+
+def _unneeded(sequence: Sequence, blocks: BlockManager) -> int:
+    """Give how many pages a new row does without when its whole context is run in one pass, which reads none."""
+    is_new = sequence.start == 0 and sequence.session_row is None
+    return blocks.unneeded(sequence.first_entries) if is_new else 0
+
+
+def _pages_for(sequence: Sequence, known: list[int], blocks: BlockManager) -> int:
+    """Give the free pages that it takes to join the batch, if it begins with known ones: see pages_to_begin."""
+    own = min(pages_of(sequence.first_entries) + 1, pages_of(sequence.max_entries))
+    own -= len(known) or _unneeded(sequence, blocks)
+    return sequence.width * (own + pages_of(sequence.source_length)) + blocks.prefixes.count_unused(known)
+
+
+def most_entries(sequence: Sequence, blocks: BlockManager) -> int:
+    """Give the entries that each of its beams has room for at once, at most."""
+    if not blocks.window or sequence.window != UNBOUNDED:
+        return sequence.max_entries
+    begins_with_all = sequence.start > 0 or sequence.session_row is not None
+    first = pages_of(sequence.first_entries) + 1 if begins_with_all else 0
+    return min(sequence.max_entries, PAGE * max(first, blocks.most_kept))
 
 
 def _entries(sequence: Sequence) -> Array:
@@ -53,10 +77,8 @@ def tokens_to_run(sequence: Sequence, found: int) -> int:
 
 def pages_to_begin(sequence: Sequence, blocks: BlockManager) -> int:
     """Give the free pages that it takes to join the batch: for its context, and the first page that each beam grows."""
-    own = min(pages_of(sequence.first_entries) + 1, pages_of(sequence.max_entries))
-    row, known = sequence.session_row, find_known(sequence, blocks)
-    new = sequence.width * (own - len(known) + pages_of(sequence.source_length))
-    return new + blocks.prefixes.count_unused(known) - len((row and row.saved) or ())
+    row = sequence.session_row
+    return _pages_for(sequence, find_known(sequence, blocks), blocks) - len((row and row.saved) or ())
 
 
 def pages_to_grow(sequence: Sequence) -> int:
@@ -72,7 +94,7 @@ def take_pages(sequence: Sequence, blocks: BlockManager) -> None:
         saved, row.saved = row.saved or [], None
     sizes = sequence.first_entries, sequence.max_entries, sequence.source_length
     for _ in range(sequence.width):
-        sequence.pages.append(blocks.take(*sizes, saved, known))
+        sequence.pages.append(blocks.take(*sizes, saved, known, _unneeded(sequence, blocks)))
     _measure_room(sequence)
     sequence.skipped = max(0, len(known) * PAGE - sequence.start)
     sequence.stage = CONTINUED_ROWS if sequence.start + sequence.skipped else NEW_ROWS
@@ -104,16 +126,16 @@ def forget_known(sequences: Iterable[Sequence], blocks: BlockManager, is_dirty: 
 def grow(sequence: Sequence, blocks: BlockManager) -> bool:
     """Take the pages that the next launched token needs; false: there are too few."""
     entries = min(sequence.cached + 1, sequence.max_entries)
-    has_grown = all(blocks.grow(pages, entries) for pages in sequence.pages)
+    unneeded = blocks.unneeded(entries - 1) if sequence.window == UNBOUNDED else 0
+    has_grown = all(blocks.grow(pages, entries, unneeded) for pages in sequence.pages)
     _measure_room(sequence)
     return has_grown
 
 
-def free_pages(sequence: Sequence, blocks: BlockManager) -> list[int]:
-    """Free its pages; returns those that must be cleared."""
-    to_clear = blocks.release(sequence.pages)
+def free_pages(sequence: Sequence, blocks: BlockManager) -> None:
+    """Free its pages."""
+    blocks.release(sequence.pages)
     sequence.pages = []
-    return to_clear
 
 
 def _measure_room(sequence: Sequence) -> None:

@@ -24,7 +24,7 @@ from ..steps.steps import Steps
 from .batch import Batch
 from .metrics import EngineMetrics
 from .outputs import output_tensors
-from .paging import pages_to_begin, pages_to_grow, take_pages
+from .paging import most_entries, pages_to_begin, pages_to_grow, take_pages
 from .prefill_pass import is_one_pass
 from .queue_limits import NO_LIMITS, QueueLimits
 from .sequence import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer, Job, Sequence
@@ -96,8 +96,9 @@ class Scheduler:
 
     def _check_need(self, sequence: Sequence) -> None:
         cache = self._steps.cache
-        if (need := cache.bytes_of([sequence.need])) > cache.budget_bytes:
-            tokens = sequence.max_entries + sequence.source_length
+        entries, source = most_entries(sequence, cache.blocks), sequence.source_length
+        if (need := cache.bytes_of([(sequence.width, entries, source)])) > cache.budget_bytes:
+            tokens = entries + source
             raise RequestError(
                 f"row {sequence.row} needs {need} bytes of KV cache: {sequence.width} x {tokens} tokens of"
                 f" {cache.shape.token_bytes} bytes; there are {cache.budget_bytes} (see kv_cache_bytes)"

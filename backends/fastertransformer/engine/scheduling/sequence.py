@@ -177,11 +177,6 @@ class Sequence:
         return min(self.start + len(self.context.ids) + self.max_tokens, self.window)
 
     @property
-    def need(self) -> tuple[int, int, int]:
-        """The cache entries that it needs; see cache.sizing.CacheNeed."""
-        return self.width, self.max_entries, self.source_length
-
-    @property
     def first_entries(self) -> int:
         """Entries of the cache that a beam takes when its context is run."""
         return min(self.start + len(self.context.ids) + self.count, self.max_entries)

@@ -68,7 +68,7 @@ class Sessions:
     @property
     def saved_pages(self) -> int:
         """Pages that are saved of all sessions."""
-        return sum(len(row.saved or ()) for each in self.known.values() for row in each.rows)
+        return sum(len([page for page in row.saved or () if page]) for each in self.known.values() for row in each.rows)
 
     @property
     def _idle(self) -> dict[int | str, Session]:

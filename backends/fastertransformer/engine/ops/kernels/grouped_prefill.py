@@ -29,11 +29,14 @@ _CACHED_BYTES, _FEW_PROGRAMS = 16 << 20, 4096  # see prefill_attention
 
 @triton.jit
 def _over_cells(  # noqa: C901 (one kernel)
-    sums, total, most, query, position, k, v, table, block, count, gap, skipped, end, kv_stride, page_stride,
+    sums, total, most, query, position, k, v, table, block, count, gap, skipped, least, end, kv_stride, page_stride,
     scale, cap, reach, page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block_n: tl.constexpr,
     has_cap: tl.constexpr, is_paged: tl.constexpr, is_edge: tl.constexpr,
 ):  # fmt: skip
-    """Attend to ``count`` blocks of cells from ``block`` on; at ``gap``, ``skipped`` blocks are left out."""
+    """Attend to ``count`` blocks of cells from ``block`` on; at ``gap``, ``skipped`` blocks are left out.
+
+    Cells before ``least`` are not read: their pages may be gone, see BlockManager.unneeded.
+    """
     steps, dims = tl.arange(0, block_n), tl.arange(0, width)
     first = tl.where(block < gap, block, block + skipped) * block_n
     pages = steps
@@ -50,7 +53,7 @@ def _over_cells(  # noqa: C901 (one kernel)
         if is_paged:  # a block ahead: the cells' places depend on them
             pages = tl.load(table + (first + steps) // page_tokens, first + steps < end, 0)
         at = at[:, None] + dims[None, :]
-        is_in = (cells < end)[:, None] & (dims < size)[None, :]
+        is_in = ((cells >= least) & (cells < end))[:, None] & (dims < size)[None, :]
         if is_edge:
             keys = tl.load(k + at, is_in, 0.0)
         elif size < width:
@@ -116,7 +119,8 @@ def _attend_causally(
     position = before + token
     first, end = before + start, before + tl.minimum(start + tokens, length)
     # Blocks that all of the tokens see are free, from ``inner`` on; those before and behind them are edges.
-    lowest = tl.maximum(first - reach + 1, 0) // block_n
+    least = tl.maximum(first - reach + 1, 0)
+    lowest = least // block_n
     inner = tl.cdiv(tl.maximum(end - reach, 0), block_n)
     free = tl.maximum((first + 1) // block_n - inner, 0)
     edges = tl.cdiv(end, block_n) - lowest - free
@@ -124,12 +128,12 @@ def _attend_causally(
     total = tl.zeros([block_m], tl.float32)
     most = tl.full([block_m], -1e30, tl.float32)
     sums, total, most = _over_cells(
-        sums, total, most, query, position, k, v, tables, inner, free, inner + free, 0, end, kv_stride, page_stride,
-        scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, False,
+        sums, total, most, query, position, k, v, tables, inner, free, inner + free, 0, least, end, kv_stride,
+        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, False,
     )  # fmt: skip
     sums, total, most = _over_cells(
-        sums, total, most, query, position, k, v, tables, lowest, edges, inner, free, end, kv_stride, page_stride,
-        scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, True,
+        sums, total, most, query, position, k, v, tables, lowest, edges, inner, free, least, end, kv_stride,
+        page_stride, scale, cap, reach, page_tokens, size, width, block_n, has_cap, is_paged, True,
     )  # fmt: skip
     target = ((begin + token) * heads * group + query_head) * size
     tl.store(out + target[:, None] + dims[None, :], (sums / total[:, None]).to(out.dtype.element_ty), is_in)

@@ -1,0 +1,192 @@
+"""Attention in torch to what the cache holds: of rows that go on, and of rows that decode.
+
+B: rows; T: tokens of the call; S: entries of a row; H: heads of queries, Hkv of keys and values; D: size of a head. A
+row sees the entries of its own pages within its window, the one that a request has set and the one that the model has
+(AttentionSpec.window); other entries of the pages, and padding, are masked. Pages before a model's window are not
+looked at: the row may have given them back.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..cache.block_manager import PAGE
+from ..cache.kv_cache import KvCache
+from ..model.packed_rows import Rows
+from ..model.positions import Attend, AttentionSpec
+from .torch_attention import KvWrite, attend_masked, biased, is_in_window
+
+
+def extend_rows(
+    cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor, kv_write: KvWrite
+) -> Attend:
+    """Prepare attention of packed rows that continue what their slots hold; see Ops.extend_attention."""
+    _, positions, slots, ends, _ = rows
+    begins, counts, every = ends[:-1].long(), ends.diff(), torch.arange(len(slots), device=like.device)
+    first, starts = slots[begins], positions[begins][:, None]
+    windows, steps = cache.windows[first], torch.arange(rows.longest, device=like.device)
+    rotate = spec.rotation(positions[None], like)
+    # All rows are padded to one length: behind a row's last token, that token is repeated at later positions.
+    padded = starts + steps  # [B, n]
+    tokens = begins[:, None] + torch.minimum(steps, counts[:, None] - 1)  # [B, n]
+    row = torch.searchsorted(ends[1:], every, right=True, out_int32=True)
+    origin = row, every - begins[row]
+    columns, held = _entries_in_reach(starts[:, 0], windows, longest, spec.window, cache.has_windows)
+    keys, too_old = torch.cat((held, padded), 1), (padded - windows[:, None])[:, :, None]
+    is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= padded[:, :, None])
+    is_seen &= is_in_window(keys[:, None], padded[:, :, None], spec.window)
+    mask = biased(is_seen[:, None], spec.bias(padded, keys) if spec.bias else None, like)
+    entries = positions % cache.windows[slots]
+    places = cache.block_tables[slots, entries // PAGE], entries % PAGE
+    pages = cache.block_tables[first[:, None], columns]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        q, k = (rotate(q), rotate(k)) if rotate else (q, k)
+        query, *new = (each[0][:, tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
+        before = (part[pages].transpose(1, 2).flatten(2, 3) for part in memory)  # [B, H, S, D]
+        all_keys, values = (torch.cat(parts, 2) for parts in zip(before, new, strict=True))  # [B, H, S + n, D]
+        attended = attend_masked(query, all_keys, values, mask, spec)
+        kv_write(memory, *places, k[0], v[0])
+        return attended.transpose(1, 2)[origin].transpose(0, 1)[None]
+
+    return attend
+
+
+def decode_rows(positions: Tensor, tables: Tensor, windows: Tensor, spec: AttentionSpec, like: Tensor) -> Attend:
+    """Prepare attention of one token of every row; see Ops.decode_attention."""
+    mask: Tensor | None = None
+    rotate = spec.rotation(positions[:, None], like)
+    entries = positions % windows
+    entries = tables.gather(1, (entries // PAGE)[:, None])[:, 0] * PAGE + entries % PAGE
+    lengths = torch.minimum(positions + 1, windows)
+    begins = torch.zeros_like(lengths)
+    if spec.window:  # of a row that overwrites its first entries, all are looked at
+        begins = torch.where(positions < windows, (lengths - spec.window).clamp(min=0) // PAGE * PAGE, 0)
+    view = PagedView(tables, lengths, begins)
+    longest = int((lengths - begins).max())
+    if spec.bias or 0 < spec.window < longest:
+        held = entry_positions(positions, windows, longest, begins)  # [B, S]
+        is_seen = (held >= 0) & is_in_window(held, positions[:, None], spec.window)
+        bias = spec.bias(positions[:, None], held) if spec.bias else None
+        mask = biased(is_seen[:, None, None], bias, like)  # [B, H or 1, 1, S]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> Tensor:
+        q, k = (rotate(q), rotate(k)) if rotate else (q, k)
+        write_entries(memory, entries, k[:, :, 0], v[:, :, 0])
+        return view.attend(q, memory, mask, spec)
+
+    return attend
+
+
+class PagedView:
+    """The entries of rows in the cache as torch reads them: in place, if a row's pages are contiguous.
+
+    Each row has an attention call of its own, so that nothing is copied or padded; but rows of one length at equal
+    distances, as those of one request are, are computed in one call.
+
+    Args:
+        tables: int32 [B, width], pages of each row.
+        lengths: [B], entries.
+        begins: [B], entries at the beginning of each row that are not looked at, whole pages; None: there are none.
+    """
+
+    def __init__(self, tables: Tensor, lengths: Tensor, begins: Tensor | None = None) -> None:
+        pages = tables[:, : -(-int(lengths.max()) // PAGE)].long()
+        begins = torch.zeros_like(lengths) if begins is None else begins
+        steps = PAGE * torch.arange(1, pages.shape[1], device=pages.device)
+        is_behind = (steps < lengths[:, None]) & (steps > begins[:, None])
+        is_torn = ((pages.diff() != 1) & is_behind).any(1).tolist()
+        columns: list[int] = (begins // PAGE).tolist()
+        firsts = (pages.gather(1, (begins // PAGE)[:, None])[:, 0] * PAGE).tolist()
+        self._lengths: list[int] = (lengths - begins).tolist()
+        self._places: list[int | Tensor] = [
+            pages[row, column : column - (-length // PAGE)] if torn else first
+            for row, (column, first, length, torn) in enumerate(
+                zip(columns, firsts, self._lengths, is_torn, strict=True)
+            )
+        ]
+        apart = {after - before for before, after in pairwise(firsts)}
+        is_even = len(apart) < 2 and len(set(self._lengths)) == 1 and not any(is_torn) and min(apart, default=1) > 0
+        self._even = (firsts[0], min(apart, default=0)) if is_even else None
+
+    def attend(self, q: Tensor, memory: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+        """Attend from q, [B, H, 1, D]; the mask's rows, [B, 1 or H, 1, S], are cut to their lengths."""
+        if self._even:
+            keys, values = _contiguous_entries(memory, *self._even, len(q), self._lengths[0])
+            return attend_masked(q, keys, values, mask, spec)
+        parts = []
+        for row, (query, place, length) in enumerate(zip(torch.split(q, 1), self._places, self._lengths, strict=True)):
+            if isinstance(place, int):
+                keys, values = _contiguous_entries(memory, place, 0, 1, length)
+            else:
+                keys, values = memory[:, place].transpose(1, 2).flatten(2, 3)[:, None, :, :length]
+            own = None if mask is None else mask[row : row + 1, ..., :length]
+            parts.append(attend_masked(query, keys, values, own, spec))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _contiguous_entries(memory: Tensor, first: int, apart: int, count: int, length: int) -> Tensor:
+    """View entries of rows whose pages are contiguous, in token-major memory: [2, count, H, length, D].
+
+    The first row begins at the entry ``first``, counted over all pages, the next one ``apart`` entries later.
+    """
+    part, _, head, entry, _ = memory.stride()
+    size = (2, count, memory.shape[2], length, memory.shape[4])
+    return memory.as_strided(size, (part, apart * entry, head, entry, 1), memory.storage_offset() + first * entry)
+
+
+def write_entries(memory: Tensor, entries: Tensor, k: Tensor, v: Tensor) -> None:
+    """Write k and v, [T, H, D], to entries, [T], counted over all pages of a layer's token-major memory."""
+    parts = memory.transpose(2, 3).view(2, -1, *k.shape[1:])
+    for part, new in zip(parts, (k, v), strict=True):
+        part.index_copy_(0, entries, new)
+
+
+def _entries_in_reach(
+    starts: Tensor, windows: Tensor, longest: int, window: int, has_rings: bool
+) -> tuple[Tensor, Tensor]:
+    """Give the columns of rows' block tables, [B, n], that tokens from ``starts``, [B], on see, and what they hold.
+
+    Of a row's pages only those with entries are among them: others may hold numbers that are not finite.
+
+    Args:
+        starts: positions.
+        windows: [B], of the rows' slots.
+        longest: entries that a row has at most.
+        window: of the model; 0: none.
+        has_rings: whether any slot has a window.
+
+    Returns:
+        int64 [B, n], and the position that each of their entries holds, [B, n * PAGE]; negative: none that is seen.
+    """
+    count = -(-longest // PAGE)
+    begins = torch.zeros_like(starts)
+    if window:
+        begins = torch.where(starts < windows, (starts + 1 - window).clamp(min=0) // PAGE, 0)
+        count = count if has_rings else min(count, window // PAGE + 2)
+    columns = begins[:, None] + torch.arange(count, device=starts.device)
+    last = (torch.minimum(starts, windows) - 1).clamp(min=0) // PAGE
+    held = entry_positions(starts - 1, windows, count * PAGE, begins * PAGE)
+    return torch.minimum(columns, last[:, None]), held
+
+
+def entry_positions(last: Tensor, windows: Tensor, count: int, first: Tensor | None = None) -> Tensor:
+    """Give the position that each of some entries of a row holds once the one at ``last`` is written.
+
+    Args:
+        last: [B].
+        windows: [B] of the rows' slots.
+        count: of entries, S.
+        first: [B], the first of these entries; None: the row's first.
+
+    Returns:
+        [B, S]; negative: the entry is empty.
+    """
+    index, window = torch.arange(count, device=last.device), windows[:, None]
+    if first is not None:
+        index = index + first[:, None]
+    held = last[:, None] - (last[:, None] - index) % window
+    return held.masked_fill(index >= window, -1)
