@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 
 _HAS_TRITON, _IS_INTERPRETED = find_spec("triton") is not None, os.environ.get("TRITON_INTERPRET") == "1"
@@ -20,3 +23,23 @@ if not (_HAS_TRITON and _IS_INTERPRETED):  # on a CPU that is taken for a GPU
     collect_ignore_glob += ["test_engine_steps.py"]
 if not _HAS_TRITON or _IS_INTERPRETED:  # its compiler needs no GPU
     collect_ignore_glob += ["test_engine_kernels_compile.py", "test_engine_kernels_variants.py"]
+
+
+@pytest.fixture(scope="session", autouse=_HAS_TRITON and _IS_INTERPRETED)
+def language_is_replaced_once() -> None:
+    """Let the interpreter replace Triton's language at the first launch, and not at every call of a function as well.
+
+    It leaves replaced what it replaces for a function that a kernel calls; doing that again takes half of the time.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    replace, unchanged = interpreter._patch_lang, interpreter._LangPatchScope
+    language, done = SimpleNamespace(__globals__={"tl": tl, "core": tl.core}), list[Any]()
+
+    def replace_once(function: object) -> Any:
+        if not done:
+            done.append(replace(language))
+        return unchanged()
+
+    interpreter._patch_lang = replace_once
