@@ -17,6 +17,13 @@ from with_megatron_core.llama import work
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 
+# What every rank needs and takes seconds to import: ranks are forked from a process that has done so.
+IMPORTED = [
+    "megatron.core.dist_checkpointing",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
+]
 MODELS = [("llama", 2), ("llama31", 1), ("llama32", 2), ("qwen3", 2)]
 
 
@@ -25,7 +32,10 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A model that as many ranks of megatron-core hold, compute and save."""
     name, ranks = request.param
     folder = tmp_path_factory.mktemp("trained")
-    torch.multiprocessing.spawn(work, (ranks, name, folder), nprocs=ranks)  # type: ignore[no-untyped-call]
+    torch.multiprocessing.set_forkserver_preload(IMPORTED)
+    torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
+        work, (ranks, name, folder), nprocs=ranks, start_method="forkserver"
+    )
     return name, ranks, folder
 
 
