@@ -112,8 +112,8 @@ def rows(tiles: row_kernels.Tiles, kind: int, is_causal: bool, size: int = 128) 
 
 def group(block: int, size: int = 128, **others: Any) -> dict[str, Any]:
     """Decode attention of groups of four."""
-    tiles = {"group": 4, "padded": 16, "page_tokens": 32, "size": size, "width": size, "block": block}
-    kind = {"has_cap": False, "is_packed": False, "has_norm": False, "rotation": 2}
+    tiles = {"group": 4, "many": 4, "padded": 16, "page_tokens": 32, "size": size, "width": size, "block": block}
+    kind = {"stages": 0, "has_cap": False, "is_packed": False, "has_norm": False, "rotation": 2}
     return {**tiles, **kind, **others}
 
 
@@ -197,9 +197,18 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         ROWS,
     ),
     "group": (GROUP_DECODE, "_attend_group", 4, group(64), GROUPED),
+    "group of few rows": (GROUP_DECODE, "_attend_group", 8, group(64), GROUPED),
+    "group of many rows": (GROUP_DECODE, "_attend_group", 4, group(32, stages=5), GROUPED),
+    "capped wide group of many rows": (
+        GROUP_DECODE,
+        "_attend_group",
+        8,
+        group(32, 256, stages=5, has_cap=True),
+        GROUPED,
+    ),
     "group, bf16": (GROUP_DECODE, "_attend_group", 4, group(64), GROUPED | BF16_GROUP),
     "normed group": (GROUP_DECODE, "_attend_group", 4, group(64, has_norm=True), GROUPED),
-    "capped wide group": (GROUP_DECODE, "_attend_group", 4, group(32, 256, has_cap=True), GROUPED),
+    "capped wide group": (GROUP_DECODE, "_attend_group", 8, group(32, 256, has_cap=True), GROUPED),
     "packed group": (GROUP_DECODE, "_attend_group", 4, group(64, is_packed=True, rotation=0), GROUPED),
     "rows of groups": (GROUP_PREFILL, "_attend_causally", 4, causal(SHORT, is_paged=False), GROUPED),
     "rows of groups with pages": (GROUP_PREFILL, "_attend_causally", 4, causal(SHORT, is_paged=True), GROUPED),

@@ -20,9 +20,9 @@ from ...model.linear import HeadNorms
 from ...model.positions import AttentionSpec
 from .decode_attention import LEAST_SCORE, pages_of, place_of
 from .elements import capped, rotary_factors
+from .grouped_pieces import MOST_PIECES, merge_pieces
 from .launch import scores_of, scratch_of, uses_pdl
 
-_MOST_PIECES, _AT_ONCE = tl.constexpr(64), tl.constexpr(4)  # pieces of a row, and of these merged at once
 _HELD = 16384  # bytes of keys, and of values, that a program holds at a time
 _VARYING = ("table_stride", "pieces", "rotary_size", "reach", "least", "positions", "slots")
 
@@ -34,50 +34,52 @@ class GroupTiles(NamedTuple):
         least: cells of a piece at least; up to twice as many are one piece.
         programs: for each processor at least, if there are enough cells.
         block: the most cells that a program holds at a time.
-        warps: of a program.
-        registers: the most of a thread; 0: no limit.
+        warps: of a program; heads wider than 128 take more.
+        stages: of the pipeline that copies cells to shared memory; 0: to registers, a block ahead.
     """
 
     least: int
     programs: int
     block: int = 64
     warps: int = 4
-    registers: int = 0
+    stages: int = 0
 
 
 # If all rows have together as many KV heads as a quarter of the processors or fewer, as twice the processors, and more.
-_FEW, _SOME, _MANY = GroupTiles(64, 2), GroupTiles(128, 4), GroupTiles(256, 8)
+# With few of them latency counts: the first cells are loaded before the kernel before this one has ended. With many,
+# small blocks let four programs share a processor. On an H200, 8 KV heads of 4 query heads: 1 row of 200 cells takes
+# 5.9, 8.9 and 8.7 us with these, 8 of 500 16.8, 11.2 and 15.8, 64 of 1000 136, 90 and 71.
+_FEW, _SOME, _MANY = GroupTiles(64, 2, 64, 8), GroupTiles(64, 2), GroupTiles(128, 2, 32, 4, 5)
 
 
 @triton.jit
-def _merged(every, parts, group: tl.constexpr, padded: tl.constexpr, width: tl.constexpr):
-    """Merge the pieces of a row and KV head: sums, [padded, width], and totals, [padded]."""
-    g, dims, all_parts = tl.arange(0, padded), tl.arange(0, width), tl.arange(0, _MOST_PIECES)
-    stride: tl.constexpr = group * (width + 4)
-    highs_at = every + group * width + g[None, :]
-    at, is_part = highs_at + all_parts[:, None] * stride, (all_parts < parts)[:, None] & (g < group)[None, :]
-    highs = tl.load(at, is_part, LEAST_SCORE, cache_modifier=".cg")
-    highest = tl.max(highs, 0)
-    totals = tl.load(at + group, is_part, 0.0, cache_modifier=".cg")
-    totals = tl.sum(totals * tl.exp2(highs - highest[None, :]), 0)
-    sums = tl.zeros((padded, width), tl.float32)
-    for first in range(0, parts, _AT_ONCE):
-        some = first + tl.arange(0, _AT_ONCE)
-        is_some = (some < parts)[:, None] & (g < group)[None, :]
-        places = (every + some[:, None] * stride + g[None, :] * width)[:, :, None] + dims[None, None, :]
-        found = tl.load(places, is_some[:, :, None], 0.0, cache_modifier=".cg")
-        gains = tl.load(highs_at + some[:, None] * stride, is_some, LEAST_SCORE, cache_modifier=".cg")
-        sums += tl.sum(found * tl.exp2(gains - highest[None, :])[:, :, None], 0)
-    return sums, totals
+def _seen(cells, last, ring, end, newest, reach):
+    """Say which of a piece's cells a token sees; its own, the newest, is not read."""
+    age = last - cells
+    age = tl.where(age < 0, age + ring, age)
+    return (cells < end) & (cells != newest) & (age < reach)
+
+
+@triton.jit
+def _weigh(query, keys, is_seen, most, total, scale, cap, has_cap: tl.constexpr):
+    """Weigh a block of cells: weights, [padded, block]; how much smaller older sums become; totals; highest scores."""
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+    if has_cap:
+        scores = capped(scores, cap)
+    scores = tl.where(is_seen[None, :], scores, -float("inf"))
+    higher = tl.maximum(most, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    rescale = tl.exp2(most - higher)[:, None]
+    return weights, rescale, total * rescale + weights, higher
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_group(  # noqa: C901 (one kernel)
     q, k, v, memory, tables, positions, windows, slots, ends, out, frequencies, q_gain, k_gain, partial, finished,
     q_stride, kv_stride, q_head_stride, kv_head_stride, table_stride, page_stride, values_at, scale, cap, reach, eps,
-    pieces, least, rotary_size, group: tl.constexpr, padded: tl.constexpr, page_tokens: tl.constexpr,
-    size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, has_cap: tl.constexpr, is_packed: tl.constexpr,
-    has_norm: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
+    pieces, least, rotary_size, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr,
+    page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
+    has_cap: tl.constexpr, is_packed: tl.constexpr, has_norm: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
@@ -110,20 +112,20 @@ def _attend_group(  # noqa: C901 (one kernel)
     if start >= length:
         return
     end = tl.minimum(start + piece_cells, length)
-    dims, steps, g = tl.arange(0, width), tl.arange(0, block), tl.arange(0, padded)
-    is_dim, is_head = dims < size, g < group
+    repeats: tl.constexpr = padded // many  # rows of a product that a query head fills: it needs 16 of them
+    dims, steps, h, filled = tl.arange(0, width), tl.arange(0, block), tl.arange(0, many), tl.arange(0, padded)
+    g = filled // repeats
+    is_dim, is_query, is_head = dims < size, h < group, (g < group) & (filled % repeats == 0)
     base = memory + head * page_tokens * size + dims[None, :]
     own_table = tables + table_row * table_stride
-    pages = pages_of(own_table, start, end, block, page_tokens)
-    cells = start + steps
-    age = last - cells
-    age = tl.where(age < 0, age + ring, age)
-    is_seen = (cells < end) & (cells != newest) & (age < reach)
-    where = place_of(pages, start, block, page_tokens, size, page_stride)[:, None]
-    pages = pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells depend on them
-    is_read = is_seen[:, None] & is_dim[None, :]
-    keys = tl.load(base + where, is_read, 0.0, cache_modifier=".cg")
-    values = tl.load(base + values_at + where, is_read, 0.0, cache_modifier=".cg")
+    if stages == 0:
+        pages = pages_of(own_table, start, end, block, page_tokens)
+        is_seen = _seen(start + steps, last, ring, end, newest, reach)
+        where = place_of(pages, start, block, page_tokens, size, page_stride)[:, None]
+        pages = pages_of(own_table, start + block, end, block, page_tokens)  # a block ahead: their cells depend on them
+        is_read = is_seen[:, None] & is_dim[None, :]
+        keys = tl.load(base + where, is_read, 0.0, cache_modifier=".cg")
+        values = tl.load(base + values_at + where, is_read, 0.0, cache_modifier=".cg")
     if rotation != 0:
         other, cos, sin, is_rotated = rotary_factors(dims, position, rotary_size, frequencies, rotation)
         other = tl.where(is_rotated, other, dims)
@@ -133,11 +135,11 @@ def _attend_group(  # noqa: C901 (one kernel)
             other_gain = tl.load(q_gain + other, is_rotated, 0.0).to(tl.float32)
     if uses_pdl:
         gdc_wait()
-    # The group's queries, [padded, width].
-    sources = q + token * q_stride + (head * group + g)[:, None] * q_head_stride
-    query = tl.load(sources + dims[None, :], is_head[:, None] & is_dim[None, :], 0.0).to(tl.float32)
+    # The group's queries, [many, width].
+    sources = q + token * q_stride + (head * group + h)[:, None] * q_head_stride
+    query = tl.load(sources + dims[None, :], is_query[:, None] & is_dim[None, :], 0.0).to(tl.float32)
     if rotation != 0:
-        partner = tl.load(sources + other[None, :], is_head[:, None] & is_rotated[None, :], 0.0).to(tl.float32)
+        partner = tl.load(sources + other[None, :], is_query[:, None] & is_rotated[None, :], 0.0).to(tl.float32)
     if has_norm:
         factor = tl.rsqrt(tl.sum(query * query, 1) / size + eps)[:, None]
         query = query * factor * gain[None, :]
@@ -146,7 +148,7 @@ def _attend_group(  # noqa: C901 (one kernel)
     if rotation != 0:
         query = query * cos[None, :] + partner * sin[None, :]
     query = query.to(q.dtype.element_ty)
-    own_score = tl.full((padded,), LEAST_SCORE, tl.float32)
+    own_score = tl.full((many,), LEAST_SCORE, tl.float32)
     own_value = tl.zeros((width,), tl.float32)
     if (newest >= start) & (newest < end):
         source = k + token * kv_stride + head * kv_head_stride
@@ -170,29 +172,32 @@ def _attend_group(  # noqa: C901 (one kernel)
         if has_cap:
             own_score = capped(own_score, cap)
         own_value = value.to(tl.float32)
+    query = tl.reshape(tl.broadcast_to(query[:, None, :], (many, repeats, width)), (padded, width))
+    own_score = tl.reshape(tl.broadcast_to(own_score[:, None], (many, repeats)), (padded,))
     most = tl.full((padded,), LEAST_SCORE, tl.float32)
     total = tl.zeros((padded, block), tl.float32)  # by place in a block: added up once, at the end
     sums = tl.zeros((padded, width), tl.float32)
-    for first in tl.range(start + block, end + block, block, num_stages=1):
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-        if has_cap:
-            scores = capped(scores, cap)
-        scores = tl.where(is_seen[None, :], scores, -float("inf"))
-        cells = first + steps
-        age = last - cells
-        age = tl.where(age < 0, age + ring, age)
-        is_seen = (cells < end) & (cells != newest) & (age < reach)
-        where = place_of(pages, first, block, page_tokens, size, page_stride)[:, None]
-        pages = pages_of(own_table, first + block, end, block, page_tokens)
-        is_read = is_seen[:, None] & is_dim[None, :]
-        keys = tl.load(base + where, is_read, 0.0)
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        rescale = tl.exp2(most - higher)[:, None]
-        total = total * rescale + weights
-        sums = tl.dot(weights.to(values.dtype), values, sums * rescale, input_precision="ieee")
-        values = tl.load(base + values_at + where, is_read, 0.0)
-        most = higher
+    if stages == 0:
+        for first in tl.range(start + block, end + block, block, num_stages=1):
+            weights, rescale, total, most = _weigh(query, keys, is_seen, most, total, scale, cap, has_cap)
+            is_seen = _seen(first + steps, last, ring, end, newest, reach)
+            where = place_of(pages, first, block, page_tokens, size, page_stride)[:, None]
+            pages = pages_of(own_table, first + block, end, block, page_tokens)
+            is_read = is_seen[:, None] & is_dim[None, :]
+            keys = tl.load(base + where, is_read, 0.0)
+            sums = tl.dot(weights.to(values.dtype), values, sums * rescale, input_precision="ieee")
+            values = tl.load(base + values_at + where, is_read, 0.0)
+    else:
+        for first in tl.range(start, end, block, num_stages=stages):
+            cells = first + steps
+            is_seen = _seen(cells, last, ring, end, newest, reach)
+            pages = tl.load(own_table + cells // page_tokens, cells < end, 0)  # as a block: it is copied ahead, too
+            where = place_of(pages, first, block, page_tokens, size, page_stride)[:, None]
+            is_read = is_seen[:, None] & is_dim[None, :]
+            keys = tl.load(base + where, is_read, 0.0)
+            values = tl.load(base + values_at + where, is_read, 0.0)
+            weights, rescale, total, most = _weigh(query, keys, is_seen, most, total, scale, cap, has_cap)
+            sums = tl.dot(weights.to(values.dtype), values, sums * rescale, input_precision="ieee")
     highest = tl.maximum(most, own_score)
     gain_of_rest = tl.exp2(most - highest)
     own_gain = tl.where((newest >= start) & (newest < end), tl.exp2(own_score - highest), 0.0)
@@ -214,8 +219,10 @@ def _attend_group(  # noqa: C901 (one kernel)
     tl.debug_barrier()
     if tl.atomic_add(finished + row * heads + head, 1, sem="acq_rel", scope="gpu") != parts - 1:
         return
-    sums, totals = _merged(every, parts, group, padded, width)
+    sums, totals = merge_pieces(every, parts, group, many, width)
     tl.store(finished + row * heads + head, 0)
+    target = out + (token * heads + head) * group * size + h[:, None] * size + dims[None, :]
+    is_out = is_query[:, None] & is_dim[None, :]
     tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_out)
 
 
@@ -273,7 +280,7 @@ def attend_groups(
     scratch, has_pdl = scratch_of(q.device), uses_pdl(q.device) and packed is None
     programs, processors = rows * kv_heads, scratch.processors
     tiles = tiles or (_FEW if programs <= processors // 4 else _SOME if programs <= 2 * processors else _MANY)
-    pieces = max(1, min(_MOST_PIECES.value, tiles.programs * processors // programs))
+    pieces = max(1, min(MOST_PIECES, tiles.programs * processors // programs))
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(size))
     partial, finished = scratch.get(programs, programs * pieces * group * (width + 4) if pieces > 1 else 0)
     block = max(16, min(tiles.block, _HELD // (width * q.dtype.itemsize)))
@@ -286,10 +293,9 @@ def attend_groups(
         q.stride(token_axis), kv.stride(token_axis), q.stride(1), kv.stride(1), tables.stride(0), memory.stride(1),
         memory.stride(0), scores.scale, scores.cap, scores.reach, norms.query.eps if norms else 0.0,
         pieces, tiles.least, rotary.width if rotary else 0,
-        group=group, padded=max(16, triton.next_power_of_2(group)), page_tokens=memory.shape[3], size=size,
-        width=width, block=block, has_cap=spec.softcap != 0, is_packed=packed is not None,
-        has_norm=norms is not None, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2,
-        uses_pdl=has_pdl, num_warps=tiles.warps, launch_pdl=has_pdl,
-        **({"maxnreg": tiles.registers} if tiles.registers else {}),
+        group=group, many=triton.next_power_of_2(group), padded=max(16, triton.next_power_of_2(group)),
+        page_tokens=memory.shape[3], size=size, width=width, block=block, stages=tiles.stages,
+        has_cap=spec.softcap != 0, is_packed=packed is not None, has_norm=norms is not None,
+        rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, uses_pdl=has_pdl, num_warps=max(tiles.warps, width // 32), launch_pdl=has_pdl,
     )  # fmt: skip
     return out[None].transpose(1, 2) if packed else out.transpose(1, 2)
