@@ -47,8 +47,8 @@ class GroupTiles(NamedTuple):
 
 # If all rows have together as many KV heads as a quarter of the processors or fewer, as twice the processors, and more.
 # With few of them latency counts: the first cells are loaded before the kernel before this one has ended. With many,
-# small blocks let four programs share a processor. On an H200, 8 KV heads of 4 query heads: 1 row of 200 cells takes
-# 5.9, 8.9 and 8.7 us with these, 8 of 500 16.8, 11.2 and 15.8, 64 of 1000 136, 90 and 71.
+# small blocks let four programs share a processor. On an H200, with 8 groups of 4 heads: 1 row of 200 cells takes 5.9,
+# 6.9 and 8.7 us with these, 8 of 500 16.8, 11.2 and 15.8, 64 of 1000 136, 90 and 71.
 _FEW, _SOME, _MANY = GroupTiles(64, 2, 64, 8), GroupTiles(64, 2), GroupTiles(128, 2, 32, 4, 5)
 
 
@@ -77,17 +77,16 @@ def _weigh(query, keys, is_seen, most, total, scale, cap, has_cap: tl.constexpr)
 def _attend_group(  # noqa: C901 (one kernel)
     q, k, v, memory, tables, positions, windows, slots, ends, out, frequencies, q_gain, k_gain, partial, finished,
     q_stride, kv_stride, q_head_stride, kv_head_stride, table_stride, page_stride, values_at, scale, cap, reach, eps,
-    pieces, least, rotary_size, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr,
-    page_tokens: tl.constexpr, size: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
-    has_cap: tl.constexpr, is_packed: tl.constexpr, has_norm: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
+    pieces, least, rotary_size, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr, size: tl.constexpr,
+    page_tokens: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr, has_cap: tl.constexpr,
+    is_packed: tl.constexpr, has_norm: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
 ):  # fmt: skip
     row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
     if uses_pdl:
         gdc_launch_dependents()
     # Results of earlier steps are complete; see decode_attention.
-    token = row.to(tl.int64)
-    table_row = token
+    table_row = token = row.to(tl.int64)
     count = 1
     if is_packed:
         token = tl.load(ends + row).to(tl.int64)
@@ -209,7 +208,7 @@ def _attend_group(  # noqa: C901 (one kernel)
     if parts == 1:
         tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_out)
         return
-    # Of every piece: sums, [group, width], the highest scores, [group], the totals, [group].
+    # See grouped_pieces.
     stride: tl.constexpr = group * (width + 4)
     every = partial + (row * heads + head).to(tl.int64) * pieces * stride
     own = every + piece * stride
@@ -222,8 +221,7 @@ def _attend_group(  # noqa: C901 (one kernel)
     sums, totals = merge_pieces(every, parts, group, many, width)
     tl.store(finished + row * heads + head, 0)
     target = out + (token * heads + head) * group * size + h[:, None] * size + dims[None, :]
-    is_out = is_query[:, None] & is_dim[None, :]
-    tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_out)
+    tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_query[:, None] & is_dim[None, :])
 
 
 class PackedSteps(NamedTuple):
@@ -296,6 +294,7 @@ def attend_groups(
         group=group, many=triton.next_power_of_2(group), padded=max(16, triton.next_power_of_2(group)),
         page_tokens=memory.shape[3], size=size, width=width, block=block, stages=tiles.stages,
         has_cap=spec.softcap != 0, is_packed=packed is not None, has_norm=norms is not None,
-        rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, uses_pdl=has_pdl, num_warps=max(tiles.warps, width // 32), launch_pdl=has_pdl,
+        rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, uses_pdl=has_pdl,
+        num_warps=max(tiles.warps, width // 32), launch_pdl=has_pdl,
     )  # fmt: skip
     return out[None].transpose(1, 2) if packed else out.transpose(1, 2)
