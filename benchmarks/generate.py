@@ -1,13 +1,17 @@
 """Time generation against transformers' generate() on the same weights, threads and inputs, in alternation.
 
     python3 -m benchmarks.generate                        # GPT-2's shape, 124M, on the CPU in fp32
+    python3 -m benchmarks.generate --model=llama          # the shape of a Llama of 160M (JackFram/llama-160m)
     python3 -m benchmarks.generate --data-type=bf16       # where the processor multiplies bf16
     python3 -m benchmarks.generate --layers=4 --repeats=1
 
-The model is made up: GPT-2 with random weights, saved by transformers and converted by export_scripts.convert. Both
-sides decode greedily and never stop early, and their tokens are compared. The mixed case has requests of different
-input and output lengths: generate() takes them as one padded batch and goes on until the longest is done, the engine
-takes them one by one while others are under way. Only tokens that were asked for count.
+The model is made up: a GPT-2 or a Llama with random weights, saved by transformers and converted by
+export_scripts.convert. Both sides decode greedily and never stop early, and their tokens are compared. The mixed case
+has requests of different input and output lengths: generate() takes them as one padded batch and goes on until the
+longest is done, the engine takes them one by one while others are under way. Only tokens that were asked for count.
+
+Rates and the first ratio are of wall-clock time. The second ratio is of the processor time of both sides, which other
+processes change less; compare it with ``--threads=1``, for threads that wait for each other spend processor time too.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,25 +39,34 @@ from backends.fastertransformer.engine.settings import Settings
 from export_scripts.arguments import ConvertArguments
 from export_scripts.convert import convert
 from handover.arguments import ScriptArguments
-from handover.errors import exit_status
+from handover.errors import ConfigError, exit_status
 
 _HEAD_SIZE = 64
 _POSITIONS = 1024
+_END_IDS = ("bos_token_id", "eos_token_id")
+_VOCABULARIES = {"gpt2": 50257, "llama": 32000}
 
 
 @dataclass(frozen=True)
 class BenchmarkArguments(ScriptArguments):
     """The model's shape and what is asked of it."""
 
+    model: str = field(default="gpt2", metadata={"help": "gpt2 or llama"})
     layers: int = field(default=12, metadata={"help": "transformer blocks"})
     hidden: int = field(default=768, metadata={"help": "width; heads are 64 wide"})
-    vocab: int = field(default=50257, metadata={"help": "rows of the embedding"})
+    kv_heads: int = field(default=0, metadata={"help": "heads of keys and values of a llama; 0: as many as queries"})
+    vocab: int = field(default=0, metadata={"help": "rows of the embedding; 0: 50257 of gpt2, 32000 of llama"})
     input_length: int = field(default=60, metadata={"help": "tokens of every input; mixed: at most twice that"})
     output_length: int = field(default=40, metadata={"help": "tokens of every output; mixed: at most twice that"})
     threads: int = field(default=2, metadata={"help": "of torch, on both sides"})
     repeats: int = field(default=3, metadata={"help": "measurements of each side; the median counts"})
     data_type: str = field(default="fp32", metadata={"help": "fp32 or bf16, on both sides"})
     int8_mode: int = field(default=0, metadata={"help": "of the engine"})
+
+    def __post_init__(self) -> None:
+        if self.model not in _VOCABULARIES:
+            raise ConfigError(f"model is {self.model!r}; legal are {', '.join(_VOCABULARIES)}", "pass --model=llama")
+        object.__setattr__(self, "vocab", self.vocab or _VOCABULARIES[self.model])
 
 
 @dataclass(frozen=True)
@@ -81,23 +94,44 @@ def make_cases(arguments: BenchmarkArguments) -> dict[str, list[Ask]]:
 
 
 def save_model(arguments: BenchmarkArguments, directory: Path) -> Any:
-    """Make a GPT-2 with random weights, save it, and return it."""
+    """Make a model with random weights, save it, and return it."""
+    torch.manual_seed(0)
+    make = _make_llama if arguments.model == "llama" else _make_gpt2
+    model = make(arguments, {"initializer_range": 0.1, **dict.fromkeys(_END_IDS, arguments.vocab - 1)})
+    model = model.eval().to(TORCH_TYPES[arguments.data_type])
+    model.save_pretrained(directory)
+    return model
+
+
+def _make_gpt2(arguments: BenchmarkArguments, common: dict[str, Any]) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=arguments.vocab,
         n_positions=_POSITIONS,
         n_embd=arguments.hidden,
         n_layer=arguments.layers,
         n_head=arguments.hidden // _HEAD_SIZE,
-        initializer_range=0.1,
-        bos_token_id=arguments.vocab - 1,
-        eos_token_id=arguments.vocab - 1,
+        **common,
     )
-    model = GPT2LMHeadModel(config).eval().to(TORCH_TYPES[arguments.data_type])
-    model.save_pretrained(directory)
-    return model
+    return GPT2LMHeadModel(config)
+
+
+def _make_llama(arguments: BenchmarkArguments, common: dict[str, Any]) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = arguments.hidden // _HEAD_SIZE
+    config = LlamaConfig(
+        vocab_size=arguments.vocab,
+        max_position_embeddings=_POSITIONS,
+        hidden_size=arguments.hidden,
+        intermediate_size=4 * arguments.hidden,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=arguments.kv_heads or heads,
+        **common,
+    )
+    return LlamaForCausalLM(config)
 
 
 def generate_by_transformers(model: Any, asks: Sequence[Ask], **options: Any) -> list[list[int]]:
@@ -160,6 +194,10 @@ class EngineProcess:
         self._process.submit(EngineProcess._close).result()
         self._process.shutdown()
 
+    def processor_s(self) -> float:
+        """Give the processor time that the process has spent, in seconds."""
+        return self._process.submit(time.process_time).result()
+
     @classmethod
     def _open(cls, settings: Settings) -> None:
         cls._engine = open_engine(settings, torch.device("cpu"))
@@ -177,16 +215,31 @@ class EngineProcess:
         cls._engine.close()
 
 
-def time_both(sides: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Give the median seconds of each side, measured in alternation behind one round that does not count."""
-    seconds: list[list[float]] = [[] for _ in sides]
+class Side(NamedTuple):
+    """What is timed.
+
+    Attributes:
+        run: generates once.
+        processor_s: gives the processor time that was spent so far, in seconds.
+    """
+
+    run: Callable[[], object]
+    processor_s: Callable[[], float]
+
+
+def time_both(sides: Sequence[Side], repeats: int) -> list[tuple[float, float]]:
+    """Give the median seconds and processor seconds of each side, in alternation behind a round that does not count."""
+    seconds: list[list[tuple[float, float]]] = [[] for _ in sides]
     for round_number in range(repeats + 1):
         for side, times in zip(sides, seconds, strict=True):
-            start = time.perf_counter()
-            side()
+            start, spent = time.perf_counter(), side.processor_s()
+            side.run()
             if round_number:
-                times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in seconds]
+                times.append((time.perf_counter() - start, side.processor_s() - spent))
+    return [
+        (statistics.median(wall), statistics.median(spent))
+        for wall, spent in (zip(*each, strict=True) for each in seconds)
+    ]
 
 
 def main(argv: Sequence[str]) -> None:
@@ -199,17 +252,22 @@ def main(argv: Sequence[str]) -> None:
         convert(ConvertArguments(place / "model", place / "1-gpu", 1, arguments.data_type))
         # Every case is sent several times: the prefix cache would answer the later ones in part.
         ways = {"int8_mode": arguments.int8_mode, "has_prefix_cache": False}
-        settings = Settings(place / "1-gpu", 1, 1, arguments.data_type, arguments.threads, **ways)
+        model_type = "Llama" if arguments.model == "llama" else "GPT"
+        settings = Settings(place / "1-gpu", 1, 1, arguments.data_type, arguments.threads, model_type, **ways)
         engine = EngineProcess(settings)
-    sys.stdout.write(f"{engine.description}\n{'case':10} {'generate()':>12} {'engine':>12} ratio  (output tokens/s)\n")
+    titles = f"{'case':10} {'generate()':>12} {'engine':>12} ratio  of processor time  (output tokens/s)"
+    sys.stdout.write(f"{engine.description}\n{titles}\n")
     differing = 0
     for name, asks in make_cases(arguments).items():
         theirs, ours = generate_by_transformers(model, asks), engine.generate(asks)
         differing += sum(one != other for one, other in zip(theirs, ours, strict=True))
-        sides = (partial(generate_by_transformers, model, asks), partial(engine.generate, asks))
-        their_s, our_s = time_both(sides, arguments.repeats)
+        their_side = Side(partial(generate_by_transformers, model, asks), time.process_time)
+        (their_s, their_spent), (our_s, our_spent) = time_both(
+            (their_side, Side(partial(engine.generate, asks), engine.processor_s)), arguments.repeats
+        )
         tokens = sum(ask.count for ask in asks)
-        sys.stdout.write(f"{name:10} {tokens / their_s:12.1f} {tokens / our_s:12.1f} {their_s / our_s:5.2f}\n")
+        ratios = f"{their_s / our_s:5.2f} {their_spent / our_spent:18.2f}"
+        sys.stdout.write(f"{name:10} {tokens / their_s:12.1f} {tokens / our_s:12.1f} {ratios}\n")
         sys.stdout.flush()
     engine.close()
     sys.stdout.write(f"rows whose tokens differ: {differing}\n")

@@ -24,7 +24,8 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
     counted = Tally(request.node.name.removeprefix("test_").replace("_", " "))
     yield counted
     held = counted.tried - len(counted.failures)
-    request.node.user_properties.append((_CAMPAIGN, f"{counted.name}: {counted.tried} tried, {held} held"))
+    remarks = f"; {counted.remarks}" if counted.remarks else ""
+    request.node.user_properties.append((_CAMPAIGN, f"{counted.name}: {counted.tried} tried, {held} held{remarks}"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

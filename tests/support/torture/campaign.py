@@ -13,11 +13,13 @@ class Tally:
         name: of the campaign, as ``docs/reliability.md`` has it.
         tried: trials so far.
         failures: one line for each trial in which the product did not hold.
+        remarks: what else is printed.
     """
 
     name: str
     tried: int = 0
     failures: list[str] = field(default_factory=list)
+    remarks: str = ""
 
     def record(self, failure: str | None = None) -> None:
         """Count one trial; ``failure`` says what went wrong in it, None that the product held."""
