@@ -19,6 +19,7 @@ from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from export_scripts.checkpoints.formats import find_archive, open_source
 from export_scripts.checkpoints.huggingface.hub import fetch
 from export_scripts.checkpoints.proof import crc32_of
+from export_scripts.checkpoints.tokenizers.chat import find_chat
 from export_scripts.conversion.check import Conversion, plan_conversion
 from export_scripts.conversion.job import (
     SPARE_BYTES,
@@ -164,7 +165,9 @@ def _write_tensors(
 
 def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -> list[FileRecord]:
     source, settings = conversion.source, conversion.settings
-    contents = {**source.tokenizer.contents(source.archive), **source.tokenizer.text_ids.files(), **source.extra_files}
+    tokenizer = source.tokenizer
+    contents = {**tokenizer.contents(source.archive), **tokenizer.text_ids.files(), **find_chat(source).files()}
+    contents |= source.extra_files
     values = ConfigValues(
         dims=source.dims,
         tensor_para_size=settings.tensor_para_size,

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from deployment.openai.errors import ApiError
 from deployment.openai.generation import Piece, SequenceRequest, generate
+from deployment.openai.scores import Score
 from deployment.openai.triton import Triton
 
 _EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -25,13 +26,15 @@ class Answer:
     Attributes:
         text: without what ended it.
         tokens: with the token that ended it, if one did.
-        log_probs: of the tokens, where they were asked for.
+        scores: of the tokens, where log probabilities were asked for.
+        prompt_scores: of the prompt's tokens but the first, where they were asked for.
         finish_reason, stop_reason: as in ``Piece``.
     """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    prompt_scores: tuple[Score, ...] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -39,7 +42,8 @@ class Answer:
         """Append a piece."""
         self.text += piece.text
         self.tokens += piece.tokens
-        self.log_probs += piece.log_probs
+        self.scores += piece.scores
+        self.prompt_scores = self.prompt_scores or piece.prompt_scores
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
 
 
@@ -57,7 +61,7 @@ class Form(Protocol):
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         """Write a whole answer."""
 
-    def beginning(self, index: int) -> dict[str, Any] | None:
+    def beginning(self, index: int, answer: Answer) -> dict[str, Any] | None:
         """Write what a stream's answer begins with, before its first token; None: nothing."""
 
     def part(self, index: int, so_far: Answer, piece: Piece) -> dict[str, Any]:
@@ -117,7 +121,11 @@ def _best(answers: list[Answer], count: int) -> list[Answer]:
     """Keep the answers whose tokens are most probable on average."""
     if count == len(answers):
         return answers
-    return sorted(answers, key=lambda each: -sum(each.log_probs) / max(1, len(each.log_probs)))[:count]
+    return sorted(answers, key=_mean_log_prob, reverse=True)[:count]
+
+
+def _mean_log_prob(answer: Answer) -> float:
+    return sum(score.log_prob for score in answer.scores) / max(1, len(answer.scores))
 
 
 async def answer_stream(request: web.Request, triton: Triton, plan: Plan) -> tuple[web.StreamResponse, dict[str, int]]:
@@ -136,8 +144,10 @@ async def answer_stream(request: web.Request, triton: Triton, plan: Plan) -> tup
             async for index, piece in pieces:
                 if not response.prepared:
                     await response.prepare(request)
-                    await _begin(response, plan)
+                is_first = not answers[index].tokens
                 answers[index].add(piece)
+                if is_first and (beginning := plan.form.beginning(index, answers[index])) is not None:
+                    await _send(response, plan, [beginning])
                 await _send(response, plan, [plan.form.part(index, answers[index], piece)])
         except ApiError as error:
             if not response.prepared:
@@ -148,13 +158,6 @@ async def answer_stream(request: web.Request, triton: Triton, plan: Plan) -> tup
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response, plan.usage(answers)
-
-
-async def _begin(response: web.StreamResponse, plan: Plan) -> None:
-    for index in range(len(plan.requests)):
-        beginning = plan.form.beginning(index)
-        if beginning is not None:
-            await _send(response, plan, [beginning])
 
 
 async def _send(

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from deployment.openai.chat import chat
 from deployment.openai.completions import complete
 from deployment.openai.errors import ApiError
 from deployment.openai.listing import (
@@ -32,6 +33,7 @@ def build_application(service: Service) -> web.Application:
     )
     application[SERVICE] = service
     application.router.add_post("/v1/completions", complete)
+    application.router.add_post("/v1/chat/completions", chat)
     application.router.add_get("/v1/models", list_models)
     application.router.add_get("/v1/models/{id:.+}", show_model)
     application.router.add_post("/tokenize", tokenize)

@@ -102,9 +102,9 @@ _COMMON: Mapping[str, Field] = {
 COMPLETIONS: Mapping[str, Field] = {
     "prompt": Field(prompts, "text, list of texts, list of token ids, or list of lists of token ids"),
     "max_tokens": _integer(_NEW_TOKENS, 16, "request_output_len"),
-    "best_of": _integer(_CHOICES),
+    "best_of": _integer(_CHOICES, None, "is_return_raw_log_probs"),
     "echo": _boolean(),
-    "logprobs": Field(top_candidates(_TOP), f"whole number, {_TOP}", None),
+    "logprobs": Field(top_candidates(_TOP), f"whole number, {_TOP}", None, "num_top_log_probs", True),
     **_COMMON,
 }
 """The body of ``/v1/completions``."""
@@ -112,8 +112,8 @@ CHAT: Mapping[str, Field] = {
     "messages": Field(messages, "list of objects with role and content, which is text or a list of text parts"),
     "max_tokens": _integer(TOKENS, None, "request_output_len"),
     "max_completion_tokens": _integer(TOKENS, None, "request_output_len"),
-    "logprobs": _boolean(),
-    "top_logprobs": _integer(_TOP, None),
+    "logprobs": Field(boolean, "true or false", False, "is_return_raw_log_probs", True),
+    "top_logprobs": _integer(_TOP, None, "num_top_log_probs", is_optional=True),
     **_COMMON,
 }
 """The body of ``/v1/chat/completions``."""

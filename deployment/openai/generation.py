@@ -10,6 +10,7 @@ from tritonclient.grpc import InferResult
 
 from deployment.openai.errors import ApiError
 from deployment.openai.models import Model
+from deployment.openai.scores import GENERATED, GIVEN, Score, read_scores
 from deployment.openai.stops import StopStrings
 from deployment.openai.tensors import Tensors
 from deployment.openai.texts import Detokenizer
@@ -25,14 +26,16 @@ class Piece:
     Attributes:
         text: may be empty: of a token that ends the answer, or while a character or a stop string may be incomplete.
         tokens: the token; empty where the answer ends without one.
-        log_probs: of the token, where it was asked for.
+        scores: of the token, where log probabilities were asked for.
+        prompt_scores: in the first piece: of the prompt's tokens but the first, where they were asked for.
         finish_reason: of the last piece: "stop" or "length".
         stop_reason: the stop string, or the token among ``stop_token_ids``, that ended the answer, if one did.
     """
 
     text: str
     tokens: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()
+    scores: tuple[Score, ...] = ()
+    prompt_scores: tuple[Score, ...] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -52,6 +55,7 @@ class SequenceRequest:
         end_ids: tokens of the model that end an answer; empty where they are to be ignored.
         min_tokens: before which no stop string counts.
         request_id: for the server's log.
+        is_searched: whether beams are searched, so that only the last answer counts.
     """
 
     model: Model
@@ -64,6 +68,7 @@ class SequenceRequest:
     end_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     request_id: str = ""
+    is_searched: bool = False
 
 
 async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[Piece, None]:
@@ -72,16 +77,22 @@ async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[P
     Raises:
         ApiError: the server refused the request, failed on it, or is gone.
     """
-    writer = _Writer(request)
+    writer, last = _Writer(request), None
     asked = triton.ask(request.model.engine, request.tensors, request.outputs, request.request_id)
     async with aclosing(asked) as answers:
         async for answer in answers:
+            if request.is_searched:
+                last = answer
+                continue
             for piece in writer.read(answer):
                 yield piece
                 if piece.stop_reason in request.stops:
                     return
+    if request.is_searched and last is not None:
+        for piece in writer.read(last):
+            yield piece
     if not writer.is_finished:
-        yield Piece(writer.rest(), finish_reason=LENGTH if writer.count >= request.max_tokens else STOP)
+        yield writer.end()
 
 
 class _Writer:
@@ -96,6 +107,7 @@ class _Writer:
         self._shown = 0 if request.model.is_encoder_decoder else len(request.prompt)
         self._detokenizer = Detokenizer(request.model.texts, request.prompt[: self._shown])
         self._stops = StopStrings(request.stops)
+        self._prompt_scores: tuple[Score, ...] = ()
         self.count, self.is_finished = 0, False
 
     def read(self, answer: InferResult) -> Iterator[Piece]:
@@ -106,28 +118,35 @@ class _Writer:
         # FasterTransformer counts from the longest input of the batch that it has made of several requests.
         count = min(int(lengths.reshape(-1)[0]) - self._shown, self._request.max_tokens)
         tokens = ids[0, 0, self._shown + self.count : self._shown + count].tolist()
-        scores = answer.as_numpy("output_log_probs")
-        log_probs = [] if scores is None else scores[0, 0, self.count : count].tolist()
+        scores = read_scores(answer, GENERATED, self.count, count)
+        if self.count == 0:
+            self._prompt_scores = tuple(read_scores(answer, GIVEN, 1, len(self._request.prompt)))
         for index, token in enumerate(tokens):
             if self.is_finished:
                 return
-            yield self._piece(token, tuple(log_probs[index : index + 1]))
+            yield self._piece(token, tuple(scores[index : index + 1]))
 
-    def rest(self) -> str:
-        """Return the text that was held back."""
-        return self._stops.rest()
+    def end(self) -> Piece:
+        """Return the last piece of an answer that ends without a token that says so."""
+        reason = LENGTH if self.count >= self._request.max_tokens else STOP
+        return Piece(self._stops.rest(), prompt_scores=self._prompt_scores, finish_reason=reason)
 
-    def _piece(self, token: int, log_probs: tuple[float, ...]) -> Piece:
+    def _piece(self, token: int, scores: tuple[Score, ...]) -> Piece:
         request = self._request
         self.count += 1
         is_end = token in request.end_ids or token in request.stop_ids
         text, stop = ("", None) if is_end else self._text(token)
         self.is_finished = is_end or stop is not None or self.count >= request.max_tokens
         if not self.is_finished:
-            return Piece(text, (token,), log_probs)
+            return Piece(text, (token,), scores, self._take_prompt_scores())
         text += "" if stop is not None else self._stops.rest()
         reason = token if token in request.stop_ids else stop
-        return Piece(text, (token,), log_probs, STOP if is_end or stop is not None else LENGTH, reason)
+        finish = STOP if is_end or stop is not None else LENGTH
+        return Piece(text, (token,), scores, self._take_prompt_scores(), finish, reason)
+
+    def _take_prompt_scores(self) -> tuple[Score, ...]:
+        taken, self._prompt_scores = self._prompt_scores, ()
+        return taken
 
     def _text(self, token: int) -> tuple[str, str | None]:
         added = self._detokenizer.add(token)

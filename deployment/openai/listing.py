@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from deployment.openai.body import read_body, required
+from deployment.openai.chat import encode_messages
 from deployment.openai.errors import ApiError
 from deployment.openai.fields import DETOKENIZE, TOKENIZE
 from deployment.openai.models import Model
@@ -43,7 +44,10 @@ async def tokenize(request: web.Request) -> web.Response:
     """Answer ``POST /tokenize``: the tokens of a text."""
     values = await read_body(request, TOKENIZE)
     model = service_of(request).models.find(values["model"])
-    ids = await encode(model, required(values, "prompt"), values["add_special_tokens"])
+    if values["messages"] is None:
+        ids = await encode(model, required(values, "prompt"), values["add_special_tokens"])
+    else:
+        ids = await encode_messages(model, values["messages"], values["add_generation_prompt"])
     strings = [model.texts.decode([token]) for token in ids] if values["return_token_strs"] else None
     content = {"count": len(ids), "max_model_len": model.max_positions, "tokens": ids, "token_strs": strings}
     return web.json_response(content)
@@ -73,7 +77,7 @@ async def tokenizer_info(request: web.Request) -> web.Response:
         "vocab_size": model.vocab_size,
         "model_max_length": model.max_positions,
         "add_bos_token": bool(texts.ids.before),
-        "chat_template": None,
+        "chat_template": None if model.chat is None else model.chat.source,
     }
     return web.json_response(content)
 

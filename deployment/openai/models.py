@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deployment.openai.arguments import OpenAIArguments
 from deployment.openai.errors import ApiError
+from deployment.openai.templates import ChatTemplate
 from deployment.openai.texts import Texts, load_texts
 from deployment.openai.triton import Triton
 from deployment.served_models import ServedModel, find_served_models
 from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
+from handover.chat import Chat, read_chat
 from handover.endpoint import Endpoint
 from handover.errors import ArtefactError, ServerError, nearest, shortened
+from handover.regular_file import SETTINGS_BYTES, read_text
 
 _T5 = "t5"
 _POSITIONS = ("max_pos_seq_len", "relative_attention_num_buckets_or_max_pos_seq_len")
@@ -33,6 +36,7 @@ class Model:
         is_encoder_decoder: whether a prompt is an encoder's input.
         is_decoupled: whether each token is sent when it is made.
         texts: its tokenizer.
+        chat: how its conversations are written; None: that is not known.
     """
 
     names: tuple[str, ...]
@@ -44,6 +48,7 @@ class Model:
     is_encoder_decoder: bool
     is_decoupled: bool
     texts: Texts
+    chat: ChatTemplate | None = None
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
         """Refuse tokens that the vocabulary does not have; ApiError."""
@@ -146,6 +151,7 @@ def _describe(
         raise ServerError(f"nothing says which token ends a text of model '{config.name}'", "give --end-id")
     positions = next((int(keys[key]) for key in _POSITIONS if keys.get(key)), 0)
     is_relative = is_encoder_decoder and keys.get("position_embedding_type", "relative") == "relative"
+    texts = load_texts(_tokenizer(on_disk, arguments), int(start), int(end), is_encoder_decoder)
     return Model(
         names=(*_aliases(config.name, configs), config.name),
         engine=config.name,
@@ -155,8 +161,16 @@ def _describe(
         vocab_size=int(keys["vocab_size"]) if keys.get("vocab_size") else None,
         is_encoder_decoder=is_encoder_decoder,
         is_decoupled=bool(config.model_transaction_policy.decoupled),
-        texts=load_texts(_tokenizer(on_disk, arguments), int(start), int(end), is_encoder_decoder),
+        texts=texts,
+        chat=_load_chat(texts, arguments),
     )
+
+
+def _load_chat(texts: Texts, arguments: OpenAIArguments) -> ChatTemplate | None:
+    chat = read_chat(texts.directory) if texts.directory.is_dir() else Chat()
+    if arguments.chat_template is not None:
+        chat = replace(chat, template=read_text(arguments.chat_template, SETTINGS_BYTES))
+    return ChatTemplate(chat, texts.directory, texts.tokenizer.encode) if chat.template else None
 
 
 def _aliases(engine: str, configs: Mapping[str, Any]) -> list[str]:

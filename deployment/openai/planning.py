@@ -9,7 +9,7 @@ from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
 from deployment.openai.generation import SequenceRequest
 from deployment.openai.models import Model
-from deployment.openai.tensors import first_seed, sequence_tensors
+from deployment.openai.tensors import Wanted, first_seed, sequence_tensors
 
 _UNLIMITED_TOKENS = 2048
 """Tokens of an answer where neither the client nor the model sets a limit."""
@@ -61,7 +61,7 @@ def plan_sequences(
     model: Model,
     prompts: Sequence[tuple[Prompt, int]],
     answers: int,
-    needs_scores: bool,
+    wanted: Wanted,
     request_id: str,
 ) -> list[SequenceRequest]:
     """Plan every answer, those of the first prompt first; each has a seed of its own.
@@ -71,23 +71,24 @@ def plan_sequences(
         model: that is asked.
         prompts: each with the number of tokens that its answers may have.
         answers: to each prompt.
-        needs_scores: whether log probabilities are needed.
+        wanted: log probabilities.
         request_id: of the whole request.
     """
     seed = first_seed(values)
     ends = frozenset() if values["ignore_eos"] else model.texts.end_ids
-    outputs = ("output_ids", "sequence_length", *(("output_log_probs",) if needs_scores else ()))
+    outputs = ("output_ids", "sequence_length", *wanted.outputs)
     return [
         SequenceRequest(
             model=model,
             prompt=prompt.ids,
             max_tokens=max_tokens,
-            tensors=sequence_tensors(values, model, prompt.ids, max_tokens, seed + answer, needs_scores),
+            tensors=sequence_tensors(values, model, prompt.ids, max_tokens, seed + answer, wanted),
             outputs=outputs,
             stops=values["stop"],
             stop_ids=frozenset(values["stop_token_ids"]),
             end_ids=ends,
             min_tokens=values["min_tokens"],
+            is_searched=values["beam_width"] > 1,
             request_id=request_id if len(prompts) * answers == 1 else f"{request_id}-{index * answers + answer}",
         )
         for index, (prompt, max_tokens) in enumerate(prompts)

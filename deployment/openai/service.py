@@ -20,7 +20,7 @@ from deployment.openai.triton import Triton
 REQUEST_ID = "X-Request-Id"
 _LONGEST_ID = 128
 _RETRY_AFTER_S = "1"
-_LONG_TEXT = 8192
+LONG_TEXT = 8192
 """Characters from which a text is encoded beside the event loop, which other requests need meanwhile."""
 
 
@@ -101,6 +101,6 @@ def head(request: web.Request, prefix: str, model: Model, asked: str | None) -> 
 
 async def encode(model: Model, text: str, has_special_tokens: bool = True) -> tuple[int, ...]:
     """Return the tokens of a text of any length without holding up other requests."""
-    if len(text) < _LONG_TEXT:
+    if len(text) < LONG_TEXT:
         return model.texts.encode(text, has_special_tokens)
     return await asyncio.to_thread(model.texts.encode, text, has_special_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
 from deployment.openai.fields import Field
 from deployment.openai.models import Model
+from deployment.openai.scores import GENERATED, GIVEN
 from export_scripts.repository.tokenizer_models.slipway_words import encode_word_lists
 
 _NEVER_END_ID = 2**31 - 1
@@ -24,6 +26,36 @@ _SEED_BITS = 2**64
 Tensors = dict[str, npt.NDArray[Any]]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Log probabilities that are asked for.
+
+    Attributes:
+        top: most probable tokens in the place of each generated token; None: no log probabilities at all.
+        prompt_top: the same in the place of each token of the prompt.
+    """
+
+    top: int | None = None
+    prompt_top: int | None = None
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The tensors that hold them."""
+        given = () if self.prompt_top is None else GIVEN if self.prompt_top else GIVEN[:1]
+        return (() if self.top is None else GENERATED if self.top else GENERATED[:1]) + given
+
+
+def _wanted(wanted: Wanted) -> dict[str, tuple[float, Any]]:
+    columns: dict[str, tuple[float, Any]] = {}
+    if wanted.top is not None:
+        columns["is_return_raw_log_probs"] = (True, np.bool_)
+        columns["num_top_log_probs"] = (wanted.top, np.uint32)
+    if wanted.prompt_top is not None:
+        columns["is_return_context_log_probs"] = (True, np.bool_)
+        columns["num_context_top_log_probs"] = (wanted.prompt_top, np.uint32)
+    return columns
+
+
 def check_offered(values: Values, table: Mapping[str, Field], model: Model) -> None:
     """Refuse fields that ask for something that the served model has no tensor for.
 
@@ -32,12 +64,18 @@ def check_offered(values: Values, table: Mapping[str, Field], model: Model) -> N
     """
     for name, field in table.items():
         if field.is_optional and values[name] != field.default and field.goes_to not in model.inputs:
-            raise ApiError(
-                f"{name} is not supported by model '{model.names[0]}': it has no tensor {field.goes_to}",
-                "leave the field out, or export the model again and serve it with the drop-in engine",
-                param=name,
-                code="unsupported_parameter",
-            )
+            check_tensor(model, field.goes_to, name)
+
+
+def check_tensor(model: Model, tensor: str, name: str) -> None:
+    """Refuse a field that the model has no tensor for; ApiError."""
+    if tensor not in model.inputs:
+        raise ApiError(
+            f"{name} is not supported by model '{model.names[0]}': it has no tensor {tensor}",
+            "leave the field out, or export the model again and serve it with the drop-in engine",
+            param=name,
+            code="unsupported_parameter",
+        )
 
 
 def first_seed(values: Values) -> int:
@@ -46,7 +84,7 @@ def first_seed(values: Values) -> int:
 
 
 def sequence_tensors(
-    values: Values, model: Model, prompt: Sequence[int], max_tokens: int, seed: int, needs_scores: bool
+    values: Values, model: Model, prompt: Sequence[int], max_tokens: int, seed: int, wanted: Wanted
 ) -> Tensors:
     """Build the tensors of one sequence, [1, n] each.
 
@@ -56,7 +94,7 @@ def sequence_tensors(
         prompt: token ids, at least one.
         max_tokens: to generate at most.
         seed: of this answer.
-        needs_scores: whether log probabilities are needed.
+        wanted: log probabilities.
     """
     lengths = (
         ("sequence_length", "max_output_len") if model.is_encoder_decoder else ("input_lengths", "request_output_len")
@@ -67,7 +105,7 @@ def sequence_tensors(
         lengths[1]: (max_tokens, np.uint32),
         "end_id": (end_id, np.uint32),
         "random_seed": (seed % _SEED_BITS, np.uint64),
-        **({"is_return_log_probs": (True, np.bool_)} if needs_scores else {}),
+        **_wanted(wanted),
         **_sampling(values),
     }
     tensors: Tensors = {"input_ids": np.array([prompt], np.uint32)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from export_scripts.repository.tokenizer_models.slipway_tokenizer import (
@@ -18,6 +18,7 @@ from handover.errors import ArtefactError
 _WINDOW = 5
 """Tokens of a prompt that are decoded before its continuation: the bytes of any character, and the space before a
 word, are in them."""
+_ANY_LETTER = "a"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Texts:
     end_id: int
     ends_inputs: bool
     directory: Path
+    _texts_of_tokens: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -60,6 +62,19 @@ class Texts:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
         return self.tokenizer.decode(ids)
+
+    def text_of(self, token: int) -> str:
+        """Return what a token adds to a text; empty for a part of a character."""
+        known = self._texts_of_tokens.get(token)
+        if known is None:
+            before = self.tokenizer.encode(_ANY_LETTER)[-1:]  # or the space before a word would be lost
+            text = self.tokenizer.decode([*before, token])[len(self.tokenizer.decode(before)) :]
+            known = self._texts_of_tokens[token] = text.replace("\ufffd", "")
+        return known
+
+    def name(self, token: int) -> str:
+        """Return a token's text; its number, as vLLM writes it, where its text is only a part of a character."""
+        return self.text_of(token) or f"token_id:{token}"
 
     def prompt_text(self, ids: Sequence[int]) -> str:
         """Return the text of a prompt without the tokens that stand around it."""

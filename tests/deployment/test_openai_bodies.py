@@ -116,6 +116,16 @@ def test_the_servers_refusal_is_passed_on(fake: FakeTriton, letters: Path) -> No
     run(fake, letters, ask)
 
 
+def test_without_a_chat_template_the_client_is_told_what_to_give(fake: FakeTriton, letters: Path) -> None:
+    async def ask(client: TestClient[Any, Any]) -> None:
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        status, found = await post(client, "/v1/chat/completions", body)
+        assert (status, found["error"]["code"]) == (400, "no_chat_template")
+        assert "--chat-template" in found["error"]["message"]
+
+    run(fake, letters, ask)
+
+
 def test_limits(fake: FakeTriton, letters: Path) -> None:
     async def ask(client: TestClient[Any, Any]) -> None:
         assert (await post(client, "/v1/completions", {"prompt": ["A"] * 3, "n": 2}))[0] == 400
@@ -154,7 +164,8 @@ def test_no_more_requests_than_allowed_are_answered_at_a_time(letters: Path) -> 
 def spoilt(drawn: random.Random) -> bytes:
     """A body that is wrong in some way, or right by chance."""
     table = drawn.choice([COMPLETIONS, CHAT])
-    body: Any = {"prompt": "AB", "max_tokens": 2}
+    messages = {"messages": [{"role": "user", "content": "AB"}]}
+    body: Any = {"max_tokens": 2, **(messages if table is CHAT else {"prompt": "AB"})}
     for name in drawn.sample([*table, *REFUSED, "unknown", "\ud800"], drawn.randrange(4)):
         body[name] = drawn.choice(WORST)
     content = json.dumps(body).encode()
@@ -173,9 +184,12 @@ def spoilt(drawn: random.Random) -> bytes:
     return content
 
 
-def test_5000_spoilt_bodies_do_no_harm(fake: FakeTriton, letters: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_5000_spoilt_bodies_do_no_harm(
+    fake: FakeTriton, letters: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     drawn, statuses = random.Random(20), []
-    paths = ["/v1/completions"] * 8 + ["/tokenize", "/detokenize"]
+    paths = ["/v1/completions"] * 6 + ["/v1/chat/completions"] * 2 + ["/tokenize", "/detokenize"]
+    (tmp_path / "chat.jinja").write_text("{% for each in messages %}{{ each.content }}{% endfor %}")
 
     async def ask(client: TestClient[Any, Any]) -> None:
         for number in range(5000):
@@ -193,6 +207,6 @@ def test_5000_spoilt_bodies_do_no_harm(fake: FakeTriton, letters: Path, caplog: 
                 assert (await post(client, "/v1/completions", good))[1]["choices"][0]["text"] == "CD"
 
     with caplog.at_level(logging.WARNING):
-        run(fake, letters, ask)
+        run(fake, letters, ask, chat_template=tmp_path / "chat.jinja")
     assert statuses.count(200) > 100 and statuses.count(400) > 1000
     assert not [record for record in caplog.records if record.exc_info], caplog.text

@@ -27,6 +27,7 @@ from handover.endpoint import Endpoint
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 PROMPT, COUNT = "the world", 12
+TEMPLATE = "{% for each in messages %}{{ each.role }} {{ each.content }} {% endfor %}you"
 NEVER = 2**31 - 1
 
 
@@ -51,7 +52,8 @@ def triton(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def endpoint(triton: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAIEndpoint]:
     directory = tmp_path_factory.mktemp("openai")
     (directory / "endpoint.json").write_text(json.dumps(vars(triton)))
-    with openai_endpoint(str(directory), directory) as running:
+    (directory / "chat.jinja").write_text(TEMPLATE)
+    with openai_endpoint(str(directory), directory, chat_template=directory / "chat.jinja") as running:
         yield running
 
 
@@ -226,6 +228,37 @@ def test_asynchronous_clients_share_the_server(endpoint: OpenAIEndpoint, client:
             return await asyncio.gather(*map(one, prompts))
 
     assert asyncio.run(ask()) == alone
+
+
+def test_a_conversation_is_continued_as_its_text_is(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": PROMPT}]
+    settings = {"model": "gpt", "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    prompt = f"user {PROMPT} you"
+    text = client.completions.create(prompt=prompt, max_tokens=6, **settings).choices[0]
+    for limit in ("max_tokens", "max_completion_tokens"):
+        answer = client.chat.completions.create(messages=messages, **{limit: 6}, **settings)
+        assert answer.object == "chat.completion" and answer.choices[0].finish_reason == "length"
+        assert answer.choices[0].message.role == "assistant"
+        assert answer.choices[0].message.content == text.text
+        assert answer.choices[0].model_extra["prompt_token_ids"] == text.model_extra["prompt_token_ids"]
+    parts = list(client.chat.completions.create(messages=messages, max_tokens=6, stream=True, **settings))
+    assert {part.object for part in parts} == {"chat.completion.chunk"}
+    assert parts[0].choices[0].delta.role == "assistant" and len(parts) == 7
+    assert "".join(part.choices[0].delta.content for part in parts) == text.text
+    assert parts[-1].choices[0].finish_reason == "length"
+    several = client.chat.completions.create(model="gpt", messages=messages, max_tokens=4, n=2, seed=3)
+    assert [choice.index for choice in several.choices] == [0, 1]
+    parted = [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}]
+    assert client.chat.completions.create(messages=parted, max_tokens=6, **settings).choices[0].message.content == (
+        text.text
+    )
+
+
+def test_without_a_limit_a_conversation_goes_on_to_the_last_position(client: openai.OpenAI) -> None:
+    limit = client.models.retrieve("gpt").model_extra["max_model_len"]
+    messages = [{"role": "user", "content": PROMPT}]
+    answer = client.chat.completions.create(model="gpt", messages=messages, extra_body={"ignore_eos": True})
+    assert answer.usage.total_tokens == limit and answer.choices[0].finish_reason == "length"
 
 
 def test_refusals_are_openais_errors(client: openai.OpenAI) -> None:

@@ -27,7 +27,7 @@ ALLOWED = {
     "deployment": {"ft_format", "handover", "deployment", "export_scripts", "numpy", "tritonclient", "google"},
     "deployment/openai": {
         *("ft_format", "handover", "deployment", "export_scripts", "numpy", "tritonclient"),
-        *("aiohttp", "grpc"),
+        *("aiohttp", "grpc", "jinja2", "tokenizers"),
     },
     "evaluation": {
         *("ft_format", "handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),

@@ -1,0 +1,79 @@
+"""How a model's conversations are written: a file beside the shards, for whoever turns messages into a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from handover.errors import ArtefactError
+from handover.regular_file import SETTINGS_BYTES, read_text
+
+CHAT_FILE = "chat.json"
+_TEMPLATE, _TEMPLATE_JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
+TOKENIZERS_FILES = (_TEMPLATE, _TEMPLATE_JSON, _CONFIG, "special_tokens_map.json")
+"""Files of a tokenizer of transformers that say it; what the first says goes before the others."""
+_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A template in Jinja, as transformers' ``apply_chat_template`` takes it.
+
+    Attributes:
+        template: empty: the model's conversations have no known form.
+        tokens: special tokens that a template may name, such as ``bos_token``.
+    """
+
+    template: str = ""
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+    def files(self) -> dict[str, bytes]:
+        """Render the file, by its name; nothing where there is no template."""
+        if not self.template:
+            return {}
+        content = {"template": self.template, "tokens": dict(self.tokens)}
+        return {CHAT_FILE: f"{json.dumps(content, ensure_ascii=False, indent=1)}\n".encode()}
+
+
+def read_chat(directory: Path) -> Chat:
+    """Read what ``Chat.files`` rendered, or else the files of a tokenizer of transformers.
+
+    Raises:
+        ArtefactError: a file is damaged.
+    """
+    path = directory / CHAT_FILE
+    names = [name for name in TOKENIZERS_FILES if (directory / name).is_file()]
+    try:
+        if path.is_file():
+            content = json.loads(read_text(path, SETTINGS_BYTES))
+            return Chat(str(content["template"]), {str(key): str(text) for key, text in content["tokens"].items()})
+        return of_tokenizer({name: read_text(directory / name, SETTINGS_BYTES).encode() for name in names})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtefactError(f"the chat template in {directory} cannot be read: {error}", "convert again") from error
+
+
+def of_tokenizer(files: Mapping[str, bytes]) -> Chat:
+    """Read the files of a tokenizer of transformers, by name; ValueError: one is damaged."""
+    config = _parsed(files, _CONFIG)
+    named = {**_parsed(files, "special_tokens_map.json"), **config}
+    tokens = {name: _text(named[name]) for name in _TOKENS if named.get(name)}
+    if _TEMPLATE in files:
+        return Chat(files[_TEMPLATE].decode(), tokens)
+    template = _parsed(files, _TEMPLATE_JSON).get("chat_template") or config.get("chat_template") or ""
+    if isinstance(template, list):  # several by name
+        template = {each["name"]: each["template"] for each in template}.get("default", "")
+    return Chat(str(template), tokens)
+
+
+def _parsed(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    content = json.loads(files[name]) if name in files else {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} holds no object")
+    return content
+
+
+def _text(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
