@@ -5,8 +5,8 @@ process, of 30 to 100 us (measured, Triton 2.51), and a histogram takes its valu
 publishes what has changed, at most every _PAUSE_S: a counter by one message however much it has risen, and a request's
 histograms by one message for each request. What has a value for each token or step (``inter_token_latency_seconds`` and
 ``iteration_tokens_total``) would cost a message for each token. It is published as the counters ``_bucket``, ``_sum``
-and ``_count``, which Prometheus reads as it reads a histogram; so are all histograms where Triton has none (before
-24.08). Only rank 0 has an engine, and so metrics.
+and ``_count``, which Prometheus reads as it reads a histogram; so are all histograms where Triton has none. Only rank
+0 has an engine, and so metrics.
 """
 
 from __future__ import annotations

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import queue
 import re
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import numpy as np
@@ -38,6 +44,7 @@ position_embedding_type: learned_absolute
 share_embeddings_and_output_weights: true
 """
 INPUT, OUTPUT, NEVER = 12, 40, 2**31 - 1
+DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "slipway.json"
 LABELS = 'model_name="fastertransformer"'
 
 
@@ -177,3 +184,61 @@ def test_a_refusal_is_logged_by_the_clients_name_for_the_request(endpoint: Endpo
         client.async_stream_infer("fastertransformer", inputs_of(triton_grpc, tensors), request_id="job 7, line 12")
         assert isinstance(arrived.get(timeout=30), InferenceServerException)
     wait_for(lambda: "request 'job 7, line 12': INVALID_ARG: " in deployment.log.read_text(), 10)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def prometheus(endpoint: Endpoint, tmp_path: Path) -> Iterator[str]:
+    """The address of a real Prometheus that reads the server's metrics every half second."""
+    target, port = f"127.0.0.1:{endpoint.metrics_port}", free_port()
+    jobs = [{"job_name": "slipway", "static_configs": [{"targets": [target]}]}]
+    config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": jobs}
+    (tmp_path / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    with (tmp_path / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
+             f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log,
+        )  # fmt: skip
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(20)
+
+
+def query(prometheus: str, expression: str) -> list[float]:
+    try:
+        with urlopen(f"{prometheus}/api/v1/query?{urlencode({'query': expression})}", timeout=10) as answer:
+            found = json.load(answer)["data"]["result"]
+    except (ConnectionError, URLError) as error:
+        assert not isinstance(error, HTTPError), f"{expression}: {error.read().decode()}"
+        return []  # it is starting
+    return [float(each["value"][1]) for each in found]
+
+
+def test_every_panel_of_the_dashboard_shows_what_a_real_prometheus_has_read(
+    endpoint: Endpoint, deployment: Deployment, prometheus: str, tmp_path: Path
+) -> None:
+    checked = subprocess.run(["promtool", "check", "metrics"], input=read(endpoint), capture_output=True, text=True)
+    assert checked.returncode in (0, 3), checked.stderr  # 3: style, such as the colon in vLLM's names
+    wait_for(lambda: query(prometheus, "up") == [1.0], 30)
+    arguments = LoadArguments(
+        str(deployment.endpoint_file), tmp_path / "load", lengths=("40/20",), concurrencies=(6,),
+        requests=40, repeats=1, min_repeats=1,
+    )  # fmt: skip
+    load.main(arguments.to_argv())
+    time.sleep(1.5)  # until Prometheus has read the last numbers
+    panels = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
+    empty = {}
+    for expression in [target["expr"] for panel in panels for target in panel["targets"]]:
+        found = query(prometheus, expression.replace("$model_name", ".*").replace("$__rate_interval", "1m"))
+        if not found or not all(map(math.isfinite, found)):
+            empty[expression] = found
+    assert len(panels) == 18 and not empty
+    selected = 'vllm:%s{model_name="fastertransformer"}'
+    for name in ("request_generation_tokens", "inter_token_latency_seconds"):
+        (median,) = query(prometheus, f"histogram_quantile(0.5, sum by (le) ({selected % f'{name}_bucket'}))")
+        assert median == pytest.approx(20, abs=10) if name.startswith("request") else 0 < median < 1
