@@ -31,6 +31,10 @@ BEGINNING: Tensors = {
     "decoder_input_ids": np.array([[1, 2], [3, 0]], np.uint32),
     "decoder_input_lengths": np.array([[2], [1]], np.uint32),
 }
+BIAS: Tensors = {
+    "logit_bias_ids": np.array([[5], [6]], np.int32),
+    "logit_bias_values": np.array([[0.5], [-1]], np.float32),
+}
 EXAMPLES: Tensors = {
     **INPUT,
     "sequence_length": INPUT["input_lengths"],
@@ -40,6 +44,8 @@ EXAMPLES: Tensors = {
     "request_prompt_embedding": np.zeros((2, 1, 8), np.float32),
     "ia3_tasks": np.array([[1], [0]], np.int32),
     **BEGINNING,
+    **BIAS,
+    "stop_token_ids": np.array([[5, -1], [6, 7]], np.int32),
     "START": np.array([1], np.int32),
     "END": np.array([1], np.int32),
 }
@@ -48,11 +54,14 @@ ZERO_MEANS_NONE = {"beam_width", "runtime_top_k", "random_seed", "min_length", "
 ZERO_MEANS_NONE |= {"request_output_len", "request_prompt_lengths", "request_prompt_type", "START", "END"}
 ZERO_MEANS_NONE |= {"end_id", "start_id", "top_p_reset_ids", "bad_words_list", "stop_words_list"}
 ZERO_MEANS_NONE |= {"max_output_len", "ia3_tasks", *BEGINNING}
+ZERO_MEANS_NONE |= {"num_top_log_probs", "num_context_top_log_probs", "stop_token_ids", *BIAS}
 ANY_NUMBER = {"beam_search_diversity_rate", "len_penalty", "presence_penalty", "top_p_decay", "top_p_min"}
+ANY_NUMBER |= {"frequency_penalty", "output_presence_penalty", "logit_bias_values"}
 FROM_0_ON = {"temperature", "repetition_penalty"}
 ANY_COUNT = {"min_length", "random_seed", "runtime_top_k", "session_len", "memory_len"}
 NEVER_COMES = {"end_id", "start_id", "top_p_reset_ids"}  # a token beyond the vocabulary
 LISTS = {"bad_words_list", "stop_words_list"}
+TOKENS = {"stop_token_ids", "logit_bias_ids"}
 FLAGS = {"START", "END"}  # one whole number of any shape; all but 0 is true
 ACCEPTED = {
     **dict.fromkeys(((name, "zeros") for name in ZERO_MEANS_NONE), "0 is none, token 0 or task 0"),
@@ -64,6 +73,8 @@ ACCEPTED = {
     **dict.fromkeys(((name, what) for name in FLAGS for what in ("largest", "hundreds", "-1", "least")), "true"),
     ("input_ids", "no columns"): "a row without input starts from start_id",
     **dict.fromkeys(((name, what) for name in LISTS for what in ("no columns", "-1", "least")), "no words"),
+    **dict.fromkeys(((name, "-1") for name in TOKENS), "padding"),
+    ("stop_token_ids", "no columns"): "no tokens",
 }
 # What means nothing to one family although it does to another.
 REFUSED = {("t5", "start_id", what): "its decoder always begins with it" for what in ("largest", "hundreds")}
@@ -108,7 +119,7 @@ def example(name: str, vocabulary: InputSchema) -> np.ndarray:
     ("family", "name"), [(family, name) for family in CONFIGS for name in sorted(INPUT_SCHEMAS[family].names)]
 )
 def test_a_spoilt_tensor_is_refused_by_its_name(family: str, name: str) -> None:
-    request = request_of(family) | (BEGINNING if name in BEGINNING else {})
+    request = request_of(family) | (BEGINNING if name in BEGINNING else BIAS if name in BIAS else {})
     surprises: list[str] = []
     for what, array in spoilt(example(name, INPUT_SCHEMAS[family])):
         is_meant = (name, what) in ACCEPTED and (family, name, what) not in REFUSED

@@ -61,6 +61,13 @@ def request(seed: int, lengths: tuple[int, ...], outputs: tuple[int, ...]) -> Te
     }
 
 
+def scored(tensors: Tensors) -> Tensors:
+    """With the most probable tokens of the input and of the output; a rank of four has fewer than 20 x 4 columns."""
+    count = np.full((len(tensors["input_ids"]), 1), 20, np.uint32)
+    return tensors | {"num_top_log_probs": count, "num_context_top_log_probs": count}
+
+
+SCORES = ("output_raw_log_probs", "output_top_log_probs", "context_top_log_probs")
 # Rows that end at different steps and so move in the cache; the second batch reuses its memory.
 REQUESTS = [request(1, (7, 1, 12, 3, 7), (10, 4, 20, 1, 10)), request(2, (30,), (12,))]
 
@@ -92,7 +99,7 @@ def assert_layout_gives_what_one_process_gives(
 ) -> None:
     # 3 layers: over 2 stages they are 2 and 1, over 4 stages the last has none.
     shards = write_shards(random_gpt2(tie_word_embeddings=tensor != 4), directory, tensor)
-    requests = [*REQUESTS, sampled(REQUESTS[0]), *beams_prompts_and_a_talk()]
+    requests = [scored(REQUESTS[0]), REQUESTS[1], sampled(REQUESTS[0]), *beams_prompts_and_a_talk()]
     ranks = start(shards, directory, tensor, pipeline, requests, on_gpu=device == "cuda", **how)
     alone = Settings(shards, tensor, 1, "fp32", 1, has_process_per_rank=False, kv_cache_bytes=CACHE_BYTES)
     engine = open_engine(alone, torch.device(device, 0))
@@ -101,8 +108,9 @@ def assert_layout_gives_what_one_process_gives(
     for ours, theirs in zip(ranks.answers, expected, strict=True):
         for name in ("output_ids", "sequence_length"):
             np.testing.assert_array_equal(ours[name], theirs[name])
-        for name in ("cum_log_probs", "output_log_probs", "context_log_probs"):
+        for name in {*theirs} & {"cum_log_probs", "output_log_probs", "context_log_probs", *SCORES}:
             np.testing.assert_allclose(ours[name], theirs[name], atol=1e-4)
+    assert {*SCORES} <= ranks.answers[0].keys()
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 1), (2, 2), (4, 1), (1, 4)])

@@ -1,4 +1,8 @@
-"""Each sampling tensor in whole generations: Hugging Face's logits, and FasterTransformer's formulas in numpy."""
+"""Each sampling tensor in whole generations: Hugging Face's logits, and FasterTransformer's formulas in numpy.
+
+The OpenAI API's formula of its penalties: mu[j] -> mu[j] - c[j] * frequency - float(c[j] > 0) * presence, where c[j] is
+how often token j has been sampled before.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.asking import CPU, VOCABULARY, ask, generated, prompts, tiny_gpt2
+from support.asking import CPU, VOCABULARY, ask, generated, padded, prompts, tiny_gpt2
 from support.split_mix import split_mix
-from transformers import GPT2LMHeadModel
+from transformers import GPT2LMHeadModel, MinPLogitsWarper
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 
@@ -23,10 +27,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[GPT2LMHeadModel, E
     return model, open_engine(settings, CPU)
 
 
-def penalised(
-    logits: np.ndarray[Any, Any], line: list[int], count: int, told: dict[str, float]
-) -> np.ndarray[Any, Any]:
-    """BaseSamplingLayer.cc: temperature, then repetition or presence penalty, then minimum length."""
+def penalised(logits: np.ndarray[Any, Any], line: list[int], count: int, told: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Bias, OpenAI's penalties, and BaseSamplingLayer.cc: temperature, its own penalties, then minimum length."""
+    for token, value in told.get("logit_bias", {}).items():
+        logits[token] += value
+    counts = np.bincount(line[len(line) - count :], minlength=VOCABULARY)
+    logits = logits - counts * told.get("frequency_penalty", 0) - (counts > 0) * told.get("output_presence_penalty", 0)
     if told.get("temperature", 1) != 1:
         logits = logits / (told["temperature"] + 1e-6)
     seen = sorted(set(line))
@@ -34,9 +40,15 @@ def penalised(
         old, penalty = logits[seen], told["repetition_penalty"]
         logits[seen] = np.where(old < 0, old * penalty, old / penalty)
     logits[seen] -= told.get("presence_penalty", 0)
-    if count < told.get("min_length", 0) and told["end_id"] < VOCABULARY:
-        logits[int(told["end_id"])] = -np.inf
+    if count < told.get("min_length", 0):
+        logits[[token for token in (told["end_id"], *told.get("stop_token_ids", ())) if token < VOCABULARY]] = -np.inf
     return logits
+
+
+def above_min_p(logits: np.ndarray[Any, Any], min_p: float) -> np.ndarray[Any, Any]:
+    warped = MinPLogitsWarper(min_p)(torch.zeros(1, 0, dtype=torch.long), torch.from_numpy(logits)[None])
+    kept: np.ndarray[Any, Any] = warped[0].numpy()
+    return kept
 
 
 def draw(logits: np.ndarray[Any, Any], top_k: int, top_p: float, uniform: float) -> int:
@@ -66,12 +78,12 @@ def generate(model: GPT2LMHeadModel, prompt: list[int], told: dict[str, Any]) ->
         with torch.no_grad():
             logits = model(torch.tensor([line])).logits[0, -1].double().numpy()
         logits = penalised(logits, line, count, told)
-        token = draw(logits, top_k, top_p, numbers[count])
+        token = draw(above_min_p(logits, told.get("min_p", 0.0)), top_k, top_p, numbers[count])
         total += float(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
         line.append(token)
         if not top_k:  # sampling_topp_kernels.cu, computeToppDecay
             top_p = first_p if token == told.get("top_p_reset_ids", -1) else max(top_p * decay, least)
-        if token == told["end_id"]:
+        if token in (told["end_id"], *told.get("stop_token_ids", ())):
             break
     return line[len(prompt) :], total
 
@@ -91,7 +103,17 @@ ROWS: list[dict[str, Any]] = [
     {"runtime_top_k": 50, "temperature": 3.0, "min_length": 9},
     {"min_length": 4},
     {"runtime_top_p": 1e-7},
+    {"frequency_penalty": 0.6},
+    {"runtime_top_k": 8, "frequency_penalty": -0.4, "output_presence_penalty": 1.1, "temperature": 1.8},
+    {"runtime_top_p": 0.9, "output_presence_penalty": 0.7, "repetition_penalty": 1.2},
+    {"runtime_top_p": 1.0, "min_p": 0.3, "temperature": 2.0},
+    {"runtime_top_k": 40, "runtime_top_p": 0.8, "min_p": 0.05, "temperature": 3.0},
+    {"logit_bias": {5: 4.0, 90: -100.0, 17: 3.5}},
+    {"runtime_top_p": 0.95, "logit_bias": {31: 6.0}, "frequency_penalty": 1.5, "temperature": 0.7},
+    {"runtime_top_k": 50, "temperature": 3.0, "min_length": 9, "stop_token_ids": list(range(0, 90, 7))},
+    {"runtime_top_k": 50, "temperature": 3.0, "stop_token_ids": list(range(0, 90, 7))},
 ]
+LISTS = ("logit_bias", "stop_token_ids")
 
 
 def told_rows(rows: list[dict[str, Any]], end_ids: list[int]) -> list[dict[str, Any]]:
@@ -107,9 +129,15 @@ def as_request(lines: list[list[int]], rows: list[dict[str, Any]]) -> dict[str, 
         "presence_penalty": 0,
     }
     neutral["top_p_reset_ids"] = 0xFFFFFFFF
-    names = sorted({name for row in rows for name in row})
+    names = sorted({name for row in rows for name in row} - {*LISTS})
     scalars = {name: [row.get(name, neutral.get(name, 0)) for row in rows] for name in names}
-    return ask(lines, COUNT, **scalars, is_return_log_probs=True)
+    tensors = ask(lines, COUNT, **scalars, is_return_log_probs=True)
+    if any(name in row for row in rows for name in LISTS):
+        biases = [row.get("logit_bias", {}) for row in rows]
+        tensors["logit_bias_ids"] = padded([list(bias) for bias in biases])
+        tensors["logit_bias_values"] = padded([list(bias.values()) for bias in biases], np.float32)
+        tensors["stop_token_ids"] = padded([row.get("stop_token_ids", ()) for row in rows])
+    return tensors
 
 
 def test_rows_with_parameters_of_their_own_get_what_numpy_draws(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
@@ -151,7 +179,8 @@ def test_each_parameter_matters(opened: tuple[GPT2LMHeadModel, Engine]) -> None:
         {"runtime_top_p": 0.3},
         {"temperature": 1.0},
     ]
-    changes += [{"repetition_penalty": 4.0}, {"presence_penalty": 6.0}, {"top_p_decay": 0.2}]
+    changes += [{"repetition_penalty": 4.0}, {"presence_penalty": 6.0}, {"top_p_decay": 0.2}, {"min_p": 0.5}]
+    changes += [{"frequency_penalty": 3.0}, {"output_presence_penalty": 5.0}, {"logit_bias": {7: 30.0}}]
     rows = [base, *(base | change for change in changes)]
     outputs = engine.generate([engine.parse(as_request([line], [row])) for row in rows])
     found = [generated(each) for each in outputs]

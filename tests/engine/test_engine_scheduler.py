@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.asking import CPU, Tensors, ask, generated, prompts, tiny_gpt2, word_list
+from support.asking import CPU, Tensors, ask, generated, padded, prompts, tiny_gpt2, word_list
 from support.llama_shards import settings_of
 from support.paged_steps import paged_steps
 
@@ -95,7 +95,13 @@ def many_requests(count: int) -> list[Tensors]:
             stops = np.repeat(word_list([[5], [17, 3], [40]]), len(rows), 0)
             scalars |= {"runtime_top_k": 9, "stop_words_list": stops, "bad_words_list": stops[:, :, ::-1][:, :, :1] * 0}
             scalars["bad_words_list"][:, 1] = -1
+        if index % 2 and kind != 3:
+            scalars |= {"frequency_penalty": 0.4 * kind, "min_p": 0.02, "num_top_log_probs": index % 4, "end_id": 50}
         requests.append(ask(rows, generator.integers(0, 20, len(rows)), **scalars))
+        if index % 4 == 1 and kind != 3:
+            requests[-1]["logit_bias_ids"] = padded([[row, 40 + row] for row in range(len(rows))])
+            requests[-1]["logit_bias_values"] = padded([[3.0, -9.0]] * len(rows), np.float32)
+            requests[-1]["stop_token_ids"] = padded([[7 * row + 1] for row in range(len(rows))])
     return requests
 
 
@@ -120,9 +126,14 @@ def test_requests_that_come_at_any_time_get_what_they_get_alone(
     for client, expected in zip(clients, alone, strict=True):
         (answer,) = client.answers
         assert answer.is_final and answer.tensors and set(answer.tensors) == set(expected)
-        for name in ("output_ids", "sequence_length", "response_input_lengths"):
+        for name in ("output_ids", "sequence_length", "response_input_lengths", "finish_reason"):
             np.testing.assert_array_equal(answer.tensors[name], expected[name])
-        for name in set(expected) & {"cum_log_probs", "output_log_probs"}:
+        for name in set(expected) & {
+            "cum_log_probs",
+            "output_log_probs",
+            "output_raw_log_probs",
+            "output_top_log_probs",
+        }:
             np.testing.assert_allclose(answer.tensors[name], expected[name], atol=1e-4)
     assert steps.cache.blocks.free == steps.cache.blocks.count and not steps.cache.block_tables.any()
     assert not pages or steps.cache.blocks.count == pages

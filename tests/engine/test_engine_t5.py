@@ -38,6 +38,7 @@ def test_greedy_tokens_are_hugging_faces_whatever_else_is_in_the_batch(opened: t
     assert {name: (array.dtype.name, array.shape) for name, array in outputs.items()} == {
         "output_ids": ("int32", (4, 1, 12)),
         "sequence_length": ("int32", (4, 1)),
+        "finish_reason": ("int32", (4, 1)),
         "cum_log_probs": ("float32", (4, 1)),
         "output_log_probs": ("float32", (4, 1, 12)),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import beyond
 from support.composed import compose
 from support.llama_hub_models import save_llama
 
@@ -30,6 +31,7 @@ INPUTS = {
 ADDED = {
     *("presence_penalty", "min_length", "is_return_context_cum_log_probs", "is_return_context_log_probs"),
     *("request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"),
+    *beyond.INPUTS,
 }
 """Optional inputs that the drop-in engine reads too, as it does of the other families."""
 OUTPUTS = {"output_ids", "sequence_length", "cum_log_probs", "output_log_probs"}
@@ -65,7 +67,8 @@ def test_the_engines_tensors_are_those_of_the_published_repository_and_the_drop_
     config = parse((repository / "fastertransformer/config.pbtxt").read_text())
     assert {tensor.name for tensor in config.input} == INPUTS | ADDED
     assert all(tensor.optional for tensor in config.input if tensor.name in ADDED)
-    assert {tensor.name for tensor in config.output} == OUTPUTS | {"context_log_probs", "context_argmax_ids"}
+    added = {"context_log_probs", "context_argmax_ids", *beyond.OUTPUTS}
+    assert {tensor.name for tensor in config.output} == OUTPUTS | added
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     assert (parameters["model_type"], parameters["tensor_para_size"]) == ("Llama", "2")
     assert config.backend == "fastertransformer" and config.model_transaction_policy.decoupled

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format, text_format
+from support import beyond
 from support.ft_checkpoint_maker import DATA, make_ft_checkpoint
 from tritonclient.grpc import model_config_pb2
 
@@ -43,9 +44,10 @@ def test_a_client_of_the_published_store_is_a_client_of_ours(tmp_path: Path, ses
     added = {
         "fastertransformer": {"is_return_context_cum_log_probs", "is_return_context_embeddings",
                               "response_input_lengths", "context_embeddings", "is_return_context_log_probs",
-                              "context_log_probs", "context_argmax_ids", "presence_penalty", "min_length"},
+                              "context_log_probs", "context_argmax_ids", "presence_penalty", "min_length",
+                              *beyond.INPUTS, *beyond.OUTPUTS},
         "ensemble": {"is_return_context_cum_log_probs", "is_return_context_log_probs", "context_log_probs",
-                     "context_argmax_ids", "presence_penalty", "min_length"},
+                     "context_argmax_ids", "presence_penalty", "min_length", *beyond.INPUTS, *beyond.OUTPUTS},
         "postprocessing": {"RESPONSE_INPUT_LENGTHS", "SEQUENCE_LENGTH"},
     }  # fmt: skip
     made_optional = {"BAD_WORDS_DICT", "STOP_WORDS_DICT", "INPUT_2", "INPUT_3"}

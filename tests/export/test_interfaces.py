@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import json_format, text_format
+from support import beyond
 from support.ft_checkpoint_maker import DATA, make_ft_checkpoint, seal
 from tritonclient.grpc import model_config_pb2
 
@@ -19,7 +20,7 @@ from handover.errors import ArtefactError
 
 PUBLISHED = json.loads((DATA / "ft_backend_stores.json").read_text())
 OURS = {"is_return_context_cum_log_probs", "is_return_context_log_probs", "context_log_probs", "context_argmax_ids"}
-OURS |= {"presence_penalty", "min_length"}
+OURS |= {"presence_penalty", "min_length", *beyond.INPUTS, *beyond.OUTPUTS}
 T5_OURS = {"decoder_input_ids", "decoder_input_lengths"}
 BUILD = ("name", "backend", "default_model_filename", "max_batch_size", "instance_group", "parameters")
 
@@ -63,6 +64,9 @@ def test_a_client_of_the_published_store_is_a_client_of_ours(tmp_path: Path, fam
         assert {name: mine[name] for name in theirs} == theirs
         added = mine.keys() - theirs.keys()
         assert all(ours[side][list(mine).index(name)].get("optional") for name in added if side == "input")
+        wanted = beyond.INPUTS if side == "input" else beyond.OUTPUTS
+        last = {entry["name"]: (entry["data_type"], entry["dims"]) for entry in ours[side][-len(wanted) :]}
+        assert last == wanted  # behind all that FasterTransformer has
         # FasterTransformer reads a prompt's embedding for these families too (GptJTritonModelInstance.cc).
         legal = {"request_prompt_embedding", "request_prompt_lengths", "request_prompt_type"}
         assert added <= OURS | (T5_OURS if family == "t5" else legal)

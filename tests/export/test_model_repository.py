@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format, text_format
+from support import beyond
 from support.ft_checkpoint_maker import DATA, make_ft_checkpoint, seal
 from tritonclient.grpc import model_config_pb2
 
@@ -65,9 +66,10 @@ def test_every_tensor_is_that_of_the_published_repository(arguments: ExportArgum
     ours = facts(read_config(arguments.output, model), side)
     published = {entry["name"]: entry for entry in PUBLISHED[model][side]}
     added = {"is_return_context_cum_log_probs", "is_return_context_log_probs", "SEQUENCE_LENGTH"}
-    added |= {"presence_penalty", "min_length"}
+    added |= {"presence_penalty", "min_length", *beyond.INPUTS}
     made_optional = {"BAD_WORDS_DICT", "STOP_WORDS_DICT", "INPUT_2", "INPUT_3"}
-    assert ours.keys() - published.keys() <= added | {"context_log_probs", "context_argmax_ids"}
+    outputs = {"context_log_probs", "context_argmax_ids", *beyond.OUTPUTS}
+    assert ours.keys() - published.keys() <= added | outputs
     for name in published:
         entry = {k: v for k, v in ours[name].items() if not (name in made_optional and k == "optional")}
         assert entry == published[name]
@@ -83,7 +85,8 @@ def test_the_ensemble_connects_what_the_published_one_connects(arguments: Export
         assert ours["model_name"] == published["model_name"]
         assert ours["model_version"] == published["model_version"] == "-1"
         assert ours["input_map"].items() >= published["input_map"].items()
-        added = {name for name in ours["output_map"] if name.startswith("context_")}  # the drop-in engine's alone
+        # The drop-in engine's alone.
+        added = {name for name in ours["output_map"] if name.startswith("context_") or name in beyond.OUTPUTS}
         assert {k: v for k, v in ours["output_map"].items() if k not in added} == published["output_map"]
 
 
@@ -277,7 +280,7 @@ def test_the_engines_inputs_are_named_once() -> None:
     specs = [engine, lambda serving: alias(engine(serving), "x")]
     for make in specs:
         names = [tensor.name for tensor in make(_serving()).inputs]
-        assert len(names) == len(set(names)) == 28
+        assert len(names) == len(set(names)) == 38
 
 
 def _serving() -> Serving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ CPU = torch.device("cpu")
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 _FLOATS = ("runtime_top_p", "temperature", "repetition_penalty", "presence_penalty", "len_penalty", "top_p_decay")
-_TYPES: dict[str, Any] = dict.fromkeys((*_FLOATS, "top_p_min", "beam_search_diversity_rate"), np.float32)
-_TYPES |= {"random_seed": np.uint64, "min_length": np.int32}
+_MORE_FLOATS = ("top_p_min", "beam_search_diversity_rate", "frequency_penalty", "output_presence_penalty", "min_p")
+_TYPES: dict[str, Any] = dict.fromkeys((*_FLOATS, *_MORE_FLOATS), np.float32)
+_TYPES |= {"random_seed": np.uint64, "min_length": np.int32, "ignore_eos": np.bool_}
 
 
 def tiny_gpt2(directory: Path, **ini: object) -> tuple[GPT2LMHeadModel, Settings]:
@@ -53,6 +55,14 @@ def generated(outputs: Tensors, row: int = 0, beam: int = 0) -> list[int]:
     start, end = outputs["response_input_lengths"][row, beam], outputs["sequence_length"][row, beam]
     tokens: list[int] = outputs["output_ids"][row, beam, start:end].tolist()
     return tokens
+
+
+def padded(rows: Sequence[Sequence[float]], dtype: Any = np.int32) -> np.ndarray[Any, Any]:
+    """Lists of tokens, or of what belongs to them, one a row, [B, n], padded with -1."""
+    lists = np.full((len(rows), max(map(len, rows))), -1, dtype)
+    for row, values in enumerate(rows):
+        lists[row, : len(values)] = values
+    return lists
 
 
 def word_list(words: list[list[int]]) -> np.ndarray[Any, Any]:

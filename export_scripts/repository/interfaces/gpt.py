@@ -7,6 +7,8 @@ repository ``all_models/gpt``: a client of one is a client of the other. What di
   with it ``cum_log_probs`` covers the prompt.
 - ``is_return_context_log_probs`` (optional), ``context_log_probs`` and ``context_argmax_ids`` are the drop-in engine's
   alone: they score every token of a text at once. FasterTransformer ignores the first and never gives the others.
+- What the OpenAI API has beyond FasterTransformer (``serving.BEYOND_INPUTS`` and ``BEYOND_OUTPUTS``) comes last, is
+  optional, and is the drop-in engine's alone too.
 - ``presence_penalty`` and ``min_length`` (optional) are inputs too: ParallelGpt reads both, its guide leaves them out.
 - With ``text_deltas`` the engine gives ``text_start`` and the ensemble ``OUTPUT_DELTA``; that only the drop-in serves.
 - ``max_queue_delay_microseconds`` defaults to 0, so that a lone request never waits for company.
@@ -20,6 +22,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from export_scripts.repository.interfaces.serving import (
+    BEYOND_INPUTS,
+    BEYOND_OUTPUTS,
     CONTEXT_SCORE_OUTPUTS,
     CONTEXT_SCORES,
     FACTUAL_NUCLEUS,
@@ -54,6 +58,7 @@ ENGINE_INPUTS = (
     *WORD_LISTS,
     *_PROMPT_LEARNING,
     *FACTUAL_NUCLEUS,
+    *BEYOND_INPUTS,
 )
 ENGINE_OUTPUTS = (
     TensorSpec("output_ids", "UINT32", (-1, -1)),
@@ -63,10 +68,12 @@ ENGINE_OUTPUTS = (
     TensorSpec("output_log_probs", "FP32", (-1, -1)),
     TensorSpec("context_embeddings", "FP32", (-1, -1)),
     *CONTEXT_SCORE_OUTPUTS,
+    *BEYOND_OUTPUTS,
 )
 _ENSEMBLE_OUTPUTS = (
     *("sequence_length", "cum_log_probs", "output_log_probs"),
     *("context_log_probs", "context_argmax_ids"),
+    *(tensor.name for tensor in BEYOND_OUTPUTS),
 )
 _PREPROCESSED = {
     "input_ids": "_INPUT_ID",
@@ -127,7 +134,7 @@ def postprocessing(serving: Serving) -> ModelSpec:
 
 def ensemble(serving: Serving) -> ModelSpec:
     """Configure ``ensemble``: text in, text out, through the three other models."""
-    passed_on = _known(serving, (*SAMPLING, *CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS))
+    passed_on = _known(serving, (*SAMPLING, *CONTEXT_SCORES, *_PROMPT_LEARNING, *FACTUAL_NUCLEUS, *BEYOND_INPUTS))
     given = {tensor.name: tensor for tensor in _known(serving, ENGINE_OUTPUTS)}
     outputs = {name: given[name] for name in _ENSEMBLE_OUTPUTS if name in given}
     spec = ModelSpec(

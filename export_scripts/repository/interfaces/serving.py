@@ -116,6 +116,28 @@ CONTEXT_SCORE_OUTPUTS = (
     TensorSpec("context_log_probs", "FP32", (-1,)),
     TensorSpec("context_argmax_ids", "UINT32", (-1,)),
 )
+BEYOND_INPUTS = (
+    per_request("frequency_penalty", "FP32"),
+    per_request("output_presence_penalty", "FP32"),
+    per_request("min_p", "FP32"),
+    TensorSpec("logit_bias_ids", "INT32", (-1,), optional=True),
+    TensorSpec("logit_bias_values", "FP32", (-1,), optional=True),
+    TensorSpec("stop_token_ids", "INT32", (-1,), optional=True),
+    per_request("ignore_eos", "BOOL"),
+    per_request("is_return_raw_log_probs", "BOOL"),
+    per_request("num_top_log_probs", "UINT32"),
+    per_request("num_context_top_log_probs", "UINT32"),
+)
+"""What the OpenAI API has beyond FasterTransformer, whose backend ignores these tensors; see docs/tensors.md."""
+BEYOND_OUTPUTS = (
+    TensorSpec("finish_reason", "INT32", (-1,)),
+    TensorSpec("output_raw_log_probs", "FP32", (-1, -1)),
+    TensorSpec("output_top_log_probs", "FP32", (-1, -1, -1)),
+    TensorSpec("output_top_ids", "UINT32", (-1, -1, -1)),
+    TensorSpec("context_top_log_probs", "FP32", (-1, -1)),
+    TensorSpec("context_top_ids", "UINT32", (-1, -1)),
+)
+"""What answers them. FasterTransformer's backend gives its own model's tensors alone, whatever is declared."""
 WORD_LISTS = (
     TensorSpec("stop_words_list", "INT32", (2, -1), optional=True),
     TensorSpec("bad_words_list", "INT32", (2, -1), optional=True),

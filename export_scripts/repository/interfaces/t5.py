@@ -5,6 +5,7 @@ published repository ``all_models/t5``. That has no models for text; ours have t
 
 - ``decoder_input_ids``, ``decoder_input_lengths`` and what GPT's ``is_return_context_log_probs`` asks of them are the
   drop-in engine's alone, and optional: tokens that the decoder begins with, behind its start token.
+- What the OpenAI API has beyond FasterTransformer is as for GPT.
 - ``preprocessing`` ends each text with the vocabulary's end token, as T5 was trained.
 - ``OUTPUT_0`` is the decoder's text; the input is not part of it.
 - ``decoupled`` and dynamic batching are as for GPT.
@@ -15,6 +16,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from export_scripts.repository.interfaces.serving import (
+    BEYOND_INPUTS,
+    BEYOND_OUTPUTS,
     CONTEXT_SCORE_OUTPUTS,
     CONTEXT_SCORES,
     FACTUAL_NUCLEUS,
@@ -49,6 +52,7 @@ _INPUTS = (
     *_TASKS,
     *FACTUAL_NUCLEUS,
     *_DECODER_INPUTS,
+    *BEYOND_INPUTS,
 )
 _OUTPUTS = (
     TensorSpec("output_ids", "INT32", (-1, -1)),
@@ -56,9 +60,10 @@ _OUTPUTS = (
     TensorSpec("cum_log_probs", "FP32", (-1,)),
     TensorSpec("output_log_probs", "FP32", (-1, -1)),
     *CONTEXT_SCORE_OUTPUTS,
+    *BEYOND_OUTPUTS,
 )
 _TEXT_OUTPUTS = _OUTPUTS[1:]
-_PASSED_ON = (*SAMPLING, *_TASKS, *FACTUAL_NUCLEUS, *_DECODER_INPUTS)
+_PASSED_ON = (*SAMPLING, *_TASKS, *FACTUAL_NUCLEUS, *_DECODER_INPUTS, *BEYOND_INPUTS)
 
 
 def engine(serving: Serving) -> ModelSpec:

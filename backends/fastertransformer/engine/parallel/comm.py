@@ -20,6 +20,7 @@ from ..model.config import ModelConfig
 from ..model.layouts import vocabulary_part
 from ..model.linear import Linear
 from ..ops.ops import Ops
+from ..sampling import scoring
 from ..sampling.sampling import NOT_FINITE
 from .group import Group
 from .peer_memory import open_peer_memory
@@ -100,12 +101,22 @@ class Comm:
         if not self.is_split:
             return logits
         widest = max(map(len, self._parts))  # gather takes tensors of one shape
-        mine = F.pad(logits, (0, widest - logits.shape[1])).contiguous()
-        gathered = [torch.empty_like(mine) for _ in self._parts] if self._tensor_rank == 0 else None
-        dist.gather(mine, gathered, 0, group=self._neighbours)
+        gathered = self._gather(F.pad(logits, (0, widest - logits.shape[1])))
         if gathered is None:
             return logits
         return torch.cat([each[:, : len(part)] for each, part in zip(gathered, self._parts, strict=True)], 1)
+
+    def gather_summaries(self, logits: Tensor, tokens: Tensor, most: int) -> list[Tensor]:
+        """Summarize the processes' parts of the vocabulary, see scoring.py: [N, part], [N] -> all parts' in rank 0."""
+        first = self._parts[self._tensor_rank].start
+        return self._gather(scoring.summarize_part(logits, tokens, first, most)) or []
+
+    def _gather(self, mine: Tensor) -> list[Tensor] | None:
+        """Collect tensors of one shape from the processes that share a stage in its first one; None in the others."""
+        mine = mine.contiguous()
+        gathered = [torch.empty_like(mine) for _ in self._parts] if self._tensor_rank == 0 else None
+        dist.gather(mine, gathered, 0, group=self._neighbours)
+        return gathered
 
     def argmax(self, logits: Tensor, ids: Tensor, positions: Tensor) -> Tensor:
         """Find the argmax over all parts of the vocabulary, and prepare the next step; see Ops.argmax_step."""

@@ -19,6 +19,14 @@ from .sampling_params import SamplingParams, sampling_params
 from .schema import INPUT_SCHEMAS, Inputs, InputSchema, checked, refuse_rows
 from .schema import Array as Array
 
+_SAMPLING_ONLY = (
+    "frequency_penalty",
+    "output_presence_penalty",
+    "min_p",
+    "is_return_raw_log_probs",
+    "num_top_log_probs",
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -121,6 +129,10 @@ def _check_combinations(sent: Inputs, config: ModelConfig) -> None:
         raise RequestError("repetition_penalty and presence_penalty exclude each other; send one of them")
     width = np.maximum(sent.scalars["beam_width"], 1)
     refuse_rows("beam_width", width, width != width[0], f"the same in all rows of a request, {width[0]} as in row 0")
+    for name in _SAMPLING_ONLY if width[0] > 1 else ():
+        values = sent.scalars[name]
+        rule = f"{values.dtype.type(0)}, or left out, with beam_width {width[0]}: a beam search does not apply it"
+        refuse_rows(name, values, values != 0, rule)
     if "ia3_tasks" in sent.tensors:
         if not config.ia3_num_tasks:
             raise RequestError("ia3_tasks: this checkpoint has no IA3 adapters; leave it out")

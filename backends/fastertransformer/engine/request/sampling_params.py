@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from ..sampling.sampling import resolve_top_k_top_p
-from .schema import NEVER, SCALARS, Inputs
+from .schema import NEVER, SCALARS, Array, Inputs
+from .token_lists import LogitBias, parse_logit_bias, parse_stop_token_ids
 from .words import WordList, parse_word_lists
 
 
@@ -16,7 +17,8 @@ class SamplingParams:
     """The parameters of one row; the names are those of FasterTransformer's tensors where the meaning is the same."""
 
     max_tokens: int  # 0: only the context is computed
-    end_id: int  # one outside the vocabulary is never generated
+    end_id: int  # one outside the vocabulary is never generated; NEVER with ignore_eos
+    pad_id: int = 0  # behind the row's tokens in an answer: the end_id that was sent
     beam_width: int = 1  # of all rows of the request; 1 is sampling
     top_k: int = 1  # and top_p, as resolve_top_k_top_p gives them
     top_p: float = 1.0
@@ -26,6 +28,9 @@ class SamplingParams:
     temperature: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    output_presence_penalty: float = 0.0
+    min_p: float = 0.0
     min_length: int = 0
     random_seed: int = 0  # the bits of an unsigned seed, as int64
     is_sampled: bool = False  # whether the token is drawn at random; else it is the argmax
@@ -36,8 +41,13 @@ class SamplingParams:
     is_return_context_log_probs: bool = False
     is_return_context_embeddings: bool = False
     is_return_attentions: bool = False
+    is_return_raw_log_probs: bool = False
+    num_top_log_probs: int = 0  # at most the vocabulary's size; with some, is_return_raw_log_probs is true
+    num_context_top_log_probs: int = 0  # likewise, with is_return_context_log_probs
     bad_words: WordList = field(default_factory=WordList)
     stop_words: WordList = field(default_factory=WordList)
+    stop_token_ids: frozenset[int] = frozenset()  # end the row as its end_id does
+    logit_bias: LogitBias = field(default_factory=LogitBias)
 
     @property
     def has_penalty(self) -> bool:
@@ -45,11 +55,17 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0
 
     @property
+    def has_output_penalty(self) -> bool:
+        """Whether tokens are penalised by how often they have been generated."""
+        return self.frequency_penalty != 0 or self.output_presence_penalty != 0
+
+    @property
     def needs_token_log_probs(self) -> bool:
         """Whether sampling computes the log-probabilities of its tokens; a beam search has them anyway."""
         return self.is_return_log_probs and self.beam_width == 1
 
 
+_TOPS = ("num_top_log_probs", "num_context_top_log_probs")
 _COMPUTED = ("runtime_top_k", "runtime_top_p", "top_p_decay", "top_p_min")
 _TAKEN_AS_SENT = {each.name for each in fields(SamplingParams)} & SCALARS.keys() - {"beam_width", *_COMPUTED}
 
@@ -57,9 +73,9 @@ _TAKEN_AS_SENT = {each.name for each in fields(SamplingParams)} & SCALARS.keys()
 def sampling_params(sent: Inputs, vocab_size: int) -> list[SamplingParams]:
     """Make the parameters of each row of a request."""
     bad_words, stop_words = (parse_word_lists(name, sent) for name in ("bad_words_list", "stop_words_list"))
-    columns = {name: values.tolist() for name, values in sent.scalars.items()}
-    columns["random_seed"] = sent.scalars["random_seed"].astype(np.int64).tolist()
-    beam_width = max(1, *columns["beam_width"])
+    stop_token_ids, logit_bias = parse_stop_token_ids(sent, vocab_size), parse_logit_bias(sent, vocab_size)
+    columns = {name: values.tolist() for name, values in {**sent.scalars, **_implied(sent, vocab_size)}.items()}
+    pad_ids, beam_width = sent.scalars["end_id"].tolist(), max(1, *columns["beam_width"])
     rows = []
     for row, limit in enumerate(sent.limits.tolist()):
         top_k, top_p, decay, least = (columns[name][row] for name in _COMPUTED)
@@ -71,6 +87,7 @@ def sampling_params(sent: Inputs, vocab_size: int) -> list[SamplingParams]:
         rows.append(
             SamplingParams(
                 max_tokens=limit,
+                pad_id=pad_ids[row],
                 beam_width=beam_width,
                 top_k=top_k,
                 top_p=top_p,
@@ -79,7 +96,22 @@ def sampling_params(sent: Inputs, vocab_size: int) -> list[SamplingParams]:
                 is_sampled=top_k != 1 and largest_top_p > 1 / vocab_size and beam_width == 1,
                 bad_words=bad_words[row],
                 stop_words=stop_words[row],
+                stop_token_ids=stop_token_ids[row],
+                logit_bias=logit_bias[row],
                 **{name: columns[name][row] for name in _TAKEN_AS_SENT},
             )
         )
     return rows
+
+
+def _implied(sent: Inputs, vocab_size: int) -> dict[str, Array]:
+    """Give the parameters that follow from what was sent, by name, [B] each."""
+    given = sent.scalars
+    tops, context_tops = (np.minimum(given[name], vocab_size) for name in _TOPS)
+    return {
+        "random_seed": given["random_seed"].astype(np.int64),
+        "end_id": np.where(given["ignore_eos"], NEVER, given["end_id"]),
+        **dict(zip(_TOPS, (tops, context_tops), strict=True)),
+        "is_return_raw_log_probs": given["is_return_raw_log_probs"] | (tops > 0),
+        "is_return_context_log_probs": given["is_return_context_log_probs"] | (context_tops > 0),
+    }

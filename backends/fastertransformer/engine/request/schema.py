@@ -2,7 +2,8 @@
 
 Names, types and shapes: FasterTransformer's GPT and T5 guides; ``min_length`` and ``presence_penalty``, which its
 Triton guides leave out, are in the tables of ``ParallelGpt``'s and ``T5Decoding``'s inputs.
-``is_return_context_log_probs`` is this engine's own, and so is T5's ``decoder_input_ids``.
+This engine's own are ``is_return_context_log_probs``, T5's ``decoder_input_ids``, and what the OpenAI API has beyond
+FasterTransformer (from ``frequency_penalty`` on); docs/tensors.md says where each of these names comes from.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ Array = npt.NDArray[Any]
 
 BEAM_WIDTH_LIMIT = 64  # FasterTransformer's kernels; see beam.py for the widths that its backend takes
 NEVER = 0xFFFFFFFF  # a token that never comes
+MOST_TOP_LOG_PROBS = 20  # as in the OpenAI API
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,14 @@ def refuse_rows(name: str, values: Array, is_bad: Array, rule: str) -> None:
 _FLOAT, _UINT, _BOOL = (np.float32,), (np.uint32,), (np.bool_,)
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _REQUIRED = Scalar(_UINT, None)
-_WISHES = ("log_probs", "context_cum_log_probs", "context_log_probs", "context_embeddings", "attentions")
+_WISHES = (
+    "log_probs",
+    "context_cum_log_probs",
+    "context_log_probs",
+    "context_embeddings",
+    "attentions",
+    "raw_log_probs",
+)
 SCALARS = {
     "beam_width": Scalar(_UINT, 1, high=BEAM_WIDTH_LIMIT),
     "runtime_top_k": Scalar(_UINT, 0),
@@ -106,9 +115,16 @@ SCALARS = {
     "decoder_input_lengths": Scalar(_UINT, 0),
     "start_id": Scalar(_UINT, None),
     "end_id": Scalar(_UINT, None),
+    "frequency_penalty": Scalar(_FLOAT, 0.0),
+    "output_presence_penalty": Scalar(_FLOAT, 0.0),
+    "min_p": Scalar(_FLOAT, 0.0, 0.0, 1.0),
+    "ignore_eos": Scalar(_BOOL, False),
+    "num_top_log_probs": Scalar(_UINT, 0, high=MOST_TOP_LOG_PROBS),
+    "num_context_top_log_probs": Scalar(_UINT, 0, high=MOST_TOP_LOG_PROBS),
     **{f"is_return_{wish}": Scalar(_BOOL, False) for wish in _WISHES},
 }
-_LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding", "decoder_input_ids")
+_TOKEN_LISTS = ("logit_bias_ids", "logit_bias_values", "stop_token_ids")
+_LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding", "decoder_input_ids", *_TOKEN_LISTS)
 _CONTROLS = ("START", "END")  # of Triton's sequence batcher
 
 

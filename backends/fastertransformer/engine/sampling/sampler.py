@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from ..request.schema import Array
 from ..scheduling.sequence import Sequence
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
-from . import sampling
+from . import sampling, scoring
 from .beam import candidates
+from .token_counts import TokenCounts
 
 Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
 
@@ -29,29 +31,42 @@ class PendingTokens:
     """Tokens, int64 [N], that are being copied to the host; NOT_FINITE where logits are infinite or NaN.
 
     ``log_probs`` is fp32 [2, N], see sampling.token_log_probs, 0 in rows that do not request them; None: no row does.
+    ``raw_scores`` is fp32 [n, 1 + 2 K], see scoring.py, of the rows in ``raw_slots``, which request them; K is the
+    largest that one of them requests. None: no row requests them.
     """
 
-    def __init__(self, owners: Owners, tokens: Tensor, log_probs: Tensor | None) -> None:
-        self._owners = owners
+    def __init__(
+        self, owners: Owners, tokens: Tensor, log_probs: Tensor | None, raw_scores: Tensor | None, raw_slots: list[int]
+    ) -> None:
+        self._owners, self._raw_slots = owners, raw_slots
         # From a GPU this copies into pinned memory and does not wait.
         self._tokens = tokens.to("cpu", non_blocking=True)
         self._log_probs = None if log_probs is None else log_probs.to("cpu", non_blocking=True)
+        self._raw_scores = None if raw_scores is None else raw_scores.to("cpu", non_blocking=True)
         self._event: torch.cuda.Event | None = None
         if tokens.is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
-    def wait(self) -> list[tuple[tuple[Sequence, int], int, Several[float]]]:
-        """Wait for the copy; returns each slot's owner, token, and two log-probabilities, if any row needs them."""
+    def wait(self) -> list[tuple[tuple[Sequence, int], int, Several[Any]]]:
+        """Wait for the copy; returns each slot's owner, token, and scores as Sequence.append takes them."""
         if self._event:
             self._event.synchronize()
-        log_probs = [()] * len(self._owners) if self._log_probs is None else self._log_probs.T.tolist()
-        return list(zip(self._owners, self._tokens.tolist(), log_probs, strict=True))
+        scores: list[Several[Any]] = [()] * len(self._owners)
+        if self._log_probs is not None:
+            scores = self._log_probs.T.tolist()
+        if self._raw_scores is not None:
+            for slot, row in zip(self._raw_slots, self._raw_scores.numpy(), strict=True):
+                most, wanted = len(row) // 2, self._owners[slot][0].sampling.num_top_log_probs
+                own = row if wanted == most else np.concatenate((row[: 1 + wanted], row[1 + most :][:wanted]))
+                scores[slot] = (*(scores[slot] or (None, 0.0)), own.tobytes())
+        return list(zip(self._owners, self._tokens.tolist(), scores, strict=True))
 
 
 # The columns of rows' parameters on the device, by their names in SamplingParams. Two more are the sampler's own: top_p
 # decays, and its first value stays in initial_top_p; generated counts the tokens so far.
-_FLOATS = ("temperature", "repetition_penalty", "presence_penalty", "top_p_decay", "top_p_min", "top_p")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "output_presence_penalty")
+_FLOATS = ("temperature", *_PENALTIES, "min_p", "top_p_decay", "top_p_min", "top_p")
 _INTEGERS = ("random_seed", "end_id", "min_length", "top_p_reset_ids", "top_k")
 _COLUMNS = (*_FLOATS, "initial_top_p", *_INTEGERS, "generated")
 _floats, _integers = attrgetter(*_FLOATS, "top_p"), attrgetter(*_INTEGERS)
@@ -68,6 +83,7 @@ class Sampler:
         self._floats = torch.zeros(MOST_SLOTS, len(_FLOATS) + 1, device=self._device)
         self._integers = torch.zeros(MOST_SLOTS, len(_INTEGERS) + 1, dtype=torch.long, device=self._device)
         self._occurred: Tensor | None = None  # bool [slots, V]; made for the first row with a penalty
+        self._counts = TokenCounts(steps.config.vocab_size, self._device)
 
     def add_rows(self, first: int, owners: Owners) -> None:
         """Upload the parameters of the rows in the slots from ``first`` on, and what depends on tokens they have."""
@@ -75,7 +91,10 @@ class Sampler:
         self._floats[slots] = upload(np.array([_floats(row.sampling) for row, _ in owners], np.float32), self._device)
         integers = np.array([(*_integers(row.sampling), row.count) for row, _ in owners], np.int64)
         self._integers[slots] = upload(integers, self._device)
+        self._counts.fit(slots.stop, any(row.sampling.has_output_penalty for row, _ in owners))
         for slot, (row, beam) in enumerate(owners, first):
+            if row.sampling.has_output_penalty:
+                self._counts.begin(slot, np.array(row.beams[beam].tokens, np.int64))
             if row.sampling.has_penalty:
                 if self._occurred is None:
                     vocab_size = self._steps.config.vocab_size
@@ -92,6 +111,7 @@ class Sampler:
         for table in (self._floats, self._integers, self._occurred):
             if table is not None:
                 table[to] = table[of]
+        self._counts.move(to, of)
 
     def set_owners(self, owners: Owners) -> None:
         """Set the row of each slot, from which the host knows what a step needs without reading from the device."""
@@ -101,16 +121,43 @@ class Sampler:
         self._has_bad_words = any(row.bad_words for row in rows)
         self._has_temperature = any(row.temperature != 1 for row in rows)
         self._has_penalty = any(row.has_penalty for row in rows)
+        self._has_output_penalty = any(row.has_output_penalty for row in rows)
         self._has_min_length = any(row.min_length for row in rows)
+        self._has_min_p = any(row.min_p and row.is_sampled for row in rows)
+        if not self._has_output_penalty:
+            self._counts.drop()
+        self._set_lists(rows)
         self._searched = [each for each, beam in owners if each.width > 1 and each.max_tokens and not beam]
         sampled = [slot for slot, row in enumerate(rows) if row.is_sampled]
         scored = [slot for slot, row in enumerate(rows) if row.needs_token_log_probs]
         self._sampled, self._scored = (upload(np.array(each, np.int64), self._device) for each in (sampled, scored))
         self._is_narrow = all(rows[slot].top_k for slot in sampled)
         self._largest_top_k = max((rows[slot].top_k for slot in (*sampled, *scored)), default=0)
-        changes_logits = self._has_temperature or self._has_penalty or self._has_min_length
-        needs_logits = changes_logits or sampled or scored or any(each.needs_host for each, _ in owners)
-        self._is_greedy = not needs_logits  # in every row the argmax of unchanged logits is taken
+        has_penalty = self._has_penalty or self._has_output_penalty
+        changes_logits = self._has_temperature or has_penalty or self._has_min_length or self._bias
+        needs_logits = changes_logits or sampled or scored or self._raw_slots
+        # In every row the argmax of unchanged logits is taken.
+        self._is_greedy = not (needs_logits or any(each.needs_host for each, _ in owners))
+
+    def _set_lists(self, rows: list[SamplingParams]) -> None:
+        """Upload which tokens of which slots have a bias or are held back, and which slots request raw scores."""
+        self._bias = self._held_back = None
+        if any(row.logit_bias for row in rows):
+            biases = [row.logit_bias for row in rows]
+            values = upload(np.concatenate([each.values for each in biases]), self._device)
+            self._bias = *self._upload_pairs([each.ids for each in biases]), values
+        if any(row.min_length and row.stop_token_ids for row in rows):
+            self._held_back = self._upload_pairs([sorted(row.stop_token_ids) * bool(row.min_length) for row in rows])
+        self._raw_slots = [slot for slot, row in enumerate(rows) if row.is_return_raw_log_probs]
+        self._raw_index = upload(np.array(self._raw_slots, np.int64), self._device)
+        self._most_tops = max((rows[slot].num_top_log_probs for slot in self._raw_slots), default=0)
+
+    def _upload_pairs(self, tokens: Several[Several[int] | Array]) -> tuple[Tensor, Tensor]:
+        """Upload some tokens of each slot as pairs: slots and tokens, int64 [n] each."""
+        slots = np.repeat(np.arange(len(tokens)), list(map(len, tokens)))
+        pairs = np.stack((slots, np.concatenate([np.asarray(each, np.int64) for each in tokens])))
+        rows, ids = upload(pairs, self._device)
+        return rows, ids
 
     def sample(self, before: int, parts: Several[Chosen]) -> PendingTokens:
         """Choose the next token of each slot, which is the next step's input.
@@ -118,19 +165,19 @@ class Sampler:
         A decode step has just set the argmax of the first ``before`` slots as their next input. ``parts`` are logits
         and argmax of these slots, if any, and of the other slots, if any.
         """
-        tokens, log_probs = _joined([each[1] for each in parts]), None
+        tokens, log_probs, raw_scores = _joined([each[1] for each in parts]), None, None
         if self._is_greedy:
             if before < len(tokens):
                 self._steps.set_tokens(before, tokens[before:].clamp(min=0))
         else:
-            chosen, log_probs = self._sample(_joined([self._steps.full_logits(each) for each in parts]))
+            chosen, log_probs, raw_scores = self._sample(_joined([self._steps.full_logits(each) for each in parts]))
             self._steps.set_tokens(0, chosen)
             tokens = torch.where(tokens == sampling.NOT_FINITE, sampling.NOT_FINITE, chosen)
-        return PendingTokens(self._owners, tokens, log_probs)
+        return PendingTokens(self._owners, tokens, log_probs, raw_scores, self._raw_slots)
 
-    def _sample(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose by fp32 logits [N, V]; returns tokens, and the log-probabilities that rows request."""
-        logits, log_probs = self._penalise(logits), None
+    def _sample(self, raw_logits: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Choose by fp32 logits [N, V]; returns tokens, and the log-probabilities and raw scores that rows request."""
+        logits, log_probs, raw_scores = self._penalise(raw_logits), None, None
         tokens = logits.argmax(dim=-1)
         if len(self._sampled):
             tokens[self._sampled] = self._draw(logits, self._sampled)
@@ -140,15 +187,22 @@ class Sampler:
             log_probs[:, index] = torch.stack(sampling.token_log_probs(*chosen, self._largest_top_k))
         for sequence in self._searched:
             self._search(sequence, logits, tokens)
+        if len(index := self._raw_index):
+            raw_scores = scoring.score_rows(raw_logits[index], tokens[index], self._most_tops)
         self._record(tokens)
-        return tokens, log_probs
+        return tokens, log_probs, raw_scores
 
     def _penalise(self, logits: Tensor) -> Tensor:
-        """Apply bad words, temperature, penalties and minimum length: [N, V] -> [N, V]."""
+        """Apply bad words, bias, penalties, temperature and minimum length: [N, V] -> [N, V]."""
         columns = self._columns
         if self._has_bad_words:
             words = [(row.bad_words, row.tail(row.beams[beam], row.bad_words.reach)) for row, beam in self._owners]
             logits = sampling.ban(logits, [bad.completions(tail) for bad, tail in words])
+        if self._bias:
+            logits = sampling.add_bias(logits, *self._bias)
+        if self._has_output_penalty:
+            penalties = columns["frequency_penalty"], columns["output_presence_penalty"]
+            logits = sampling.apply_output_penalty(logits, *penalties, self._counts.of(len(logits)))
         if self._has_temperature:
             logits = sampling.apply_temperature(logits, columns["temperature"])
         if self._has_penalty and self._occurred is not None:  # add_rows has made it
@@ -157,11 +211,15 @@ class Sampler:
         if self._has_min_length:
             limits = columns["min_length"], columns["generated"], columns["end_id"]
             logits = sampling.apply_min_length(logits, *limits)
+        if self._held_back:
+            logits = sampling.hold_back(logits, *self._held_back, columns["min_length"], columns["generated"])
         return logits
 
     def _draw(self, logits: Tensor, slots: Tensor) -> Tensor:
         """Draw a token for some slots, [n], from penalised logits [N, V]."""
         columns = self._columns
+        if self._has_min_p:
+            logits = sampling.keep_min_p(logits, columns["min_p"])
         uniform = sampling.draw_uniform(columns["random_seed"][slots], columns["generated"][slots])
         limits = columns["top_k"][slots], columns["top_p"][slots], uniform, self._largest_top_k, self._is_narrow
         return self._steps.network.ops.draw_tokens(logits, slots, *limits)
@@ -186,6 +244,7 @@ class Sampler:
         columns["generated"].add_(1)
         if self._has_penalty and self._occurred is not None:
             self._occurred[: len(tokens)].scatter_(1, tokens[:, None], True)
+        self._counts.add(tokens)
         if len(self._sampled):
             limits = columns["initial_top_p"], columns["top_p_decay"], columns["top_p_min"], columns["top_p_reset_ids"]
             decayed = sampling.decay_top_p(columns["top_p"], *limits, tokens)

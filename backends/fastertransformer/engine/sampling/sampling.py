@@ -63,6 +63,31 @@ def apply_repetition_penalty(logits: Tensor, penalty: Tensor, presence: Tensor, 
     return torch.where(occurred, torch.where(logits < 0, logits * by_row, logits / by_row) - presence[:, None], logits)
 
 
+def add_bias(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> Tensor:
+    """Add to the logits of some tokens of some rows: [B, V], [n] each -> [B, V]; no token of a row comes twice."""
+    return logits.index_put((rows, tokens), logits[rows, tokens] + values)
+
+
+def apply_output_penalty(logits: Tensor, frequency: Tensor, presence: Tensor, counts: Tensor) -> Tensor:
+    """Penalise generated tokens by how often they have been generated: [B, V], [B], [B], int32 [B, V] -> [B, V].
+
+    The OpenAI API's formula: logit - count * frequency - (count > 0) * presence. 0 is neutral.
+    """
+    return logits - counts * frequency[:, None] - (counts > 0) * presence[:, None]
+
+
+def hold_back(logits: Tensor, rows: Tensor, tokens: Tensor, min_length: Tensor, count: Tensor) -> Tensor:
+    """Mask some tokens, [n], of some rows, [n], that have generated fewer tokens than min_length, [B]: -> [B, V]."""
+    own = logits[rows, tokens].masked_fill(count[rows] < min_length[rows], MASKED)
+    return logits.index_put((rows, tokens), own)
+
+
+def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
+    """Mask tokens less probable than min_p times the most probable one: [B, V], [B] -> [B, V]; min_p = 0 keeps all."""
+    least = logits.amax(dim=-1) + min_p.log()
+    return logits.masked_fill(logits < least[:, None], MASKED)
+
+
 def apply_min_length(logits: Tensor, min_length: Tensor, count: Tensor, end_id: Tensor) -> Tensor:
     """Mask the end_id of rows that have generated fewer tokens than min_length: [B, V], [B] each -> [B, V]."""
     is_end = torch.arange(logits.shape[-1], device=logits.device) == end_id[:, None]

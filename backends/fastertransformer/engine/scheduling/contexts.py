@@ -105,28 +105,31 @@ def _add_context_outputs(steps: Steps, sequence: Sequence, hidden: Tensor) -> No
         sequence.context_outputs["context_embeddings"] = np.repeat(embedding[None], sequence.width, 0)
     if not (params.is_return_context_cum_log_probs or params.is_return_context_log_probs):
         return
-    scores = _score_context(steps, hidden, torch.from_numpy(sequence.context.ids).to(hidden.device))
+    most = max(int(params.is_return_context_log_probs), params.num_context_top_log_probs)
+    scores = _score_context(steps, hidden, sequence.context.ids, most)
     if params.is_return_context_cum_log_probs:
-        sequence.beams[0].score = float(scores[0].double().sum())
+        sequence.beams[0].score = float(scores[:, 0].sum(dtype=np.float64))
     if params.is_return_context_log_probs:
-        own, shown = scores.cpu().numpy()[:, sequence.context.own_tokens], len(sequence.shown)
-        own = own[:, max(0, own.shape[1] - shown) :]  # without a start_id
-        log_probs, best = np.pad(own, ((0, 0), (shown - own.shape[1], 0)))  # 0 for what was answered before
-        sequence.context_outputs |= {"context_log_probs": log_probs, "context_argmax_ids": best.astype(np.uint32)}
+        own, shown = scores[sequence.context.own_tokens], len(sequence.shown)
+        own = own[max(0, len(own) - shown) :]  # without a start_id
+        own = np.pad(own, ((shown - len(own), 0), (0, 0)))  # 0 for what was answered before
+        log_probs, best = own[:, 1 : 1 + most], own[:, 1 + most :].astype(np.uint32)
+        sequence.context_outputs |= {"context_log_probs": own[:, 0], "context_argmax_ids": best[:, 0]}
+        if params.num_context_top_log_probs:
+            sequence.context_outputs |= {"context_top_log_probs": log_probs, "context_top_ids": best}
 
 
-def _score_context(steps: Steps, hidden: Tensor, ids: Tensor) -> Tensor:
-    """Score each token of a context, [T], by its hidden states, [T, hidden]: fp32 [2, T].
+def _score_context(steps: Steps, hidden: Tensor, ids: Array, most: int) -> Array:
+    """Score each token of a context, [T], by its hidden states, [T, hidden]: fp32 [T, 1 + 2 most], see scoring.py.
 
-    The scores are the log-probability given the tokens before it, and the argmax in its place; 0 for the first token.
+    The scores are those given the tokens before it; 0 for the first token.
     """
-    scores = torch.zeros(2, len(ids), device=ids.device)
+    scores = torch.zeros(len(ids), 1 + 2 * most, device=hidden.device)
     block = max(1, _LOGITS_BYTES // (4 * steps.config.vocab_size))
     for first in range(1, len(ids), block):
         targets = slice(first, min(first + block, len(ids)))
-        rows = steps.logits(hidden[first - 1 : targets.stop - 1]).log_softmax(dim=-1)
-        scores[0, targets], scores[1, targets] = rows.gather(1, ids[targets, None])[:, 0], rows.argmax(dim=-1)
-    return scores
+        scores[targets] = steps.score(hidden[first - 1 : targets.stop - 1], ids[targets], most)
+    return scores.cpu().numpy()
 
 
 def _packed(contexts: list[Context]) -> tuple[Array, Array, Array | None]:

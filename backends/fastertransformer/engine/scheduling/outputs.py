@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..request.schema import Array
+from ..sampling.beam import FinishReason
 from .sequence import Job
 
 
@@ -18,16 +19,25 @@ def output_tensors(job: Job) -> dict[str, Array]:
         sequence_length: uint32 [B, K]: input and generated tokens, a final end_id included. (FasterTransformer counts
             from the longest input of the batch; here it is the row's own, so it does not depend on other rows.) Of an
             encoder-decoder int32.
+        finish_reason: int32 [B, K], see FinishReason; LENGTH is of a row that is done and that no token has ended.
         response_input_lengths: int32 [B, K]; not of an encoder-decoder.
         cum_log_probs: fp32 [B, K], and output_log_probs: fp32 [B, K, max request_output_len]: only where a row has
             is_return_log_probs; 0 in the others. With is_return_context_cum_log_probs the first begins with the
             log-probabilities (without temperature and penalty) of the input's tokens that have one. Of a beam
             they are those of its own tokens. (FasterTransformer does not follow a beam back in output_log_probs.)
+        output_raw_log_probs: fp32 [B, K, n]: only where a row has is_return_raw_log_probs; 0 in the others. The
+            log-probability of each token under the model, without bias, penalties and temperature. n is the most tokens
+            that a row has so far.
+        output_top_log_probs: fp32 [B, K, n, T], and output_top_ids: uint32 [B, K, n, T]: only where a row has
+            num_top_log_probs, of which T is the largest; the largest of these log-probabilities in each token's place,
+            descending, and whose they are; 0 behind a row's own number.
         context_embeddings: fp32 [B, K, hidden]: only where a row has is_return_context_embeddings.
         context_log_probs: fp32 [B, L], and context_argmax_ids: uint32 [B, L]: only where a row has
             is_return_context_log_probs. For each input token its log-probability (without temperature and penalty)
             given the tokens before it, and the argmax in its place. 0 for a row's first token (but a decoder's comes
             after start_id), for tokens of a session's earlier requests, in padding and in the other rows.
+        context_top_log_probs: fp32 [B, L, T], and context_top_ids: uint32 [B, L, T]: only where a row has
+            num_context_top_log_probs, of which T is the largest; see output_top_log_probs.
         output_hidden_state: fp32 [B, S, hidden], of an encoder without a decoder, which has none of the above. S is
             input_ids' width.
         output_attentions: fp32 [B, layers, heads, S, S], beside it if any row has is_return_attentions: the weight of
@@ -41,6 +51,8 @@ def output_tensors(job: Job) -> dict[str, Array]:
         "context_embeddings": (0, 0),
         "context_log_probs": (width,),
         "context_argmax_ids": (width,),
+        "context_top_log_probs": (width, 0),
+        "context_top_ids": (width, 0),
         "output_hidden_state": (source_width, 0),
         "output_attentions": (0, 0, source_width, source_width),
     }
@@ -55,9 +67,9 @@ def _tokens(job: Job, width: int) -> dict[str, Array]:
     shape, is_decoder = (len(request.rows), request.beam_width), request.rows[0].source is not None
     ids = np.zeros((*shape, width + longest), np.int32 if is_decoder else np.uint32)
     if not is_decoder:
-        ids[:] = np.array([row.sampling.end_id for row in request.rows])[:, None, None]
+        ids[:] = np.array([row.sampling.pad_id for row in request.rows])[:, None, None]
     inputs, lengths = np.zeros(shape, np.int32), np.zeros(shape, ids.dtype)
-    tensors: dict[str, Array] = {"output_ids": ids, "sequence_length": lengths}
+    tensors: dict[str, Array] = {"output_ids": ids, "sequence_length": lengths, "finish_reason": _finish_reasons(job)}
     if not is_decoder:
         tensors["response_input_lengths"] = inputs
     if has_scores := any(row.sampling.is_return_log_probs for row in request.rows):
@@ -71,7 +83,31 @@ def _tokens(job: Job, width: int) -> dict[str, Array]:
             ids[row, place, start:end] = beam.tokens
             if has_scores and sequence.sampling.is_return_log_probs:
                 scores[row, place], log_probs[row, place, : len(beam.log_probs)] = beam.score, beam.log_probs
-    return tensors
+    return tensors | _raw_scores(job)
+
+
+def _finish_reasons(job: Job) -> Array:
+    unended = [FinishReason.LENGTH if each.is_done else FinishReason.NOT_FINISHED for each in job.sequences]
+    rows = zip(job.sequences, unended, strict=True)
+    return np.array([[beam.finish or rest for beam in sequence.beams] for sequence, rest in rows], np.int32)
+
+
+def _raw_scores(job: Job) -> dict[str, Array]:
+    """Lay out the log-probabilities under the model that rows request, see output_tensors; such rows have one beam."""
+    rows = [(row, each.beams[0], each.sampling) for row, each in enumerate(job.sequences)]
+    asked = [(row, beam, params.num_top_log_probs) for row, beam, params in rows if params.is_return_raw_log_probs]
+    if not asked:
+        return {}
+    shape = len(rows), 1, max(len(beam.tokens) for _, beam, _ in rows)
+    most = max(count for _, _, count in asked)
+    own, tops = np.zeros(shape, np.float32), np.zeros((*shape, most), np.float32)
+    ids = np.zeros(tops.shape, np.uint32)
+    for row, beam, count in asked:
+        scores = np.frombuffer(beam.raw_scores, np.float32).reshape(-1, 1 + 2 * count)
+        place = row, 0, slice(len(scores))
+        own[place] = scores[:, 0]
+        tops[place][:, :count], ids[place][:, :count] = scores[:, 1 : 1 + count], scores[:, 1 + count :]
+    return {"output_raw_log_probs": own} | ({"output_top_log_probs": tops, "output_top_ids": ids} if most else {})
 
 
 def _stacked(given: dict[int, Array], batch: int, least: tuple[int, ...]) -> Array:

@@ -13,7 +13,7 @@ from ..cache.page_pool import RowPages
 from ..cache.sizing import UNBOUNDED
 from ..request.parse import Request
 from ..request.schema import Array
-from ..sampling.beam import DEAD, Beam, Candidate
+from ..sampling.beam import DEAD, Beam, Candidate, FinishReason
 from .row_times import RowTimes
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class Sequence:
         self.start = self.context.prefix_length
         self.source_length = len(self.source.ids) if self.source else 0
         self.bad_words, self.stop_words = self.sampling.bad_words, self.sampling.stop_words
+        self.end_ids = self.sampling.stop_token_ids | {self.end_id}
         # The host must know its last tokens before the next are chosen, or it has no room for more.
         self.needs_host = self.width > 1 or bool(self.bad_words) or not self.max_tokens
         self._begin()
@@ -210,7 +211,9 @@ class Sequence:
             return [*self.shown[-missing:].tolist(), *beam.tokens]
         return beam.tokens[len(beam.tokens) - count :].tolist()
 
-    def append(self, beam: Beam, token: int, gain: float | None = None, log_prob: float = 0.0) -> None:
+    def append(
+        self, beam: Beam, token: int, gain: float | None = None, log_prob: float = 0.0, raw_scores: bytes = b""
+    ) -> None:
         """Append a token to a beam.
 
         Args:
@@ -218,11 +221,16 @@ class Sequence:
             token: to append.
             gain: is added to the score; None: the request needs neither the score nor ``log_prob``.
             log_prob: the token's log-probability in the answer.
+            raw_scores: see Beam; empty: the request does not need them.
         """
         words = self.stop_words
         is_stop = bool(words) and words.is_completed_by(token, self.tail(beam, words.reach))
         beam.tokens.append(token)
-        beam.has_ended = is_stop or token == self.end_id
+        if token in self.end_ids:
+            beam.finish = FinishReason.END_ID
+        elif is_stop:
+            beam.finish = FinishReason.STOP_WORDS
+        beam.raw_scores.frombytes(raw_scores)
         if gain is not None:
             beam.score += gain
             beam.log_probs.append(log_prob)
@@ -244,7 +252,7 @@ class Sequence:
 
     def _child(self, found: Candidate) -> Beam:
         parent = self.beams[found.parent]
-        child = Beam(parent.tokens[:], parent.log_probs[:], found.score, parent.has_ended, found.rank)
+        child = Beam(parent.tokens[:], parent.log_probs[:], found.score, parent.finish, found.rank)
         if not parent.has_ended:
             self.append(child, found.token, 0.0, found.gain)
         return child

@@ -22,6 +22,7 @@ from ..model.network import Network
 from ..model.packed_rows import NumberedRows, Rows
 from ..model.prefixes import Prefix
 from ..request.schema import Array
+from ..sampling import scoring
 from ..sampling.sampling import argmax
 from .graphs import Chosen, StepGraphs
 from .threads import StepThreads
@@ -233,14 +234,31 @@ class Steps:
     @_collective
     def predict(self, count: int) -> Tensor:
         """Compute the logits of ``count`` hidden states of rank 0 in all processes that have a part of the head."""
+        given = self._broadcast_given(count)
+        if not self.network.weights.head:
+            return self.network.weights.like
+        return self.network.comm.gather_logits(self.network.logits(given))
+
+    def score(self, hidden: Tensor, tokens: Array, most: int) -> Tensor:
+        """Score the token after each hidden state, and the ``most`` largest: [N, hidden], [N] -> see score_rows."""
+        if not self.network.comm.is_split:
+            return scoring.score_rows(self.network.logits(hidden), upload(tokens, self.device), most)
+        self._given = hidden
+        return scoring.merge_parts(self.summarize(tokens, most), most)
+
+    @_collective
+    def summarize(self, tokens: Array, most: int) -> list[Tensor]:
+        """Summarize the logits of hidden states of rank 0 in all processes that have a part of the head."""
+        given = self._broadcast_given(len(tokens))
+        if not self.network.weights.head:
+            return []
+        return self.network.comm.gather_summaries(self.network.logits(given), upload(tokens, self.device), most)
+
+    def _broadcast_given(self, count: int) -> Tensor:
         given, self._given = self._given, None
         if given is None:
             given = self.network.weights.like.new_empty(count, self.config.hidden_units)
-        comm = self.network.comm
-        given = comm.broadcast(given.contiguous())
-        if not self.network.weights.head:
-            return self.network.weights.like
-        return comm.gather_logits(self.network.logits(given))
+        return self.network.comm.broadcast(given.contiguous())
 
     def full_logits(self, chosen: Chosen) -> Tensor:
         """Give the logits of all tokens, fp32 [N, V], of what argmax or the last decode returned."""
