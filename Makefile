@@ -11,7 +11,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo demo-llama test torture test-nemo test-lm-eval test-kernels test-kernels-interpreted test-kernels-compiled \
-  test-kernels-compiled-3.6 environments check docs format golden lock clean
+  test-kernels-compiled-3.6 test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -35,8 +35,13 @@ torture: $(VENV)/.tests ## kills, full disks, damaged files, hostile checkpoints
 test-nemo: .venv-nemo/.ready ## compare with NeMo's tokenizers and megatron-core's checkpoints, in a virtual environment of their own
 	.venv-nemo/bin/python -m pytest tests/with_nemo tests/with_megatron_core
 
-test-lm-eval: .venv-lm-eval/.ready ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
-	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval
+test-lm-eval: test-lm-eval-decoder test-lm-eval-encoder-decoder ## drive a deployment by lm-evaluation-harness, in a virtual environment of its own
+
+test-lm-eval-decoder: .venv-lm-eval/.ready
+	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval --ignore tests/with_lm_eval/test_encoder_decoder.py
+
+test-lm-eval-encoder-decoder: .venv-lm-eval/.ready
+	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval/test_encoder_decoder.py
 
 test-kernels: test-kernels-interpreted test-kernels-compiled test-kernels-compiled-3.6 ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
 
