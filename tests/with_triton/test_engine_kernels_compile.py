@@ -72,7 +72,7 @@ DEQUANTIZE = {"block_n": 8, "block_k": 1024, "is_native": True}
 
 def keeping(rotation: int) -> dict[str, Any]:
     heads = {"heads": 32, "kv_heads": 32, "has_norm": False}
-    return {"page_tokens": 32, **heads, "size": 128, "width": 128, "many": 16, "rotation": rotation}
+    return {"page_tokens": 32, **heads, "size": 128, "width": 128, "many": 16, "blocks": 3, "rotation": rotation}
 
 
 SINGLE: dict[str, Any] = {"is_gated": False, "other": None, "other_scales": None, "other_bias": None}

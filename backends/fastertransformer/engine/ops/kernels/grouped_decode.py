@@ -86,8 +86,7 @@ def _attend_group(  # noqa: C901 (one kernel)
     if uses_pdl:
         gdc_launch_dependents()
     # Results of earlier steps are complete; see decode_attention.
-    table_row = token = row.to(tl.int64)
-    count = 1
+    token, table_row, count = row.to(tl.int64), row.to(tl.int64), 1
     if is_packed:
         token = tl.load(ends + row).to(tl.int64)
         count = (tl.load(ends + row + 1) - token).to(tl.int32)

@@ -10,7 +10,8 @@ from ...model.linear import HeadNorms
 from ...model.positions import Rotary
 from .elements import rotary_factors
 
-_BLOCK = 2048
+_BLOCK = 2048  # numbers that a program holds at a time
+_MANY_TOKENS = 512  # fill the GPU by one program each
 
 
 @triton.jit
@@ -39,36 +40,41 @@ def _kv_write(
     q, k, v, memory, pages, offsets, positions, frequencies, q_gain, k_gain,
     q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, rotary_size, eps,
     page_tokens: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr,
-    many: tl.constexpr, rotation: tl.constexpr, has_norm: tl.constexpr,
+    many: tl.constexpr, blocks: tl.constexpr, rotation: tl.constexpr, has_norm: tl.constexpr,
 ):  # fmt: skip
-    """Write keys and values of a token and some heads; q and k are overwritten where they are normed or rotated."""
+    """Write keys and values of a token; q and k are overwritten where they are normed or rotated.
+
+    A program does so for ``blocks`` times ``many`` heads: with more than one it computes the rotation once for all.
+    """
     token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * many + tl.arange(0, many))[:, None]
     dim = tl.arange(0, width)[None, :]
-    is_kv = (head < kv_heads) & (dim < size)
     k += token * token_stride
-    if (rotation == 0) & (not has_norm):
-        key = tl.load(k + head * head_stride + dim, is_kv, 0)
-    else:
-        q += token * q_stride
-        is_query = (head < heads) & (dim < size)
-        other, cos, sin, is_rotated = dim, 1.0, 0.0, dim < size
-        if rotation != 0:
-            position = tl.load(positions + token)
-            other, cos, sin, is_rotated = rotary_factors(dim, position, rotary_size, frequencies, rotation)
-        query = _turned(
-            q, q_head_stride, q_gain, head, dim, other, cos, sin, is_query, is_rotated, eps, size, rotation, has_norm
-        )
-        key = _turned(
-            k, head_stride, k_gain, head, dim, other, cos, sin, is_kv, is_rotated, eps, size, rotation, has_norm
-        )
-        tl.debug_barrier()  # all threads have read what is overwritten
-        tl.store(q + head * q_head_stride + dim, query, is_query)
-        tl.store(k + head * head_stride + dim, key, is_kv)
+    v += token * token_stride
     cell = tl.load(pages + token).to(tl.int64) * page_stride + tl.load(offsets + token) * size
-    place = memory + cell + head * page_tokens * size + dim
-    tl.store(place, key, is_kv)
-    tl.store(place + values_at, tl.load(v + token * token_stride + head * head_stride + dim, is_kv, 0), is_kv)
+    other, cos, sin, is_rotated = dim, 1.0, 0.0, dim < size
+    if rotation != 0:
+        position = tl.load(positions + token)
+        other, cos, sin, is_rotated = rotary_factors(dim, position, rotary_size, frequencies, rotation)
+    for block in range(blocks):
+        head = ((tl.program_id(1) * blocks + block) * many + tl.arange(0, many))[:, None]
+        is_kv = (head < kv_heads) & (dim < size)
+        if (rotation == 0) & (not has_norm):
+            key = tl.load(k + head * head_stride + dim, is_kv, 0)
+        else:
+            own, is_query = q + token * q_stride, (head < heads) & (dim < size)
+            query = _turned(
+                own, q_head_stride, q_gain, head, dim, other, cos, sin, is_query, is_rotated, eps, size, rotation,
+                has_norm,
+            )  # fmt: skip
+            key = _turned(
+                k, head_stride, k_gain, head, dim, other, cos, sin, is_kv, is_rotated, eps, size, rotation, has_norm
+            )
+            tl.debug_barrier()  # all threads have read what is overwritten
+            tl.store(own + head * q_head_stride + dim, query, is_query)
+            tl.store(k + head * head_stride + dim, key, is_kv)
+        place = memory + cell + head * page_tokens * size + dim
+        tl.store(place, key, is_kv)
+        tl.store(place + values_at, tl.load(v + head * head_stride + dim, is_kv, 0), is_kv)
 
 
 def kv_write(k: Tensor, v: Tensor, memory: Tensor, pages: Tensor, offsets: Tensor) -> None:
@@ -108,12 +114,15 @@ def rotate_and_write(
     (heads, tokens, size), kv_heads = q.shape, len(k)
     width, most = triton.next_power_of_2(size), heads if rotary or norms else kv_heads
     many = min(triton.next_power_of_2(most), max(1, _BLOCK // width))
-    _kv_write[(tokens, triton.cdiv(most, many))](
+    parts = triton.cdiv(most, many)
+    blocks = parts if tokens >= _MANY_TOKENS else 1
+    _kv_write[(tokens, parts // blocks)](
         q, k, v, memory, pages, offsets, positions, rotary.inverse_frequencies if rotary else None,
         norms.query.weight if norms else None, norms.key.weight if norms else None,
         q.stride(1), q.stride(0), k.stride(1), k.stride(0), memory.stride(1), memory.stride(0),
         rotary.width if rotary else 0, norms.query.eps if norms else 0.0,
         page_tokens=memory.shape[3], heads=heads, kv_heads=kv_heads, size=size, width=width, many=many,
-        rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, has_norm=norms is not None, num_warps=4,
+        blocks=blocks, rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, has_norm=norms is not None,
+        num_warps=4,
     )  # fmt: skip
     return q, k, v
