@@ -210,9 +210,9 @@ def _check_checkpoint(arguments: ExportArguments, checkpoint: Manifest) -> None:
             "put the tokenizer's files into the training checkpoint and convert again",
         )
     family, section = _read_config(root)
-    if arguments.interactive_sessions and family.name != "gpt":
+    if arguments.interactive_sessions and family.name == "t5":
         raise ArtefactError(
-            f"{root} holds a model of the family {family.name}: only GPT has interactive sessions",
+            f"{root} holds a model of the family t5: an encoder-decoder has no interactive sessions",
             "leave export.triton_deployment.interactive_sessions at 0",
         )
     made_for = section.find("tensor_para_size", COUNT)

@@ -109,9 +109,12 @@ def test_an_encoders_input_ends_and_its_answer_holds_no_input(tmp_path: Path) ->
     assert decode_rows(tokenizer, np.array([[row]]), None, np.array([[len(row) - 1]]), 0) == ["or"]
 
 
-def test_sessions_are_for_gpt_alone(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactError, match="only GPT has interactive sessions"):
-        export(tmp_path, T5, interactive_sessions=2)
+def test_sessions_are_for_decoders(tmp_path: Path) -> None:
+    stateful = export(tmp_path / "llama", decoder("llama"), interactive_sessions=2)["fastertransformer"]
+    assert stateful["sequence_batching"]["oldest"]["max_candidate_sequences"] == 2
+    assert tensors(stateful, "input")["input_ids"]["dims"] == ["-1", "-1"]
+    with pytest.raises(ArtefactError, match="an encoder-decoder has no interactive sessions"):
+        export(tmp_path / "t5", T5, interactive_sessions=2)
 
 
 def test_a_configuration_of_no_family(tmp_path: Path) -> None:

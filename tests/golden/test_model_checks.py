@@ -15,6 +15,7 @@ from launcher.plan.stages.convert import plan
 
 DATA = Path(__file__).parents[1] / "data"
 GPT, T5 = DATA / "nemo" / "gpt122_tp1_pp1.nemo", DATA / "nemo" / "t5_abs.nemo"
+LLAMA = Path(__file__).parents[2] / "examples" / "llama_demo" / "checkpoints" / "llama_demo.nemo"
 T5_CONFIG = "export=t5/export_t5"
 
 
@@ -43,7 +44,14 @@ def test_a_gpt_is_no_t5(tmp_path: Path, family: str) -> None:
 
 def test_a_t5_holds_no_conversations(tmp_path: Path) -> None:
     error = refusal(tmp_path, T5, "export.triton_deployment.interactive_sessions=4", "stages=[export]")
-    assert "is of the family t5: only GPT has interactive sessions" in error.problem
+    assert "is of the family t5: an encoder-decoder has no interactive sessions" in error.problem
+
+
+def test_only_the_drop_in_holds_conversations_of_a_llama(tmp_path: Path) -> None:
+    sessions = "export.triton_deployment.interactive_sessions=4"
+    error = refusal(tmp_path, LLAMA, sessions, "stages=[export]", "deployment.engine=fastertransformer")
+    assert "is of the family llama: FasterTransformer's own engine has interactive sessions of GPT" in error.problem
+    assert "deployment.engine=slipway" in error.hint
 
 
 def test_a_checkpoint_without_tokenizer_is_converted_and_not_exported(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
-from support.served import Deployment, inputs_of
+from support.served import PROJECT, Deployment, inputs_of
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
 from backends.fastertransformer.engine.settings import Settings
@@ -21,13 +21,17 @@ from export_scripts.repository.model_repository import build_repository
 from handover.endpoint import Endpoint
 
 DATA = Path(__file__).resolve().parents[1] / "data"
+SOURCES = {
+    "gpt": DATA / "nemo" / "gpt122_tp1_pp1.nemo",
+    "llama": PROJECT / "examples" / "llama_demo" / "checkpoints" / "llama_demo.nemo",
+}
 NEVER, LIMIT = 2**31 - 1, 32
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=SOURCES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("convert") / "1-gpu"
-    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", output, 1, "fp32"))
+    convert(ConvertArguments(SOURCES[request.param], output, 1, "fp32"))
     return output
 
 
@@ -46,7 +50,8 @@ def endpoint(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> Iterator[Engine]:
-    opened = open_engine(Settings(checkpoint, 1, 1, "fp32"))
+    is_llama = "[llama]" in (checkpoint / "config.ini").read_text()
+    opened = open_engine(Settings(checkpoint, 1, 1, "fp32", model_type="Llama" if is_llama else "GPT"))
     yield opened
     opened.close()
 

@@ -194,10 +194,19 @@ def _check_family(config: Config, checkpoint: str, family: str) -> None:
             f"export.run.model_type is {wanted}, but {checkpoint} is no encoder-decoder: its family is {family}",
             "take export=gpt3/export_gpt3, or the path of the T5",
         )
+    _check_sessions(config, checkpoint, family)
+
+
+def _check_sessions(config: Config, checkpoint: str, family: str) -> None:
+    """FasterTransformer's own engine continues conversations of GPT alone, the drop-in those of every decoder."""
     sessions = config.export.triton_deployment.interactive_sessions
-    if sessions and family != "gpt":
+    if not sessions or family == "gpt":
+        return
+    problem = f"export.triton_deployment.interactive_sessions={sessions}, but {checkpoint} is of the family {family}: "
+    if family == _T5:
+        raise ConfigError(f"{problem}an encoder-decoder has no interactive sessions", "take interactive_sessions=0")
+    if config.deployment.engine is Engine.fastertransformer:
         raise ConfigError(
-            f"export.triton_deployment.interactive_sessions={sessions}, but {checkpoint} is of the family {family}: "
-            "only GPT has interactive sessions",
-            "take interactive_sessions=0",
+            f"{problem}FasterTransformer's own engine has interactive sessions of GPT alone",
+            "take deployment.engine=slipway, or interactive_sessions=0",
         )
