@@ -32,6 +32,12 @@ class ServeArguments(ScriptArguments):
     http_port: int = field(default=0, metadata={RANGE: PORT, "help": "0: a free one"})
     grpc_port: int = field(default=0, metadata={RANGE: PORT, "help": "0: a free one"})
     metrics_port: int = field(default=0, metadata={RANGE: PORT, "help": "0: a free one"})
+    openai_port: int | None = field(
+        default=None, metadata={RANGE: PORT, "help": "of the OpenAI API; 0: a free one; left out: it is off"}
+    )
+    api_keys_file: Path | None = field(
+        default=None, metadata={"help": "file with a bearer key a line for the OpenAI API; left out: it needs none"}
+    )
     host: str = field(default="127.0.0.1", metadata={"help": f"address to listen on; {NODE}: the node's under Slurm"})
     engine: str = field(default="slipway", metadata={"help": "slipway (our drop-in) or fastertransformer"})
     cuda_devices: str = field(

@@ -19,24 +19,25 @@ _TRIALS = 50
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the three services of one server listen."""
+    """Where the services of one server listen; ``openai`` is None where it is off."""
 
     http: int
     grpc: int
     metrics: int
+    openai: int | None = None
 
 
 def choose_ports(host: str, given: Mapping[str, int]) -> Ports:
     """Check the given ports and find free ones for the rest.
 
-    All three are held at once while choosing, so they differ. They are let go before the server takes them, which it
+    They are all held at once while choosing, so they differ. They are let go before the server takes them, which it
     does when its models are loaded. In these seconds or minutes the kernel gives away ports of its own range, to every
     connection of this machine; so free ones are taken below that. Should another program be faster all the same, the
     server says so and ends.
 
     Args:
         host: address to listen on.
-        given: "http", "grpc" and "metrics" to a port; 0 for a free one.
+        given: "http", "grpc", "metrics" and "openai" to a port; 0 for a free one.
 
     Raises:
         ServerError: a given port is in use, given twice, or not allowed; the host is no address of this machine.

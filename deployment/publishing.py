@@ -66,6 +66,7 @@ def publish(
         http_port=ports.http,
         grpc_port=ports.grpc,
         metrics_port=ports.metrics,
+        openai_port=ports.openai,
         engine=arguments.engine,
         model_repository=str(repository.absolute()),
         model_digest=manifest.digest if manifest is not None else "",

@@ -159,6 +159,7 @@ def arguments_of(rank: int, arguments: ServeArguments) -> ServeArguments:
         http_port=0,
         grpc_port=0,
         metrics_port=0,
+        openai_port=None,
         server_args=(*arguments.server_args, *_CLOSED),
     )
 

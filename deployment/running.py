@@ -12,6 +12,7 @@ from pathlib import Path
 
 from deployment.arguments import ServeArguments
 from deployment.leftovers import State, Sweeper, create_state, remove_files, sweep, withdraw
+from deployment.openai_process import OpenAIProcess
 from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
 from deployment.publishing import own_address, publish
@@ -36,6 +37,8 @@ def say(line: str) -> None:
 def find_ports(arguments: ServeArguments) -> Ports:
     """Check the given ports and choose the free ones."""
     given = {"http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port}
+    if arguments.openai_port is not None:
+        given["openai"] = arguments.openai_port
     return choose_ports(arguments.host, given)
 
 
@@ -64,6 +67,7 @@ class Deployment:
         self._takes_requests, self._environment = takes_requests, environment
         self._edited = edited
         self._is_serving = False
+        self._openai: OpenAIProcess | None = None
 
     def run(self) -> None:
         """Bring the server up and watch it until it is asked to stop.
@@ -130,12 +134,18 @@ class Deployment:
             return
         server.remember_stubs(self._asking_whether_served(ports))
         if self._takes_requests:
+            if ports.openai is not None:
+                self._openai = OpenAIProcess(self._arguments, ports)
+                self._openai.wait_until_up(self._stop.came)
+                say(f"openai     {self._openai.url}/v1")
             publish(self._arguments, state, ports, self._model, time.monotonic() - started, self._edited)
             numbers = f"http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}"
             say(f"serving    {numbers}  {self._arguments.endpoint}")
         self._is_serving = True
         while not self._stop.came(_POLL_S):
             server.check()
+            if self._openai is not None:
+                self._openai.check()
 
     def _end(self, server: Server, state: State) -> None:
         """Stop the server; requests in flight are waited for where it was asked to stop, and no other time."""
@@ -143,13 +153,21 @@ class Deployment:
         was_published = withdraw(self._arguments.endpoint, state.prefix)
         if self._stop.reason:
             say(f"stopping   {self._stop.reason}")
-        exit_timeout_s = self._arguments.exit_timeout_s
+        exit_timeout_s = self._end_openai(self._arguments.exit_timeout_s)
         if not self._is_serving:  # there is no request to wait for, and a server that loads does not listen to SIGTERM
             server.stop(min(0, exit_timeout_s))
         elif not self._stop.reason:
             server.stop(None)
         elif word := server.word_of_crash(server.stop(exit_timeout_s if was_published else min(0, exit_timeout_s))):
             say(f"stopped    {word}")
+
+    def _end_openai(self, exit_timeout_s: float) -> float:
+        """Stop the OpenAI endpoint, whose requests the server still answers; returns the seconds that are left."""
+        if self._openai is None:
+            return exit_timeout_s
+        started, endpoint, self._openai = time.monotonic(), self._openai, None
+        endpoint.stop(exit_timeout_s if self._stop.reason else -1)
+        return exit_timeout_s - (time.monotonic() - started)
 
     def _wait_until_it_generates(self, server: Server, ports: Ports) -> bool:
         """Wait for the probe's generation and say now and then for how long; False if asked to stop before."""

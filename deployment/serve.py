@@ -21,6 +21,7 @@ from deployment.gpus import visible_devices
 from deployment.kill_wait import within_kill_wait
 from deployment.leftovers import sweep_earlier, sweep_node
 from deployment.lock import lock
+from deployment.openai_process import check_packages
 from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank, rendezvous_file
 from deployment.running import Deployment, find_ports, say
 from deployment.served_models import ServedModel, find_served_models
@@ -91,6 +92,8 @@ def prepare(arguments: ServeArguments) -> tuple[list[ServedModel], list[str]]:
     if count := sweep_node():
         say(f"swept      what {count} killed deployments of other results had left on this node")
     locate(arguments.engine)
+    if arguments.openai_port is not None:
+        check_packages()
     find_ports(arguments)  # before the long part: a port in use is said at once
     models = find_served_models(arguments.model_repository, follows_moves=arguments.engine == SLIPWAY)
     for model in models:

@@ -28,7 +28,7 @@ class Endpoint:
 
     Attributes:
         host: address that clients use.
-        http_port, grpc_port, metrics_port: TCP ports; None where unknown or off.
+        http_port, grpc_port, metrics_port, openai_port: TCP ports; None where unknown or off.
         engine: ``slipway`` (the drop-in) or ``fastertransformer``; empty for a foreign server.
         model_repository: path of the served repository; empty for a foreign server.
         model_digest: digest of the repository's manifest; empty for a foreign server.
@@ -55,6 +55,7 @@ class Endpoint:
     nodes: str = ""
     start_s: float | None = None
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
+    openai_port: int | None = None
 
     @property
     def grpc_url(self) -> str:

@@ -18,6 +18,7 @@ _LAUNCHER = "launcher"
 PROGRAMS = {
     **dict.fromkeys(("status", "logs", "cancel", "doctor"), _LAUNCHER),
     "inspect": "export_scripts.inspect",
+    "openai": "deployment.openai",
     **{name: f"evaluation.{name}" for name in ("generate", "request", "compare", "gate", "recommend")},
 }
 """First argument of ``slipway``, and the module that it runs."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
+from deployment.openai.access import AccessLog, Handler, check_key
 from deployment.openai.chat import chat
 from deployment.openai.completions import complete
 from deployment.openai.errors import ApiError
@@ -19,9 +20,8 @@ from deployment.openai.listing import (
     tokenizer_info,
     version,
 )
+from deployment.openai.metrics import metrics
 from deployment.openai.service import RECORD, REQUEST_ID, SERVICE, Service, begin_record
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,9 +29,11 @@ _LOG = logging.getLogger(__name__)
 def build_application(service: Service) -> web.Application:
     """Make the application around a service."""
     application = web.Application(
-        middlewares=[_named, _worded], client_max_size=service.arguments.max_body_bytes, handler_args={}
+        middlewares=[_noting(AccessLog(service.arguments.access_log)), _worded, _authorised],
+        client_max_size=service.arguments.max_body_bytes,
     )
     application[SERVICE] = service
+    application.on_response_prepare.append(_send_id)
     application.router.add_post("/v1/completions", complete)
     application.router.add_post("/v1/chat/completions", chat)
     application.router.add_get("/v1/models", list_models)
@@ -40,18 +42,29 @@ def build_application(service: Service) -> web.Application:
     application.router.add_post("/detokenize", detokenize)
     application.router.add_get("/tokenizer_info", tokenizer_info)
     application.router.add_get("/health", health)
+    application.router.add_get("/metrics", metrics)
     application.router.add_get("/version", version)
     return application
 
 
+def _noting(log: AccessLog) -> Middleware:
+    @web.middleware
+    async def noted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        begin_record(request)
+        return await log.answer(request, handler)
+
+    return noted
+
+
+async def _send_id(request: web.Request, response: web.StreamResponse) -> None:
+    if RECORD in request:
+        response.headers[REQUEST_ID] = request[RECORD].id
+
+
 @web.middleware
-async def _named(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Send the request's id back."""
-    identity = begin_record(request).id
-    response = await handler(request)
-    if not response.prepared:
-        response.headers[REQUEST_ID] = identity
-    return response
+async def _authorised(request: web.Request, handler: Handler) -> web.StreamResponse:
+    check_key(request, request.app[SERVICE].keys)
+    return await handler(request)
 
 
 @web.middleware

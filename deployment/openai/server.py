@@ -9,6 +9,7 @@ import sys
 
 from aiohttp import web
 
+from deployment.openai.access import read_keys
 from deployment.openai.application import build_application
 from deployment.openai.arguments import OpenAIArguments
 from deployment.openai.models import find_models
@@ -29,7 +30,9 @@ async def serve(arguments: OpenAIArguments) -> None:
     endpoint = Endpoint.read(arguments.endpoint)
     triton = Triton(endpoint.grpc_url)
     try:
-        service = Service(arguments, triton, await find_models(arguments, endpoint, triton))
+        keys = read_keys(arguments.api_keys_file)
+        models = await find_models(arguments, endpoint, triton)
+        service = Service(arguments, triton, models, keys, arguments.metrics_url or _metrics_url(endpoint))
         runner = web.AppRunner(
             build_application(service),
             access_log=None,
@@ -59,6 +62,10 @@ async def _listen(runner: web.AppRunner, arguments: OpenAIArguments) -> None:
     shown = f"[{host}]" if ":" in host else host
     sys.stdout.write(f"      openai     http://{shown}:{port}/v1\n")
     sys.stdout.flush()
+
+
+def _metrics_url(endpoint: Endpoint) -> str:
+    return f"http://{endpoint.host}:{endpoint.metrics_port}/metrics" if endpoint.metrics_port else ""
 
 
 async def _stop_signal() -> None:

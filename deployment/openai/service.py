@@ -32,6 +32,8 @@ class Service:
         arguments: of the endpoint.
         triton: the server behind it.
         models: that it offers.
+        keys: of clients; empty: everybody is answered.
+        metrics_url: of Triton's metrics; empty: it is not known.
         started: when it started, in seconds since 1970.
         active: requests that are being answered.
     """
@@ -39,6 +41,8 @@ class Service:
     arguments: OpenAIArguments
     triton: Triton
     models: Models
+    keys: tuple[bytes, ...] = ()
+    metrics_url: str = ""
     started: int = field(default_factory=lambda: int(time.time()))
     active: int = 0
 

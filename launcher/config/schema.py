@@ -248,6 +248,8 @@ class DeploymentConfig:
     http_port: int = number(0, PORT)  # 0: a free one
     grpc_port: int = number(0, PORT)
     metrics_port: int = number(0, PORT)
+    openai_port: int | None = number(None, PORT)  # of the OpenAI API, see docs/openai.md; None: it is off
+    api_keys_file: str | None = None  # a bearer key a line for the OpenAI API; None: it needs none
     start_timeout_s: int = number(300, WEEK_S)  # until a real generation has come back
     torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving

@@ -230,8 +230,8 @@ def test_free_ports_are_none_that_the_kernel_gives_to_others(
     kernels_first = int(ports._KERNELS_RANGE.read_text().split()[0])
     (tmp_path / "range").write_text(says)
     monkeypatch.setattr(ports, "_KERNELS_RANGE", tmp_path / "range")
-    chosen = set(vars(choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})).values())
-    assert len(chosen) == 3
+    chosen = set(vars(choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0, "openai": 0})).values())
+    assert len(chosen) == 4
     assert chosen < free if free else min(chosen) >= kernels_first
 
 

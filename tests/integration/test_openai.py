@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import openai
@@ -42,10 +44,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def triton(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     output = tmp_path_factory.mktemp("export") / "model_repo"
     build_repository(ExportArguments(checkpoint, output, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True))
-    deployment = Deployment(output, tmp_path_factory.mktemp("deployment"))
-    deployment.wait_until_published()
-    yield Endpoint.read(deployment.endpoint_file)
+    deployment = Deployment(output, tmp_path_factory.mktemp("deployment"), openai_port=0)
+    published = deployment.wait_until_published()
+    assert f"openai     http://127.0.0.1:{published.openai_port}/v1" in deployment.text
+    yield published
     assert deployment.stop() == 0, deployment.text
+    assert deployment.processes == {}  # the endpoint has ended with the server
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", published.openai_port or 0))
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +106,16 @@ def test_the_models_are_those_of_the_repository(client: openai.OpenAI, endpoint:
     assert raised.value.code == "model_not_found" and "did you mean 'gpt'" in raised.value.message
     assert endpoint.get("/health") == (200, "")
     assert endpoint.get("/version")[1].keys() == {"version"}
+
+
+def test_a_deployment_has_an_endpoint_of_its_own(triton: Endpoint) -> None:
+    url = f"http://127.0.0.1:{triton.openai_port}"
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        assert client.completions.create(model="gpt", prompt=PROMPT, max_tokens=2).usage.completion_tokens == 2
+    with urlopen(f"{url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    names = ("nv_inference_request_success", "vllm:generation_tokens_total", "process_resident_memory_bytes")
+    assert all(f"# TYPE {name} " in text for name in names)
 
 
 def test_a_greedy_completion_is_the_engines(client: openai.OpenAI, engine: Engine, tokenizer: GPT2Tokenizer) -> None:

@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from deployment.openai.access import read_keys
 from deployment.openai.application import build_application
 from deployment.openai.arguments import OpenAIArguments
 from deployment.openai.models import find_models
@@ -89,7 +90,8 @@ async def application_of(url: str, tokenizer: Path, **settings: Any) -> AsyncIte
     """The endpoint's application in this process, in front of a server at ``url``, with aiohttp's client for tests."""
     arguments = OpenAIArguments(url, tokenizer=tokenizer, **{"end_id": 1, **settings})
     triton = Triton(url)
-    service = Service(arguments, triton, await find_models(arguments, Endpoint.read(url), triton))
+    models = await find_models(arguments, Endpoint.read(url), triton)
+    service = Service(arguments, triton, models, read_keys(arguments.api_keys_file))
     try:
         async with TestClient(TestServer(build_application(service), handler_cancellation=True)) as client:
             yield client

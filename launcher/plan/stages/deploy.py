@@ -20,8 +20,14 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     """Look for the repository and try the ports.
 
     Raises:
-        ConfigError: there is no repository, a port is taken, or the engine does not tune its GEMMs.
+        ConfigError: there is no repository, a port is taken, the engine does not tune its GEMMs, or there are keys for
+            an API that is off.
     """
+    if config.deployment.api_keys_file and config.deployment.openai_port is None:
+        raise ConfigError(
+            "deployment.api_keys_file is given, and the OpenAI API is off",
+            "give deployment.openai_port too, 0 for a free one",
+        )
     if config.deployment.engine is Engine.slipway and config.deployment.gemm_autotune:
         raise ConfigError(
             "deployment.gemm_autotune=true: the drop-in engine does not read gemm_config.ini",
@@ -51,6 +57,8 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         http_port=deployment.http_port,
         grpc_port=deployment.grpc_port,
         metrics_port=deployment.metrics_port,
+        openai_port=deployment.openai_port,
+        api_keys_file=Path(deployment.api_keys_file) if deployment.api_keys_file else None,
         host=deployment.host or ("127.0.0.1" if has_clients else NODE),
         engine=str(deployment.engine),
         cuda_devices=layout.cuda_devices or "",
@@ -86,7 +94,7 @@ def _check_ports(config: Config) -> None:
     host = deployment.host or "127.0.0.1"
     given = [
         (name, getattr(deployment, name))
-        for name in ("http_port", "grpc_port", "metrics_port")
+        for name in ("http_port", "grpc_port", "metrics_port", "openai_port")
         if getattr(deployment, name)
     ]
     for name, port in given:

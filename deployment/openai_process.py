@@ -1,0 +1,102 @@
+"""The OpenAI endpoint of a deployment: a child process that is started, watched and stopped with the server."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from deployment.arguments import ServeArguments
+from deployment.openai.arguments import OpenAIArguments
+from deployment.ports import Ports
+from deployment.processes import die_with_parent
+from deployment.publishing import own_address
+from deployment.supervise import ServerDiedError, describe, last_lines
+from handover.errors import ServerError
+
+_PROJECT = Path(__file__).resolve().parent.parent
+_PACKAGES = ("aiohttp", "jinja2", "tokenizers", "sentencepiece")
+_PATIENCE_S = 60.0
+_QUESTION_S = 5.0
+
+
+def check_packages() -> None:
+    """Refuse to begin where the endpoint cannot run; ServerError."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ServerError(
+            f"deployment.openai_port is given, and this Python has no {', '.join(missing)}",
+            f"pip install {' '.join(missing)}, or leave deployment.openai_port at null",
+        )
+
+
+class OpenAIProcess:
+    """The endpoint's process.
+
+    Args:
+        arguments: of the deployment.
+        ports: that the server listens on, and the endpoint.
+    """
+
+    def __init__(self, arguments: ServeArguments, ports: Ports) -> None:
+        assert ports.openai is not None
+        address = own_address(arguments.host)
+        self.url = f"http://{f'[{address}]' if ':' in address else address}:{ports.openai}"
+        self._log = arguments.log.with_name("openai.log")
+        given = OpenAIArguments(
+            endpoint=f"{address}:{ports.grpc}",
+            host=arguments.host,
+            port=ports.openai,
+            model_repository=arguments.model_repository.absolute(),
+            api_keys_file=arguments.api_keys_file and arguments.api_keys_file.absolute(),
+            metrics_url=f"http://{address}:{ports.metrics}/metrics",
+            exit_timeout_s=max(0.0, arguments.exit_timeout_s),
+        )
+        with self._log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "deployment.openai", *given.to_argv()],
+                cwd=_PROJECT,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which stops this one in good order
+                preexec_fn=die_with_parent,
+            )
+
+    def wait_until_up(self, is_stopped: Callable[[float], bool]) -> None:
+        """Wait until it answers, or the deployment is asked to stop.
+
+        Raises:
+            ServerDiedError: it ended.
+            ServerError: it does not answer in time.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while not is_stopped(0.1):
+            self.check()
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=_QUESTION_S):
+                return
+            if time.monotonic() > deadline:
+                raise ServerError(f"the OpenAI endpoint does not answer at {self.url}{self._quoted_log()}")
+
+    def check(self) -> None:
+        """Look whether it runs; ServerDiedError: it ended."""
+        status = self._process.poll()
+        if status is not None:
+            raise ServerDiedError(f"the OpenAI endpoint {describe(status)}{self._quoted_log()}")
+
+    def stop(self, exit_timeout_s: float) -> None:
+        """End it; requests in flight have that many seconds, and none where it is below 0."""
+        if exit_timeout_s > 0:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(exit_timeout_s)
+        self._process.kill()
+        self._process.wait()
+
+    def _quoted_log(self) -> str:
+        return "".join(f"\n    {line}" for line in last_lines(self._log))

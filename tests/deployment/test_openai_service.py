@@ -1,0 +1,228 @@
+"""Keys, logs, hang-ups and the end of the endpoint, in front of a fake server that makes a token every few moments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_triton import FakeTriton, count_up
+from support.openai_endpoint import application_of, openai_endpoint
+from tritonclient.grpc import service_pb2 as pb
+
+from deployment.openai.access import read_keys
+from handover.errors import ConfigError
+
+INPUTS = ("input_ids", "input_lengths", "request_output_len", "stop_words_list")
+PAUSE_S = 0.02
+
+
+class SlowTriton(FakeTriton):
+    """Streams ``count_up`` token by token, as a decoupled model does, and notes how far each request came."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda tensors: count_up(tensors), INPUTS)
+        self.made: list[int] = []
+        self.names: list[str] = []
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        for request in requests:
+            (whole,) = self._answer(request, context)
+            self.names.append(request.id)
+            place, count = len(self.made), int(self.requests[-1]["request_output_len"].max())
+            self.made.append(0)
+            given = self.requests[-1]["input_ids"].shape[1]
+            for number in range(1, count + 1):
+                time.sleep(PAUSE_S)
+                if not context.is_active():
+                    return
+                self.made[place] = number
+                answer = pb.ModelInferResponse()
+                answer.CopyFrom(whole)
+                index = next(i for i, each in enumerate(answer.outputs) if each.name == "sequence_length")
+                answer.raw_output_contents[index] = (given + number).to_bytes(4, "little")
+                answer.parameters["triton_final_response"].bool_param = number == count
+                yield pb.ModelStreamInferResponse(infer_response=answer)
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowTriton]:
+    with SlowTriton() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("letters")
+    (directory / "vocab.json").write_text(json.dumps({chr(33 + number): number for number in range(90)}))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
+    return directory
+
+
+BODY = {"prompt": "A", "max_tokens": 30, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_hangs_up_stops_its_request_within_two_tokens(
+    slow: SlowTriton, letters: Path, tmp_path: Path, is_stream: bool
+) -> None:
+    log = tmp_path / "access.jsonl"
+
+    async def inside() -> int:
+        async with application_of(slow.url, letters, access_log=log) as client:
+            if is_stream:
+                async with client.post("/v1/completions", json={**BODY, "stream": True, "n": 2}) as answer:
+                    await answer.content.readuntil(b"\n\n")
+            else:
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(client.post("/v1/completions", json={**BODY, "n": 2}), 0.2)
+            gone_at = max(slow.made)
+            await asyncio.sleep(0.5)
+            again = await client.post("/v1/completions", json={"prompt": "A", "max_tokens": 2})
+            assert (await again.json())["choices"][0]["text"] == "BC"
+            return gone_at
+
+    gone_at = asyncio.run(inside())
+    assert max(slow.made[:2]) <= gone_at + 2 < 30
+    assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [499, 200]
+
+
+def test_a_stop_string_stops_the_engine(slow: SlowTriton, letters: Path) -> None:
+    async def inside() -> str:
+        async with application_of(slow.url, letters) as client:
+            answer = await client.post("/v1/completions", json={**BODY, "stop": "DE"})
+            found = await answer.json()
+            await asyncio.sleep(0.2)
+            return str(found["choices"][0]["text"])
+
+    assert asyncio.run(inside()) == "BC" and slow.made[0] <= 6
+
+
+def test_keys(slow: SlowTriton, letters: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    keys, log = tmp_path / "keys", tmp_path / "access.jsonl"
+    keys.write_text("# operators\nfirst-secret\n\nsecond-secret\n")
+
+    async def inside() -> None:
+        async with application_of(slow.url, letters, api_keys_file=keys, access_log=log) as client:
+            for header, status in (
+                ({}, 401),
+                ({"Authorization": "Bearer wrong"}, 401),
+                ({"Authorization": "Basic first-secret"}, 401),
+                ({"Authorization": "Bearer "}, 401),
+                ({"Authorization": "Bearer first-secret"}, 200),
+                ({"Authorization": "Bearer second-secret"}, 200),
+            ):
+                async with client.get("/v1/models", headers=header) as answer:
+                    assert answer.status == status
+                    if status == 401:
+                        assert (await answer.json())["error"]["code"] == "invalid_api_key"
+                        assert answer.headers["WWW-Authenticate"] == "Bearer"
+            for path in ("/tokenize", "/v1/completions", "/v1/nothing"):
+                async with client.post(path, json={}) as answer:
+                    assert answer.status == 401
+            for path in ("/health", "/version", "/metrics"):
+                async with client.get(path) as answer:
+                    assert answer.status == 200
+
+    asyncio.run(inside())
+    said = log.read_text() + "".join(capfd.readouterr())
+    assert "secret" not in said and "wrong" not in said
+
+
+def test_a_file_without_a_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# none\n\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        read_keys(tmp_path / "keys")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(tmp_path / "missing")
+
+
+def test_the_clients_name_for_a_request_goes_all_the_way(slow: SlowTriton, letters: Path, tmp_path: Path) -> None:
+    log = tmp_path / "access.jsonl"
+
+    async def inside() -> None:
+        async with application_of(slow.url, letters, access_log=log) as client:
+            for stream in (False, True):
+                body = {"prompt": "A", "max_tokens": 2, "stream": stream}
+                async with client.post(
+                    "/v1/completions", json=body, headers={"X-Request-Id": f"mine {stream}"}
+                ) as answer:
+                    assert answer.headers["X-Request-Id"] == f"mine {stream}"
+                    assert f"cmpl-mine {stream}" in await answer.text()
+            async with client.get("/v1/models", headers={"X-Request-Id": "x" * 200}) as answer:
+                assert answer.headers["X-Request-Id"] != "x" * 200
+            assert "Access-Control-Allow-Origin" not in answer.headers
+
+    asyncio.run(inside())
+    assert slow.names == ["mine False", "mine True"]
+    first, second, third = map(json.loads, log.read_text().splitlines())
+    assert [each["request_id"] for each in (first, second)] == slow.names
+    assert first["path"] == "/v1/completions" and first["status"] == 200 and first["duration_ms"] > 0
+    assert (
+        (first["prompt_tokens"], first["completion_tokens"])
+        == (1, 2)
+        == (
+            second["prompt_tokens"],
+            second["completion_tokens"],
+        )
+    )
+    assert third["method"] == "GET"
+
+
+def test_requests_in_flight_are_answered_before_the_end(slow: SlowTriton, letters: Path, tmp_path: Path) -> None:
+    with openai_endpoint(slow.url, tmp_path, tokenizer=letters, end_id=1) as endpoint:
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(endpoint.get("/v1/completions", BODY)))
+        thread.start()
+        while not slow.made:
+            time.sleep(0.01)
+        endpoint.process.send_signal(signal.SIGTERM)
+        thread.join(20)
+        assert answers[0][0] == 200 and answers[0][1]["usage"]["completion_tokens"] == 30
+        assert endpoint.process.wait(20) == 0
+
+
+def test_slow_and_cut_connections_hold_up_no_other_request(slow: SlowTriton, letters: Path) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n"
+    wrong = (
+        b"\0" * 100,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        head,
+    )
+
+    async def inside() -> None:
+        async with application_of(slow.url, letters) as client:
+            sockets = []
+            for number, content in enumerate(wrong * 10):
+                opened = socket.create_connection((client.host, client.port or 0))
+                opened.sendall(content + b'{"prompt"')
+                if number % 2:
+                    opened.close()
+                sockets.append(opened)
+            answer = await client.post("/v1/completions", json={"prompt": "A", "max_tokens": 2})
+            assert (await answer.json())["choices"][0]["text"] == "BC"
+            for opened in sockets:
+                opened.close()
+
+    asyncio.run(inside())
+
+
+def test_a_server_that_is_gone_is_said_to_be(letters: Path) -> None:
+    async def inside() -> None:
+        with SlowTriton() as leaving:
+            async with application_of(leaving.url, letters) as client:
+                leaving.server.stop(None).wait()
+                async with client.post("/v1/completions", json=BODY) as answer:
+                    assert answer.status == 503 and (await answer.json())["error"]["type"] == "server_error"
+                async with client.get("/health") as answer:
+                    assert answer.status == 503
+
+    asyncio.run(inside())
