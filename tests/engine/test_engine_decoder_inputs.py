@@ -67,6 +67,21 @@ def test_every_token_is_scored_as_hugging_face_scores_it(opened: tuple[Any, Engi
         assert outputs["sequence_length"][row, 0] == len(begun)
 
 
+def test_the_most_probable_tokens_are_hugging_faces_in_each_place(opened: tuple[Any, Engine]) -> None:
+    model, engine = opened
+    outputs = answer(engine, begin(ROWS, BEGUN, COUNTS, num_context_top_log_probs=4, num_top_log_probs=2))
+    for row, (source, begun) in enumerate(zip(ROWS, BEGUN, strict=True)):
+        length = int(outputs["sequence_length"][row, 0])
+        tokens = outputs["output_ids"][row, 0, :length].tolist()
+        log_probs = theirs(model, source, tokens)
+        best = log_probs[: len(begun)].topk(4, dim=-1)
+        np.testing.assert_allclose(outputs["context_top_log_probs"][row, : len(begun)], best.values, atol=1e-4)
+        best, own = log_probs[len(begun) :].topk(2, dim=-1), log_probs[range(length), tokens][len(begun) :]
+        np.testing.assert_allclose(outputs["output_raw_log_probs"][row, 0, : len(own)], own, atol=1e-4)
+        np.testing.assert_allclose(outputs["output_top_log_probs"][row, 0, : len(own)], best.values, atol=1e-4)
+        np.testing.assert_array_equal(outputs["output_top_ids"][row, 0, : len(own), 0], tokens[len(begun) :])
+
+
 def test_generation_goes_on_behind_them_as_hugging_faces_does(opened: tuple[Any, Engine]) -> None:
     model, engine = opened
     wanted = {"is_return_log_probs": True, "is_return_context_cum_log_probs": [True, False, True, True]}

@@ -20,6 +20,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 import sentencepiece
+import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from support.served import Deployment, deaths_by_signal, generate, infer, inputs_of, shared_memory, wait_for
@@ -209,6 +210,40 @@ def test_penalties_and_lengths_reach_the_engine_through_every_door(client: objec
     with pytest.raises(HTTPError) as refused:
         urlopen(Request(url, json.dumps(body).encode()), timeout=30)
     assert "min_length is -1" in refused.value.read().decode()
+
+
+def test_what_the_openai_api_needs_reaches_the_engine_through_every_door(client: object, endpoint: Endpoint) -> None:
+    """Raw and most probable tokens against NeMo's logits; a bias, stop tokens and finish reasons by what they mean."""
+    ids = np.load(DATA / "nemo" / "gpt122_tp1_pp1.input_ids.npy").astype(np.uint32)
+    logits = torch.from_numpy(np.load(DATA / "nemo" / "gpt122_tp1_pp1.logits.npy")).double().log_softmax(-1)
+    ones = np.ones((len(ids), 1), np.uint32)
+    tensors = {"input_ids": ids, "input_lengths": ones * ids.shape[1], "request_output_len": ones * 3}
+    tensors |= {"end_id": ones * (2**31 - 1), "num_top_log_probs": ones * 5, "num_context_top_log_probs": ones * 2}
+    forced = np.repeat(np.array([[7, -1]], np.int32), len(ids), 0)
+    bias = {"logit_bias_ids": forced, "logit_bias_values": np.repeat(np.array([[1e4, 0]], np.float32), len(ids), 0)}
+    for model in ("fastertransformer", NAME):
+        answer = infer(client, triton_grpc, model, tensors)
+        best = logits.topk(5, dim=-1)
+        for name, wanted in (("output_top_log_probs", best.values[:, -1]), ("output_top_ids", best.indices[:, -1])):
+            np.testing.assert_allclose(answer.as_numpy(name)[:, 0, 0], wanted, atol=1e-4)
+        np.testing.assert_allclose(answer.as_numpy("output_raw_log_probs")[:, 0, 0], best.values[:, -1, 0], atol=1e-4)
+        np.testing.assert_allclose(answer.as_numpy("context_top_log_probs")[:, 1:], best.values[:, :-1, :2], atol=1e-4)
+        assert answer.as_numpy("finish_reason").tolist() == [[3]] * len(ids)
+        answer = infer(client, triton_grpc, model, tensors | bias)
+        assert (answer.as_numpy("output_ids")[:, 0, -3:] == 7).all()
+        answer = infer(client, triton_grpc, model, tensors | bias | {"stop_token_ids": forced})
+        assert answer.as_numpy("finish_reason").tolist() == [[1]] * len(ids)
+        assert (answer.as_numpy("sequence_length") == ids.shape[1] + 1).all()
+    with pytest.raises(Exception, match=r"min_p is 2.0 in row 0; it must be a number from 0 to 1"):
+        infer(client, triton_grpc, NAME, tensors | {"min_p": 2 * ones.astype(np.float32)})
+    body = {"INPUT_0": PROMPTS[0], "INPUT_1": 3, "num_top_log_probs": 2, "is_return_raw_log_probs": True}
+    url = f"http://{endpoint.host}:{endpoint.http_port}/v2/models/ensemble/generate"
+    with urlopen(Request(url, json.dumps(body).encode()), timeout=30) as reply:
+        outputs = json.load(reply)
+    assert len(outputs["output_top_ids"]) == 2 * len(outputs["output_raw_log_probs"]) and outputs["finish_reason"] in (
+        1,
+        3,
+    )
 
 
 def test_concurrent_requests_are_answered_each_by_itself(endpoint: Endpoint, expected: list[str]) -> None:

@@ -128,6 +128,18 @@ def test_every_token_is_an_answer_and_an_empty_one_ends_them(
         assert answer.as_numpy("output_ids")[0, 0, :length].tolist() == expected[:length]
 
 
+def test_every_answer_of_a_stream_holds_the_scores_of_its_tokens(endpoint: Endpoint) -> None:
+    wanted = {"num_top_log_probs": np.full((1, 1), 3, np.uint32)}
+    answers = [answer for answer, _ in stream(endpoint.grpc_url, "fastertransformer", ids_request(6) | wanted)]
+    tops, raw = ([answer.as_numpy(f"output_{name}") for answer in answers] for name in ("top_ids", "raw_log_probs"))
+    assert [each.shape for each in tops] == [(1, 1, count, 3) for count in range(1, 7)]
+    for count, answer in enumerate(answers):  # greedy: each token is the most probable one
+        tokens = answer.as_numpy("output_ids")[0, 0, len(IDS) : len(IDS) + count + 1]
+        np.testing.assert_array_equal(tops[count][0, 0, :, 0], tokens)
+        np.testing.assert_array_equal(raw[count], raw[-1][:, :, : count + 1])
+    assert [int(answer.as_numpy("finish_reason")[0, 0]) for answer in answers] == [0] * 5 + [3]
+
+
 def test_the_ensemble_gives_the_text_so_far(endpoint: Endpoint, checkpoint: Path, tokenizer: GPT2Tokenizer) -> None:
     answers = stream(endpoint.grpc_url, "ensemble", text_request())
     assert len(answers) == COUNT

@@ -149,7 +149,7 @@ class Sampler:
         if any(row.min_length and row.stop_token_ids for row in rows):
             self._held_back = self._upload_pairs([sorted(row.stop_token_ids) * bool(row.min_length) for row in rows])
         self._raw_slots = [slot for slot, row in enumerate(rows) if row.is_return_raw_log_probs]
-        self._raw_index = upload(np.array(self._raw_slots, np.int64), self._device)
+        self._raw_index = upload(np.array(self._raw_slots, np.int64), self._device) if self._raw_slots else None
         self._most_tops = max((rows[slot].num_top_log_probs for slot in self._raw_slots), default=0)
 
     def _upload_pairs(self, tokens: Several[Several[int] | Array]) -> tuple[Tensor, Tensor]:
@@ -187,8 +187,9 @@ class Sampler:
             log_probs[:, index] = torch.stack(sampling.token_log_probs(*chosen, self._largest_top_k))
         for sequence in self._searched:
             self._search(sequence, logits, tokens)
-        if len(index := self._raw_index):
-            raw_scores = scoring.score_rows(raw_logits[index], tokens[index], self._most_tops)
+        if self._raw_index is not None:
+            asked = raw_logits[self._raw_index], tokens[self._raw_index]
+            raw_scores = scoring.score_rows(*asked, self._most_tops)
         self._record(tokens)
         return tokens, log_probs, raw_scores
 
