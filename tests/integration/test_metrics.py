@@ -99,7 +99,9 @@ def test_sums_are_those_of_the_load_generator(
         str(deployment.endpoint_file), tmp_path, lengths=(f"{INPUT}/uniform:20:{OUTPUT}",), concurrencies=(3, 6),
         requests=20, repeats=1, min_repeats=1,
     )  # fmt: skip
-    before = read(endpoint)  # the deployment has asked for a generation itself
+    wait_for(lambda: value(endpoint, "e2e_request_latency_seconds_count") > 0, 10)  # the deployment's own request
+    time.sleep(0.5)
+    before = read(endpoint)
     load.main(arguments.to_argv())
     count = len(records)
     assert count > 40 and not any(record.error for record in records)
