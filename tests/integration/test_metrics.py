@@ -216,8 +216,9 @@ def query(prometheus: str, expression: str) -> list[float]:
         with urlopen(f"{prometheus}/api/v1/query?{urlencode({'query': expression})}", timeout=10) as answer:
             found = json.load(answer)["data"]["result"]
     except (ConnectionError, URLError) as error:
-        assert not isinstance(error, HTTPError), f"{expression}: {error.read().decode()}"
-        return []  # it is starting
+        is_starting = not isinstance(error, HTTPError) or error.code == 503
+        assert is_starting, f"{expression}: {error}"
+        return []
     return [float(each["value"][1]) for each in found]
 
 
