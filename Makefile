@@ -118,7 +118,7 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 # The harness brings some forty packages that nothing else needs.
 .venv-lm-eval/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-lm-eval
-	.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'lm_eval==0.4.13' 'pyarrow<24' 'numpy<2' \
+	.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'lm_eval[api]==0.4.13' 'pyarrow<24' 'numpy<2' \
 	  'torch==2.13.0' 'nvidia-pytriton==0.7.0' 'tritonclient[grpc]==2.51.0' tokenizers sentencepiece pyyaml pytest pytest-timeout \
 	  'transformers==5.20.2' accelerate
 	touch $@

