@@ -21,7 +21,7 @@ from backends.fastertransformer.engine.settings import Settings
 from support.asking import CPU, Tensors, ask
 
 PAGES = 24
-"""Of the KV cache: three rows of the longest requests, or one of three beams."""
+"""The KV cache has room for three rows of the longest requests, or for one of three beams."""
 _HEADS, _LONGEST_HEAD, _MOST_OUTPUT = 3, 100, 100
 _AT_A_TIME = 24
 _KINDS: tuple[dict[str, Any], ...] = (
