@@ -103,6 +103,8 @@ def test_a_rank_that_dies_or_hangs_is_started_anew(talk: Talk, harm: signal.Sign
     assert ("rank 1 is lost" if is_named else "rank is lost") in talk.ask("wait begun")["problem"]
     assert talk.ask("wait waiting") == first
     assert talk.ask("workers") not in ([], workers)
+    finished = {"stop": 0, "length": 2, "abort": 0, "error": 1}
+    assert talk.ask("metrics") == {"finished": finished, "prompts": 3 * 3, "waiting": 0}
 
 
 def test_a_rank_that_dies_between_requests_is_restarted(talk: Talk) -> None:
