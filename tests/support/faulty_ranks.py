@@ -3,8 +3,8 @@
 As ``faulty_ranks.py worker`` it is the second rank; else, given shards, a device, how many tokens are generated and the
 model's type, it does what a test writes to its standard input, a line each: ``ask NAME TOKEN...`` submits a request,
 ``start`` and ``continue`` do in a conversation, ``begun NAME`` waits for its first token, ``wait NAME`` prints its
-answer, ``kill SIGNAL`` sends the second rank one, ``workers`` prints the process ids of the others, ``metrics`` what the
-engine has counted. On a GPU nothing is poison.
+answer, ``kill SIGNAL`` sends the second rank one, ``workers`` prints the process ids of the others, ``metrics`` what
+the engine has counted. On a GPU nothing is poison.
 """
 
 from __future__ import annotations
