@@ -12,7 +12,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -193,22 +193,6 @@ def test_fastertransformers_own_encoder_decoder_generates_and_scores_nothing(tok
         assert text == LETTERS[2:5]
         with pytest.raises(ConfigError, match="encoder-decoder that takes no decoder_input_ids"):
             model.loglikelihood(requests("loglikelihood", ("a", "b")), disable_tqdm=True)
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """The demonstration checkpoint behind a real tritonserver."""
-    from export_scripts.arguments import ConvertArguments, ExportArguments
-    from export_scripts.convert import convert
-    from export_scripts.repository.model_repository import build_repository
-
-    root = tmp_path_factory.mktemp("demo")
-    convert(ConvertArguments(PROJECT / "examples" / "gpt3_demo" / "checkpoints", root / "1-gpu", 1, "fp32", 2))
-    build_repository(ExportArguments(root / "1-gpu", root / "repository", "demo", 1, 1, "fp32", 0, 0, 16))
-    running = Deployment(root / "repository", root / "deployment")
-    running.wait_until_published()
-    yield running
-    running.stop()
 
 
 def test_the_harnesss_own_lambada_agrees_to_the_last_example(deployment: Deployment, tmp_path: Path) -> None:
