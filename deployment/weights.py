@@ -45,7 +45,7 @@ def expected_shards(
         ArtefactError: a key is missing or not legal, or tensor_para_size does not divide the model.
     """
     dims, tensors = loaded_tensors(family, ini, has)
-    sizes = {name: getattr(dims, name) for name in family.divided}
+    sizes = {name: getattr(dims, name) for name in dict.fromkeys((*family.divided, family.kv_heads))}
     if any(size % tensor_para_size for size in sizes.values()):
         raise ArtefactError(
             f"tensor_para_size {tensor_para_size} does not divide "

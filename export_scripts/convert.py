@@ -169,7 +169,7 @@ def _write_small_files(conversion: Conversion, output: Path, journal: Journal) -
     contents = {**tokenizer.contents(source.archive), **tokenizer.text_ids.files(), **find_chat(source).files()}
     contents |= source.extra_files
     values = ConfigValues(
-        dims=source.dims,
+        dims=settings.file_dims,
         tensor_para_size=settings.tensor_para_size,
         data_type=settings.data_type,
         start_id=source.ids.start_id,

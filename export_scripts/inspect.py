@@ -25,7 +25,8 @@ from export_scripts.checkpoints.proof import UNPROVED, check_published, sha256_o
 from export_scripts.checkpoints.source import Source
 from export_scripts.conversion.check import check_types
 from export_scripts.conversion.dtypes import STORAGE, item_bytes
-from export_scripts.conversion.shards import ShardSettings, Workspace, check_values, possible_ranks
+from export_scripts.conversion.ranks import possible_ranks
+from export_scripts.conversion.shards import ShardSettings, Workspace, check_values
 from export_scripts.conversion.special_ids import with_settled_ids
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.schema import LazyTensor, split_layer

@@ -17,6 +17,8 @@ MOST_LAYERS = 10_000
 """Largest number of layers that is read: each layer is a dozen tensors to list."""
 LARGEST = 2**31 - 1
 """Largest dimension that is read: FasterTransformer counts in C's int."""
+KV_HEADS, QUERY_GROUP = "kv_head_num", "heads_per_group"
+"""Symbols of the axis of heads of keys and values, and of that, behind it, of the query heads that share one."""
 _LAYERS = ("num_layer", "encoder_layer_num", "decoder_layer_num")
 
 
@@ -39,6 +41,10 @@ class Dims:
     def axis_size(self, symbol: str | int) -> int:
         """Resolve one symbol of a shape."""
         return symbol if isinstance(symbol, int) else int(getattr(self, symbol))
+
+    def for_ranks(self, tensor_para_size: int) -> Dims:
+        """Give the dimensions that the files for a number of ranks have: the model's, unless heads are copied."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,11 @@ class TensorSpec:
         if self.split_axis is None:
             return (f"{name}.bin",)
         return tuple(f"{name}.{rank}.bin" for rank in range(tensor_para_size))
+
+
+def symbols_of(spec: TensorSpec) -> tuple[str | int, ...]:
+    """List the symbols of a tensor's axes, inner structure spelled out."""
+    return tuple(part for axis in spec.shape for part in (axis if isinstance(axis, tuple) else (axis,)))
 
 
 Table = Mapping[str, TensorSpec]

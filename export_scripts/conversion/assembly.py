@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 
 from export_scripts.conversion.dtypes import DIGITS, STORAGE, Array, item_bytes, recast, widen
+from export_scripts.conversion.kv_copies import without_copies
 from export_scripts.conversion.mapped import Reader
 from export_scripts.conversion.scattered import scattered_beneath
 from export_scripts.conversion.transposition import Transposer
@@ -171,10 +172,11 @@ def assemble(assignment: Assignment, sources: Sequence[LazyTensor], dims: Dims) 
     if rule is None:
         made = assignment.generate(dims) if assignment.generate else np.broadcast_to(np.float32(0), shape)
         return Assembly(shape, ((Piece(made, "fp32", origin),),))
-    laid_out = [_pieces(rule, source, dims, len(shape)) for source in sources]
+    laid_out = [_pieces(rule, source, dims.for_ranks(rule.ranks), len(shape)) for source in sources]
     terms = tuple(laid_out)
     if rule.concat_axis is not None and len(sources) > 1:
         terms = (tuple(_one_after_another(laid_out, rule.concat_axis)),)
+    terms = without_copies(terms, assignment.target, dims, rule.ranks)
     return Assembly(shape, terms, rule.elementwise, dims)
 
 

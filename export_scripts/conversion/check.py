@@ -17,7 +17,8 @@ from export_scripts.checkpoints.given import NOTHING_GIVEN, GivenFiles
 from export_scripts.checkpoints.source import Source
 from export_scripts.conversion.dtypes import STORAGE
 from export_scripts.conversion.joining import join_files
-from export_scripts.conversion.shards import ShardSettings, check_split
+from export_scripts.conversion.ranks import check_split
+from export_scripts.conversion.shards import ShardSettings
 from export_scripts.repository.served import check_served
 from export_scripts.weights.matching import match, zeros_made
 from export_scripts.weights.remarks import ShardRemark
@@ -91,7 +92,7 @@ def _plan(archive: Archive, tensor_para_size: int, weight_data_type: str, allow_
     source = open_source(archive)
     check_served(source.family.name, source.dims)
     settings = ShardSettings(tensor_para_size, weight_data_type, source.dims, allow_nonfinite)
-    check_split(settings, source.family.divided)
+    check_split(tensor_para_size, source.dims, source.family.divided)
     assignments = match(source.schema(), source.source_map, source.dims, source.tensors, source.other_keys)
     check_types(source, assignments)
     source = replace(source, remarks=(*source.remarks, *zeros_made(assignments), *_beyond(source)))

@@ -22,7 +22,8 @@ from export_scripts.checkpoints.tokenizers.nemo import SpecialIds, TokenizerFile
 from export_scripts.conversion.check import Conversion
 from export_scripts.conversion.description import is_description, read_description
 from export_scripts.conversion.dtypes import Array
-from export_scripts.conversion.shards import ShardSettings, check_split
+from export_scripts.conversion.ranks import check_split
+from export_scripts.conversion.shards import ShardSettings
 from export_scripts.weights.schema import Assignment, SourceMap
 from ft_format.families import gpt, gptneox
 from handover.errors import ArtefactError, CheckpointError
@@ -67,20 +68,21 @@ def plan_random(path: Path, tensor_para_size: int, weight_data_type: str) -> Con
             f"{path} describes a model of the family {family.name}; random weights are made to measure what is served",
             f"families: {', '.join(_SERVED)}",
         )
-    settings = ShardSettings(tensor_para_size, weight_data_type, dims)
-    check_split(settings, family.divided)
+    check_split(tensor_para_size, dims, family.divided)
+    of_files = dims.for_ranks(tensor_para_size)
+    settings = ShardSettings(tensor_para_size, weight_data_type, of_files)
     least = len(_BYTES) + 256 - len(_BYTES) + 1
     if dims.vocab_size < least:
         raise CheckpointError(f"{path}: vocab_size is {dims.vocab_size}", f"it is at least {least}, for every byte")
     assignments = tuple(
-        Assignment(name, target, generate=_values_of(name, target.full_shape(dims)))
-        for name, target in family.schema(dims).items()
+        Assignment(name, target, generate=_values_of(name, target.full_shape(of_files)))
+        for name, target in family.schema(of_files).items()
     )
     source = Source(
         archive=Archive(path, {}),
         family=family,
         source_map=SourceMap("random weights of a described shape", {}, {}),
-        dims=dims,
+        dims=of_files,
         tensors={},
         tokenizer=MadeUpVocabulary({"vocab.json": "", "merges.txt": ""}, "bpe", size=dims.vocab_size),
         ids=SpecialIds(dims.vocab_size - 1, dims.vocab_size - 1),

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from math import gcd, isqrt, prod
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from export_scripts.conversion.assembly import Assembly, assemble
 from export_scripts.conversion.dtypes import Array, Census, is_finite, item_bytes
 from export_scripts.conversion.joining import side_by_side
 from export_scripts.conversion.journal import Journal
+from export_scripts.conversion.kv_copies import with_copies
 from export_scripts.conversion.mapped import Reader, RecordKey
 from export_scripts.conversion.read_sums import ReadSums
 from export_scripts.conversion.shard_file import ShardFile
@@ -29,7 +30,6 @@ from handover.progress import human_bytes
 READ_BYTES = 32 << 20
 # Rearranged, checked, digested and written at a time: it stays in the cache from one step to the next.
 _BLOCK_BYTES = 2 << 20
-_IN_WORDS = {"head_num": "the model's {} heads", "inter_size": "the feed-forward's width {}"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ShardSettings:
     Attributes:
         tensor_para_size: ranks that a split tensor is cut for.
         data_type: fp32, fp16 or bf16, on disk.
-        dims: of the model.
+        dims: of the model; those of its files may differ.
         allow_nonfinite: NaN and infinity are converted as they are; a number that overflows never is.
     """
 
@@ -48,9 +48,14 @@ class ShardSettings:
     dims: Dims
     allow_nonfinite: bool = False
 
+    @property
+    def file_dims(self) -> Dims:
+        """Dimensions that config.ini says, and that the files have."""
+        return self.dims.for_ranks(self.tensor_para_size)
+
     def shape(self, target: TensorSpec) -> tuple[int, ...]:
         """Shape of one file of a target."""
-        return target.shard_shape(self.dims, self.tensor_para_size)
+        return target.shard_shape(self.file_dims, self.tensor_para_size)
 
     def size_bytes(self, target: TensorSpec) -> int:
         """Bytes of one file of a target."""
@@ -67,34 +72,6 @@ class ShardSettings:
         if assignment.target.split_axis is None:
             return (f"{assignment.name}.bin",)
         return tuple(f"{assignment.name}.{rank}.bin" for rank in range(self.tensor_para_size))
-
-
-def check_split(settings: ShardSettings, divided: Sequence[str]) -> None:
-    """Refuse a tensor_para_size that does not divide what it must.
-
-    Args:
-        settings: of the conversion.
-        divided: attributes of the dimensions that it must divide.
-
-    Raises:
-        CheckpointError: it does not divide the heads or the feed-forward's width.
-    """
-    ranks, sizes = settings.tensor_para_size, {name: settings.dims.axis_size(name) for name in divided}
-    wrong = [
-        _IN_WORDS.get(name, name + " {}").format(size) for name, size in sizes.items() if ranks < 1 or size % ranks
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"tensor_para_size {ranks} does not divide {' and '.join(wrong)}",
-            f"legal: {', '.join(map(str, possible_ranks(settings.dims, divided)))}",
-        )
-
-
-def possible_ranks(dims: Dims, divided: Sequence[str]) -> list[int]:
-    """List every tensor_para_size that divides what it must."""
-    common = gcd(*(dims.axis_size(name) for name in divided))
-    small = [n for n in range(1, isqrt(common) + 1) if common % n == 0]
-    return sorted({*small, *(common // n for n in small)})
 
 
 def check_space(directory: Path, needed_bytes: int) -> None:
@@ -209,7 +186,8 @@ def _assemblies(assignment: Assignment, sources: Sequence[LazyTensor], settings:
     """Assemble the tensors of a file, mostly one."""
     given, assemblies = iter(sources), []
     for part in assignment.parts or (assignment,):
-        assemblies.append(assemble(part, [next(given) for _ in part.keys], settings.dims))
+        box = assemble(part, [next(given) for _ in part.keys], settings.dims)
+        assemblies.append(with_copies(box, part.target, settings.dims, settings.tensor_para_size))
     return tuple(assemblies)
 
 

@@ -19,7 +19,8 @@ from export_scripts.conversion.assembly import Assembly, Piece
 from export_scripts.conversion.check import Conversion, plan_conversion
 from export_scripts.conversion.description import is_description, read_description
 from export_scripts.conversion.dtypes import STORAGE, is_finite, item_bytes, recast
-from export_scripts.conversion.shards import READ_BYTES, ShardSettings, Workspace, check_split
+from export_scripts.conversion.ranks import check_split
+from export_scripts.conversion.shards import READ_BYTES, ShardSettings, Workspace
 from ft_format.layout import TensorSpec, whole_tensors
 from handover.digests import BlockSums
 from handover.progress import human_bytes, human_time
@@ -113,7 +114,7 @@ def _of_description(path: Path, tensor_para_size: int, weight_data_type: str, pr
     described = read_description(path)
     dims = described.dims
     settings = ShardSettings(tensor_para_size, weight_data_type, dims)
-    check_split(settings, described.family.divided)
+    check_split(tensor_para_size, dims, described.family.divided)
     targets = described.family.schema(dims)
     numbers = sum(prod(target.full_shape(dims)) for target in whole_tensors(targets).values())
     read_bytes = numbers * item_bytes(described.data_type)

@@ -91,6 +91,7 @@ def _assign(
     if name in assigned:
         return [f"{', '.join(keys)}  gives {name}, as {', '.join(assigned[name].keys)} does"]
     assigned[name] = Assignment(name, schema[name], keys, rule)
+    dims = dims.for_ranks(rule.ranks)
     wanted = schema[name].full_shape(dims)
     got = _combined_shape(rule, [laid_out_shape(rule.layout, tensors[key].shape, dims) for key in keys])
     if got == wanted:

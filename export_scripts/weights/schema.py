@@ -90,6 +90,7 @@ class Rule:
         join_axis: axis along which training's tensor parallelism cut the source; None: every rank holds all of it.
         concat_axis: axis of the target along which several sources follow one another; None: they are added.
         elementwise: a function of fp32 values, applied last.
+        ranks: that the source was cut for, where the dimensions of its files differ from the model's.
     """
 
     target: str
@@ -97,6 +98,7 @@ class Rule:
     join_axis: int | None = None
     concat_axis: int | None = None
     elementwise: Elementwise | None = None
+    ranks: int = 1
 
 
 Sources = str | tuple[str, ...]

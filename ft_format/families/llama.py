@@ -135,6 +135,8 @@ def config(values: ConfigValues) -> Sections:
     own = {key: getattr(dims, key) for key, field in _OPTIONAL.items() if getattr(dims, key) != field.default}
     if dims.hidden_units != dims.head_num * dims.size_per_head:
         own["hidden_units"] = dims.hidden_units
+    if dims.kv_head_copies > 1:  # last, as where shards are cut again
+        own["kv_head_copies"] = own.pop("kv_head_copies")
     return {
         SECTION: {
             "model_name": SECTION,
@@ -186,7 +188,8 @@ def _read_own(section: Values) -> dict[str, Any]:
 
 def _check_own(section: Values, dims: LlamaDims) -> None:
     """Refuse values that no model can have, with the error class of whoever reads the file."""
-    layers = dims.attention_window_layers
+    layers, copies = dims.attention_window_layers, dims.kv_head_copies
+    section.refuse("kv_head_copies", copies < 1 or dims.kv_head_num % max(1, copies) != 0)
     section.refuse("attention_window_layers", not layers or set(layers) - set("01") != set())
     for key in ("rope_theta", "rope_scaling_factor", "embedding_scale"):
         section.refuse(key, key in section and getattr(dims, key) <= 0)
@@ -199,7 +202,6 @@ FAMILY = Family(
     read=read,
     sections=(SECTION,),
     model_types=("Llama",),
-    divided=("kv_head_num", "inter_size"),
     kv_heads="kv_head_num",
     uses_prefixes=True,
     beyond=beyond_fastertransformer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ft_format.layout import Dims
 
@@ -28,6 +28,7 @@ class LlamaDims(Dims):
 
     Attributes:
         head_num, kv_head_num: heads of the queries, and of the keys and values; the second divides the first.
+        kv_head_copies: how many equal heads of keys and values follow one another, in files for more ranks than heads.
         size_per_head: width of each; heads times width need not be hidden_units.
         hidden_units: width of the residual stream.
         inter_size: width of the feed-forward's middle; of one expert where there are several.
@@ -92,12 +93,22 @@ class LlamaDims(Dims):
     attention_window_layers: str = ALL_LAYERS
     expert_num: int = 0
     experts_per_token: int = 0
+    kv_head_copies: int = 1
 
     def __post_init__(self) -> None:
         """Compare the numbers with the largest that are read: each expert of a layer is three tensors to list."""
         super().__post_init__()
         if self.expert_num > MOST_EXPERTS or self.expert_num * self.num_layer > _MOST_LISTED:
             raise self.error(f"expert_num is {self.expert_num:,}, which no model has", f"the most is {MOST_EXPERTS:,}")
+
+    def for_ranks(self, tensor_para_size: int) -> LlamaDims:
+        """Give each rank a head of keys and values, where there are more ranks than heads."""
+        copies = max(1, tensor_para_size // self.kv_head_num)
+        return replace(self, kv_head_num=self.kv_head_num * copies, kv_head_copies=self.kv_head_copies * copies)
+
+    def without_copies(self) -> LlamaDims:
+        """Give the dimensions of the model itself."""
+        return replace(self, kv_head_num=self.kv_head_num // self.kv_head_copies, kv_head_copies=1)
 
     @property
     def heads_per_group(self) -> int:

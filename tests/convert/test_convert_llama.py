@@ -105,10 +105,10 @@ def test_what_cannot_be_had_is_refused_by_key_and_value(
     assert named in str(refused.value)
 
 
-def test_ranks_that_do_not_divide_the_groups_are_refused(tmp_path: Path) -> None:
+def test_ranks_that_do_not_divide_the_heads_are_refused(tmp_path: Path) -> None:
     save_llama("llama 2 70B", tmp_path)
-    with pytest.raises(CheckpointError, match=r"tensor_para_size 8 does not divide kv_head_num 4\n.*legal: 1, 2, 4"):
-        inspect_checkpoint(tmp_path, 8, "fp32")
+    with pytest.raises(CheckpointError, match=r"16 does not divide the model's 8 heads\n.*legal: 1, 2, 4, 8"):
+        inspect_checkpoint(tmp_path, 16, "fp32")
 
 
 def test_a_mixtral_is_read_and_has_no_shards(tmp_path: Path) -> None:

@@ -110,5 +110,10 @@ def test_ranks_that_do_not_divide_the_key_heads_are_refused(tmp_path: Path) -> N
     ini = root / "config.ini"
     ini.write_text(ini.read_text().replace("tensor_para_size = 1", ""))
     config = read_config(root, "Llama")
-    with pytest.raises(WeightsError, match="8 does not divide head_num = 8, kv_head_num = 4 and inter_size = 96"):
+    words = (
+        "8 does not divide head_num = 8, kv_head_num = 4 and inter_size = 96; each rank .*copy.*--tensor-para-size=8"
+    )
+    with pytest.raises(WeightsError, match=words):
         load_weights(root, config, 8, FP32, CPU)
+    with pytest.raises(WeightsError, match="3 does not divide head_num = 8, kv_head_num = 4 and inter_size = 96$"):
+        load_weights(root, config, 3, FP32, CPU)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
-from export_scripts.checkpoints.fastertransformer.config import FtConfig
+from export_scripts.checkpoints.fastertransformer.config import FtConfig, without_copies
 from export_scripts.checkpoints.fastertransformer.table import table_of
 from export_scripts.checkpoints.files.archive import Archive
 from export_scripts.checkpoints.source import Source
@@ -58,12 +58,13 @@ def open_source(archive: Archive) -> Source:
     config, files = FtConfig(archive), _files(archive)
     _refuse_untransposed(archive, files)
     archive.refuse_pointers(name for names in files.values() for name in names)
-    dims = config.dims(lambda name: name in files, _position_num(archive, config))
+    of_files = config.dims(lambda name: name in files, _position_num(archive, config))
+    dims, kv_ranks = without_copies(of_files)
     schema = {**config.family.schema(dims), **config.prompt_targets()}
     ranks = max((len(names) for names in files.values()), default=1)
-    source_map = table_of(schema, ranks)
+    source_map = table_of(schema, ranks, kv_ranks=kv_ranks)
     found = {name: names for name, names in files.items() if not source_map.is_ignored(name)}
-    _check_files(archive, config, found, schema, dims, ranks)
+    _check_files(archive, config, found, schema, of_files, ranks)
     digests = {record.path: record.digest for record in manifest.files} if manifest else {}
     start_id, end_id = config.ids()
     text_ids = _text_ids(archive)
@@ -75,7 +76,7 @@ def open_source(archive: Archive) -> Source:
         source_map=source_map,
         dims=dims,
         tensors={
-            name: Shards(archive, names, schema[name].shard_shape(dims, ranks), config.data_type, axis, digests)
+            name: Shards(archive, names, schema[name].shard_shape(of_files, ranks), config.data_type, axis, digests)
             for name, names in found.items()
             for axis in (schema[name].split_axis if len(names) > 1 else None,)
         },

@@ -13,20 +13,21 @@ from export_scripts.weights.schema import Layout, Rule, Rules, SourceMap, split_
 from ft_format.layout import Dims, TensorSpec, part_names
 
 
-def table_of(schema: Mapping[str, TensorSpec], ranks: int, name: str = "FT checkpoint") -> SourceMap:
+def table_of(schema: Mapping[str, TensorSpec], ranks: int, name: str = "FT checkpoint", kv_ranks: int = 1) -> SourceMap:
     """Make the table of a checkpoint that is its own schema.
 
     Args:
         schema: every file by name.
         ranks: that its files are cut for.
         name: of the format, for people.
+        kv_ranks: for how many ranks heads of keys and values were copied; 1: they were not.
     """
     rules: dict[str | tuple[str, ...], Rules] = {}
     for file, target in schema.items():
         pattern = split_layer(file)[0]
         whole = _times(ranks) if target.is_summed and ranks > 1 else None
         rules[pattern] = tuple(
-            Rule(part, _part(target, each), target.split_axis, elementwise=whole)
+            Rule(part, _part(target, each), target.split_axis, elementwise=whole, ranks=kv_ranks)
             for part, each in part_names(pattern, target).items()
         )
     ignored = {"shared.weight": "T5's embedding turned around, which no loader reads"}

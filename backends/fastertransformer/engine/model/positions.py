@@ -40,6 +40,18 @@ class Alibi:
         return self.by_distance[:, None, None] * (keys[:, None] - queries[:, :, None])[:, None]
 
 
+def alibi_slopes(head_num: int) -> Tensor:
+    """Give the slope of each head's penalty on distance, fp32 [head_num].
+
+    A geometric sequence for the largest power of two, then every other term of the next one's ("Train Short, Test
+    Long", and FasterTransformer's ``invokeBuildAlibiSlopes``).
+    """
+    whole = 1 << (head_num.bit_length() - 1)
+    first = [2.0 ** (-8.0 * (index + 1) / whole) for index in range(whole)]
+    more = [2.0 ** (-4.0 * (2 * index + 1) / whole) for index in range(head_num - whole)]
+    return torch.tensor(first + more)
+
+
 class Relative:
     """A bias that is looked up by bucketed distance, as T5 does.
 

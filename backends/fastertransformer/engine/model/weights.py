@@ -19,6 +19,7 @@ from ..errors import WeightsError
 from .config import ModelConfig, Stack
 from .layouts import ModelWeights, Partition, read_model, vocabulary_part
 from .linear import Int8Linear, Linear, Norm
+from .positions import alibi_slopes
 from .precision import TORCH_TYPES, Precision
 from .shards import Order, Shards, made_up, mapped, planned, problems_of
 from .staging import AHEAD_BYTES, StagedFiles
@@ -93,15 +94,21 @@ def _check_room(directory: Path, precision: Precision, need_bytes: int, device: 
 
 
 def _check_ranks(directory: Path, config: ModelConfig, tensor_para_size: int) -> None:
+    way_out = (
+        f"cut them again: python3 -m export_scripts.convert --checkpoint={directory}"
+        f" --output={tensor_para_size}-gpu --tensor-para-size={tensor_para_size}"
+    )
     if config.tensor_para_size not in (None, tensor_para_size):
         written = f"the shards in {directory} were written for {config.tensor_para_size}"
-        raise WeightsError(f"tensor_para_size = {tensor_para_size}, but {written}")
+        raise WeightsError(f"tensor_para_size = {tensor_para_size}, but {written}; {way_out}")
     for stack in (config, config.encoder):
         if stack and any(n % tensor_para_size for n in (stack.head_num, stack.kv_heads, stack.inter_size)):
+            can_be_copied = tensor_para_size % stack.kv_heads == stack.head_num % tensor_para_size == 0
             grouped = f", kv_head_num = {stack.kv_head_num}" if stack.kv_head_num else ""
             raise WeightsError(
                 f"tensor_para_size = {tensor_para_size} does not divide head_num = {stack.head_num}{grouped}"
                 f" and inter_size = {stack.inter_size}"
+                + (f"; each rank can have a copy of a key head: {way_out}" if can_be_copied else "")
             )
 
 
@@ -284,15 +291,3 @@ class Reader:
         """Read IA3 vectors by task; a last row of ones is for rows without a task (-1). None: the model has none."""
         tables = [self.tensor(f"{name}.ia3.weight") for name in names if f"{name}.ia3.weight" in self]
         return tuple(torch.cat((table, torch.ones_like(table[:1]))) for table in tables) or None
-
-
-def alibi_slopes(head_num: int) -> Tensor:
-    """Give the slope of each head's penalty on distance, fp32 [head_num].
-
-    A geometric sequence for the largest power of two, then every other term of the next one's ("Train Short, Test
-    Long", and FasterTransformer's ``invokeBuildAlibiSlopes``).
-    """
-    whole = 1 << (head_num.bit_length() - 1)
-    first = [2.0 ** (-8.0 * (index + 1) / whole) for index in range(whole)]
-    more = [2.0 ** (-4.0 * (2 * index + 1) / whole) for index in range(head_num - whole)]
-    return torch.tensor(first + more)
