@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from evaluation.arguments import SquadArguments
 from evaluation.client.tokenizer import Tokenizer
@@ -78,25 +79,16 @@ def score_question(
     version: str,
 ) -> QuestionScore:
     """Score one question from the model's answer; a str is the error in place of an answer."""
-    has_answer = bool(question.answers)
+    score = QuestionScore(index, question.id, bool(question.answers), len(prompt.ids), prompt.cut_tokens)
     if isinstance(answer, str):
-        return QuestionScore(index, question.id, has_answer, len(prompt.ids), prompt.cut_tokens, error=answer)
+        return replace(score, error=answer)
     prediction = template.read_answer(answer.text)
     identity = None
-    if has_answer:
+    if question.answers:
         label = tuple(tokenizer.encode_part(template.label(question.answers[0])))
         identity = answer.tokens[: len(label)] == label
-    return QuestionScore(
-        index=index,
-        id=question.id,
-        has_answer=has_answer,
-        prompt_tokens=len(prompt.ids),
-        cut_tokens=prompt.cut_tokens,
-        prediction=prediction,
-        exact=exact_match(prediction, question.answers, version),
-        f1=f1_score(prediction, question.answers, version),
-        token_identity=identity,
-    )
+    exact, f1 = (of(prediction, question.answers, version) for of in (exact_match, f1_score))
+    return replace(score, prediction=prediction, exact=exact, f1=f1, token_identity=identity)
 
 
 def _sample(question: Question, taskname: str | None) -> dict[str, str]:

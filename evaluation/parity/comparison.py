@@ -15,9 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from evaluation.speed import formulas
-from evaluation.tasks.metric import FAILS, HOLDS, Metric
+from evaluation.tasks.metric import FAILS, FRACTION, HOLDS, Metric
 
 PROMPT, GENERATED = "prompt", "generated"
+_NATS = "nats"
+_LARGEST = "largest absolute difference of a token's log probability under the served model and under its source"
+_DEFINITIONS = {
+    "greedy_agreement": "places where the served model and its source prefer the same token, of the same predecessors",
+    "identical_continuations": "prompts whose greedy continuation is the source's own, to its last token",
+    "max_log_prob_difference": _LARGEST,
+    "mean_log_prob_difference": "mean absolute difference of these log probabilities",
+}
 
 
 @dataclass(frozen=True)
@@ -125,44 +133,13 @@ def summarise(positions: Sequence[Position]) -> list[Metric]:
     prompts = sorted({position.prompt for position in positions})
     differing = {position.prompt for position in positions if position.part == GENERATED and not position.agrees}
     identical = [prompt not in differing for prompt in prompts]
-    return [
-        Metric(
-            "greedy_agreement",
-            formulas.accuracy(hits),
-            "fraction",
-            None,
-            len(hits),
-            0,
-            "places where the served model and its source prefer the same token, of the same predecessors",
-        ),
-        Metric(
-            "identical_continuations",
-            formulas.accuracy(identical),
-            "fraction",
-            None,
-            len(prompts),
-            0,
-            "prompts whose greedy continuation is the source's own, to its last token",
-        ),
-        Metric(
-            "max_log_prob_difference",
-            max(finite, default=None),
-            "nats",
-            None,
-            len(finite),
-            failed,
-            "largest absolute difference of a token's log probability under the served model and under its source",
-        ),
-        Metric(
-            "mean_log_prob_difference",
-            formulas.mean(finite),
-            "nats",
-            formulas.standard_error(finite),
-            len(finite),
-            failed,
-            "mean absolute difference of these log probabilities",
-        ),
-    ]
+    figures = (
+        (formulas.accuracy(hits), FRACTION, None, len(hits), 0),
+        (formulas.accuracy(identical), FRACTION, None, len(prompts), 0),
+        (max(finite, default=None), _NATS, None, len(finite), failed),
+        (formulas.mean(finite), _NATS, formulas.standard_error(finite), len(finite), failed),
+    )
+    return [Metric(name, *figure, text) for (name, text), figure in zip(_DEFINITIONS.items(), figures, strict=True)]
 
 
 def decide(positions: Sequence[Position], limits: Mapping[str, float]) -> ParityOutcome:

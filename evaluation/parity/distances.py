@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from evaluation.parity.findings import PassageFindings
 from evaluation.parity.passages import Passages, Scores
+from evaluation.parity.scales import Scale
 from evaluation.tasks.metric import Metric
 
 _RMS_FACTOR, _MOST_FACTOR = 2.0, 4.0  # of the differences that rounded arithmetic causes
 _RMS_FLOOR, _MOST_FLOOR = 0.002, 0.02  # nats; sums are not exact in fp32 either
+
+
+@dataclass(frozen=True)
+class PassageFindings:
+    """The result of comparing passages.
+
+    Attributes:
+        broken: why the model differs from its source; empty if no difference was found.
+        doubts: what the comparison could not decide.
+        shown: figures in words.
+        notes: what was not compared.
+        metrics: figures.
+        scales: the scale of every tensor; empty where none was computed.
+    """
+
+    broken: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    scales: tuple[Scale, ...] = ()
+
+
+def joined(first: PassageFindings, second: PassageFindings) -> PassageFindings:
+    """Join two results."""
+    names = [each.name for each in fields(PassageFindings)]
+    return PassageFindings(*(getattr(first, name) + getattr(second, name) for name in names))
 
 
 def compare_plainly(

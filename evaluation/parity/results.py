@@ -10,7 +10,7 @@ from typing import Any
 from evaluation.client.served_model import Target
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import GENERATED, ParityOutcome, Position, summarise
-from evaluation.parity.findings import PassageFindings
+from evaluation.parity.distances import PassageFindings
 from evaluation.tasks import outcome as files
 from handover.digests import file_digest
 
@@ -25,16 +25,7 @@ def write_results(
     source: Mapping[str, Any],
     findings: PassageFindings,
 ) -> None:
-    """Write everything into the output directory, the manifest last.
-
-    Args:
-        arguments: arguments of the command.
-        target: the served model.
-        positions: positions of all prompts.
-        outcome: the verdict.
-        source: description of the reference.
-        findings: result of the passages.
-    """
+    """Write everything into the output directory, the manifest last; ``source`` describes the reference."""
     metrics = (*summarise(positions), *findings.metrics)
     tables: dict[str, Sequence[Any]] = {"positions.csv": positions, "prompts.csv": list(_by_prompt(positions))}
     if findings.scales:

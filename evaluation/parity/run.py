@@ -17,7 +17,7 @@ from evaluation.client.served_model import DeployedModel, Target, check_unchange
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
 from evaluation.parity.comparison import ParityOutcome, Position, Served, compare, decide
-from evaluation.parity.findings import PassageFindings
+from evaluation.parity.distances import PassageFindings
 from evaluation.parity.prompts import Ids, encode_prompts, read_prompts
 from evaluation.parity.references import Reference, open_reference
 from evaluation.parity.results import write_results
@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     given = GivenFiles(arguments.adapter, arguments.checkpoint_tokenizer)
     reference, notes = open_reference(arguments.checkpoint, arguments.reference, arguments.output / _SCRATCH, given)
-    precision = _precision(target)
+    formats = served_formats(target)
+    precision = served_precision(formats.weight_data_type, formats.data_type, formats.int8_mode)
     limits = arguments.limits_by_precision[precision]
     positions = _compare(answers, reference, limits["tie"])
     findings = survey(arguments, target, reference, answers, precision)
@@ -123,11 +124,6 @@ def _encode(arguments: ParityArguments, prompts: list[str | Ids], served: Deploy
     tokenizer = load_tokenizer(directory) if needs_tokenizer and directory else None
     room = None if served.max_positions is None else served.max_positions - arguments.output_length
     return encode_prompts(prompts, tokenizer, served.vocab_size, room)
-
-
-def _precision(target: Target) -> str:
-    formats = served_formats(target)
-    return served_precision(formats.weight_data_type, formats.data_type, formats.int8_mode)
 
 
 def _compare(answers: Sequence[Served], reference: Reference, tie: float) -> list[Position]:

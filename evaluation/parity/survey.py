@@ -11,8 +11,7 @@ from evaluation.client.client import Client
 from evaluation.client.served_model import Target
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import Served
-from evaluation.parity.distances import compare_plainly
-from evaluation.parity.findings import PassageFindings
+from evaluation.parity.distances import PassageFindings, compare_plainly
 from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, ask_scores, make_more_passages, make_passages, unvisited
 from evaluation.parity.references import HuggingFaceReference, Reference

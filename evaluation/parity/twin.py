@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation.parity.distances import distances, rms
-from evaluation.parity.findings import PassageFindings, joined
+from evaluation.parity.distances import PassageFindings, distances, joined, rms
 from evaluation.parity.formats import Formats, quantise_head, quantise_layers, round_weights, rounded_arithmetic
 from evaluation.parity.passages import Passages, Scores
 from evaluation.parity.scales import Scale, Scales, scaled_by, suspects
-from evaluation.tasks.metric import Metric
+from evaluation.tasks.metric import FRACTION, Metric
 
 _T = TypeVar("_T")
 Both = tuple[_T, _T]
@@ -170,15 +169,8 @@ class Twin:
         scales, count = averaged.scales, averaged.sample.count
         seen = _seen(scales)
         has_norms = math.isfinite(seen)
-        metric = Metric(
-            "norm_scale_resolution",
-            seen if has_norms else None,
-            "fraction",
-            None,
-            count,
-            0,
-            "error of a norm's scale that passages would show, of the norm that shows it least",
-        )
+        definition = "error of a norm's scale that passages would show, of the norm that shows it least"
+        metric = Metric("norm_scale_resolution", seen if has_norms else None, FRACTION, None, count, 0, definition)
         found = PassageFindings(metrics=(metric,), scales=tuple(scales))
         if averaged.suspected:
             return replace(found, broken=(self._name(averaged.suspected, averaged.sample),))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from evaluation.client.answer_tensors import Generation
 from evaluation.client.client import Client, ModelInterface
-from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids
 from evaluation.client.served_model import model_inside
 from evaluation.client.token_queries import Asker, Ids, Query
 from evaluation.client.tokenizer import Tokenizer
@@ -118,20 +117,14 @@ class Scorer:
             self._may_score = False  # FasterTransformer ignores the input
         if self._is_t5:
             check_answers(f"'{self._name}' at {self._client.url}", False)
-        return [self._by_prefixes(self._name, (*context, *target), len(context)) for context, target in pairs]
+        return [self._by_prefixes(self._ids, (*context, *target), len(context)) for context, target in pairs]
 
-    def _by_prefixes(self, model: str, ids: Ids, first: int) -> TokenScores:
-        prefixes = [ids[:end] for end in range(first, len(ids) + 1)]
+    def _by_prefixes(self, asker: Asker, ids: Ids, first: int) -> TokenScores:
+        prefixes = [Query(1, ids[:end], wants_sum=True) for end in range(first, len(ids) + 1)]
         answers: list[Generation] = []
         for start in range(0, len(prefixes), self._batch_size):
-            request = prepare_ids(
-                prefixes[start : start + self._batch_size],
-                1,
-                sampling=GREEDY_UNDER_THE_MODEL,
-                end_id=NEVER_END_ID,
-                context_log_probs=True,
-            )
-            answers += self._client.generate(request, model)
+            found = asker.ask(self._client, prefixes[start : start + self._batch_size])
+            answers += [answer for answer in found if answer is not None]
         sums = [prompt_log_prob(answer) for answer in answers]
         log_probs = tuple(whole - before for before, whole in zip(sums, sums[1:], strict=False))
         return TokenScores(log_probs, tuple(answer.tokens[0] for answer in answers[:-1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from evaluation.speed import formulas
 from evaluation.tasks.lambada.spans import Sample, Span
@@ -97,28 +98,17 @@ def score_sample(sample: Sample, answers: Mapping[Span, SpanAnswer]) -> SampleSc
         cut_tokens=sample.cut_tokens,
         text_tokens=len(sample.last_token.sequence),
     )
-    spans = (sample.last_token, sample.last_word, sample.openai, sample.harness)
-    found = [answers[span] for span in spans]
-    errors = [answer for answer in found if isinstance(answer, str)]
+    found = {name: answers[getattr(sample, name)] for name in ("last_token", "last_word", "openai", "harness")}
+    errors = [answer for answer in found.values() if isinstance(answer, str)]
     if errors:
         return replace(score, error=errors[0])
-    if any(isinstance(answer, Verdict) and not math.isfinite(answer.log_prob or 0.0) for answer in found):
+    verdicts = {name: answer for name, answer in found.items() if isinstance(answer, Verdict)}
+    if not all(math.isfinite(verdict.log_prob or 0.0) for verdict in verdicts.values()):
         return replace(score, error="the server's log probabilities are not finite numbers")
-    token, word, openai, harness = (answer if isinstance(answer, Verdict) else None for answer in found)
-    grams = (token.gram_hits if token else None) or (None,) * LONGEST_GRAM
-    return replace(
-        score,
-        last_token_hit=token.is_hit if token else None,
-        last_word_hit=word.is_hit if word else None,
-        openai_hit=openai.is_hit if openai else None,
-        openai_log_prob=openai.log_prob if openai else None,
-        harness_hit=harness.is_hit if harness else None,
-        harness_log_prob=harness.log_prob if harness else None,
-        gram_hits_1=grams[0],
-        gram_hits_2=grams[1],
-        gram_hits_3=grams[2],
-        gram_hits_4=grams[3],
-    )
+    known: dict[str, Any] = {f"{name}_hit": verdict.is_hit for name, verdict in verdicts.items()}
+    known |= {f"{name}_log_prob": verdicts[name].log_prob for name in ("openai", "harness") if name in verdicts}
+    grams = verdicts["last_token"].gram_hits if "last_token" in verdicts else None
+    return replace(score, **known, **{f"gram_hits_{length}": hits for length, hits in enumerate(grams or (), 1)})
 
 
 def summarise(scores: Sequence[SampleScore]) -> list[Metric]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evaluation.tasks.metric import Metric, share
@@ -73,11 +73,11 @@ def summarise(scores: Sequence[QuestionScore], version: str) -> list[Metric]:
         share(exact_name, (score.exact for score in scores), f"exact match (official script, v{version})"),
         share("f1", (score.f1 for score in scores), f"F1 over words (official script, v{version})"),
     ]
-    for prefix, has_answer in (("HasAns", True), ("NoAns", False)) if version == V2 else ():
-        kind = "with" if has_answer else "without"
-        figures += _of(
-            [score for score in scores if score.has_answer is has_answer], prefix, f"of questions {kind} an answer"
-        )
+    for prefix, kind in (("HasAns", "with"), ("NoAns", "without")) if version == V2 else ():
+        if of_kind := [score for score in scores if score.has_answer is (kind == "with")]:
+            for name in ("exact", "f1"):
+                values = (getattr(score, name) for score in of_kind)
+                figures.append(share(f"{prefix}_{name}", values, f"{name} of questions {kind} an answer"))
     figures.append(
         share(
             "token_identity_accuracy",
@@ -86,14 +86,6 @@ def summarise(scores: Sequence[QuestionScore], version: str) -> list[Metric]:
         )
     )
     return figures
-
-
-def _of(scores: Sequence[QuestionScore], prefix: str, which: str) -> Iterable[Metric]:
-    if not scores:
-        return
-    values: dict[str, Callable[[QuestionScore], float | None]] = {"exact": lambda s: s.exact, "f1": lambda s: s.f1}
-    for name, value in values.items():
-        yield share(f"{prefix}_{name}", map(value, scores), f"{name} {which}")
 
 
 def _gold(answers: Sequence[str], version: str) -> Sequence[str]:
