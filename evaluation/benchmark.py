@@ -102,13 +102,7 @@ def make_requests(
 
 
 def measure_point(client: Client, model: str, row: Row, requests: Iterable[IdsRequest]) -> Row:
-    """Send the requests of one point one after another and fill in its row.
-
-    Args:
-        client: connection without retries.
-        model: Triton's name of the model.
-        row: the point's row without figures.
-        requests: requests of the point; the first ``row.warmup_requests`` of them do not count.
+    """Send the requests of one point one after another and fill in its row; ``row.warmup_requests`` do not count.
 
     Raises:
         UnreachableError: the server is gone, so that no further point can be measured.

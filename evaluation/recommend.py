@@ -40,6 +40,7 @@ from evaluation.report.ranking import (
     ranking_title,
 )
 from evaluation.report.thresholds import read_limits
+from evaluation.speed.cells import name_of_file
 from evaluation.speed.figures import PERCENTILES
 from handover.durable import write_atomically
 from handover.errors import ConfigError, exit_status, nearest
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     sys.stdout.write(text)
     for ranking in rankings:
         if ranking.best:
-            name = ranking.goal if len(workloads) == 1 else f"{ranking.goal}_{_plain(ranking.workload)}"
+            name = ranking.goal if len(workloads) == 1 else f"{ranking.goal}_{name_of_file(ranking.workload)}"
             write_atomically(given.output / GROUP / f"{name}.yaml", render_override(ranking))
             sys.stdout.write(f"{PROGRAM} --config-dir={given.output} +{GROUP}={name} stages=[export,deploy]\n")
 
@@ -179,10 +180,6 @@ def _fronts(candidates: Sequence[DeploymentCandidate]) -> list[DeploymentCandida
         for workload in workloads
         for kept in pareto_front(candidate for candidate in candidates if candidate.workload == workload)
     ]
-
-
-def _plain(text: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in text)
 
 
 if __name__ == "__main__":

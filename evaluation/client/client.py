@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from tritonclient import grpc as triton
@@ -82,6 +81,9 @@ class Client:
         timeout_s: limit of one request in seconds.
         retries: how often a request is sent again after an infrastructure error (the connection was
             refused or broke, or Triton answered UNAVAILABLE); model errors and timeouts are never retried.
+
+    Every request raises UnreachableError where no server answers, and RequestError where it was refused, failed or
+    exceeded the time limit.
     """
 
     def __init__(self, url: str, timeout_s: float = 600.0, retries: int = 3) -> None:
@@ -92,9 +94,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -135,8 +135,6 @@ class Client:
         """Generate from token ids; ``prepare_ids`` builds the request.
 
         Raises:
-            UnreachableError: no server answers.
-            RequestError: the request was refused, failed or exceeded the time limit.
             ServerError: the answer does not continue the prompts.
         """
         return read_generations(request, self.send(model, request.inputs))
@@ -152,20 +150,13 @@ class Client:
         """Generate from texts; each answer is the prompt with its completion, or the completion of an encoder-decoder.
 
         Raises:
-            UnreachableError: no server answers.
-            RequestError: the request was refused, failed or exceeded the time limit.
             ServerError: the server answered a different number of texts.
         """
         answer = self.send(model, prepare_texts(prompts, output_length, sampling))
         return [completion.text for completion in read_completions(len(prompts), answer)]
 
     def send(self, model: str, inputs: Sequence[triton.InferInput]) -> triton.InferResult:
-        """Send one request and return its answer; of a decoupled model, the last of its answers.
-
-        Raises:
-            UnreachableError: no server answers.
-            RequestError: the request was refused, failed or exceeded the time limit.
-        """
+        """Send one request and return its answer; of a decoupled model, the last of its answers."""
         if model not in self._decoupled:
             try:
                 return self._call(self._connection.infer, model, list(inputs), client_timeout=self.timeout_s)
@@ -181,12 +172,7 @@ class Client:
     def stream(
         self, model: str, inputs: Sequence[triton.InferInput], turn: Turn | None = None
     ) -> Iterator[triton.InferResult]:
-        """Send one request and yield its answers as they arrive; see ``evaluation.client.streaming``.
-
-        Raises:
-            UnreachableError: no server answers.
-            RequestError: the request was refused, failed or exceeded the time limit.
-        """
+        """Send one request and yield its answers as they arrive; see ``evaluation.client.streaming``."""
         try:
             yield from stream(self._connection, model, inputs, self.timeout_s, turn)
         except InferenceServerException as error:

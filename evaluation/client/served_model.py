@@ -177,11 +177,7 @@ def _first(ini: ConfigIni, *keys: str) -> int | None:
 
 
 def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
-    """Refuse a deployment that serves another model than the one asked for.
-
-    Args:
-        endpoint: endpoint of a running deployment.
-        model_digest: digest of the model repository that must be served; None to accept any.
+    """Refuse a deployment that serves another model than that of the digest; None accepts any.
 
     Raises:
         ServerError: the endpoint has another digest, or its repository was replaced after it started.
@@ -209,10 +205,6 @@ def check_server(endpoint: Endpoint, parameters: Mapping[str, str]) -> None:
 
     The file may be outdated: its server has exited, and another one listens on the same port.
 
-    Args:
-        endpoint: content of the endpoint file.
-        parameters: parameters of the model's config.pbtxt as the server returns them.
-
     Raises:
         ServerError: both have a digest of the weights, and the digests differ.
     """
@@ -227,10 +219,7 @@ def check_server(endpoint: Endpoint, parameters: Mapping[str, str]) -> None:
 def check_unchanged(source: str | Path | None, began: Endpoint, model: str) -> None:
     """Refuse to continue a measurement if the deployment serves another model than when it began.
 
-    Args:
-        source: the source that ``find_endpoint`` read the endpoint from.
-        began: the endpoint when the measurement began.
-        model: Triton's name of the model that requests are sent to.
+    The endpoint is read again from the source that ``find_endpoint`` read it from.
 
     Raises:
         ServerError: the deployment serves another model, or is gone.

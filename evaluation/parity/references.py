@@ -122,13 +122,7 @@ def _about_nemo(source: Source) -> tuple[str, ...]:
 
 
 class HuggingFaceReference:
-    """Hugging Face's model of the checkpoint, in fp32 on the CPU.
-
-    Args:
-        name: for the report.
-        model: of transformers.
-        is_t5: it is an encoder-decoder.
-    """
+    """Hugging Face's model of the checkpoint, in fp32 on the CPU."""
 
     def __init__(self, name: str, model: Any, is_t5: bool = False) -> None:
         self.name, self._model, self._is_t5 = name, model, is_t5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,19 +23,9 @@ _COARSE = ("bf16", "int8")
 _LOOSER = 2.0  # random tokens differ more than those of a text
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """Passages with the server's scores.
-
-    Attributes:
-        room: limits of the model, less the positions that scoring needs beside the tokens.
-        passages: passages to average over, and passages that visit every position.
-        scores: the server's log probabilities of both.
-    """
-
-    room: Room
-    passages: tuple[Passages, Passages]
-    scores: tuple[Scores, Scores]
+_Asked = tuple[Room, tuple[Passages, Passages], tuple[Scores, Scores]]
+"""The model's room, less what scoring needs beside the tokens; passages to average over, and passages that visit every
+position; the server's log probabilities of both."""
 
 
 def survey(
@@ -59,11 +49,11 @@ def survey(
     """
     room, visited = _room(target, reference), [len(each.prompt) + len(each.tokens) for each in answers]
     asked = _ask(arguments, target, room) if arguments.passages else None
-    if isinstance(asked, _Asked):
-        visited += [each.tokens.shape[1] for each in asked.passages]
+    if isinstance(asked, tuple):
+        visited += [each.tokens.shape[1] for each in asked[1]]
     line = unvisited(room, visited)
     notes = (f"{line}: evaluation.parity.longest_passage is {arguments.longest_passage}",) if line else ()
-    if not isinstance(asked, _Asked):
+    if not isinstance(asked, tuple):
         doubts = (asked,) if asked and precision in _COARSE else ()
         return PassageFindings(
             doubts=doubts, notes=(*notes, asked or "evaluation.parity.passages is 0: none was scored")
@@ -96,39 +86,30 @@ def _ask(arguments: ParityArguments, target: Target, room: Room) -> _Asked | str
             free = replace(room, positions=None if room.positions is None else room.positions - spare)
             passages = make_passages(free, arguments.passages, arguments.longest_passage)
             scores = ask_scores(scorer, passages[0], rows), ask_scores(scorer, passages[1], rows)
-            return _Asked(free, passages, scores)
+            return free, passages, scores
         except ConfigError as error:
             return f"passages could not be scored: {error.problem}"
 
 
 def _compare(
-    arguments: ParityArguments,
-    target: Target,
-    reference: Reference,
-    asked: _Asked,
-    precision: str,
+    arguments: ParityArguments, target: Target, reference: Reference, asked: _Asked, precision: str
 ) -> PassageFindings:
-    formats = served_formats(target)
+    formats, (room, passages, scores) = served_formats(target), asked
     if isinstance(reference, HuggingFaceReference) and formats.are_known:
         twin = reference.twin(formats, target.served.endpoint.engine == _SLIPWAY)
 
         def more(first: int, wanted: int) -> tuple[Passages, Scores]:
             rows = target.batch_size
-            passages = make_more_passages(asked.room, first, wanted, arguments.longest_passage)
+            extra = make_more_passages(room, first, wanted, arguments.longest_passage)
             with Client(target.url, arguments.timeout_s) as client:
-                return passages, ask_scores(Scorer(client, arguments.model, rows), passages, rows)
+                return extra, ask_scores(Scorer(client, arguments.model, rows), extra, rows)
 
-        return twin.compare(asked.passages, asked.scores, arguments.scale_error, arguments.max_passages, more)
+        return twin.compare(passages, scores, arguments.scale_error, arguments.max_passages, more)
     lacking = "the reference is the engine" if formats.are_known else f"the number formats are not known: {formats}"
     doubt = f"norms' scales were not compared, {lacking}, and {precision} is too coarse without that"
     most = _LOOSER * arguments.limits_by_precision[precision]["max_log_prob_difference"]
-    return compare_plainly(
-        lambda passages: _plain_scores(reference, passages),
-        asked.passages,
-        asked.scores,
-        most,
-        (doubt,) if precision in _COARSE else (),
-    )
+    doubts = (doubt,) if precision in _COARSE else ()
+    return compare_plainly(lambda each: _plain_scores(reference, each), passages, scores, most, doubts)
 
 
 def _plain_scores(reference: Reference, passages: Passages) -> Scores:

@@ -28,7 +28,7 @@ from evaluation.report.ranking import (
     rank_all,
     ranking_table,
 )
-from evaluation.report.tables import NUMERIC, benchmark_heading, benchmark_tables, failed_points, group_by_workload
+from evaluation.report.tables import NUMERIC, benchmark_tables, failed_points, group_by_workload
 from evaluation.report.text import (
     ACCURACY_COLUMNS,
     BASELINE_COLUMNS,
@@ -41,15 +41,12 @@ from evaluation.report.text import (
     summarise_findings,
     verdict_sentence,
 )
+from evaluation.speed.figures import DISTRIBUTIONS
 from evaluation.speed.table import CLOSED, OPEN
 
 _NUMERIC = NUMERIC | {*RANKING_COLUMNS[1:-1], *BASELINE_COLUMNS, "Value", "Std. error", "Samples", "Time"}
 _LOADS = ((CLOSED, "requests in flight"), (OPEN, "requests per second"))
-_DISTRIBUTIONS = (
-    ("ttft", "Time to first token"),
-    ("itl", "Inter-token latency"),
-    ("e2e", "End-to-end latency"),
-)
+_SHOWN = tuple(each for each in DISTRIBUTIONS if each.name in ("ttft", "itl", "e2e"))
 
 
 def describe_report(findings: Findings, results: Path, judgement: Judgement | None = None) -> dict[str, Any]:
@@ -119,7 +116,7 @@ def _accuracy(evaluation: Evaluation, judgement: Judgement | None) -> Mapping[st
 
 def _benchmark(benchmark: Benchmark, name: str) -> Mapping[str, Any]:
     return {
-        "heading": benchmark_heading(benchmark),
+        "heading": f"{'Under load' if benchmark.is_load else 'Latency and throughput'}: {benchmark.name}",
         "plots": _load_plots(benchmark, name) if benchmark.is_load else _static_plots(benchmark, name),
         "tables": benchmark_tables(benchmark, benchmark.rows),
         "failures": failed_points(benchmark),
@@ -130,15 +127,13 @@ def _static_plots(benchmark: Benchmark, name: str) -> list[Plot]:
     rows = benchmark.measured
     if not rows:
         return []
+    latency, throughput = (
+        draw_latency(rows, f"{name}-latency"),
+        draw_throughput_over_latency(rows, f"{name}-throughput"),
+    )
     return [
-        Plot(
-            draw_latency(rows, f"{name}-latency"),
-            "Latency over batch size. Points are means, whiskers reach from p50 to p99.",
-        ),
-        Plot(
-            draw_throughput_over_latency(rows, f"{name}-throughput"),
-            "Throughput over latency. The numbers at the points are batch sizes; up and left is better.",
-        ),
+        Plot(latency, "Latency over batch size. Points are means, whiskers reach from p50 to p99."),
+        Plot(throughput, "Throughput over latency. The numbers at the points are batch sizes; up and left is better."),
     ]
 
 
@@ -154,11 +149,11 @@ def _load_plots(load: Benchmark, name: str) -> list[Plot]:
     for number, (workload, points) in enumerate(group_by_workload(load.measured).items()):
         # TTFT and ITL where answers were streamed, end-to-end latency where they were not.
         is_streaming = any(row.is_streaming for row in points)
-        for kind, title in (pair for pair in _DISTRIBUTIONS if (pair[0] == "e2e") != is_streaming):
-            samples = read_samples(load.directory, points, kind)
+        for shown in (each for each in _SHOWN if (each.name == "e2e") != is_streaming):
+            samples = read_samples(load.directory, points, shown.name)
             if samples:
-                svg = draw_distribution(samples, f"{name}-{number}-{kind}", title)
-                plots.append(Plot(svg, f"{title} at {workload} tokens, every request. Further left is better."))
+                svg = draw_distribution(samples, f"{name}-{number}-{shown.name}", shown.title)
+                plots.append(Plot(svg, f"{shown.title} at {workload} tokens, every request. Further left is better."))
     return plots
 
 

@@ -90,7 +90,7 @@ def read_report(results: Path) -> Report:
         digests=tuple(sorted(filter(None, digests))),
         machines=tuple(sorted(machines)),
         remarks=findings.remarks,
-        failures=dict(_failures(findings)),
+        failures={f"{b.name}.{row.directory}": row.error for b in findings.benchmarks for row in b.failed},
         verdicts=tuple((e.task, e.verdict, "; ".join(e.reasons)) for e in findings.evaluations if e.verdict),
     )
 
@@ -118,15 +118,8 @@ def _all(findings: Findings) -> Iterable[Measurement]:
         for row in benchmark.measured:
             doubt = f"{row.failed_requests} requests failed" if row.failed_requests else ""
             values = {column: row.figures.get(name) for column, name in benchmark.table.figures.items()}
-            yield from _figures(f"{benchmark.name}.{row.directory}", values, doubt)
-
-
-def _failures(findings: Findings) -> Iterable[tuple[str, str]]:
-    for benchmark in findings.benchmarks:
-        yield from ((f"{benchmark.name}.{row.directory}", row.error) for row in benchmark.failed)
-
-
-def _figures(place: str, values: Mapping[str, float | None], doubt: str) -> Iterable[Measurement]:
-    for name, value in values.items():
-        if value is not None and not name.startswith("ci95_"):
-            yield Measurement(f"{place}.{name}", value, values.get(f"ci95_{name}"), direction(name), doubt=doubt)
+            place = f"{benchmark.name}.{row.directory}"
+            for name, value in values.items():
+                if value is not None and not name.startswith("ci95_"):
+                    noise = values.get(f"ci95_{name}")
+                    yield Measurement(f"{place}.{name}", value, noise, direction(name), doubt=doubt)

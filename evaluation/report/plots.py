@@ -1,4 +1,7 @@
-"""The report's plots: latency and throughput of benchmarks, distributions, the Pareto front, and models by size."""
+"""The report's plots: latency and throughput of benchmarks, distributions, the Pareto front, and models by size.
+
+Rows are those with figures, and of one mode. ``name`` is the prefix of a plot's ids, unique in the page.
+"""
 
 from __future__ import annotations
 
@@ -41,33 +44,18 @@ _Span = Callable[[Row], tuple[float, float] | None]
 
 
 def draw_throughput(rows: Sequence[Row], name: str) -> str:
-    """Draw tokens/s of a load over its level, with 95% intervals, a line a pair of lengths.
-
-    Args:
-        rows: with figures, of one mode.
-        name: prefix of the SVG's ids, unique in the page.
-    """
+    """Draw tokens/s of a load over its level, with 95% intervals, a line a pair of lengths."""
     return _over_level(rows, name, "Throughput, generated tokens/s", "output_tokens_per_s", _interval, from_zero=True)
 
 
 def draw_latency(rows: Sequence[Row], name: str) -> str:
-    """Draw end-to-end latency over batch size (the mean) or load (the median); bars reach from p50 to p99.
-
-    Args:
-        rows: with figures, of one mode.
-        name: prefix of the SVG's ids, unique in the page.
-    """
+    """Draw end-to-end latency over batch size (the mean) or load (the median); bars reach from p50 to p99."""
     figure = "e2e_mean_ms" if rows[0].mode == STATIC else "e2e_p50_ms"
     return _over_level(rows, name, "Latency of a request, ms", figure, _to_p99, from_zero=False)
 
 
 def draw_throughput_over_latency(rows: Sequence[Row], name: str) -> str:
-    """Draw throughput of a static sweep over mean latency, a line a pair of lengths; the numbers are batch sizes.
-
-    Args:
-        rows: with figures.
-        name: prefix of the SVG's ids, unique in the page.
-    """
+    """Draw throughput of a static sweep over mean latency, a line a pair of lengths; the numbers are batch sizes."""
 
     def point(row: Row) -> Point:
         return row.figures.get("e2e_mean_ms") or 0.0, row.figures.get("output_tokens_per_s") or 0.0
@@ -87,13 +75,7 @@ def draw_throughput_over_latency(rows: Sequence[Row], name: str) -> str:
 
 
 def draw_distribution(samples: Sequence[tuple[str, Sequence[float]]], name: str, title: str) -> str:
-    """Draw the share of values up to each value, a line a load.
-
-    Args:
-        samples: name of the load and its values in ms, at most as many as there are colours.
-        name: prefix of the SVG's ids, unique in the page.
-        title: of the values.
-    """
+    """Draw the share of values up to each value, a line a load, at most as many as there are colours; values in ms."""
 
     def draw(figure: Figure, axes: Axes) -> None:
         for colour, (_, values) in zip(cycle(SERIES), samples, strict=False):
@@ -106,13 +88,8 @@ def draw_distribution(samples: Sequence[tuple[str, Sequence[float]]], name: str,
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
         axes.set_xlabel(f"{title}, ms")
         title_height(axes, "Share of values up to there")
-        axes.legend(
-            handles=axes.get_lines(),
-            labels=[text for text, _ in samples],
-            loc="lower right",
-            frameon=False,
-            fontsize=10,
-        )
+        labels = [text for text, _ in samples]
+        axes.legend(handles=axes.get_lines(), labels=labels, loc="lower right", frameon=False, fontsize=10)
 
     return draw_svg(name, draw)
 
@@ -139,13 +116,7 @@ def draw_pareto(candidates: Sequence[DeploymentCandidate], name: str) -> str:
 
 
 def read_samples(directory: Path, rows: Sequence[Row], kind: str) -> list[tuple[str, list[float]]]:
-    """Read one kind of duration of every point of a pair of lengths from its ``profile_export.json``, in ms.
-
-    Args:
-        directory: of the benchmark.
-        rows: its points.
-        kind: ttft, itl or e2e.
-    """
+    """Read the ttft, itl or e2e of every point of a benchmark's directory from ``profile_export.json``, in ms."""
     samples = []
     for row in rows:
         try:
@@ -172,12 +143,7 @@ def _durations(request: dict[str, object], kind: str) -> list[int]:
 
 
 def draw_latency_by_size(lines: Mapping[str, Sequence[Point]], name: str) -> str:
-    """Draw latency over model size.
-
-    Args:
-        lines: points (parameters, mean latency in ms) in order of size, by what the line is called.
-        name: prefix of the SVG's ids, unique in the page.
-    """
+    """Draw latency over model size: points (parameters, mean latency in ms) in order of size, by the line's name."""
 
     def draw(figure: Figure, axes: Axes) -> None:
         for colour, points in zip(cycle(SERIES), lines.values(), strict=False):

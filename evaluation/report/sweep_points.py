@@ -62,7 +62,8 @@ def read_points(directory: Path) -> list[Point]:
     """
     file = directory / POINTS_NAME
     try:
-        entries = [(str(e["label"]), str(e["title"]), str(e["results"]), str(e["error"])) for e in _load(file)]
+        keys = ("label", "title", "results", "error")
+        entries = [[str(entry[key]) for key in keys] for entry in json.loads(file.read_text())]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtefactError(f"{file} cannot be read: {error}", "give the directory of a sweep (main.py -m)") from error
     return [_point(*entry) for entry in entries]
@@ -97,11 +98,6 @@ def smallest_loads(candidates: Iterable[DeploymentCandidate]) -> list[Deployment
     for candidate in candidates:
         first.setdefault((candidate.source, candidate.workload), candidate)
     return list(first.values())
-
-
-def _load(file: Path) -> list[dict[str, object]]:
-    content = json.loads(file.read_text())
-    return list(content)
 
 
 def _point(label: str, title: str, results: str, error: str) -> Point:

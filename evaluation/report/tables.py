@@ -78,11 +78,6 @@ NUMERIC = frozenset(name for columns in _LISTS for name, _ in columns)
 """Names of columns that hold numbers."""
 
 
-def benchmark_heading(benchmark: Benchmark) -> str:
-    """Heading of a benchmark's section."""
-    return f"Under load: {benchmark.name}" if benchmark.is_load else f"Latency and throughput: {benchmark.name}"
-
-
 def benchmark_tables(benchmark: Benchmark, rows: Sequence[Row]) -> list[TextTable]:
     """Make the tables of a benchmark for each pair of lengths: one of a static sweep, four of a load.
 
@@ -99,16 +94,14 @@ def benchmark_tables(benchmark: Benchmark, rows: Sequence[Row]) -> list[TextTabl
         ]
     tables = []
     for workload, points in group_by_workload(rows).items():
-        tables.append(
-            _table(f"{workload} tokens (in/out): throughput", _LOAD, _known(_THROUGHPUT_COLUMNS, points), points)
-        )
+        tables.append(_known_table(f"{workload} tokens (in/out): throughput", _THROUGHPUT_COLUMNS, points))
         measured = [row for row in points if row.state == OK]
         if measured:
             tables.append(_latency_table(measured))
             note = "; Triton counts until a decoupled model takes the request" if measured[0].is_streaming else ""
             caption = f"In the server, and the wait in the client before it{note}"
-            tables.append(_table(caption, _LOAD, _known(_SERVER_COLUMNS, measured), measured))
-            tables.append(_table(_cost_caption(measured), _LOAD, _known(_COST_COLUMNS, measured), measured))
+            tables.append(_known_table(caption, _SERVER_COLUMNS, measured))
+            tables.append(_known_table(_cost_caption(measured), _COST_COLUMNS, measured))
     return [table for table in tables if len(table.columns) > 1]
 
 
@@ -116,10 +109,7 @@ def brief_tables(benchmark: Benchmark) -> list[TextTable]:
     """Make one narrow table for each pair of lengths, for a terminal."""
     groups = group_by_workload(benchmark.measured)
     if benchmark.is_load:
-        return [
-            _table(f"{workload} tokens (in/out)", _LOAD, _known(_BRIEF_COLUMNS, points), points)
-            for workload, points in groups.items()
-        ]
+        return [_known_table(f"{name} tokens (in/out)", _BRIEF_COLUMNS, points) for name, points in groups.items()]
     return [
         _table(f"{lengths_label(points[0])} (tokens)", _BATCH, _STATIC_COLUMNS, points) for points in groups.values()
     ]
@@ -161,9 +151,10 @@ def _table(caption: str, name: tuple[str, _Cell], columns: _Columns, rows: Seque
     return TextTable(caption, (name[0], *(title for title, _ in columns)), cells, errors)
 
 
-def _known(columns: _Columns, rows: Sequence[Row]) -> _Columns:
-    """Return the columns that have a figure in any row."""
-    return [(name, cell) for name, cell in columns if any(row.state == OK and cell(row) for row in rows)]
+def _known_table(caption: str, columns: _Columns, rows: Sequence[Row]) -> TextTable:
+    """Make the table of a load from the columns that have a figure in any row."""
+    known = [(name, cell) for name, cell in columns if any(row.state == OK and cell(row) for row in rows)]
+    return _table(caption, _LOAD, known, rows)
 
 
 def _latency_table(rows: Sequence[Row]) -> TextTable:

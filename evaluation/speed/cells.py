@@ -49,6 +49,11 @@ def unquoted(cell: str) -> str:
     return cell[1:] if cell.startswith(_QUOTE) and cell.lstrip(_QUOTE).startswith(_FORMULA) else cell
 
 
+def name_of_file(text: str) -> str:
+    """Return a text as a part of a file's name: letters, digits, dots and dashes."""
+    return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in text)
+
+
 def parse(cell: str, hint: Any) -> Any:
     """Read a cell as the type of its column.
 

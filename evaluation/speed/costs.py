@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -38,14 +37,6 @@ COST_FIGURES = {
 _SERVER_LOG = "server.log"
 _SAMPLE_EVERY_S = 0.5
 _LOADING = re.compile(r"^[IWE](\d{4} \d\d:\d\d:\d\d\.\d+).*\] \"?(loading: |successfully loaded ')([^:']+)")
-
-
-@dataclass(frozen=True)
-class _Usage:
-    """Processor seconds and peak memory in bytes of some processes; None where nothing can be read."""
-
-    cpu_s: float | None
-    peak_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -124,19 +115,16 @@ class CostMeter:
         self._before = usage_of(self._root)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         elapsed_s = (time.perf_counter_ns() - self._started_ns) / formulas.NANOSECONDS_PER_S
         client_s, after = time.process_time() - self._client_s, usage_of(self._root)
         if self._thread is not None and self._nvml is not None:
             self._stop.set()
             self._thread.join()
             self._nvml.close()
-        used_s = None if None in (after.cpu_s, self._before.cpu_s) else after.cpu_s - self._before.cpu_s  # type: ignore[operator]
         self.figures |= {
-            "server_memory_peak_bytes": after.peak_bytes,
-            "server_cpu_cores": None if used_s is None else used_s / elapsed_s,
+            "server_memory_peak_bytes": after[1] if after else None,
+            "server_cpu_cores": (after[0] - self._before[0]) / elapsed_s if after and self._before else None,
             "client_cpu_cores": client_s / elapsed_s,
             **gpu_figures(self._samples),
         }
@@ -163,8 +151,8 @@ def is_here(endpoint: Endpoint) -> bool:
     return endpoint.host in local and endpoint.pid is not None and Path(f"/proc/{endpoint.pid}").is_dir()
 
 
-def usage_of(root: int | None) -> _Usage:
-    """Add up processor time and peak memory of a process and its descendants."""
+def usage_of(root: int | None) -> tuple[float, int] | None:
+    """Add up processor seconds and peak bytes of a process and its descendants; None where nothing can be read."""
     cpu_s, peak_bytes, is_known = 0.0, 0, False
     for process in family(root) if root is not None else ():
         try:
@@ -176,7 +164,7 @@ def usage_of(root: int | None) -> _Usage:
         found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
         peak_bytes += int(found[1]) * 1024 if found else 0
         is_known = True
-    return _Usage(cpu_s, peak_bytes) if is_known else _Usage(None, None)
+    return (cpu_s, peak_bytes) if is_known else None
 
 
 def family(root: int) -> list[psutil.Process]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import cycle, takewhile
 from typing import Protocol
 
 from evaluation.speed.formulas import NANOSECONDS_PER_S
@@ -140,20 +141,13 @@ async def drive(
     """
     with _without_garbage_collection():
         recorder = Recorder(plan, load.ramp_s)
-        given = _cycle(requests, recorder)
+        given = takewhile(lambda _: not recorder.is_over, cycle(requests))
         async with _beside(measuring, recorder):
             if isinstance(load, ClosedLoop):
                 await _closed(wire, load, given, recorder)
             else:
                 await _open(wire, load, given, recorder)
     return recorder
-
-
-def _cycle(requests: Sequence[Encoded], recorder: Recorder) -> Iterator[Encoded]:
-    number = 0
-    while not recorder.is_over:
-        yield requests[number % len(requests)]
-        number += 1
 
 
 async def _closed(wire: Asks, load: ClosedLoop, given: Iterator[Encoded], recorder: Recorder) -> None:

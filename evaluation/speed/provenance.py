@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+
+import psutil
 
 
 @dataclass(frozen=True)
@@ -18,19 +20,19 @@ class Machine:
     Attributes:
         cpu: model name of the processor.
         cores: logical cores that this process may use.
-        memory_bytes: physical memory; None where it cannot be read.
+        memory_bytes: physical memory.
         gpu: names of the GPUs that nvidia-smi lists, ``2 x NAME``; empty for none.
     """
 
     cpu: str
     cores: int
-    memory_bytes: int | None
+    memory_bytes: int
     gpu: str
 
 
 def describe_machine() -> Machine:
     """Read the host's processor, cores, memory and GPUs; what cannot be read is left empty."""
-    return Machine(_cpu_model(), _usable_cores(), _memory_bytes(), _gpu_names())
+    return Machine(_cpu_model(), len(os.sched_getaffinity(0)), psutil.virtual_memory().total, _gpu_names())
 
 
 def timestamp() -> str:
@@ -47,30 +49,11 @@ def _cpu_model() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-
-
 def _gpu_names() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    names = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
-    counts = {name: names.count(name) for name in names if name}
-    return ", ".join(f"{count} x {name}" for name, count in counts.items())
-
-
-def _output(*argv: str) -> str:
+    query = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     try:
-        finished = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True)
+        names = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return ""
-    return finished.stdout.strip()
+    counts = Counter(name.strip() for name in names if name.strip())
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())

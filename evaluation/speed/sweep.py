@@ -41,11 +41,7 @@ class MeasuredDeployment:
     model: str
 
     def check_unchanged(self) -> None:
-        """Refuse to continue if the deployment was replaced.
-
-        Raises:
-            ServerError: the deployment was replaced or is gone.
-        """
+        """Refuse to continue if the deployment was replaced; see ``served_model.check_unchanged``."""
         check_unchanged(self.source, self.endpoint, self.model)
 
     def check_alive(self) -> None:

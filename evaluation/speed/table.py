@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaluation.speed.cells import csv_text, parse, render
+from evaluation.speed.cells import csv_text, name_of_file, parse, render
 from evaluation.speed.costs import COST_FIGURES
 from evaluation.speed.figures import FIGURE_COLUMNS, STATISTICS
 from evaluation.speed.server_metrics import SERVER_FIGURES
@@ -122,8 +122,7 @@ class Row:
     def directory(self) -> str:
         """Name of the point in file names and in names of figures."""
         levels = {STATIC: f"batch{self.batch_size}", CLOSED: f"concurrency{self.concurrency}"}
-        plain = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in self.workload)
-        return f"{plain}_{levels.get(self.mode) or f'rate{self.level:g}'}"
+        return f"{name_of_file(self.workload)}_{levels.get(self.mode) or f'rate{self.level:g}'}"
 
     @property
     def input_length(self) -> int:

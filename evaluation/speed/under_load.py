@@ -69,14 +69,7 @@ class Measured:
 def measure_point(
     arguments: LoadArguments, target: LoadTarget, row: Row, advance: Callable[[], None] = lambda: None
 ) -> Measured:
-    """Measure one point; a point without a single success is a failed row with empty figures.
-
-    Args:
-        arguments: arguments of the sweep.
-        target: the deployment.
-        row: the point's row without figures.
-        advance: called after each repeat.
-    """
+    """Fill in a point's row, calling ``advance`` after each repeat; without a single success it is failed and empty."""
     plan = plan_point(arguments, row, target, advance)
     requests = prepare_requests(arguments, target, row, plan)
     with CostMeter(target.endpoint, target.log, arguments.model) as costs:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -81,9 +80,7 @@ class Wire:
     async def __aenter__(self) -> Wire:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
     async def ask(self, request: Encoded, scheduled_ns: int) -> RequestRecord:

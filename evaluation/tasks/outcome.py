@@ -117,15 +117,7 @@ class Outcome:
 def describe_results(
     task: str, metrics: Sequence[Metric], samples: int, failed: int, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of ``metrics.json``.
-
-    Args:
-        task: name of the task.
-        metrics: figures, in order.
-        samples: number of samples.
-        failed: number of samples without a score.
-        about: model, data and settings of the figures.
-    """
+    """Return the content of ``metrics.json``; ``about`` has model, data and settings of the figures."""
     return {
         "task": task,
         "metrics": [figure.to_json() for figure in metrics],
@@ -144,15 +136,7 @@ def write_results(
     metrics: Mapping[str, Any],
     made_from: Mapping[str, Any],
 ) -> None:
-    """Write the files of a task or of parity, the manifest last.
-
-    Args:
-        output: directory.
-        tables: rows of each CSV file by its name, as for ``write_rows``.
-        summary: content of ``summary.json``.
-        metrics: content of ``metrics.json``, see ``describe_results``.
-        made_from: for the manifest.
-    """
+    """Write ``summary.json``, ``metrics.json`` and the rows of each CSV table by its name, the manifest last."""
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in tables.items():
         write_rows(output / name, rows)

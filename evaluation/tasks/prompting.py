@@ -117,10 +117,11 @@ class Prompter:
         return (*ids, *self._ending)
 
 
+@dataclass(frozen=True)
 class Completer:
     """Has a model continue prompts up to the end token.
 
-    Args:
+    Attributes:
         target: the served model.
         arguments: model name, concurrency and timeout of the requests.
         tokenizer: tokenizer of the served model.
@@ -129,17 +130,12 @@ class Completer:
         sampling: sampling parameters; None for greedy decoding.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        arguments: TaskArguments,
-        tokenizer: Tokenizer,
-        output_length: int,
-        learnt: LearntPrompt | None = None,
-        sampling: Sampling | None = None,
-    ) -> None:
-        self._target, self._arguments, self._tokenizer = target, arguments, tokenizer
-        self._output_length, self._learnt, self._sampling = output_length, learnt, sampling
+    target: Target
+    arguments: TaskArguments
+    tokenizer: Tokenizer
+    output_length: int
+    learnt: LearntPrompt | None = None
+    sampling: Sampling | None = None
 
     def complete(self, prompts: Sequence[Prompt]) -> list[PromptAnswer | str]:
         """Send all prompts; a str in place of an answer is the error of its request, or why it was not sent.
@@ -149,21 +145,21 @@ class Completer:
         """
         sendable = [row for row, prompt in enumerate(prompts) if not prompt.problem]
         sendable.sort(key=lambda row: len(prompts[row].ids), reverse=True)  # long ones must not start last
-        batches = in_batches(sendable, self._target.batch_size)
+        batches = in_batches(sendable, self.target.batch_size)
         found = ask_all(
-            self._target.url,
-            self._arguments.timeout_s,
+            self.target.url,
+            self.arguments.timeout_s,
             batches,
-            self._arguments.concurrency,
+            self.arguments.concurrency,
             lambda client, rows: self._send(client, [prompts[row] for row in rows]),
         )
         return [prompt.problem or found[row] for row, prompt in enumerate(prompts)]
 
     def _send(self, client: Client, prompts: Sequence[Prompt]) -> list[PromptAnswer]:
-        interface, model = self._target.interface, self._arguments.model
+        interface, model = self.target.interface, self.arguments.model
         if not interface.takes_ids:
             texts = [prompt.text for prompt in prompts]
-            inputs = prepare_texts(texts, self._output_length, self._sampling)
+            inputs = prepare_texts(texts, self.output_length, self.sampling)
             completions = read_completions(len(texts), client.send(model, inputs))
             given = [0 if interface.is_encoder_decoder else len(prompt.ids) for prompt in prompts]
             return [
@@ -172,19 +168,19 @@ class Completer:
             ]
         request = prepare_ids(
             [prompt.ids for prompt in prompts],
-            self._output_length,
-            sampling=self._sampling,
+            self.output_length,
+            sampling=self.sampling,
             is_encoder_decoder=interface.is_encoder_decoder,
-            learnt=self._learnt,
+            learnt=self.learnt,
         )
         generations = client.generate(request, model)
         return [self._of_tokens(generation.tokens) for generation in generations]
 
     def _of_tokens(self, tokens: Ids) -> PromptAnswer:
-        end_id = self._target.served.end_id
+        end_id = self.target.served.end_id
         shown = tokens[: tokens.index(end_id)] if end_id in tokens else tokens
-        return PromptAnswer(self._tokenizer.decode(shown), shown, len(tokens))
+        return PromptAnswer(self.tokenizer.decode(shown), shown, len(tokens))
 
     def _of_text(self, prompt: str, given: int, text: str, length: int | None) -> PromptAnswer:
-        tokens = tuple(self._tokenizer.encode(text)[given:])
+        tokens = tuple(self.tokenizer.encode(text)[given:])
         return PromptAnswer(text.removeprefix(prompt), tokens, len(tokens) if length is None else length - given)

@@ -47,11 +47,7 @@ def check_data(path: Path, expected: str | None) -> str:
 
 
 def read_texts(path: Path, samples: int | None) -> list[str]:
-    """Read the ``text`` of the first lines of a JSON Lines file.
-
-    Args:
-        path: path of the data file.
-        samples: number of texts to read; None for all.
+    """Read the ``text`` of the first lines of a JSON Lines file, as many as there are samples; None for all.
 
     Raises:
         ConfigError: the file is missing, damaged, or shorter than the samples asked for.

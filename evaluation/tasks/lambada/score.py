@@ -108,7 +108,8 @@ def score_sample(sample: Sample, answers: Mapping[Span, SpanAnswer]) -> SampleSc
     known: dict[str, Any] = {f"{name}_hit": verdict.is_hit for name, verdict in verdicts.items()}
     known |= {f"{name}_log_prob": verdicts[name].log_prob for name in ("openai", "harness") if name in verdicts}
     grams = verdicts["last_token"].gram_hits if "last_token" in verdicts else None
-    return replace(score, **known, **{f"gram_hits_{length}": hits for length, hits in enumerate(grams or (), 1)})
+    known |= {f"gram_hits_{length}": hits for length, hits in enumerate(grams or (), 1)}
+    return replace(score, **known)
 
 
 def summarise(scores: Sequence[SampleScore]) -> list[Metric]:

@@ -75,12 +75,8 @@ def check_squad(arguments: SquadArguments) -> tuple[Dataset, Template | None]:
 def read_dataset(path: Path, samples: int | None) -> Dataset:
     """Read a file of SQuAD v1.1 or v2.0, or NeMo's JSON lines of ``context``, ``question`` and ``answer``.
 
-    Args:
-        path: path of the file.
-        samples: number of questions to read; None for all.
-
     Raises:
-        ConfigError: the file is missing, damaged, or shorter than the samples asked for.
+        ConfigError: the file is missing, damaged, or shorter than the samples asked for; None asks for all.
     """
     try:
         text = read_text(path)
