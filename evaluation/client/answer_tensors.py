@@ -52,12 +52,7 @@ class Generation:
 
 
 def read_completions(rows: int, answer: triton.InferResult, is_encoder_decoder: bool = False) -> list[Completion]:
-    """Read the texts of an ensemble's answer, with the requested log probabilities of each row.
-
-    Args:
-        rows: number of prompts in the request.
-        answer: the answer to that request.
-        is_encoder_decoder: whether the ensemble contains an encoder-decoder.
+    """Read the texts of an ensemble's answer to a number of rows, with the requested log probabilities of each.
 
     Raises:
         ServerError: the answer has another number of texts.

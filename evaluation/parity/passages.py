@@ -77,14 +77,7 @@ def make_passages(room: Room, count: int, longest: int) -> tuple[Passages, Passa
 
 
 def make_more_passages(room: Room, first: int, count: int, longest: int) -> Passages:
-    """Make further passages to average over, which differ from the existing ones.
-
-    Args:
-        room: limits of the model.
-        first: number of existing passages.
-        count: number of passages to make.
-        longest: as for ``make_passages``, so that the passages have the same length.
-    """
+    """Make ``count`` further passages to average over, which differ from the ``first`` ones and are as long."""
     return _draw(np.random.default_rng([_SEED, first]), room, count, min(WIDTH, _length(room, longest)))
 
 

@@ -78,12 +78,7 @@ def describe_report(findings: Findings, results: Path, judgement: Judgement | No
 
 
 def pareto_plots(candidates: Sequence[DeploymentCandidate], name: str) -> list[Plot]:
-    """Draw the Pareto front of each workload that has more than one point.
-
-    Args:
-        candidates: measured points.
-        name: prefix of ids, unique in the page.
-    """
+    """Draw the Pareto front of each workload with more than one measured point; ids begin with the name."""
     plots = []
     for number, workload in enumerate(dict.fromkeys(candidate.workload for candidate in candidates)):
         same = [candidate for candidate in candidates if candidate.workload == workload]

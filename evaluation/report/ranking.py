@@ -87,13 +87,7 @@ def find_candidates(findings: Findings, source: str) -> list[DeploymentCandidate
 
 
 def rank_all(candidates: Sequence[DeploymentCandidate], budget: Budget | None, top: int = TOP) -> list[Ranking]:
-    """Rank by throughput alone, then within the budget if there is one.
-
-    Args:
-        candidates: of any number of deployments.
-        budget: latency limits; None, or one without limits, for no online ranking.
-        top: how many to keep of each workload.
-    """
+    """Rank by throughput alone, then within the budget if it has limits; the ``top`` best of each workload are kept."""
     rankings = rank(candidates, OFFLINE, {}, 95, top)
     if budget is not None and budget.limits_ms:
         rankings += rank(candidates, ONLINE, budget.limits_ms, budget.percentile, top)
@@ -106,7 +100,7 @@ def rank(
     """Order the candidates of each workload by throughput.
 
     Args:
-        candidates: of any number of deployments.
+        candidates: points of any number of deployments.
         goal: offline takes all; online only those without a failed request that keep the budget.
         budget_ms: limits by ttft, itl, tpot or e2e.
         percentile: of the latency that must keep its limit: 50, 90, 95 or 99.

@@ -152,10 +152,7 @@ class Sweep:
 def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[object]) -> Row:
     """Fill in the fields that all rows of a sweep have in common.
 
-    Args:
-        served: the deployment.
-        row: a row with the fields of this kind of sweep.
-        decisive: settings of the sweep; rows of other settings are not kept when an interrupted run is resumed.
+    Rows of other ``decisive`` settings are not kept when an interrupted run is resumed.
     """
     endpoint, machine = served.endpoint, describe_machine()
     settings = endpoint.settings

@@ -60,12 +60,7 @@ class Outcome:
         return [sample for sample in self.samples if sample.error]
 
     def write(self, output: Path, target: Target, predictions: Mapping[str, str] | None = None) -> None:
-        """Write the five files, and predictions where there are any.
-
-        Args:
-            output: directory.
-            target: the served model.
-            predictions: contents of further files, by name.
+        """Write the five files, and predictions: contents of further files, by name.
 
         Raises:
             ServerError: the deployment serves another model by now.
@@ -146,12 +141,7 @@ def write_results(
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> None:
-    """Write a CSV table; truth values are 0 and 1, and a missing value is an empty cell.
-
-    Args:
-        path: of the file.
-        rows: dataclasses of one type, or mappings with the same keys.
-    """
+    """Write dataclasses of one type, or mappings with the same keys, as CSV: truth values as 0 and 1, None as empty."""
     given = [row if isinstance(row, Mapping) else dataclasses.asdict(row) for row in rows]
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)

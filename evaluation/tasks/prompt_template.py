@@ -79,11 +79,7 @@ def split_virtual(text: str) -> list[str | int]:
 
 
 def read_template(path: Path, known: Sequence[str]) -> Template:
-    """Read a YAML file.
-
-    Args:
-        path: path of the file.
-        known: fields of the samples.
+    """Read a YAML file; ``known`` are the fields of the samples.
 
     Raises:
         ConfigError: the file cannot be read, or has an unknown key, a field that samples do not have, or no text.
@@ -98,13 +94,7 @@ def read_template(path: Path, known: Sequence[str]) -> Template:
 
 
 def make_template(content: Mapping[str, Any], known: Sequence[str], place: str) -> Template:
-    """Check a template's values; see ``read_template``.
-
-    Args:
-        content: keys and values.
-        known: fields of the samples.
-        place: where the template was read from, for messages.
-    """
+    """Check a template's keys and values; see ``read_template``. Messages name the place that it was read from."""
     legal = [entry.name for entry in fields(Template)]
     for key in content:
         if key not in legal:

@@ -51,11 +51,7 @@ def check_takes_rows(target: Target) -> None:
 
 
 def find_tokenizer(target: Target, source: Path | None) -> Tokenizer:
-    """Load the served model's tokenizer.
-
-    Args:
-        target: the served model.
-        source: directory of the tokenizer's files; None for the served checkpoint's.
+    """Load the served model's tokenizer from a directory of its files; None for the served checkpoint's.
 
     Raises:
         ConfigError: the files are not on this machine.

@@ -68,13 +68,7 @@ Scored = tuple[list[Metric], Sequence[Any], dict[str, Any]]
 
 
 def run_text_task(task: str, arguments: TextPairArguments, score: Callable[[Predictions], Scored]) -> None:
-    """Generate every text, score, write the results, and fail if any text is missing.
-
-    Args:
-        task: name of the task.
-        arguments: data, prompt and settings of the requests.
-        score: computes the task's metrics.
-    """
+    """Generate every text, score, write the results, and fail if any text is missing."""
     pairs, template = check_pairs(arguments)
     target = find_target(task, arguments)
     tokenizer = find_tokenizer(target, arguments.tokenizer)
