@@ -17,6 +17,8 @@ from export_scripts.repository.names import ENGINE, ENSEMBLE, PREPROCESSING
 from handover.chat import Chat, read_chat
 from handover.endpoint import Endpoint
 from handover.errors import ArtefactError, ServerError, nearest, shortened
+from handover.manifest import FILE_NAME as MANIFEST_NAME
+from handover.manifest import Manifest
 from handover.regular_file import SETTINGS_BYTES, read_text
 
 _T5 = "t5"
@@ -117,7 +119,16 @@ async def find_models(arguments: OpenAIArguments, endpoint: Endpoint, triton: Tr
             f"asked for {', '.join(names)}",
             "name one with --models; a model with interactive sessions cannot be asked through this API",
         )
-    return Models(found)
+    return Models(_with_exported_name(found, repository))
+
+
+def _with_exported_name(found: list[Model], repository: Path | None) -> list[Model]:
+    """Put the name that the only model was exported under first; a T5 has no ensemble of that name."""
+    if repository is None or len(found) > 1 or not (repository / MANIFEST_NAME).is_file():
+        return found
+    (model,) = found
+    name = str(Manifest.read(repository).made_from.get("model_name", ""))
+    return [replace(model, names=tuple(dict.fromkeys((name, *model.names))))] if name else found
 
 
 def _names_in(repository: Path | None) -> tuple[str, ...]:

@@ -114,6 +114,12 @@ def test_only_fasterTransformer_is_tuned() -> None:  # noqa: N802
         checks.check(config, RunPaths.of(config), [Stage.deploy])
 
 
+def test_keys_for_an_api_that_is_off_are_refused() -> None:
+    config = compose([*BCM, "deployment.api_keys_file=/secrets/keys.txt"])
+    with pytest.raises(ConfigError, match="the OpenAI API is off"):
+        checks.check(config, RunPaths.of(config), [Stage.deploy])
+
+
 def test_results_that_cannot_be_mounted_are_refused_only_in_a_container(tmp_path: Path) -> None:
     base = f'base_results_dir="{tmp_path}/a:b"'
     plain = compose([*BCM, base])

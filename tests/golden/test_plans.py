@@ -33,6 +33,7 @@ CASES = {
     ],
     "parity": [FIVE, "evaluation=parity", "evaluation.parity.data_path=/data/prompts.jsonl"],
     "huggingface": ["stages=[convert]", "export.model.format=huggingface", "export.model.weight_data_type=bf16"],
+    "openai": ["stages=[deploy]", "deployment.openai_port=0", "deployment.api_keys_file=/secrets/keys.txt"],
     "attached": ["stages=[evaluate,benchmark]", "deployment.endpoint=server:8001"],
 }
 

@@ -49,6 +49,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     """
     deployment = config.deployment
     layout = serving_topology(config)
+    keys = Path(deployment.api_keys_file).absolute() if deployment.api_keys_file else None
     has_clients = deployment.endpoint is None and bool({Stage.evaluate, Stage.benchmark} & set(config.stages))
     arguments = ServeArguments(
         model_repository=paths.model_repository,
@@ -58,7 +59,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         grpc_port=deployment.grpc_port,
         metrics_port=deployment.metrics_port,
         openai_port=deployment.openai_port,
-        api_keys_file=Path(deployment.api_keys_file) if deployment.api_keys_file else None,
+        api_keys_file=keys,
         host=deployment.host or ("127.0.0.1" if has_clients else NODE),
         engine=str(deployment.engine),
         cuda_devices=layout.cuda_devices or "",
@@ -80,7 +81,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
             replace(python_module("deployment.serve", arguments), tasks_per_node=tasks_per_node),
         ),
         resources=resources(config, deployment.run.time_limit, layout.nodes, gpus_per_node, deployment.container),
-        inputs=(paths.model_repository,),
+        inputs=(paths.model_repository, *([] if keys is None else [keys])),
         output=paths.deployment,
         log=paths.log("deploy"),
         env=environment(config) | ({"SLIPWAY_TORCH_KERNELS": "1"} if deployment.torch_kernels else {}),
