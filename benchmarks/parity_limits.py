@@ -36,7 +36,7 @@ from benchmarks.parity_models import FAMILIES, VOCAB, open_family
 from benchmarks.parity_planted import PLANTED, Defect, open_shards
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.comparison import Served, compare, decide, summarise
-from evaluation.parity.findings import PassageFindings
+from evaluation.parity.distances import PassageFindings
 from evaluation.parity.formats import Formats
 from evaluation.parity.passages import Passages, Room, Scores, make_more_passages, make_passages
 from evaluation.parity.references import HuggingFaceReference, Reference
