@@ -19,6 +19,8 @@ from ..model.packed_rows import Rows
 from ..model.positions import Attend, AttentionSpec
 from .torch_attention import KvWrite, attend_masked, biased, is_in_window
 
+_MOST_MASKED = 1 << 24  # queries times keys whose mask is held at a time: 16 MiB, and 64 as fp32
+
 
 def extend_rows(
     cache: KvCache, rows: Rows, longest: int, spec: AttentionSpec, like: Tensor, kv_write: KvWrite
@@ -35,10 +37,17 @@ def extend_rows(
     row = torch.searchsorted(ends[1:], every, right=True, out_int32=True)
     origin = row, every - begins[row]
     columns, held = _entries_in_reach(starts[:, 0], windows, longest, spec.window, cache.has_windows)
-    keys, too_old = torch.cat((held, padded), 1), (padded - windows[:, None])[:, :, None]
-    is_seen = (keys >= 0)[:, None] & (keys[:, None] > too_old) & (keys[:, None] <= padded[:, :, None])
-    is_seen &= is_in_window(keys[:, None], padded[:, :, None], spec.window)
-    mask = biased(is_seen[:, None], spec.bias(padded, keys) if spec.bias else None, like)
+    keys, size = torch.cat((held, padded), 1), max(1, _MOST_MASKED // (len(starts) * (held.shape[1] + rows.longest)))
+
+    def mask_of(part: slice) -> Tensor:
+        """Give the mask of some of the new tokens, [B, H or 1, n, S]."""
+        queries = padded[:, part, None]
+        is_seen = (keys >= 0)[:, None] & (keys[:, None] > queries - windows[:, None, None]) & (keys[:, None] <= queries)
+        is_seen &= is_in_window(keys[:, None], queries, spec.window)
+        return biased(is_seen[:, None], spec.bias(padded[:, part], keys) if spec.bias else None, like)
+
+    parts = [slice(start, start + size) for start in range(0, rows.longest, size)]
+    masks = [mask_of(part) for part in parts] if len(parts) == 1 else []  # else every layer makes them, one at a time
     entries = positions % cache.windows[slots]
     places = cache.block_tables[slots, entries // PAGE], entries % PAGE
     pages = cache.block_tables[first[:, None], columns]
@@ -47,8 +56,14 @@ def extend_rows(
         q, k = (rotate(q), rotate(k)) if rotate else (q, k)
         query, *new = (each[0][:, tokens].transpose(0, 1) for each in (q, k, v))  # [B, H, n, D]
         before = (part[pages].transpose(1, 2).flatten(2, 3) for part in memory)  # [B, H, S, D]
-        all_keys, values = (torch.cat(parts, 2) for parts in zip(before, new, strict=True))  # [B, H, S + n, D]
-        attended = attend_masked(query, all_keys, values, mask, spec)
+        all_keys, values = (torch.cat(both, 2) for both in zip(before, new, strict=True))  # [B, H, S + n, D]
+        attended = torch.cat(
+            [
+                attend_masked(query[:, :, part], all_keys, values, masks[0] if masks else mask_of(part), spec)
+                for part in parts
+            ],
+            2,
+        )
         kv_write(memory, *places, k[0], v[0])
         return attended.transpose(1, 2)[origin].transpose(0, 1)[None]
 

@@ -1,0 +1,89 @@
+"""Long contexts in torch: no buffer grows with the square of the length, and cutting the queries changes no number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.asking import ask, generated
+from support.greedy import NEVER, argmaxes
+from support.llama_models import VOCAB
+from support.llama_shards import shards_of
+from support.network_runs import mixed_logits, open_network
+from support.paged_steps import paged_steps
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backends.fastertransformer.engine.cache.block_manager import pages_of
+from backends.fastertransformer.engine.ops import cached_attention
+from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
+from backends.fastertransformer.engine.settings import Settings
+from backends.fastertransformer.engine.steps.steps import Steps
+
+LENGTH = 4000
+
+
+class _Largest(TorchDispatchMode):
+    """Note the bytes of the largest tensor that any operation gives, those that were there before aside."""
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()
+        self._known, self.size_bytes = known, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() not in self._known:
+                self.size_bytes = max(self.size_bytes, each.untyped_storage().nbytes())
+        return found
+
+
+@contextmanager
+def watched(steps: Steps) -> Iterator[None]:
+    """Fail if a tensor beside the cache has more than half the bytes of a boolean mask of all tokens by all."""
+    cache = steps.cache
+    known = {each.untyped_storage().data_ptr() for each in (*cache.memory, cache.block_tables, cache.windows)}
+    with _Largest(known) as largest:
+        yield
+    assert 0 < largest.size_bytes < LENGTH * LENGTH // 2
+
+
+@pytest.mark.parametrize("name", ["llama31", "mistral"])
+def test_no_buffer_grows_with_the_square_of_the_length(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new prompt, then the same with more behind it, nearly all of which is found or nearly none."""
+    monkeypatch.setattr(cached_attention, "_MOST_MASKED", 1 << 18)
+    root, model = shards_of(name, tmp_path, 1, max_position_embeddings=131072, num_hidden_layers=1)
+    pages = pages_of(LENGTH) + 40
+    steps = paged_steps(Settings(root, 1, 1, "fp32", 1, "Llama"), pages)
+    steps.cache.blocks.prefixes._most_unused = pages
+    scheduler = Scheduler(steps, 4)
+    line = np.random.default_rng(1).integers(3, VOCAB, LENGTH).tolist()
+    for place, prompt in enumerate((line[:40], line, [*line, 5, 6, 7])):
+        answers: list[Answer] = []
+        scheduler.add(Job(parse_request(ask([prompt], 3, end_id=NEVER), steps.config), answers.append))
+        with watched(steps):
+            while not scheduler.is_idle:
+                scheduler.step()
+        assert answers[-1].tensors, answers[-1].problem
+        found = generated(answers[-1].tensors)
+        assert steps.cache.blocks.prefixes.found >= (0, 32, 3900)[place]
+        assert found == argmaxes(model, prompt, found)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+def test_queries_in_parts_give_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, _ = shards_of(name, tmp_path, 1)
+    network, ids = open_network(root, 1, "Llama"), torch.randint(3, VOCAB, (3, 20))
+    cuts = [[4, 5, 17], [1, 11, 12], [6, 7, 19]]
+    whole = mixed_logits(network, ids, cuts)
+    monkeypatch.setattr(cached_attention, "_MOST_MASKED", 3 * 40 * 4)
+    for ours, theirs in zip(mixed_logits(network, ids, cuts), whole, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
