@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import prefix_prompts as prefixes
 from support.asking import CPU, Tensors, ask, generated, word_list
-from support.greedy import NEVER, greedy
+from support.greedy import NEVER, argmaxes, greedy
 from support.llama_models import VOCAB
 from support.llama_shards import settings_of, shards_of
 from support.prompt_tasks import write_tasks
@@ -221,7 +221,7 @@ def test_a_long_text_is_answered_or_refused_with_the_numbers(tmp_path: Path) -> 
     engine = open_engine(replace(settings, kv_cache_bytes=101 * 32 * token_bytes), CPU)
     (line,) = prompts(3000)
     found = generated(answer(engine, ask([line], 4, end_id=NEVER)))
-    assert found == greedy(model, line, 4)[3000:]
+    assert len(found) == 4 and found == argmaxes(model, line, found)
     needed, there = 101 * 32 * token_bytes, 100 * 32 * token_bytes
     words = f"needs {needed} bytes of KV cache: 1 x 3204 tokens of {token_bytes} bytes; there are {there}"
     with pytest.raises(EngineError, match=words):
