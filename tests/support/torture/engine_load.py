@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.model.linear import padded_rows
 from backends.fastertransformer.engine.scheduling.sequence import CANCELLED, Answer
 from backends.fastertransformer.engine.settings import Settings
 from support.asking import CPU, Tensors, ask
@@ -24,6 +26,7 @@ PAGES = 24
 """The KV cache has room for three rows of the longest requests, or for one of three beams."""
 _HEADS, _LONGEST_HEAD, _MOST_OUTPUT = 3, 100, 100
 _AT_A_TIME = 24
+_MOST_TOKENS = 1024  # of a prefill pass of these requests
 _KINDS: tuple[dict[str, Any], ...] = (
     {},
     {},
@@ -133,6 +136,22 @@ class Load:
         self._known, self._draw, self.outcome = known, random.Random(seed), Outcome()
         self._answers: queue.SimpleQueue[tuple[Asked, Answer]] = queue.SimpleQueue()
         self._open = 0
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Let oneDNN compile its code for each number of rows and form of matrix; it keeps about 0.4 MB for each."""
+        torch.set_num_threads(1)  # as the engine's thread has it; other code is made for more
+        network = self.engine._steps.network
+        assert network.weights.decoder and network.weights.head
+        first = network.weights.decoder.layers[0]
+        matrices = (first.qkv, first.attention_out, first.mlp_in, first.mlp_gate, first.mlp_out, network.weights.head)
+        hidden, heads = network.config.hidden_units, network.config.head_num * network.config.size_per_head
+        widths = (hidden, heads, hidden, hidden, network.config.inter_size, hidden)
+        sizes = sorted({padded_rows(rows) for rows in range(1, _MOST_TOKENS + 1)})
+        for matrix, width in zip(matrices, widths, strict=True):
+            if matrix:
+                for rows in sizes:
+                    matrix(torch.zeros(rows, width))
 
     def run(self, duration_s: float, has_seen_enough: Callable[[], bool]) -> Outcome:
         """Send requests for a while, and for as long as too little has happened; wait for all; compare each answer."""
