@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
-from handover.ranges import BEAMS, DAY_S, PORT, RANGE, TOKENS, UNCOUNTED, WEEK_S
+from handover.ranges import BEAMS, DAY_S, INSTANCES, PORT, RANGE, TOKENS, UNCOUNTED, WEEK_S
 
 NODE = "node"
 """As host: the address of the node, where Slurm starts the server for clients on other nodes."""
@@ -34,6 +34,9 @@ class ServeArguments(ScriptArguments):
     metrics_port: int = field(default=0, metadata={RANGE: PORT, "help": "0: a free one"})
     openai_port: int | None = field(
         default=None, metadata={RANGE: PORT, "help": "of the OpenAI API; 0: a free one; left out: it is off"}
+    )
+    openai_processes: int | None = field(
+        default=None, metadata={RANGE: INSTANCES, "help": "that share the OpenAI API's port; left out: one"}
     )
     api_keys_file: Path | None = field(
         default=None, metadata={"help": "file with a bearer key a line for the OpenAI API; left out: it needs none"}

@@ -54,6 +54,7 @@ class OpenAIProcess:
             port=ports.openai,
             model_repository=arguments.model_repository.absolute(),
             api_keys_file=arguments.api_keys_file and arguments.api_keys_file.absolute(),
+            processes=arguments.openai_processes or 1,
             metrics_url=f"http://{address}:{ports.metrics}/metrics",
             exit_timeout_s=max(0.0, arguments.exit_timeout_s),
         )

@@ -10,13 +10,18 @@ import asyncio
 from collections.abc import Sequence
 
 from deployment.openai.arguments import OpenAIArguments
+from deployment.openai.processes import run_processes
 from deployment.openai.server import serve
 from handover.errors import exit_status
 
 
 def main(argv: Sequence[str]) -> None:
     """Serve until stopped."""
-    asyncio.run(serve(OpenAIArguments.from_argv(argv, __doc__)))
+    arguments = OpenAIArguments.from_argv(argv, __doc__)
+    if arguments.processes > 1:
+        run_processes(arguments)
+    else:
+        asyncio.run(serve(arguments))
 
 
 if __name__ == "__main__":

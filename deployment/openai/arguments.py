@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
-from handover.ranges import DAY_S, FILE_BYTES, IN_FLIGHT, PORT, RANGE, TOKEN_ID
+from handover.ranges import DAY_S, FILE_BYTES, IN_FLIGHT, INSTANCES, PORT, RANGE, TOKEN_ID
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ class OpenAIArguments(ScriptArguments):
     max_requests: int = field(
         default=1024, metadata={RANGE: IN_FLIGHT, "help": "requests at a time; more are told to come again (429)"}
     )
+    processes: int = field(
+        default=1,
+        metadata={RANGE: INSTANCES, "help": "processes that share the port; one passes some 3,000 tokens/s on"},
+    )
+    shares_port: bool = field(default=False, metadata={"help": "whether other processes listen on the port too"})
     exit_timeout_s: float = field(
         default=10, metadata={RANGE: DAY_S, "help": "seconds for requests in flight at the end"}
     )

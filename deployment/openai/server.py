@@ -50,7 +50,9 @@ async def serve(arguments: OpenAIArguments) -> None:
 
 
 async def _listen(runner: web.AppRunner, arguments: OpenAIArguments) -> None:
-    site = web.TCPSite(runner, arguments.host, arguments.port, backlog=_BACKLOG)
+    site = web.TCPSite(
+        runner, arguments.host, arguments.port, backlog=_BACKLOG, reuse_port=arguments.shares_port or None
+    )
     try:
         await site.start()
     except OSError as error:

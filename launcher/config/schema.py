@@ -249,6 +249,7 @@ class DeploymentConfig:
     grpc_port: int = number(0, PORT)
     metrics_port: int = number(0, PORT)
     openai_port: int | None = number(None, PORT)  # of the OpenAI API, see docs/openai.md; None: it is off
+    openai_processes: int | None = number(None, INSTANCES)  # that share its port; None: one
     api_keys_file: str | None = None  # a bearer key a line for the OpenAI API; None: it needs none
     start_timeout_s: int = number(300, WEEK_S)  # until a real generation has come back
     torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import threading
@@ -14,10 +15,12 @@ from typing import Any
 
 import pytest
 from support.fake_triton import FakeTriton, count_up
-from support.openai_endpoint import application_of, openai_endpoint
+from support.openai_endpoint import OpenAIEndpoint, application_of, openai_endpoint
+from support.served import wait_for
 from tritonclient.grpc import service_pb2 as pb
 
 from deployment.openai.access import read_keys
+from deployment.processes import list_processes, look_up
 from handover.errors import ConfigError
 
 INPUTS = ("input_ids", "input_lengths", "request_output_len", "stop_words_list")
@@ -213,6 +216,26 @@ def test_slow_and_cut_connections_hold_up_no_other_request(slow: SlowTriton, let
                 opened.close()
 
     asyncio.run(inside())
+
+
+def test_several_processes_share_a_port_and_end_together(slow: SlowTriton, letters: Path, tmp_path: Path) -> None:
+    settings = {"tokenizer": letters, "end_id": 1, "processes": 2}
+
+    def children(endpoint: OpenAIEndpoint) -> list[int]:
+        return [each.pid for each in list_processes() if each.parent == endpoint.process.pid]
+
+    with openai_endpoint(slow.url, tmp_path, **settings) as endpoint:
+        wait_for(lambda: endpoint.text.count("/v1") == 2, 60)
+        pids = children(endpoint)
+        for _ in range(12):  # each by a connection of its own
+            status, answer = endpoint.get("/v1/completions", {"prompt": "A", "max_tokens": 2})
+            assert status == 200 and answer["choices"][0]["text"] == "BC"
+        assert len(pids) == 2
+    assert not [pid for pid in pids if look_up(pid)]
+    ended = pytest.raises(AssertionError, match="a process of the OpenAI endpoint ended")
+    with ended, openai_endpoint(slow.url, tmp_path, **settings) as endpoint:
+        os.kill(children(endpoint)[0], signal.SIGKILL)
+        endpoint.process.wait(30)
 
 
 def test_a_server_that_is_gone_is_said_to_be(letters: Path) -> None:

@@ -59,6 +59,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         grpc_port=deployment.grpc_port,
         metrics_port=deployment.metrics_port,
         openai_port=deployment.openai_port,
+        openai_processes=deployment.openai_processes,
         api_keys_file=keys,
         host=deployment.host or ("127.0.0.1" if has_clients else NODE),
         engine=str(deployment.engine),
