@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -151,20 +152,38 @@ def alone(config: ModelConfig, tensors: Tensors, reach: int) -> Tensors:
 
 def check_pages(scheduler: Scheduler, blocks: BlockManager) -> None:
     """Every page is free or used by as many rows as are counted: by one, if its tokens are not known."""
-    used = [page for sequence in scheduler._batch for row in sequence.pages for page in row.pages if page]
+    half_run = list(scheduler._waiting)[:1]  # no other that waits has pages
+    assert not any(sequence.pages for sequence in list(scheduler._waiting)[1:])
+    rows = [row for sequence in [*scheduler._batch, *half_run] for row in sequence.pages]
+    used = [page for row in rows for page in row.pages if page]
     assert len(set(used)) == blocks.count - blocks.free
     for page in set(used):
         known = blocks.prefixes._known.get(page)
         assert used.count(page) == (known.uses if known else 1)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
-@given(arrivals=ARRIVALS, pages=st.integers(4, 24), max_rows=st.integers(1, 8), ways=st.integers(0, 3), reach=REACH)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(
+    arrivals=ARRIVALS,
+    pages=st.integers(4, 24),
+    max_rows=st.integers(1, 8),
+    ways=st.integers(0, 3),
+    reach=REACH,
+    chunks=st.tuples(st.sampled_from([0, 1, 5, 16, 32]), st.booleans()),
+)
 def test_no_request_starves_and_nothing_is_lost(
-    config: ModelConfig, arrivals: list[Arrival], pages: int, max_rows: int, ways: int, reach: int
+    config: ModelConfig,
+    arrivals: list[Arrival],
+    pages: int,
+    max_rows: int,
+    ways: int,
+    reach: int,
+    chunks: tuple[int, bool],
 ) -> None:
     steps = remembering_steps(config, pages, reach)
-    scheduler = Scheduler(steps, max_rows, is_inflight=ways != 3, steps_ahead=bool(ways % 2))
+    steps.can_mix = lambda rows, tokens: chunks[1]  # type: ignore[method-assign]
+    scheduler = Scheduler(steps, max_rows, is_inflight=ways != 3, steps_ahead=bool(ways % 2), chunk_tokens=chunks[0])
+    extended = partial(getattr, steps.network, "extended")
     clients: list[Client] = []
     cancel_at: dict[int, Client] = {}
     now = 0
@@ -174,7 +193,12 @@ def test_no_request_starves_and_nothing_is_lost(
         if client := cancel_at.pop(now, None):
             client.is_cancelled = True
         now += 1
+        rows = {sequence: sequence.launched for sequence in scheduler._batch if sequence.needs_step}
+        work, before, is_free = len(scheduler._waiting), extended(), not len(scheduler._batch)
         scheduler.step()
+        # Every row that decodes has its token, unless it has left; and what waits goes on when the batch is empty.
+        assert all(each.launched > count for each, count in rows.items() if each in set(scheduler._batch))
+        assert not is_free or not work or len(scheduler._waiting) < work or extended() > before
         check_pages(scheduler, steps.cache.blocks)
 
     with watched(scheduler):

@@ -60,9 +60,8 @@ class Engine:
         is_inflight, idle_s = self._settings.has_inflight_batching, self._settings.session_idle_s
         limits = QueueLimits(self._settings.max_queue_length, self._settings.max_queue_s)
         self.pages = loaded.steps.cache.blocks.count
-        self._scheduler = Scheduler(
-            loaded.steps, self._max_rows, is_inflight, idle_s, None, self._sessions, limits, self.metrics
-        )
+        ways = None, self._sessions, limits, self.metrics, self._settings.prefill_chunk_tokens
+        self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, *ways)
         if loaded.group:
             loaded.group.control.at_loss.append(lambda: self._arrivals.put(None))
 

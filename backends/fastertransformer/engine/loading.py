@@ -77,7 +77,7 @@ def load(settings: Settings, device: torch.device, group: Group | None = None) -
         with ThreadPoolExecutor(1, "loading", begin_thread, (threads, device)) as loading:
             try:
                 steps, description = loading.submit(load_steps, settings, device, group).result()
-                note = loading.submit(warm_up, steps).result()
+                note = loading.submit(warm_up, steps, mixed=settings.prefill_chunk_tokens).result()
             except torch.OutOfMemoryError as error:
                 raise EngineError(_out_of_memory(settings, device, error)) from None
         if note:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
+from ..request.schema import Array
 from ..sampling.sampler import Owners, PendingTokens, Sampler
+from ..steps.graphs import Chosen
 from ..steps.steps import Steps
-from .contexts import run_contexts
-from .paging import SHARING_ROWS, forget_known, free_pages, grow, keep_known, pages_to_grow
+from .contexts import Extend, has_embeddings, run_chunk, run_contexts
+from .paging import SHARING_ROWS, forget_known, free_pages, give_back, grow, keep_known, pages_to_grow
 from .sequence import Sequence
 
 
@@ -23,6 +25,7 @@ class Batch:
 
     Attributes:
         pending: tokens that were launched and not yet read, the oldest first.
+        is_mixed: whether the rows that decode take part in the pass that runs a context.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -31,6 +34,8 @@ class Batch:
         self._owners: Owners = []
         self._has_changed = False  # since the last step
         self.pending: deque[PendingTokens] = deque()
+        self.is_mixed = False
+        self._decoded: Chosen | None = None  # by such a pass
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
@@ -40,7 +45,9 @@ class Batch:
 
     def prefill(self, new: list[Sequence]) -> Tensor | None:
         """Allocate slots to new sequences, which have their pages, and run their contexts; see run_contexts."""
-        first = len(self._owners)
+        first, extend = len(self._owners), None
+        if new[0].chunks:  # it is alone
+            extend = self._choose_extend(new[0], len(new[0].inputs()) - new[0].skipped)
         self._sequences += new
         # The first beams are adjacent, for one pass of the network prefills them, stage by stage.
         new = sorted(new, key=lambda sequence: sequence.stage)
@@ -57,7 +64,7 @@ class Batch:
             np.array([sequence.inputs(beam)[-1] for sequence, beam in rows]) if new[0].source else None,
         )
         self._assign_slots()
-        hidden = run_contexts(self._steps, rows, first)
+        hidden = run_contexts(self._steps, rows, first, extend)
         blocks = self._steps.cache.blocks
         blocks.prefixes.fresh.clear()
         for sequence in new:
@@ -65,6 +72,37 @@ class Batch:
                 keep_known(sequence, blocks)
         self._sampler.add_rows(first, rows)  # while a GPU runs the contexts
         return hidden
+
+    def run_chunk(self, sequence: Sequence, count: int) -> None:
+        """Run the next tokens of a context, which has their pages, in the slot behind the rows."""
+        first, nothing = len(self._owners), np.array([], np.int64)
+        extend = self._choose_extend(sequence, count)
+        self._upload_changes()
+        position, window = np.array([sequence.start + sequence.skipped]), np.array([sequence.window])
+        task = np.array([-1 if sequence.skipped else sequence.context.prefix])
+        self._steps.allocate(first, sequence.pages, position, window, task)
+        run_chunk(extend, sequence, count, first)
+        self._steps.free(first + 1, first, nothing, nothing)  # a decode step's padding writes to slots behind its rows
+        self._steps.cache.blocks.prefixes.fresh.clear()
+        give_back(sequence, self._steps.cache.blocks)
+
+    @property
+    def decoding(self) -> int:
+        """The rows that decode in the next step; 0: no sequence needs one."""
+        return len(self._owners) if any(sequence.needs_step for sequence in self._sequences) else 0
+
+    def _choose_extend(self, sequence: Sequence, count: int) -> Extend:
+        """Choose the pass that runs the next tokens of a context: its own, or one that decodes the batch's rows too."""
+        decoding = self.decoding
+        self.is_mixed = decoding > 0 and self._steps.can_mix(decoding, count) and not has_embeddings(sequence, count)
+        if not self.is_mixed:
+            return self._steps.extend
+
+        def mix(ids: Array, starts: Array, _lengths: Array, first: int, _embeddings: None = None) -> Tensor:
+            self._decoded, hidden = self._steps.mix(ids, int(starts[0]), first)
+            return hidden
+
+        return mix
 
     def grow(self) -> bool:
         """Take the pages that the next step needs, the oldest sequence first; false: there are too few."""
@@ -107,7 +145,8 @@ class Batch:
         parts = []
         if before:
             self._upload_changes()
-            parts.append(self._steps.decode(before))
+            parts.append(self._decoded or self._steps.decode(before))
+        self.is_mixed, self._decoded = False, None
         if hidden is not None:
             parts.append(self._steps.argmax(hidden))
         if self._has_changed:
@@ -131,9 +170,16 @@ class Batch:
         """Let no other sequence find the pages of sequences that were in a failed step."""
         forget_known(sequences, self._steps.cache.blocks)
         self._steps.cache.blocks.prefixes.fresh.clear()
+        self.is_mixed, self._decoded = False, None
+
+    def drop(self, sequence: Sequence) -> None:
+        """Free the pages of a sequence whose context was run in part."""
+        if not all(bool(states[-1].isfinite().all()) for states in sequence.chunks):
+            self.clear([sequence])
+        self.free([sequence])
 
     def free(self, sequences: list[Sequence]) -> None:
-        """Free the slots of sequences, and move the last slots into the gaps."""
+        """Free the slots and pages of sequences, and move the last slots into the gaps."""
         if not sequences:
             return
         freed = set(sequences)

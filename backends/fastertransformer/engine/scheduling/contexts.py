@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from itertools import groupby
@@ -13,14 +14,41 @@ from torch import Tensor
 from ..request.prompts import Context
 from ..request.schema import Array
 from ..steps.steps import Steps
+from .paging import CONTINUED_ROWS
 from .sequence import Sequence
 
+Extend = Callable[..., Tensor]  # Steps.extend, or a step that decodes too
 _PASS_TOKENS = 4096  # of one pass of a conversation
 _LOGITS_BYTES = 64 << 20  # of one block of logits for the input's log-probabilities
 
 
-def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int) -> Tensor | None:
+def run_chunk(extend: Extend, sequence: Sequence, count: int, slot: int) -> None:
+    """Run the next ``count`` tokens of a sequence's context, whose first beam has its pages in a slot."""
+    ids, lengths, embeddings = _packed([_rest(sequence, 0, count)])
+    hidden = extend(ids, np.array([sequence.start + sequence.skipped]), lengths, slot, embeddings)
+    if sequence.needs_hidden:
+        sequence.chunks.append(hidden.clone())
+    else:
+        sequence.chunks = [hidden[-1:].clone()]
+    sequence.skipped += count
+    sequence.stage = CONTINUED_ROWS
+
+
+def has_embeddings(sequence: Sequence, count: int | None = None) -> bool:
+    """Say whether prompt embeddings are among the next tokens of its context."""
+    return _rest(sequence, 0, count).embeddings is not None
+
+
+def run_contexts(
+    steps: Steps, owners: Several[tuple[Sequence, int]], first: int, extend: Extend | None = None
+) -> Tensor | None:
     """Run the contexts of new sequences, which own the slots from ``first`` on: all first beams, then the others.
+
+    Args:
+        steps: run them.
+        owners: sequence and beam of each slot.
+        first: slot.
+        extend: in place of Steps.extend, of one sequence.
 
     Returns:
         The last hidden state of each of these slots, [n, hidden]; None: a decoder with an encoder begins with a step.
@@ -32,12 +60,14 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
     if steps.config.encoder:
         _encode(steps, [sequence for sequence, _ in begun], first)
         if any(len(sequence.context.ids) + sequence.count > 1 for sequence in new):  # not start_id alone
-            states = _extend(steps, begun, first)  # the last token is run once more, by the first step
+            states = _extend(steps.extend, begun, first)  # the last token is run once more, by the first step
     else:
-        states = [_continue_session(steps, new[0])] if new[0].session_row else _extend(steps, begun, first)
+        extend = extend or steps.extend
+        states = [_continue_session(extend, new[0])] if new[0].session_row else _extend(extend, begun, first)
     for sequence, state in zip(new, states, strict=False):
-        if not sequence.count:
-            _add_context_outputs(steps, sequence, state)
+        if sequence.needs_hidden:
+            _add_context_outputs(steps, sequence, torch.cat((*sequence.chunks, state)))
+        sequence.chunks = []
     if others := owners[len(begun) :]:
         pages, sources = ([each.pages[beam] for each, beam in others], [each.pages[0] for each, _ in others])
         steps.copy(pages, sources, max(sequence.first_entries for sequence in new))
@@ -47,7 +77,17 @@ def run_contexts(steps: Steps, owners: Several[tuple[Sequence, int]], first: int
     return torch.stack([last.get((sequence, beam), last[sequence, 0]) for sequence, beam in owners])
 
 
-def _extend(steps: Steps, rows: Several[tuple[Sequence, int]], first: int) -> list[Tensor]:
+def _rest(sequence: Sequence, beam: int, count: int | None = None) -> Context:
+    """Give what is left of a beam's context, or the next ``count`` tokens of it."""
+    begin = sequence.skipped
+    end = None if count is None else begin + count
+    context, embeddings = sequence.context, None
+    if context.embeddings is not None and not np.isnan(part := context.embeddings[begin:end])[:, 0].all():
+        embeddings = part
+    return replace(context, ids=sequence.inputs(beam)[begin:end], embeddings=embeddings)
+
+
+def _extend(extend: Extend, rows: Several[tuple[Sequence, int]], first: int) -> list[Tensor]:
     """Run what is not known of contexts of sequences and beams, stage by stage; returns its hidden states, [T, hidden].
 
     New rows have a pass of their own, which is faster. Rows that share what others of this prefill compute come last.
@@ -55,20 +95,20 @@ def _extend(steps: Steps, rows: Several[tuple[Sequence, int]], first: int) -> li
     states: list[Tensor] = []
     for _, group in groupby(rows, lambda row: row[0].stage):
         part = list(group)
-        contexts = [replace(each.context, ids=each.inputs(beam)[each.skipped :]) for each, beam in part]
-        ids, lengths, embeddings = _packed(contexts)
+        ids, lengths, embeddings = _packed([_rest(*row) for row in part])
         starts = np.array([sequence.start + sequence.skipped for sequence, _ in part])
-        hidden = steps.extend(ids, starts, lengths, first + len(states), embeddings)
+        hidden = extend(ids, starts, lengths, first + len(states), embeddings)
         states += torch.split(hidden.clone() if len(part) < len(rows) else hidden, lengths.tolist())
     return states
 
 
-def _continue_session(steps: Steps, sequence: Sequence) -> Tensor:
+def _continue_session(extend: Extend, sequence: Sequence) -> Tensor:
     """Run a session's context in passes no longer than its window; returns its hidden states, [T, hidden].
 
     If the keys and values of the session's earlier tokens were lost, these tokens are run before it.
     """
-    start, ids, window, slot = sequence.start, sequence.inputs(), sequence.window, sequence.slots[0]
+    start, ids = sequence.start + sequence.skipped, sequence.inputs()[sequence.skipped :]
+    window, slot = sequence.window, sequence.slots[0]
     count = len(ids)
     if sequence.lacks_past:
         assert sequence.session_row
@@ -76,7 +116,7 @@ def _continue_session(steps: Steps, sequence: Sequence) -> Tensor:
     states = []
     for place in range(0, len(ids), size := min(window, _PASS_TOKENS)):
         part = ids[place : place + size]
-        states.append(steps.extend(part, np.array([start + place]), np.array([len(part)]), slot))
+        states.append(extend(part, np.array([start + place]), np.array([len(part)]), slot))
     return torch.cat(states)[-count:]
 
 

@@ -22,11 +22,7 @@ def takes_part(sequence: Sequence) -> bool:
 
 def find_known(sequence: Sequence, blocks: BlockManager) -> list[int]:
     """Find the pages of its context's beginning that are known; its last token is always run."""
-    params = sequence.sampling
-    needs_all = params.is_return_context_cum_log_probs or params.is_return_context_log_probs
-    needs_all |= params.is_return_context_embeddings
-    # Once it has tokens, these outputs of the context are there; but its beams differ.
-    is_wanted = sequence.width == 1 if sequence.count else not needs_all
+    is_wanted = sequence.width == 1 if sequence.count else not sequence.needs_hidden  # later, its beams differ
     if not (blocks.keeps_prefixes and is_wanted and takes_part(sequence)):
         return []
     known = blocks.prefixes.find(_entries(sequence)[:-1])
@@ -35,16 +31,16 @@ def find_known(sequence: Sequence, blocks: BlockManager) -> list[int]:
     return known if len(known) * PAGE > sequence.start else []
 
 
-def _unneeded(sequence: Sequence, blocks: BlockManager) -> int:
-    """Give how many pages a new row does without when its whole context is run in one pass, which reads none."""
+def _unneeded(sequence: Sequence, blocks: BlockManager, entries: int) -> int:
+    """Give how many pages a new row does without when these entries are of one pass, which reads none."""
     is_new = sequence.start == 0 and sequence.session_row is None
-    return blocks.unneeded(sequence.first_entries) if is_new else 0
+    return blocks.unneeded(entries) if is_new else 0
 
 
 def _pages_for(sequence: Sequence, known: list[int], blocks: BlockManager) -> int:
     """Give the free pages that it takes to join the batch, if it begins with known ones: see pages_to_begin."""
     own = min(pages_of(sequence.first_entries) + 1, pages_of(sequence.max_entries))
-    own -= len(known) or _unneeded(sequence, blocks)
+    own -= len(known) or _unneeded(sequence, blocks, sequence.first_entries)
     return sequence.width * (own + pages_of(sequence.source_length)) + blocks.prefixes.count_unused(known)
 
 
@@ -77,6 +73,9 @@ def tokens_to_run(sequence: Sequence, found: int) -> int:
 
 def pages_to_begin(sequence: Sequence, blocks: BlockManager) -> int:
     """Give the free pages that it takes to join the batch: for its context, and the first page that each beam grows."""
+    if sequence.pages:  # of the chunks that were run
+        own, pages = min(pages_of(sequence.first_entries) + 1, pages_of(sequence.max_entries)), sequence.pages[0].pages
+        return own - len(pages) + (sequence.width - 1) * (own - pages.count(0))
     row = sequence.session_row
     return _pages_for(sequence, find_known(sequence, blocks), blocks) - len((row and row.saved) or ())
 
@@ -86,26 +85,62 @@ def pages_to_grow(sequence: Sequence) -> int:
     return 0 if sequence.room == UNBOUNDED else sequence.width
 
 
-def take_pages(sequence: Sequence, blocks: BlockManager) -> None:
-    """Take the pages that its context needs, and share those that are known."""
+def pages_of_chunk(sequence: Sequence, tokens: int, blocks: BlockManager) -> int:
+    """Give the free pages that it takes to run the next ``tokens`` of its context; 0: all that are left."""
+    entries = _entries_after(sequence, tokens, blocks)
+    if sequence.pages:
+        return pages_of(entries) - len(sequence.pages[0].pages)
+    row, known = sequence.session_row, find_known(sequence, blocks)
+    own = len((row and row.saved) or known) or _unneeded(sequence, blocks, entries)
+    return pages_of(entries) - own + blocks.prefixes.count_unused(known)
+
+
+def _entries_after(sequence: Sequence, tokens: int, blocks: BlockManager) -> int:
+    """Give the entries of its first beam when the next ``tokens`` of its context were run; 0: all that are left."""
+    return sequence.start + tokens_found(sequence, blocks) + tokens if tokens else sequence.first_entries
+
+
+def take_pages(sequence: Sequence, blocks: BlockManager, tokens: int = 0) -> None:
+    """Take the pages for the next ``tokens`` of its context, or all that are left; share those that are known."""
+    entries, known = _entries_after(sequence, tokens, blocks), list[int]()
+    if sequence.pages:
+        blocks.grow(sequence.pages[0], entries)
+        unneeded = sequence.pages[0].pages.count(0)
+    else:
+        known, unneeded = _begin(sequence, blocks, entries)
+    sizes = entries, sequence.max_entries, sequence.source_length
+    for _ in range(1, 1 if tokens else sequence.width):
+        sequence.pages.append(blocks.take(*sizes, (), known, unneeded))
+    _measure_room(sequence)
+    if not blocks.keeps_prefixes or not takes_part(sequence):
+        return
+    if blocks.prefixes.fresh.isdisjoint(known):
+        blocks.prefixes.add(sequence.pages[0].pages, _entries(sequence)[:entries], is_fresh=True)
+    else:
+        sequence.stage = SHARING_ROWS
+
+
+def _begin(sequence: Sequence, blocks: BlockManager, entries: int) -> tuple[list[int], int]:
+    """Take the pages of its first beam; returns those that are known, and how many a new one does without."""
     saved, row, known = list[int](), sequence.session_row, find_known(sequence, blocks)
     if row:
         sequence.lacks_past = sequence.start > 0 and row.saved is None
         saved, row.saved = row.saved or [], None
-    sizes = sequence.first_entries, sequence.max_entries, sequence.source_length
-    for _ in range(sequence.width):
-        sequence.pages.append(blocks.take(*sizes, saved, known, _unneeded(sequence, blocks)))
-    _measure_room(sequence)
+    unneeded = _unneeded(sequence, blocks, entries)
+    sizes = entries, sequence.max_entries, sequence.source_length
+    sequence.pages.append(blocks.take(*sizes, saved, known, unneeded))
     sequence.skipped = max(0, len(known) * PAGE - sequence.start)
     sequence.stage = CONTINUED_ROWS if sequence.start + sequence.skipped else NEW_ROWS
-    if not blocks.keeps_prefixes or not takes_part(sequence):
-        return
-    blocks.prefixes.queried += len(sequence.context.ids) + sequence.count
-    blocks.prefixes.found += sequence.skipped
-    if blocks.prefixes.fresh.isdisjoint(known):
-        blocks.prefixes.add(sequence.pages[0].pages, _entries(sequence), is_fresh=True)
-    else:
-        sequence.stage = SHARING_ROWS
+    if blocks.keeps_prefixes and takes_part(sequence):
+        blocks.prefixes.queried += len(sequence.context.ids) + sequence.count
+        blocks.prefixes.found += sequence.skipped
+    return known, unneeded
+
+
+def give_back(sequence: Sequence, blocks: BlockManager) -> None:
+    """Free the pages of a half-run context that what is left of it does not see."""
+    entries = sequence.start + sequence.skipped
+    blocks.grow(sequence.pages[0], entries, blocks.unneeded(entries))
 
 
 def keep_known(sequence: Sequence, blocks: BlockManager) -> None:
@@ -135,7 +170,7 @@ def grow(sequence: Sequence, blocks: BlockManager) -> bool:
 def free_pages(sequence: Sequence, blocks: BlockManager) -> None:
     """Free its pages."""
     blocks.release(sequence.pages)
-    sequence.pages = []
+    sequence.pages, sequence.chunks = [], []
 
 
 def _measure_room(sequence: Sequence) -> None:

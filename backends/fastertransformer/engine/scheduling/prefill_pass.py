@@ -26,6 +26,6 @@ def is_one_pass(new: list[Sequence], blocks: BlockManager) -> bool:
 
 
 def _is_prefilled_alone(sequence: Sequence) -> bool:
-    """Say whether no other sequence shares its prefill: of one that failed, of a session, of a search set back."""
-    has_own_beams = sequence.count > 0 and sequence.width > 1
-    return sequence.isolate_until is not None or sequence.session_row is not None or has_own_beams
+    """Say whether no other sequence shares its prefill: of one that failed, a session, set-back beams, a last chunk."""
+    is_special = sequence.session_row is not None or (sequence.count > 0 and sequence.width > 1)
+    return is_special or sequence.isolate_until is not None or bool(sequence.chunks)

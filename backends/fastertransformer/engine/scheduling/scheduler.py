@@ -22,9 +22,10 @@ from ..errors import EngineError, GroupLostError, RequestError
 from ..sampling.sampling import NOT_FINITE
 from ..steps.steps import Steps
 from .batch import Batch
+from .chunks import Chunks
 from .metrics import EngineMetrics
 from .outputs import output_tensors
-from .paging import most_entries, pages_to_begin, pages_to_grow, take_pages
+from .paging import most_entries, pages_of_chunk, pages_to_begin, pages_to_grow, take_pages
 from .prefill_pass import is_one_pass
 from .queue_limits import NO_LIMITS, QueueLimits
 from .sequence import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer, Job, Sequence
@@ -46,6 +47,7 @@ class Scheduler:
         known_sessions: see Sessions.
         limits: of the requests that wait.
         metrics: counts what happens; None: of its own.
+        chunk_tokens: see Chunks.
     """
 
     def __init__(
@@ -58,11 +60,12 @@ class Scheduler:
         known_sessions: dict[int | str, Session] | None = None,
         limits: QueueLimits = NO_LIMITS,
         metrics: EngineMetrics | None = None,
+        chunk_tokens: int = 0,
     ) -> None:
         self._limits, self.metrics = limits, metrics or EngineMetrics()
         self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
         self._waiting: deque[Sequence] = deque()
-        self._batch = Batch(steps)
+        self._batch, self._chunks = Batch(steps), Chunks(steps, chunk_tokens)
         self._is_filling = True  # whether the batch takes more
         self._steps_ahead = steps.device.type == "cuda" if steps_ahead is None else steps_ahead
         self.sessions = Sessions(steps, session_idle_s, known_sessions)
@@ -113,10 +116,13 @@ class Scheduler:
                 self._finish(job, Answer(None, "cancelled", code=CANCELLED))
         for job, problem in self._limits.find_late(_jobs(self._waiting)):
             self._finish(job, Answer(None, problem, code=UNAVAILABLE))
-        new = self._admit()
-        suspects: Iterable[Sequence] = new
+        part, tokens = self._next_chunk()
+        new = [] if part else self._admit()
+        suspects: Iterable[Sequence] = part or new
         try:
-            # 2) Prefill the contexts of new sequences.
+            # 2) Prefill the contexts of new sequences, or a chunk of one that waits.
+            for sequence in part:
+                self._batch.run_chunk(sequence, tokens)
             hidden = self._batch.prefill(new) if new else None
             suspects = self._batch
             # 3) Launch the next token of every sequence.
@@ -134,7 +140,8 @@ class Scheduler:
             raise
         except Exception as error:
             _log.exception("a step failed")
-            self._isolate(list(suspects), f"generation failed: {error}")
+            failed = dict.fromkeys([*(self._batch if self._batch.is_mixed else ()), *suspects])
+            self._isolate(list(failed), f"generation failed: {error}")
         self.note_load()
 
     def _take_pages(self) -> None:
@@ -145,6 +152,8 @@ class Scheduler:
         while not self._batch.grow():
             if self._batch.pending:  # first read all that it has, and free what has ended
                 self._answer(self._read_tokens())
+            elif self._drop_begun():
+                continue
             elif len(self._batch) > 1:
                 sequence = self._batch.youngest
                 self._batch.keep([sequence])
@@ -164,6 +173,9 @@ class Scheduler:
 
         A sequence that was alone in the step fails its request.
         """
+        if self._begun() not in failed:
+            self._drop_begun()
+        self._waiting = deque(sequence for sequence in self._waiting if sequence not in failed)
         self._batch.forget(failed)
         self._batch.free(failed)
         if len(failed) == 1:
@@ -179,24 +191,55 @@ class Scheduler:
         """Fail the requests that have been in the batch, or all requests; returns the other ones, in order."""
         jobs = _jobs([*self._batch, *self._waiting])
         with suppress(GroupLostError):  # no rank is left to take the step with
-            self._batch.free(list(self._batch))
+            begun = self._begun()
+            self._batch.free([*self._batch, *([begun] if begun else ())])
         for job in jobs:
             if job.has_begun or not only_begun:
                 self._finish(job, Answer(None, problem, code=FAILED))
         self.note_load()
         return _jobs(self._waiting)
 
+    def _begun(self) -> Sequence | None:
+        """Give the sequence whose context was run in part; it is the first that waits."""
+        return self._waiting[0] if self._waiting and self._waiting[0].pages else None
+
+    def _drop_begun(self) -> bool:
+        """Free the pages of the sequence whose context was run in part; false: there is none."""
+        if begun := self._begun():
+            self._batch.drop(begun)
+        return begun is not None
+
+    def _next_chunk(self) -> tuple[list[Sequence], int]:
+        """Take the pages of the next chunk: its sequence, if there is one, and its tokens."""
+        self._is_filling |= self._is_inflight or not self._batch
+        if not (self._is_filling and self._waiting):
+            return [], 0
+        sequence, blocks = self._waiting[0], self._steps.cache.blocks
+        if not (tokens := self._chunks.choose_tokens(sequence, self._batch.decoding)):
+            return [], 0
+        if sequence.pages:
+            missing = pages_of_chunk(sequence, tokens, blocks)
+            fits = not missing or missing + self._batch.pages_to_grow <= blocks.free
+        else:
+            fits = self._fits([sequence]) and pages_of_chunk(sequence, tokens, blocks) <= blocks.free
+        if not fits:
+            return [], 0
+        take_pages(sequence, blocks, tokens)
+        sequence.job.has_begun = True
+        self.metrics.begin(sequence)
+        return [sequence], tokens
+
     def _admit(self) -> list[Sequence]:
         """Take waiting sequences that fit into the batch, in order, up to one prefill pass."""
-        self._is_filling |= self._is_inflight or not self._batch
-        new: list[Sequence] = []
+        new, decoding = list[Sequence](), self._batch.decoding
         while self._is_filling and self._waiting:
             more = [*new, self._waiting[0]]
             if not self._fits(more):
-                # Where no other sequence is in the way, sessions are.
-                if self._batch or new or not self._evict_session():
+                # Where no other sequence is in the way, sessions are; and a whole context may take fewer pages than the
+                # rest of one, see paging.py.
+                if self._batch or new or not (self._evict_session() or self._drop_begun()):
                     break
-            elif is_one_pass(more, self._steps.cache.blocks):
+            elif is_one_pass(more, self._steps.cache.blocks) and not self._chunks.choose_tokens(more[-1], decoding):
                 new.append(self._waiting.popleft())
                 take_pages(new[-1], self._steps.cache.blocks)
                 new[-1].job.has_begun = True
@@ -263,6 +306,8 @@ class Scheduler:
         """Free all sequences of a request, and send its last answer, if its client still takes one."""
         is_cancelled = answer is not None and answer.code == CANCELLED
         self.metrics.give_up(job, answer.code if answer else CANCELLED)
+        if (begun := self._begun()) and begun.job is job:
+            self._batch.drop(begun)
         decoding = [sequence for sequence in self._batch if sequence.job is job]
         (self._free_and_save if is_cancelled else self._batch.free)(decoding)
         self._waiting = deque(sequence for sequence in self._waiting if sequence.job is not job)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from ..cache.page_pool import RowPages
 from ..cache.sizing import UNBOUNDED
@@ -96,9 +97,10 @@ class Sequence:
         launched: tokens of each beam for which a step was launched.
         is_done: whether nothing more is generated.
         slots: of the beams, while it is in the batch.
-        pages: of the beams, while it is in the batch.
+        pages: of the beams, while it is in the batch; of the first beam, while its context is run in chunks.
         room: it has pages for as many launched tokens.
-        skipped: tokens of its context whose keys and values were found in the prefix cache.
+        skipped: tokens of its context whose keys and values were found in the prefix cache, or run as chunks.
+        chunks: hidden states of the chunks that were run, [T, hidden]; where nothing needs them, the last one's end.
         stage: the part of its prefill pass in which its context is run; see contexts.py.
         isolate_until: it runs alone until it has this many tokens, because a step that it shared has failed (0: the
             prefill has failed, and is repeated alone); None: no step has failed.
@@ -116,6 +118,7 @@ class Sequence:
     pages: list[RowPages] = field(default_factory=list)
     room: int = 0
     skipped: int = 0
+    chunks: list[Tensor] = field(default_factory=list)
     stage: int = 0
     isolate_until: int | None = None
     context_outputs: dict[str, Array] = field(default_factory=dict)
@@ -171,6 +174,13 @@ class Sequence:
     def is_isolated(self) -> bool:
         """Whether it must be alone in a step."""
         return self.isolate_until is not None and self.count < self.isolate_until
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether outputs need the hidden states of all of its context; once it has tokens, these outputs are there."""
+        params = self.sampling
+        scores = params.is_return_context_cum_log_probs or params.is_return_context_log_probs
+        return not self.count and (scores or params.is_return_context_embeddings)
 
     @property
     def max_entries(self) -> int:

@@ -1,6 +1,7 @@
 """CUDA graphs: one launch in place of some hundreds, for decode steps of certain row counts, and inputs of tokens.
 
-Inputs that begin rows, and inputs that continue what is cached (prefix cache, sessions), have graphs of their own.
+Inputs that begin rows, inputs that continue what is cached (prefix cache, sessions, chunks of a prompt), and mixed
+steps have graphs of their own. A mixed step is a decode step and such an input in one pass.
 
 A graph reads everything that differs from one replay to the next (ids, positions, windows, pages) from device memory,
 at addresses that never change, so it is captured once, when the model is loaded. A step of fewer rows than were
@@ -27,6 +28,7 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 # Few enough to be captured in seconds, and close enough that beyond 64 tokens padding is less than a quarter.
 TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64), *range(1024, 2049, 128))
 CONTINUED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of inputs that continue rows
+MIXED_ROWS = 64  # that decode in a mixed step, at most; one more row has the chunk of a prompt
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -87,18 +89,22 @@ class StepGraphs:
         self._network, self._cache = network, cache
         pool = torch.cuda.graph_pool_handle()
         self._decode, self._begin = Graphs(decode, pool), Graphs(self._run_contexts, pool)
-        self._continue = Graphs(self._continue_contexts, pool)
+        self._continue, self._mix = Graphs(self._continue_contexts, pool), Graphs(self._run_mixed, pool)
         self._device = cache.block_tables.device
         # Id, position and slot of padding; slot MOST_SLOTS is never allocated.
         self._padding = np.array([[0], [0], [MOST_SLOTS]])
         self._tokens = upload(np.repeat(self._padding, TOKENS[-1], 1), self._device)
-        self._ends = torch.zeros(most_rows(TOKENS[-1]) + 2, dtype=torch.int32, device=self._device)
+        most = max(most_rows(TOKENS[-1]), MIXED_ROWS + 1)
+        self._ends = torch.zeros(most + 2, dtype=torch.int32, device=self._device)
         self.largest_input, self.largest_step = 0, 0
         self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
 
-    def capture(self, rows: int, tokens: int, continued: int) -> None:
-        """Capture a decode step of some rows, inputs of some tokens, or inputs that continue cached rows."""
-        (self._decode if rows else self._begin if tokens else self._continue).capture(rows or tokens or continued)
+    def capture(self, rows: int, tokens: int, continued: int, mixed: int) -> None:
+        """Capture a decode step of some rows, inputs of some tokens, inputs that continue rows, or a mixed step."""
+        if mixed:
+            self._mix.capture(mixed)
+        else:
+            (self._decode if rows else self._begin if tokens else self._continue).capture(rows or tokens or continued)
         self.largest_step, self.largest_input = max(self.largest_step, rows), max(self.largest_input, tokens)
 
     def decode(self, count: int) -> Chosen | None:
@@ -122,16 +128,40 @@ class StepGraphs:
         """Run rows of which some continue what is cached, and none has a window; None: no graph has room for them."""
         return self._run_input(self._continue, rows)
 
+    def can_mix(self, rows: int, tokens: int) -> bool:
+        """Say whether a graph has room for a step in which some rows decode, and one more runs some tokens."""
+        return rows <= MIXED_ROWS and self._mix.size_of(rows + tokens) > 0
+
+    def mix(self, rows: NumberedRows, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """Run a mixed step, whose first rows decode: their ids and positions are given on the device, [N] each.
+
+        Returns:
+            Hidden states of all tokens, and logits of the first N, if this process predicts; None: no graph has room.
+        """
+        count = rows.tokens.shape[1]
+        if not self.can_mix(len(rows.lengths) - 1, count - len(rows.lengths) + 1):
+            return None
+        size = self._mix.size_of(count)
+        self._upload(rows, size)
+        self._tokens[0, : len(ids)], self._tokens[1, : len(ids)] = ids, positions
+        hidden, logits = self._mix.replay(size)
+        return hidden[:count], None if logits is None else logits[: len(ids)]
+
     def _run_input(self, graphs: Graphs[Tensor], rows: NumberedRows) -> Tensor | None:
         count, row_count = rows.tokens.shape[1], len(rows.lengths)
         if not (size := graphs.size_of(count, lambda size: most_rows(size) >= row_count)):
             return None
+        self._upload(rows, size)
+        return graphs.replay(size)[:count]
+
+    def _upload(self, rows: NumberedRows, size: int) -> None:
+        """Copy rows to where the graphs of a size read them, with padding behind them."""
+        count = rows.tokens.shape[1]
         padded = np.concatenate((rows.tokens, np.repeat(self._padding, size - count, 1)), 1)
         self._tokens[:, :size] = upload(padded, self._device)
         # The padding is one more row, and the rows after it have no tokens.
         ends = np.concatenate((rows.ends, np.full(len(self._ends) - len(rows.ends), size)))
         self._ends.copy_(upload(ends.astype(np.int32), self._device))
-        return graphs.replay(size)[:count]
 
     def _warn_uncaptured(self, kind: str, size: str, limit: str) -> None:
         """Warn, once for each kind of step, that no CUDA graph covers this size."""
@@ -148,6 +178,11 @@ class StepGraphs:
     def _continue_contexts(self, size: int) -> Tensor:
         return self._network.extend(self._rows_of(size), self._cache, longest=self._cache.most_entries)
 
-    def _rows_of(self, size: int) -> Rows:
+    def _run_mixed(self, size: int) -> tuple[Tensor, Tensor | None]:
+        rows = self._rows_of(size, MIXED_ROWS + 1)
+        hidden = self._network.extend(rows, self._cache, longest=self._cache.most_entries)
+        return hidden, self._network.logits(hidden[:MIXED_ROWS]) if self._network.weights.head else None
+
+    def _rows_of(self, size: int, most: int = 0) -> Rows:
         ids, positions, slots = self._tokens[:, :size]
-        return Rows(ids, positions, slots, self._ends[: most_rows(size) + 2], None)
+        return Rows(ids, positions, slots, self._ends[: (most or most_rows(size)) + 2], None)

@@ -190,6 +190,44 @@ class Steps:
                 return hidden
         return self.network.extend(*self._uploaded(rows, embeddings), longest)
 
+    @property
+    def can_chunk(self) -> bool:
+        """Whether a prompt may be run in chunks: not an encoder's, and not where a GPU would continue it by torch."""
+        network = self.network
+        return not self.config.encoder and (not network.ops.can_capture or network.can_capture_continued)
+
+    def can_mix(self, rows: int, tokens: int) -> bool:
+        """Say whether a step in which some rows decode, and one more runs some tokens, is best taken as one pass."""
+        return self._graphs is not None and self._graphs.can_mix(rows, tokens) and not self.cache.has_windows
+
+    @_collective
+    def mix(self, ids: Array, start: int, first: int) -> tuple[Chosen, Tensor]:
+        """Run one token of each of the rows before the slot ``first``, and several of the row there, in one pass.
+
+        Args:
+            ids: int64 [T], of the row in slot ``first``.
+            start: position of its first token.
+            first: the slot; every row before it decodes.
+
+        Returns:
+            What decode returns of the rows before it, and the hidden states of the row there, see extend.
+        """
+        ones, nothing = np.ones(first, np.int64), np.zeros(first, np.int64)
+        lengths = np.append(ones, len(ids))
+        rows = NumberedRows.of(np.concatenate((nothing, ids)), np.append(nothing, start), lengths, 0)
+        own = self.ids[:first], self.positions[:first]
+        found = self._graphs.mix(rows, *own) if self._graphs else None
+        hidden, logits = found or self._mix(rows, *own)
+        chosen = self._choose(hidden[:first], logits, first)
+        self._decoded = chosen[0]
+        return chosen, hidden[first:]
+
+    def _mix(self, rows: NumberedRows, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        placed, cache, _ = self._uploaded(rows, None)
+        placed.ids[: len(ids)], placed.positions[: len(ids)] = ids, positions
+        hidden = self.network.extend(placed, cache, longest=cache.most_entries)
+        return hidden, self.network.logits(hidden[: len(ids)]) if self.network.weights.head else None
+
     def _uploaded(self, rows: NumberedRows, embeddings: Array | None) -> tuple[Rows, KvCache, Tensor | None]:
         self._threads.fit(rows.tokens.shape[1])
         given = None if embeddings is None else upload(embeddings, self.device)
@@ -213,10 +251,14 @@ class Steps:
         rows = slice(0, count)
         ids, positions = self.ids[rows], self.positions[rows]
         hidden = self.network.decode(ids, positions, rows, self.cache)
-        if not self.network.weights.head:
+        return self._choose(hidden, self.network.logits(hidden) if self.network.weights.head else None, count)
+
+    def _choose(self, hidden: Tensor, logits: Tensor | None, count: int) -> Chosen:
+        """Set the argmax of the first rows as their next input, and advance their positions; see decode."""
+        ids, positions = self.ids[:count], self.positions[:count]
+        if logits is None:
             positions += 1
             return hidden, ids
-        logits = self.network.logits(hidden)
         return logits, self.network.comm.argmax(logits, ids, positions)
 
     def argmax(self, hidden: Tensor) -> Chosen:
@@ -283,17 +325,18 @@ class Steps:
         self.network.comm.broadcast(self.ids[first:end])
 
     @_collective
-    def capture(self, rows: int, tokens: int, continued: int = 0) -> None:
+    def capture(self, rows: int, tokens: int, continued: int = 0, mixed: int = 0) -> None:
         """Capture a step as a CUDA graph; all slots must be free.
 
         Args:
             rows: of a decode step; 0: the next.
             tokens: of inputs of new rows; 0: the next.
-            continued: tokens of inputs that continue rows.
+            continued: tokens of inputs that continue rows; 0: the next.
+            mixed: tokens of steps in which some rows decode and one is continued.
         """
         if self._graphs is None:
             self._graphs = StepGraphs(self.network, self.cache, self._decode)
-        self._graphs.capture(rows, tokens, continued)
+        self._graphs.capture(rows, tokens, continued, mixed)
         self.positions.zero_()
         self.cache.clear_sources()
 

@@ -27,12 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
-def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
+def warm_up(steps: Steps, limit_s: float = _LIMIT_S, mixed: int = 0) -> str:
     """Compile and capture the steps of a GPU.
 
     Args:
         steps: not in use yet.
         limit_s: seconds after which nothing more is captured.
+        mixed: tokens of steps in which rows decode and a prompt is run in part; 0: there are none.
 
     Returns:
         One line for a log; empty where there is nothing to warm up.
@@ -50,12 +51,14 @@ def warm_up(steps: Steps, limit_s: float = _LIMIT_S) -> str:
     # The largest first: the others fit into its memory.
     most = min(max(worth, default=0), steps.cache.most_entries) if steps.network.can_capture_continued else 0
     continued = [tokens for tokens in CONTINUED_TOKENS if tokens <= most]  # padding is one row
-    sizes = [*((rows, 0, 0) for rows in reversed(ROWS)), *((0, tokens, 0) for tokens in reversed(worth))]
-    for rows, tokens, more in [*sizes, *((0, 0, more) for more in reversed(continued))]:
+    sizes = [(0, 0, 0, mixed)] if 0 < mixed <= min(most, TOKENS[-1]) else []
+    sizes += [*((rows, 0, 0, 0) for rows in reversed(ROWS)), *((0, tokens, 0, 0) for tokens in reversed(worth))]
+    for size in [*sizes, *((0, 0, more, 0) for more in reversed(continued))]:
         if time.perf_counter() < deadline:
-            steps.capture(rows, tokens, more)
+            steps.capture(*size)
         else:
-            missing.append(f"{rows} rows" if rows else f"{tokens} tokens" if tokens else f"{more} continuing tokens")
+            names = "rows", "tokens", "continuing tokens", "mixed tokens"
+            missing += [f"{count} {name}" for count, name in zip(size, names, strict=True) if count]
     torch.cuda.synchronize(steps.device)
     seconds = f"{time.perf_counter() - start:.1f} s"
     if missing:

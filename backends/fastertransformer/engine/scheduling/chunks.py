@@ -1,0 +1,53 @@
+"""Chunks: while rows decode, a long prompt is run in parts, one a step, so that these rows need not wait for all of it.
+
+A chunk continues what the cache has of the row already, as a session's input does. The row stays first in the queue,
+with the pages of what was run, until what is left of its context is one chunk: then it joins the batch. Rows behind it
+wait, so at any time one row at most is half run.
+"""
+
+from __future__ import annotations
+
+from ..cache.sizing import UNBOUNDED
+from ..steps.steps import Steps
+from .paging import tokens_found, tokens_to_run
+from .sequence import Sequence
+
+_WHOLE = 2  # a context of as many budgets is run at once: it delays other rows little, and a pass of its own is faster
+
+
+class Chunks:
+    """How much of a context a step runs.
+
+    Args:
+        steps: say what they can run.
+        budget: tokens of a step in which rows decode and a context is run in part, theirs included. Half of it are the
+            context's at least, so that it is not starved by many rows. 0: contexts are run whole.
+    """
+
+    def __init__(self, steps: Steps, budget: int) -> None:
+        self._steps, self._budget = steps, budget
+
+    def choose_tokens(self, sequence: Sequence, decoding: int) -> int:
+        """Choose how many tokens of a context the next step runs beside ``decoding`` rows; 0: all that are left."""
+        if not (decoding and self._budget and self._can_be_cut(sequence)):
+            return 0
+        if not sequence.pages and tokens_to_run(sequence, 0) <= _WHOLE * self._budget:
+            return 0
+        left = tokens_to_run(sequence, tokens_found(sequence, self._steps.cache.blocks))
+        if not sequence.pages and left <= _WHOLE * self._budget:
+            return 0
+        mixed = max(self._budget - decoding, -(-self._budget // 2))
+        tokens = mixed if self._steps.can_mix(decoding, mixed) else self._budget
+        return tokens if tokens < left else 0
+
+    def _can_be_cut(self, sequence: Sequence) -> bool:
+        """Say whether a context may be run in parts.
+
+        These run whole: rows of encoder-decoders, and of models whose attention has a bias on a GPU; rows that keep
+        their last tokens only; those of a step that has failed; and, once they were set back, beams, which have
+        contexts of their own, and sessions, whose earlier tokens are run too.
+        """
+        row = sequence.session_row
+        lacks_past = bool(row and sequence.start and row.saved is None) and not sequence.pages
+        is_restarted = sequence.isolate_until is not None or (sequence.count > 0 and sequence.width > 1)
+        return self._steps.can_chunk and sequence.window == UNBOUNDED and not (lacks_past or is_restarted)
