@@ -12,6 +12,7 @@ from handover.arguments import ScriptArguments
 from handover.errors import ConfigError
 from handover.ranges import (
     BATCH,
+    CHUNK,
     FILE_BYTES,
     FLAG,
     INSTANCES,
@@ -116,6 +117,14 @@ class ExportArguments(ScriptArguments):
         metadata={
             RANGE: LIMIT_S,
             "help": "seconds after which the drop-in engine gives up a request; 0: it never does",
+        },
+    )
+    prefill_chunk_tokens: int | None = field(
+        default=None,
+        metadata={
+            RANGE: CHUNK,
+            "help": "tokens of a step in which the drop-in engine runs a part of a long prompt while other rows "
+            "decode; 0: it runs prompts whole; without it the engine chooses",
         },
     )
     tokenizer_instances: int = field(

@@ -38,6 +38,7 @@ BEAMS = Range(1, 256)
 COUNT = Range(1, 1_000_000_000)  # of what is in a file
 REPEATS = Range(1, 1_000_000)
 UNCOUNTED = Range(0, 100_000_000)  # requests; 0 has a meaning of its own
+CHUNK = Range(0, 1_048_576)  # tokens of a step; 0: prompts are run whole
 IN_FLIGHT = Range(1, 1_000_000)  # requests at a time
 INSTANCES = Range(1, 64)  # processes of one Triton model
 PROCESSES = Range(1, 4096)

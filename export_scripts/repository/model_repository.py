@@ -132,7 +132,7 @@ class _Repository:
             for name in ("model_name", "tensor_para_size", "pipeline_para_size", "data_type", "int8_mode",
                          "enable_custom_all_reduce", "max_batch_size", "max_queue_delay_us", "decoupled",
                          "interactive_sessions", "session_idle_s", "request_timeout_s", "tokenizer_instances",
-                         "text_deltas")
+                         "text_deltas", "prefill_chunk_tokens")
         }  # fmt: skip
         made_from = {
             "ft_checkpoint": str(self.ft_checkpoint),
@@ -242,6 +242,7 @@ def _serving(arguments: ExportArguments) -> Serving:
         tokenizer_instances=arguments.tokenizer_instances,
         text_deltas=arguments.text_deltas,
         request_timeout_s=arguments.request_timeout_s,
+        prefill_chunk_tokens=arguments.prefill_chunk_tokens,
     )
 
 

@@ -16,6 +16,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from handover.ranges import (
     BATCH,
+    CHUNK,
     DAY_MS,
     DAY_S,
     GPUS,
@@ -201,6 +202,7 @@ class TritonDeploymentConfig:
     )  # conversations at a time that keep their state in the server; 0: no state
     session_idle_s: float = number(60.0, YEAR_S)  # a conversation without a request for so long is forgotten
     request_timeout_s: float = number(0.0, LIMIT_S)  # the drop-in engine gives up a request after so long; 0: never
+    prefill_chunk_tokens: int | None = number(None, CHUNK)  # of a step that runs part of a prompt; null: its own choice
     tokenizer_instances: int = number(1, INSTANCES)  # processes that tokenize prompts side by side
     text_deltas: bool = False  # the ensemble also gives OUTPUT_DELTA, the text that each answer adds; drop-in only
 

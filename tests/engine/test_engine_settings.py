@@ -71,11 +71,12 @@ def test_another_process_reads_what_was_written_down(tmp_path: Path) -> None:
         "enable_prefix_cache": "0",
         "max_queue_length": "9",
         "max_queue_s": "2.5",
+        "prefill_chunk_tokens": "640",
         "cpu_threads": "3",
     }
     settings = read_settings(PARAMETERS | more | {"model_checkpoint_path": "2-gpu"}, tmp_path / "it's; a 'name'", "1")
     assert Settings.from_json(settings.to_json()) == settings and not settings.has_prefix_cache
-    assert (settings.max_queue_length, settings.max_queue_s) == (9, 2.5)
+    assert (settings.max_queue_length, settings.max_queue_s, settings.prefill_chunk_tokens) == (9, 2.5, 640)
 
 
 def test_a_missing_data_type_is_said(tmp_path: Path) -> None:

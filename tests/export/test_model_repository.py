@@ -297,6 +297,16 @@ def test_several_processes_may_tokenize_and_texts_have_a_limit(arguments: Export
     assert [group.count for group in read_config(arguments.output, "postprocessing").instance_group] == [1]
 
 
+@pytest.mark.parametrize(("tokens", "written"), [(None, ""), (0, "0"), (512, "512")])
+def test_the_engine_is_told_how_to_cut_prompts_only_where_it_is_asked_for(
+    arguments: ExportArguments, tokens: int | None, written: str
+) -> None:
+    build_repository(replace(arguments, prefill_chunk_tokens=tokens))
+    parameters = read_config(arguments.output, "fastertransformer").parameters
+    assert ("prefill_chunk_tokens" in parameters) == (tokens is not None)
+    assert parameters["prefill_chunk_tokens"].string_value == written
+
+
 def test_the_texts_that_answers_add_are_given_where_they_are_asked_for(arguments: ExportArguments) -> None:
     build_repository(replace(arguments, text_deltas=True))
     ensemble = read_config(arguments.output, "ensemble")

@@ -20,7 +20,7 @@ if not (_HAS_TRITON and (_IS_INTERPRETED or torch.cuda.is_available())):
         "test_engine_grouped_kernels.py",
     ]
 if not (_HAS_TRITON and _IS_INTERPRETED):  # on a CPU that is taken for a GPU
-    collect_ignore_glob += ["test_engine_steps.py"]
+    collect_ignore_glob += ["test_engine_steps.py", "test_engine_mixed_steps.py"]
 if not _HAS_TRITON or _IS_INTERPRETED:  # its compiler needs no GPU
     collect_ignore_glob += ["test_engine_kernels_compile.py", "test_engine_kernels_variants.py"]
 

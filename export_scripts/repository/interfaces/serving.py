@@ -30,6 +30,7 @@ class Serving:
         max_text_bytes: that a prompt's text may have.
         tokenizer_instances: of preprocessing, which tokenize side by side.
         request_timeout_s: seconds after which the drop-in engine gives up a request; 0: it never does.
+        prefill_chunk_tokens: of a step in which the drop-in engine runs a part of a prompt; None: as it chooses.
         text_deltas: whether the ensemble has OUTPUT_DELTA, the text that an answer adds to the one before.
     """
 
@@ -49,10 +50,13 @@ class Serving:
     tokenizer_instances: int = 1
     text_deltas: bool = False
     request_timeout_s: float = 0.0
+    prefill_chunk_tokens: int | None = None
 
     def parameters(self) -> dict[str, str]:
         """Parameters of the engine's model, as FasterTransformer's backend reads them."""
-        limit = {"request_timeout_s": f"{self.request_timeout_s:g}"} if self.request_timeout_s else {}
+        given = {"request_timeout_s": f"{self.request_timeout_s:g}"} if self.request_timeout_s else {}
+        if self.prefill_chunk_tokens is not None:
+            given["prefill_chunk_tokens"] = str(self.prefill_chunk_tokens)
         return {
             "tensor_para_size": str(self.tensor_para_size),
             "pipeline_para_size": str(self.pipeline_para_size),
@@ -61,7 +65,7 @@ class Serving:
             "model_checkpoint_path": self.model_checkpoint_path,
             "int8_mode": str(self.int8_mode),
             "enable_custom_all_reduce": str(self.enable_custom_all_reduce),
-            **limit,
+            **given,
         }
 
     def engine(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> ModelSpec:

@@ -45,6 +45,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         interactive_sessions=triton.interactive_sessions,
         session_idle_s=triton.session_idle_s,
         request_timeout_s=triton.request_timeout_s,
+        prefill_chunk_tokens=triton.prefill_chunk_tokens,
         tokenizer_instances=triton.tokenizer_instances,
         text_deltas=triton.text_deltas,
     )

@@ -1,0 +1,84 @@
+"""Steps in which rows decode and a prompt is run in part, as a GPU takes them: against whole prompts by torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.asking import CPU, Tensors, ask, prompts
+from support.faked_gpu import fake_gpu
+from torch import Tensor
+
+from backends.fastertransformer.engine.cache.kv_cache import KvCache
+from backends.fastertransformer.engine.cache.sizing import CacheShape
+from backends.fastertransformer.engine.model.network import Network
+from backends.fastertransformer.engine.model.packed_rows import NumberedRows
+from backends.fastertransformer.engine.model.precision import choose_precision
+from backends.fastertransformer.engine.model.weights import load_weights
+from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
+from backends.fastertransformer.engine.steps import graphs, warmup
+from backends.fastertransformer.engine.steps.graphs import StepGraphs
+from backends.fastertransformer.engine.steps.steps import Steps
+from benchmarks.gpu_agreement import AgreementArguments, write_checkpoint
+
+BUDGET, NEVER = 12, 4000
+
+
+def answers_of(steps: Steps, budget: int) -> list[Tensors]:
+    """Two rows decode while a longer prompt comes."""
+    scheduler, answers = Scheduler(steps, 8, steps_ahead=True, chunk_tokens=budget), list[list[Answer]]()
+    lines = [[token % 50 for token in prompt] for prompt in prompts(5, 3, 33)]
+    told: list[dict[str, Any]] = [{}, {"runtime_top_k": 3}, {"is_return_context_log_probs": True}]
+    for place, (line, more) in enumerate(zip(lines, told, strict=True)):
+        answers.append([])
+        tensors = ask([line], 8 if place < 2 else 2, end_id=NEVER, is_return_log_probs=True, **more)
+        scheduler.add(Job(parse_request(tensors, steps.config), answers[-1].append))
+        scheduler.step()
+    while not scheduler.is_idle:
+        scheduler.step()
+    assert steps.cache.blocks.free == steps.cache.blocks.count
+    return [each[0].tensors or {} for each in answers]
+
+
+@pytest.mark.parametrize("family", ["gpt", "bloom", "gptj", "llama", "qwen3", "gemma2"])
+@torch.inference_mode()
+def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")
+    weights = load_weights(tmp_path / "1-gpu", config, 1, choose_precision("fp32", CPU), CPU)
+    shape = CacheShape(2, config.kv_heads, config.size_per_head, torch.float32)
+
+    def steps() -> Steps:
+        network = Network(config, weights)
+        own = replace(shape, is_head_major=network.ops.is_head_major)
+        return Steps(network, KvCache(own, CPU, 1 << 24, 128))
+
+    expected = answers_of(steps(), 0)
+    fake_gpu(monkeypatch)
+    for name, fewer in (("ROWS", (1, 4)), ("TOKENS", (16,)), ("_INPUT_TOKENS", (16,)), ("CONTINUED_TOKENS", (16,))):
+        monkeypatch.setattr(warmup, name, fewer)  # the interpreter takes its time
+    monkeypatch.setattr(graphs, "MIXED_ROWS", 3)
+    by_kernels, mix, captured = steps(), StepGraphs.mix, list[tuple[int, bool]]()
+
+    def note_and_run(own: StepGraphs, rows: NumberedRows, ids: Tensor, positions: Tensor) -> Any:
+        found = mix(own, rows, ids, positions)
+        captured.append((int(rows.lengths[-1]), found is not None))
+        return found
+
+    monkeypatch.setattr(StepGraphs, "mix", note_and_run)
+    warmup.warm_up(by_kernels, 600.0, BUDGET)
+    found = answers_of(by_kernels, BUDGET)
+    # A model whose attention has a bias runs its prompts whole.
+    assert captured == ([] if family == "bloom" else [(10, True)] * 3 + [(3, True)])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert set(ours) == set(theirs)
+        for name, values in theirs.items():
+            if values.dtype.kind == "f":
+                np.testing.assert_allclose(ours[name], values, atol=1e-3)
+            else:
+                np.testing.assert_array_equal(ours[name], values)
