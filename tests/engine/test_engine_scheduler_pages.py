@@ -225,7 +225,8 @@ def test_no_request_starves_and_nothing_is_lost(
             expected = alone(config, arrival.tensors, reach)
             np.testing.assert_array_equal(client.tensors["output_ids"], expected["output_ids"])
             counts = [int(answer.tensors["sequence_length"].sum()) for answer in client.answers if answer.tensors]
-            assert counts == sorted(counts) and (arrival.kind == 3 or len(set(counts)) == len(counts))
+            is_told_once = len(set(counts)) == len(counts) or not arrival.count  # rows without tokens end one by one
+            assert counts == sorted(counts) and (arrival.kind == 3 or is_told_once)
 
 
 # Against the network itself
