@@ -167,9 +167,10 @@ def main(argv: Sequence[str]) -> None:
                 runs = [measure(engine, arguments, draw) for _ in range(arguments.repeats + 1)][1:]
             before, during, first = ([each for run in runs for each in run[part]] for part in range(3))
             middle, high = np.percentile(before, (50, 99)).tolist()
-            inside = [*np.percentile(during, (50, 99)).tolist(), max(during)]
+            p50, p99 = np.percentile(during, (50, 99)).tolist()
             known = name, arguments.data_type, chunk_tokens, arguments.rows, arguments.prompt
-            table.add(Row(*known, middle, high, *inside, inside[1] / middle, statistics.median(first)))
+            inside = p50, p99, max(during), p99 / middle
+            table.add(Row(*known, middle, high, *inside, statistics.median(first)))
 
 
 if __name__ == "__main__":

@@ -327,7 +327,7 @@ def test_numbers_that_overflow_in_a_chunk_are_cleared(
     gone = is_cancelled
     served.run()
     assert answers[-1].code == ("CANCELLED" if is_cancelled else "INTERNAL")
-    assert all(block.isfinite().all() for block in served.steps.cache.memory)
+    assert all(block[:, 1:].isfinite().all() for block in served.steps.cache.memory)  # no row has page 0
     (answer,) = served.others[0]
     assert answer.tensors and generated(answer.tensors) == greedy(gpt2[0], [3], 200)[1:]
 

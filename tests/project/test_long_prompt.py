@@ -12,7 +12,7 @@ from benchmarks import gpu_sizes, long_prompt
 
 def test_rows_wait_less_for_chunks_than_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu_sizes.SIZES, "tiny", gpu_sizes.Size(2, 128, 4, 500))
-    shape = ["--sizes=[\"tiny\"]", "--data-type=fp32", "--rows=2", "--prompt=4000", "--before=20", "--repeats=1"]
+    shape = ['--sizes=["tiny"]', "--data-type=fp32", "--rows=2", "--prompt=4000", "--before=20", "--repeats=1"]
     long_prompt.main([*shape, "--chunk-tokens=[0, 200]", f"--csv={tmp_path / 'table.csv'}"])
     with (tmp_path / "table.csv").open() as file:
         whole, chunked = csv.DictReader(file)
