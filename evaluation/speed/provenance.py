@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-import psutil
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -32,7 +30,8 @@ class Machine:
 
 def describe_machine() -> Machine:
     """Read the host's processor, cores, memory and GPUs; what cannot be read is left empty."""
-    return Machine(_cpu_model(), len(os.sched_getaffinity(0)), psutil.virtual_memory().total, _gpu_names())
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine(_cpu_model(), len(os.sched_getaffinity(0)), memory_bytes, _gpu_names())
 
 
 def timestamp() -> str:

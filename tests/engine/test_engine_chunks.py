@@ -23,6 +23,7 @@ from transformers import GPT2LMHeadModel
 
 from backends.fastertransformer.engine.engine import open_engine
 from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.scheduling import chunks as scheduling_chunks
 from backends.fastertransformer.engine.scheduling.batch import Batch
 from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
 from backends.fastertransformer.engine.scheduling.sequence import Answer, Job, Sequence
@@ -56,12 +57,12 @@ def mixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """From now on chunks and decode steps are one pass, as on a GPU: the tokens of each."""
     found, mix = list[int](), Steps.mix
 
-    def note(self: Steps, ids: Any, start: int, first: int) -> Any:
+    def note(self: Steps, ids: Any, starts: Any, lengths: Any, first: int) -> Any:
         found.append(len(ids))
-        return mix(self, ids, start, first)
+        return mix(self, ids, starts, lengths, first)
 
     monkeypatch.setattr(Steps, "mix", note)
-    monkeypatch.setattr(Steps, "can_mix", lambda self, _rows, _tokens: not self.cache.has_windows)
+    monkeypatch.setattr(Steps, "can_mix", lambda self, _rows, _tokens, _contexts=1: not self.cache.has_windows)
     yield found
 
 
@@ -135,14 +136,23 @@ def answers_of(steps: Steps, requests: list[Tensors], budget: int, **ways: Any) 
 @pytest.mark.parametrize(("budget", "steps_ahead"), [(1, False), (8, True), (33, True), (48, False)])
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_every_kind_of_request_gets_what_it_gets_whole(
-    gpt2: Gpt2, budget: int, steps_ahead: bool, is_mixed: bool, chunks: list[int], request: pytest.FixtureRequest
+    gpt2: Gpt2,
+    budget: int,
+    steps_ahead: bool,
+    is_mixed: bool,
+    chunks: list[int],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not (grows := budget == 8):
+        monkeypatch.setattr(scheduling_chunks, "_MOST_TOKENS", 0)
     requests = requests_of_all_kinds()
     whole = answers_of(paged_steps(gpt2[1]), requests, 0)
     assert not chunks
     passes = request.getfixturevalue("mixed") if is_mixed else []
     found = answers_of(paged_steps(gpt2[1]), requests, budget, steps_ahead=steps_ahead)
-    assert max(chunks) == budget - (is_mixed and budget > 1) and len(chunks) >= 3
+    assert max(chunks) > budget if grows else max(chunks) == budget - (is_mixed and budget > 1)
+    assert len(chunks) >= 3
     assert len(passes) > len(chunks) / 2 or not is_mixed  # but those with embeddings
     for ours, theirs in zip(found, whole, strict=True):
         assert set(ours) == set(theirs)
@@ -201,6 +211,15 @@ def test_many_rows_leave_half_of_the_budget_to_the_prompt(gpt2: Gpt2, mixed: lis
     assert mixed == [5] * 8 + [3]
 
 
+def test_a_chunk_grows_with_the_contexts_that_wait(gpt2: Gpt2, chunks: list[int]) -> None:
+    served = Served(paged_steps(gpt2[1]), 8)
+    for seed, length in enumerate((70, 50, 30)):
+        served.submit(ask(prompts(length, seed=seed), 3, end_id=NEVER))
+    served.steps_of(5)
+    assert chunks == [24, 24, 16, 16]  # 22 tokens are left of the first, and the third is run whole
+    served.run()
+
+
 def test_without_a_mixed_pass_a_chunk_has_the_whole_budget(gpt2: Gpt2, chunks: list[int]) -> None:
     served = Served(paged_steps(gpt2[1]), 9, rows=4)
     served.submit(ask(prompts(43), 3, end_id=NEVER))
@@ -208,7 +227,7 @@ def test_without_a_mixed_pass_a_chunk_has_the_whole_budget(gpt2: Gpt2, chunks: l
     assert chunks == [9] * 4 and len(served.counts) == 5
 
 
-def test_what_delays_nobody_is_run_whole(gpt2: Gpt2, chunks: list[int]) -> None:
+def test_what_delays_no_row_is_run_whole(gpt2: Gpt2, chunks: list[int]) -> None:
     served = Served(paged_steps(gpt2[1]), 20, rows=0)
     served.say(ask(prompts(100), 3, end_id=NEVER))  # no row decodes
     served.submit(ask(prompts(2), 30, end_id=NEVER))

@@ -79,7 +79,7 @@ def test_going_on_without_the_kernels_is_a_parameter_or_a_variable(
 
 
 def test_what_does_not_fit_into_a_gpu_is_one_error(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warm_up(_: object) -> str:
+    def warm_up(_: object, mixed: int) -> str:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore lines")
 
     monkeypatch.setattr(loading, "warm_up", warm_up)

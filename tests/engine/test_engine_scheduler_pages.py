@@ -181,7 +181,7 @@ def test_no_request_starves_and_nothing_is_lost(
     chunks: tuple[int, bool],
 ) -> None:
     steps = remembering_steps(config, pages, reach)
-    steps.can_mix = lambda rows, tokens: chunks[1]  # type: ignore[method-assign]
+    steps.can_mix = lambda rows, tokens, contexts=1: chunks[1]  # type: ignore[method-assign]
     scheduler = Scheduler(steps, max_rows, is_inflight=ways != 3, steps_ahead=bool(ways % 2), chunk_tokens=chunks[0])
     extended = partial(getattr, steps.network, "extended")
     clients: list[Client] = []

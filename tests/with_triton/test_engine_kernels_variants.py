@@ -99,7 +99,7 @@ def test_large_inputs_that_keep_the_gpu_busy_are_not_captured(
 
     monkeypatch.setattr(warmup, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(warmup, "_take_input", lambda *_: spend(0.010))
-    for waited, most in ((0.069, 1024), (0.016, 1536), (0.010, 2048), (0.0, 2048)):
+    for waited, most in ((0.069, 1024), (0.016, 3072), (0.010, 4096), (0.0, 4096)):
         monkeypatch.setattr(torch.cuda, "synchronize", lambda _, waited=waited: spend(waited))
         assert max(warmup._choose_tokens(steps, 99.0)) == most
 
@@ -136,7 +136,7 @@ def test_what_is_larger_than_what_was_captured_says_so_once(
         take_steps(steps, [1] * 257, 1)
     assert caplog.messages == [
         "input of 257 tokens in 257 rows runs without a CUDA graph, which is slower: "
-        "graphs were captured of inputs of up to 2048 tokens and 64 rows",
+        "graphs were captured of inputs of up to 4096 tokens and 64 rows",
         "decode step of 257 rows runs without a CUDA graph, which is slower: "
         "graphs were captured of steps of up to 256 rows",
     ]

@@ -62,7 +62,8 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
     fake_gpu(monkeypatch)
     for name, fewer in (("ROWS", (1, 4)), ("TOKENS", (16,)), ("_INPUT_TOKENS", (16,)), ("CONTINUED_TOKENS", (16,))):
         monkeypatch.setattr(warmup, name, fewer)  # the interpreter takes its time
-    monkeypatch.setattr(graphs, "MIXED_ROWS", 3)
+    monkeypatch.setattr(warmup, "MIXED_TOKENS", (4, 6))
+    monkeypatch.setattr(graphs, "_MIXED_CONTEXTS", 1)
     by_kernels, mix, captured = steps(), StepGraphs.mix, list[tuple[int, bool]]()
 
     def note_and_run(own: StepGraphs, rows: NumberedRows, ids: Tensor, positions: Tensor) -> Any:
@@ -73,7 +74,7 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
     monkeypatch.setattr(StepGraphs, "mix", note_and_run)
     warmup.warm_up(by_kernels, 600.0, BUDGET)
     found = answers_of(by_kernels, BUDGET)
-    assert captured == [(10, True)] * 3 + [(3, True)]
+    assert captured == [(3, True)] + [(10, True)] * 3 + [(3, True)]
     for ours, theirs in zip(found, expected, strict=True):
         assert set(ours) == set(theirs)
         for name, values in theirs.items():

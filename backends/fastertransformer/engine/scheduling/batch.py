@@ -15,7 +15,7 @@ from ..request.schema import Array
 from ..sampling.sampler import Owners, PendingTokens, Sampler
 from ..steps.graphs import Chosen
 from ..steps.steps import Steps
-from .contexts import Extend, has_embeddings, run_chunk, run_contexts
+from .contexts import Extend, can_mix, run_chunk, run_contexts
 from .paging import SHARING_ROWS, forget_known, free_pages, give_back, grow, keep_known, pages_to_grow
 from .sequence import Sequence
 
@@ -45,9 +45,7 @@ class Batch:
 
     def prefill(self, new: list[Sequence]) -> Tensor | None:
         """Allocate slots to new sequences, which have their pages, and run their contexts; see run_contexts."""
-        first, extend = len(self._owners), None
-        if new[0].chunks:  # it is alone
-            extend = self._choose_extend(new[0], len(new[0].inputs()) - new[0].skipped)
+        first, extend = len(self._owners), self._choose_extend(new)
         self._sequences += new
         # The first beams are adjacent, for one pass of the network prefills them, stage by stage.
         new = sorted(new, key=lambda sequence: sequence.stage)
@@ -76,7 +74,7 @@ class Batch:
     def run_chunk(self, sequence: Sequence, count: int) -> None:
         """Run the next tokens of a context, which has their pages, in the slot behind the rows."""
         first, nothing = len(self._owners), np.array([], np.int64)
-        extend = self._choose_extend(sequence, count)
+        extend = self._choose_extend([sequence], count)
         self._upload_changes()
         position, window = np.array([sequence.start + sequence.skipped]), np.array([sequence.window])
         task = np.array([-1 if sequence.skipped else sequence.context.prefix])
@@ -91,15 +89,25 @@ class Batch:
         """The rows that decode in the next step; 0: no sequence needs one."""
         return len(self._owners) if any(sequence.needs_step for sequence in self._sequences) else 0
 
-    def _choose_extend(self, sequence: Sequence, count: int) -> Extend:
-        """Choose the pass that runs the next tokens of a context: its own, or one that decodes the batch's rows too."""
+    def _choose_extend(self, new: list[Sequence], count: int | None = None) -> Extend:
+        """Choose the pass that runs contexts, or ``count`` tokens of one: their own, or one that decodes the rows too.
+
+        Contexts are of one pass if none shares what another one computes, and if all are new or all continue.
+        """
+        rows = new[0].width if len(new) == 1 and new[0].count and count is None else len(new)
+        tokens = count or rows // len(new) * sum(len(each.inputs()) - each.skipped for each in new)
         decoding = self.decoding
-        self.is_mixed = decoding > 0 and self._steps.can_mix(decoding, count) and not has_embeddings(sequence, count)
+        self.is_mixed = (
+            decoding > 0
+            and self._steps.can_mix(decoding, tokens, rows)
+            and len({each.stage for each in new}) == 1
+            and all(can_mix(each, count) for each in new)
+        )
         if not self.is_mixed:
             return self._steps.extend
 
-        def mix(ids: Array, starts: Array, _lengths: Array, first: int, _embeddings: None = None) -> Tensor:
-            self._decoded, hidden = self._steps.mix(ids, int(starts[0]), first)
+        def mix(ids: Array, starts: Array, lengths: Array, first: int, _embeddings: None = None) -> Tensor:
+            self._decoded, hidden = self._steps.mix(ids, starts, lengths, first)
             return hidden
 
         return mix

@@ -12,7 +12,8 @@ from ..steps.steps import Steps
 from .paging import tokens_found, tokens_to_run
 from .sequence import Sequence
 
-_WHOLE = 2  # a context of as many budgets is run at once: it delays other rows little, and a pass of its own is faster
+_WHOLE = 2  # a context of as many budgets is run at once: it delays other rows little, and fewer passes are faster
+_MOST_TOKENS = 2048  # of the budget when many contexts wait
 
 
 class Chunks:
@@ -21,23 +22,31 @@ class Chunks:
     Args:
         steps: say what they can run.
         budget: tokens of a step in which rows decode and a context is run in part, theirs included. Half of it are the
-            context's at least, so that it is not starved by many rows. 0: contexts are run whole.
+            context's at least, so that it is not starved by many rows. Each context that waits adds as much: what they
+            wait for is the rate at which contexts are run, and larger passes run more. 0: contexts are run whole.
     """
 
     def __init__(self, steps: Steps, budget: int) -> None:
         self._steps, self._budget = steps, budget
 
-    def choose_tokens(self, sequence: Sequence, decoding: int) -> int:
-        """Choose how many tokens of a context the next step runs beside ``decoding`` rows; 0: all that are left."""
+    def choose_tokens(self, sequence: Sequence, decoding: int, waiting: int) -> int:
+        """Choose how many tokens of a context the next step runs; 0: all that are left.
+
+        Args:
+            sequence: whose context it is.
+            decoding: rows that decode.
+            waiting: sequences that wait, this one among them.
+        """
         if not (decoding and self._budget and self._can_be_cut(sequence)):
             return 0
-        if not sequence.pages and tokens_to_run(sequence, 0) <= _WHOLE * self._budget:
+        budget = max(self._budget, min(self._budget * waiting, _MOST_TOKENS))
+        if not sequence.pages and tokens_to_run(sequence, 0) <= _WHOLE * budget:
             return 0
         left = tokens_to_run(sequence, tokens_found(sequence, self._steps.cache.blocks))
-        if not sequence.pages and left <= _WHOLE * self._budget:
+        if not sequence.pages and left <= _WHOLE * budget:
             return 0
-        mixed = max(self._budget - decoding, -(-self._budget // 2))
-        tokens = mixed if self._steps.can_mix(decoding, mixed) else self._budget
+        mixed = max(budget - decoding, -(-budget // 2))
+        tokens = mixed if self._steps.can_mix(decoding, mixed) else budget
         return tokens if tokens < left else 0
 
     def _can_be_cut(self, sequence: Sequence) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..cache.sizing import UNBOUNDED
 from ..request.prompts import Context
 from ..request.schema import Array
 from ..steps.steps import Steps
@@ -34,9 +35,16 @@ def run_chunk(extend: Extend, sequence: Sequence, count: int, slot: int) -> None
     sequence.stage = CONTINUED_ROWS
 
 
-def has_embeddings(sequence: Sequence, count: int | None = None) -> bool:
-    """Say whether prompt embeddings are among the next tokens of its context."""
-    return _rest(sequence, 0, count).embeddings is not None
+def can_mix(sequence: Sequence, count: int | None = None) -> bool:
+    """Say whether what is left of a context, or ``count`` tokens of it, may be run in a pass in which rows decode.
+
+    Not if prompt embeddings are among the tokens, or if the row keeps its last tokens only; nor if it was in a step
+    that has failed, for it is not known which row has. A session's earlier tokens may have to be run again, which takes
+    several passes.
+    """
+    is_part = count is not None or bool(sequence.chunks)
+    is_plain = sequence.window == UNBOUNDED and sequence.isolate_until is None and sequence.source is None
+    return is_plain and (sequence.session_row is None or is_part) and _rest(sequence, 0, count).embeddings is None
 
 
 def run_contexts(
@@ -48,7 +56,7 @@ def run_contexts(
         steps: run them.
         owners: sequence and beam of each slot.
         first: slot.
-        extend: in place of Steps.extend, of one sequence.
+        extend: in place of Steps.extend.
 
     Returns:
         The last hidden state of each of these slots, [n, hidden]; None: a decoder with an encoder begins with a step.

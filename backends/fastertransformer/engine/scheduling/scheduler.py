@@ -215,7 +215,7 @@ class Scheduler:
         if not (self._is_filling and self._waiting):
             return [], 0
         sequence, blocks = self._waiting[0], self._steps.cache.blocks
-        if not (tokens := self._chunks.choose_tokens(sequence, self._batch.decoding)):
+        if not (tokens := self._chunks.choose_tokens(sequence, self._batch.decoding, len(self._waiting))):
             return [], 0
         if sequence.pages:
             missing = pages_of_chunk(sequence, tokens, blocks)
@@ -239,7 +239,9 @@ class Scheduler:
                 # rest of one, see paging.py.
                 if self._batch or new or not (self._evict_session() or self._drop_begun()):
                     break
-            elif is_one_pass(more, self._steps.cache.blocks) and not self._chunks.choose_tokens(more[-1], decoding):
+            elif is_one_pass(more, self._steps.cache.blocks) and not self._chunks.choose_tokens(
+                more[-1], decoding, len(new) + len(self._waiting)
+            ):
                 new.append(self._waiting.popleft())
                 take_pages(new[-1], self._steps.cache.blocks)
                 new[-1].job.has_begun = True

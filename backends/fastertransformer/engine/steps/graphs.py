@@ -26,9 +26,11 @@ from ..model.packed_rows import NumberedRows, Rows
 Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, see sampling.argmax
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 # Few enough to be captured in seconds, and close enough that beyond 64 tokens padding is less than a quarter.
-TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64), *range(1024, 2049, 128))
+_SMALL_TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64))
+TOKENS = (*_SMALL_TOKENS, *range(1024, 2048, 128), *range(2048, 4097, 256))
 CONTINUED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of inputs that continue rows
-MIXED_ROWS = 64  # that decode in a mixed step, at most; one more row has the chunk of a prompt
+MIXED_TOKENS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)  # of mixed steps
+_MIXED_CONTEXTS = 8  # prompts, or parts of them, in a mixed step, at most
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,11 @@ def most_rows(tokens: int) -> int:
     are few.
     """
     return max(16, min(64, tokens // 8))
+
+
+def mixed_rows(tokens: int) -> int:
+    """Give the most rows that decode in a mixed step of ``tokens`` tokens."""
+    return min(ROWS[-1], tokens - tokens // 4)
 
 
 class Graphs(Generic[T]):
@@ -94,7 +101,7 @@ class StepGraphs:
         # Id, position and slot of padding; slot MOST_SLOTS is never allocated.
         self._padding = np.array([[0], [0], [MOST_SLOTS]])
         self._tokens = upload(np.repeat(self._padding, TOKENS[-1], 1), self._device)
-        most = max(most_rows(TOKENS[-1]), MIXED_ROWS + 1)
+        most = max(most_rows(TOKENS[-1]), ROWS[-1] + _MIXED_CONTEXTS)
         self._ends = torch.zeros(most + 2, dtype=torch.int32, device=self._device)
         self.largest_input, self.largest_step = 0, 0
         self._warned: set[str] = set()  # kinds of steps that ran without a CUDA graph
@@ -128,9 +135,16 @@ class StepGraphs:
         """Run rows of which some continue what is cached, and none has a window; None: no graph has room for them."""
         return self._run_input(self._continue, rows)
 
-    def can_mix(self, rows: int, tokens: int) -> bool:
-        """Say whether a graph has room for a step in which some rows decode, and one more runs some tokens."""
-        return rows <= MIXED_ROWS and self._mix.size_of(rows + tokens) > 0
+    def size_of_mixed(self, rows: int, tokens: int, contexts: int) -> int:
+        """Give the size of a step in which some rows decode, and contexts have some tokens together; 0: none has room.
+
+        Args:
+            rows: that decode.
+            tokens: of the contexts.
+            contexts: how many there are.
+        """
+        has_room = contexts <= _MIXED_CONTEXTS
+        return self._mix.size_of(rows + tokens, lambda size: has_room and mixed_rows(size) >= rows)
 
     def mix(self, rows: NumberedRows, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """Run a mixed step, whose first rows decode: their ids and positions are given on the device, [N] each.
@@ -139,9 +153,8 @@ class StepGraphs:
             Hidden states of all tokens, and logits of the first N, if this process predicts; None: no graph has room.
         """
         count = rows.tokens.shape[1]
-        if not self.can_mix(len(rows.lengths) - 1, count - len(rows.lengths) + 1):
+        if not (size := self.size_of_mixed(len(ids), count - len(ids), len(rows.lengths) - len(ids))):
             return None
-        size = self._mix.size_of(count)
         self._upload(rows, size)
         self._tokens[0, : len(ids)], self._tokens[1, : len(ids)] = ids, positions
         hidden, logits = self._mix.replay(size)
@@ -179,9 +192,9 @@ class StepGraphs:
         return self._network.extend(self._rows_of(size), self._cache, longest=self._cache.most_entries)
 
     def _run_mixed(self, size: int) -> tuple[Tensor, Tensor | None]:
-        rows = self._rows_of(size, MIXED_ROWS + 1)
+        rows = self._rows_of(size, mixed_rows(size) + _MIXED_CONTEXTS)
         hidden = self._network.extend(rows, self._cache, longest=self._cache.most_entries)
-        return hidden, self._network.logits(hidden[:MIXED_ROWS]) if self._network.weights.head else None
+        return hidden, self._network.logits(hidden[: mixed_rows(size)]) if self._network.weights.head else None
 
     def _rows_of(self, size: int, most: int = 0) -> Rows:
         ids, positions, slots = self._tokens[:, :size]

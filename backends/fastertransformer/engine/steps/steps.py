@@ -196,25 +196,27 @@ class Steps:
         network = self.network
         return not self.config.encoder and (not network.ops.can_capture or network.can_capture_continued)
 
-    def can_mix(self, rows: int, tokens: int) -> bool:
-        """Say whether a step in which some rows decode, and one more runs some tokens, is best taken as one pass."""
-        return self._graphs is not None and self._graphs.can_mix(rows, tokens) and not self.cache.has_windows
+    def can_mix(self, rows: int, tokens: int, contexts: int = 1) -> bool:
+        """Say whether a step in which some rows decode, and others run some tokens, is best taken as one pass."""
+        has_graph = self._graphs is not None and self._graphs.size_of_mixed(rows, tokens, contexts) > 0
+        return has_graph and not self.cache.has_windows
 
     @_collective
-    def mix(self, ids: Array, start: int, first: int) -> tuple[Chosen, Tensor]:
-        """Run one token of each of the rows before the slot ``first``, and several of the row there, in one pass.
+    def mix(self, ids: Array, starts: Array, lengths: Array, first: int) -> tuple[Chosen, Tensor]:
+        """Run one token of each of the rows before the slot ``first``, and several of the rows from there on, at once.
 
         Args:
-            ids: int64 [T], of the row in slot ``first``.
-            start: position of its first token.
+            ids: int64 [T], packed, of the rows from slot ``first`` on.
+            starts: int64 [B], position of each one's first token.
+            lengths: int64 [B], T together.
             first: the slot; every row before it decodes.
 
         Returns:
-            What decode returns of the rows before it, and the hidden states of the row there, see extend.
+            What decode returns of the rows before it, and the hidden states of the others, see extend.
         """
         ones, nothing = np.ones(first, np.int64), np.zeros(first, np.int64)
-        lengths = np.append(ones, len(ids))
-        rows = NumberedRows.of(np.concatenate((nothing, ids)), np.append(nothing, start), lengths, 0)
+        every = np.concatenate((ones, lengths))
+        rows = NumberedRows.of(np.concatenate((nothing, ids)), np.concatenate((nothing, starts)), every, 0)
         own = self.ids[:first], self.positions[:first]
         found = self._graphs.mix(rows, *own) if self._graphs else None
         hidden, logits = found or self._mix(rows, *own)

@@ -276,7 +276,8 @@ def attend_groups(
     kv = q if k is None else k
     scratch, has_pdl = scratch_of(q.device), uses_pdl(q.device) and packed is None
     programs, processors = rows * kv_heads, scratch.processors
-    tiles = tiles or (_FEW if programs <= processors // 4 else _SOME if programs <= 2 * processors else _MANY)
+    is_many = packed is not None or programs > 2 * processors  # packed rows have one kernel, whatever their number
+    tiles = tiles or (_MANY if is_many else _SOME if programs > processors // 4 else _FEW)
     pieces = max(1, min(MOST_PIECES, tiles.programs * processors // programs))
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(size))
     partial, finished = scratch.get(programs, programs * pieces * group * (width + 4) if pieces > 1 else 0)
