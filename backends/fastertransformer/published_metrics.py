@@ -91,6 +91,8 @@ class PublishedMetrics:
     def _run(self) -> None:
         while self._metrics.changed.wait() and not self._is_closing.wait(_PAUSE_S):
             self._metrics.changed.clear()
+            if self._is_closing.is_set():  # close may have set both events before one was cleared
+                return
             for each in self._published:
                 each.publish()
 

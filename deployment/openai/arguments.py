@@ -49,7 +49,10 @@ class OpenAIArguments(ScriptArguments):
     )
     processes: int = field(
         default=1,
-        metadata={RANGE: INSTANCES, "help": "processes that share the port; one passes some 3,000 tokens/s on"},
+        metadata={
+            RANGE: INSTANCES,
+            "help": "processes that share the port; a token costs some 0.3 ms of a processor",
+        },
     )
     shares_port: bool = field(default=False, metadata={"help": "whether other processes listen on the port too"})
     exit_timeout_s: float = field(

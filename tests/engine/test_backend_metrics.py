@@ -130,3 +130,20 @@ def test_metrics_are_freed_when_the_model_is_unloaded(open_published: Any, made:
     made.clear()
     published.close()
     assert not any(reference() for reference in references)
+
+
+def test_closing_while_the_thread_clears_its_event_ends_it(open_published: Any) -> None:
+    """Whoever closes sets two events, and the thread clears one of them: both may be set just before that."""
+    metrics = EngineMetrics()
+
+    class ClosedMeanwhile(threading.Event):
+        def clear(self) -> None:
+            published._is_closing.set()
+            self.set()
+            super().clear()
+
+    metrics.changed = ClosedMeanwhile()
+    published = open_published(metrics)
+    metrics.changed.set()
+    published._thread.join(10)
+    assert not published._thread.is_alive()
