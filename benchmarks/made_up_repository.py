@@ -94,7 +94,9 @@ _CODE = {
 }
 
 
-def write_repository(directory: Path, shape: Sequence[int], data_type: str, kv_cache_bytes: int) -> Path:
+def write_repository(
+    directory: Path, shape: Sequence[int], data_type: str, kv_cache_bytes: int, max_batch_size: int = 64
+) -> Path:
     """Make the model and its repository.
 
     Args:
@@ -102,6 +104,7 @@ def write_repository(directory: Path, shape: Sequence[int], data_type: str, kv_c
         shape: layers, hidden units, heads.
         data_type: fp32, fp16 or bf16.
         kv_cache_bytes: of the model; on a GPU a second engine needs room beside it.
+        max_batch_size: sequences in a step.
     """
     layers, hidden, heads = shape
     description = directory / "model_config.yaml"
@@ -109,7 +112,9 @@ def write_repository(directory: Path, shape: Sequence[int], data_type: str, kv_c
     description.write_text(_DESCRIPTION.format(layers=layers, hidden=hidden, heads=heads, **numbers))
     weights, repository = directory / "1-gpu", directory / "model_repo"
     convert.convert(ConvertArguments(description, weights, 1, data_type, processes=4, random_weights=True))
-    build_repository(ExportArguments(weights, repository, ENGINE, 1, 1, data_type, 0, 0, 64, decoupled=True))
+    build_repository(
+        ExportArguments(weights, repository, ENGINE, 1, 1, data_type, 0, 0, max_batch_size, decoupled=True)
+    )
     (repository / MANIFEST_NAME).unlink()  # it is to be another repository
     with (repository / ENGINE / "config.pbtxt").open("a", encoding="utf-8") as config:
         config.write(f'parameters {{ key: "kv_cache_bytes" value {{ string_value: "{kv_cache_bytes}" }} }}\n')

@@ -42,7 +42,7 @@ from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError, exit_status
 
 MODEL = "fastertransformer"
-_TINY, _LARGE = ((2, 64, 2), "fp32"), ((24, 2048, 16), "fp16")  # layers, hidden units, heads
+TINY, LARGE = ((2, 64, 2), "fp32"), ((24, 2048, 16), "fp16")  # layers, hidden units, heads
 Tensors = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.ExitStack() as stack:
         if arguments.endpoint is None and arguments.model_repository is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            shape, data_type = _TINY if choose_device().type == "cpu" else _LARGE
+            shape, data_type = TINY if choose_device().type == "cpu" else LARGE
             shape, data_type = arguments.shape or shape, arguments.data_type or data_type
             made_up = write_repository(directory, shape, data_type, arguments.kv_cache_bytes)
             if arguments.empty_models:
