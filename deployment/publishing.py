@@ -14,13 +14,15 @@ from deployment.served_models import ServedModel
 from deployment.tritonserver import SLIPWAY
 from deployment.versions import describe_versions
 from handover.digests import file_digest
-from handover.endpoint import EDITED, RUN_VARIABLE, VERSIONS, WEIGHTS_DIGEST, Endpoint, deployment_of
+from handover.endpoint import EDITED, FLAGS, RUN_VARIABLE, VERSIONS, WEIGHTS_DIGEST, Endpoint, deployment_of
 from handover.errors import ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import RANDOM_WEIGHTS, Manifest
 
 _ANY_ADDRESS = ("0.0.0.0", "::")
 _PUBLISHED_SETTINGS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode", WEIGHTS_DIGEST)
+_UNTOLD = (*_PUBLISHED_SETTINGS, "model_type", "model_checkpoint_path")
+"""Parameters that are no flags of the engine: they are published by name, or say which model it is."""
 
 
 def own_address(host: str) -> str:
@@ -57,6 +59,7 @@ def publish(
     settings["weight_data_type"] = model.config.get("weight_data_type", "fp32")
     settings["max_batch_size"] = str(model.max_batch_size)
     settings[VERSIONS] = describe_versions(f"{own_address(arguments.host)}:{ports.grpc}", arguments.engine == SLIPWAY)
+    settings[FLAGS] = " ".join(f"{name}={value}" for name, value in model.parameters.items() if name not in _UNTOLD)
     if manifest is not None and manifest.made_from.get(RANDOM_WEIGHTS):
         settings[RANDOM_WEIGHTS] = "1"
     if edited:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
-from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, RANGE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
+from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, RANGE, REPEATS, SEED, TOKENS, UNCOUNTED, WEEK_S
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,9 @@ class BenchmarkArguments(ScriptArguments):
         default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
     )
     timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
+    gpu_hour_price: float | None = field(
+        default=None, metadata={RANGE: PRICE, "help": "of one GPU, in any currency, for the cost of a million tokens"}
+    )
 
 
 @dataclass(frozen=True)

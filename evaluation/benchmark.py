@@ -21,6 +21,7 @@ from evaluation.client.client import Client, UnreachableError
 from evaluation.client.request_tensors import NEVER_END_ID, IdsRequest, prepare_ids
 from evaluation.client.served_model import DeployedModel, open_target
 from evaluation.speed.costs import CostMeter, server_log
+from evaluation.speed.derived import derive
 from evaluation.speed.figures import FigureContext, compute_figures
 from evaluation.speed.provenance import timestamp
 from evaluation.speed.record import RequestRecord, Window
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
             with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
                 row = measure_point(client, arguments.model, row, _counted(requests, advance))
             figures = {**row.figures, **costs.figures} if row.state == OK else {}
-            return replace(row, figures=figures, timestamp=timestamp())
+            return derive(replace(row, figures=figures, timestamp=timestamp()))
 
         sweep = Sweep(
             name="benchmark",
@@ -151,7 +152,12 @@ def _counted(requests: Iterable[IdsRequest], advance: Callable[[], None]) -> Ite
 
 
 def _rows(arguments: BenchmarkArguments, served: DeployedModel, points: Sequence[Point]) -> list[Row]:
-    row = Row(triton_model=arguments.model, warmup_requests=arguments.warmup, repeats=arguments.repeats)
+    row = Row(
+        triton_model=arguments.model,
+        warmup_requests=arguments.warmup,
+        repeats=arguments.repeats,
+        gpu_hour_price=arguments.gpu_hour_price,
+    )
     row = describe_deployment(served, row, (arguments.seed, arguments.vocab_size))
     return [
         replace(row, batch_size=batch_size, workload=f"{input_length}/{output_length}")

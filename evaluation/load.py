@@ -84,6 +84,7 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
         max_batch_size=interface.max_batch_size,
         max_queue_delay_us=interface.max_queue_delay_us,
         is_streaming=is_decoupled,
+        gpu_hour_price=arguments.gpu_hour_price,
     )
     row = describe_deployment(served, row, _decisive(arguments))
     load_target = LoadTarget(

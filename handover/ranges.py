@@ -48,6 +48,7 @@ IDS = Range(1, 2**31 - 1)  # of a vocabulary: token ids have 32 bits
 TOKEN_ID = Range(0, 2**31 - 1)
 SEED = Range(0, 2**31 - 1)
 RATE = Range(0, 1_000_000, is_above=True)  # requests per second
+PRICE = Range(0, 1_000_000, is_above=True)  # of a GPU for an hour, in any currency
 DAY_S = Range(0, 86_400)
 WEEK_S = Range(0, 604_800, is_above=True)
 YEAR_S = Range(0, 31_536_000, is_above=True)

@@ -16,9 +16,18 @@ from handover.errors import ArtefactError
 
 LOWER, HIGHER = "lower", "higher"
 _TWO_SIDED_95 = 1.96
-_LOWER_IS_BETTER = ("_ms", "_bytes", "_s", "perplexity", "_difference")
+_LOWER_IS_BETTER = (
+    "_ms",
+    "_bytes",
+    "_s",
+    "_token_j",
+    "million_tokens",
+    "million_output_tokens",
+    "perplexity",
+    "_difference",
+)
 _HIGHER_IS_BETTER = ("_per_s", "_per_user", "_per_gpu", "sequence_per_s")
-_UNJUDGED = ("server_mean_batch", "server_requests", "server_failures", "gpu_utilisation_mean_percent")
+_UNJUDGED = ("server_mean_batch", "server_requests", "server_failures", "gpu_utilisation_mean_percent", "_watts")
 
 
 @dataclass(frozen=True)

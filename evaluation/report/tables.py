@@ -66,12 +66,18 @@ _SERVER_COLUMNS: _Columns = (
     ("Client p50, ms", _figure("client_queue_p50_ms")),
     ("Client p99, ms", _figure("client_queue_p99_ms")),
 )
+_PRICE_COLUMNS: _Columns = (
+    ("Cost of 1M tokens", _figure("cost_per_million_tokens")),
+    ("Of 1M output tokens", _figure("cost_per_million_output_tokens")),
+    ("Energy of an output token, J", _figure("gpu_energy_per_output_token_j")),
+)
 _COST_COLUMNS: _Columns = (
     ("Memory peak", _bytes("server_memory_peak_bytes")),
     ("Server, cores", _figure("server_cpu_cores")),
     ("Client, cores", _figure("client_cpu_cores")),
     ("GPU use, %", _figure("gpu_utilisation_mean_percent")),
     ("GPU memory peak", _bytes("gpu_memory_peak_bytes")),
+    *_PRICE_COLUMNS,
 )
 _LISTS = ((_BATCH,), _STATIC_COLUMNS, _THROUGHPUT_COLUMNS, _SERVER_COLUMNS, _COST_COLUMNS)
 NUMERIC = frozenset(name for columns in _LISTS for name, _ in columns)
@@ -89,7 +95,7 @@ def benchmark_tables(benchmark: Benchmark, rows: Sequence[Row]) -> list[TextTabl
     """
     if not benchmark.is_load:
         return [
-            _table(f"{lengths_label(points[0])} (tokens of each sequence)", _BATCH, _STATIC_COLUMNS, points)
+            _table(f"{lengths_label(points[0])} (tokens of each sequence)", _BATCH, _static_columns(points), points)
             for points in group_by_workload(rows).values()
         ]
     tables = []
@@ -153,8 +159,16 @@ def _table(caption: str, name: tuple[str, _Cell], columns: _Columns, rows: Seque
 
 def _known_table(caption: str, columns: _Columns, rows: Sequence[Row]) -> TextTable:
     """Make the table of a load from the columns that have a figure in any row."""
-    known = [(name, cell) for name, cell in columns if any(row.state == OK and cell(row) for row in rows)]
-    return _table(caption, _LOAD, known, rows)
+    return _table(caption, _LOAD, _known(columns, rows), rows)
+
+
+def _static_columns(rows: Sequence[Row]) -> _Columns:
+    """Return the columns of a static sweep; those of costs only where a row has one."""
+    return (*_STATIC_COLUMNS, *_known(_PRICE_COLUMNS, rows))
+
+
+def _known(columns: _Columns, rows: Sequence[Row]) -> _Columns:
+    return [(name, cell) for name, cell in columns if any(row.state == OK and cell(row) for row in rows)]
 
 
 def _latency_table(rows: Sequence[Row]) -> TextTable:

@@ -6,11 +6,12 @@ They are read on this host only: the figures of a server on another machine, or 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +34,11 @@ COST_FIGURES = {
     "server_load_s": "from Triton's line that it loads the model to the one that it has",
 }
 """Columns and their formulas."""
+ENERGY_FIGURES = {
+    "gpu_power_mean_watts": "energy by NVML's counters / duration, warm-up included; of the GPUs that the server's "
+    "processes use, or of all where NVML does not name those",
+}
+"""The same, in columns at the end of the tables."""
 
 _SERVER_LOG = "server.log"
 _SAMPLE_EVERY_S = 0.5
@@ -81,14 +87,33 @@ class Nvml:
                 readings.append(GpuReading(float(share), int(used_bytes)))
         return readings
 
+    def energy_mj(self, pids: Collection[int]) -> float | None:
+        """Add up the energy counters of the GPUs that the processes use, in millijoules since the driver was loaded.
+
+        NVML does not know processes by the ids that they have inside a container; all GPUs count where it names none.
+        Returns None where a GPU has no such counter (before Volta).
+        """
+        used = [handle for handle in self._handles if _processes(handle) & set(pids)]
+        try:
+            return math.fsum(pynvml.nvmlDeviceGetTotalEnergyConsumption(each) for each in used or self._handles)
+        except pynvml.NVMLError:
+            return None
+
     def close(self) -> None:
         """Shut the library down."""
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
 
+def _processes(handle: Any) -> set[int]:
+    try:
+        return {int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    except pynvml.NVMLError:
+        return set()
+
+
 class CostMeter:
-    """Measures while its ``with`` block runs; ``figures`` holds COST_FIGURES after it.
+    """Measures while its ``with`` block runs; ``figures`` holds COST_FIGURES and ENERGY_FIGURES after it.
 
     Args:
         endpoint: endpoint of the deployment.
@@ -97,7 +122,7 @@ class CostMeter:
     """
 
     def __init__(self, endpoint: Endpoint, log: Path | None, model: str) -> None:
-        self.figures: dict[str, float | None] = dict.fromkeys(COST_FIGURES)
+        self.figures: dict[str, float | None] = dict.fromkeys((*COST_FIGURES, *ENERGY_FIGURES))
         self.figures["server_start_s"] = endpoint.start_s
         self.figures["server_load_s"] = load_time_s(log, model) if log is not None else None
         self._root = endpoint.pid if is_here(endpoint) else None
@@ -111,6 +136,7 @@ class CostMeter:
         if self._nvml is not None:
             self._thread = threading.Thread(target=self._sample, daemon=True)
             self._thread.start()
+        self._energy_mj = self._read_energy_mj()
         self._started_ns, self._client_s = time.perf_counter_ns(), time.process_time()
         self._before = usage_of(self._root)
         return self
@@ -118,6 +144,7 @@ class CostMeter:
     def __exit__(self, *_: object) -> None:
         elapsed_s = (time.perf_counter_ns() - self._started_ns) / formulas.NANOSECONDS_PER_S
         client_s, after = time.process_time() - self._client_s, usage_of(self._root)
+        energy_mj = self._read_energy_mj()
         if self._thread is not None and self._nvml is not None:
             self._stop.set()
             self._thread.join()
@@ -127,7 +154,13 @@ class CostMeter:
             "server_cpu_cores": (after[0] - self._before[0]) / elapsed_s if after and self._before else None,
             "client_cpu_cores": client_s / elapsed_s,
             **gpu_figures(self._samples),
+            "gpu_power_mean_watts": mean_power_watts(self._energy_mj, energy_mj, elapsed_s),
         }
+
+    def _read_energy_mj(self) -> float | None:
+        if self._nvml is None or self._root is None:
+            return None
+        return self._nvml.energy_mj({process.pid for process in family(self._root)})
 
     def _sample(self) -> None:
         assert self._nvml is not None
@@ -143,6 +176,13 @@ def gpu_figures(samples: Sequence[Sequence[GpuReading]]) -> dict[str, float | No
         "gpu_utilisation_mean_percent": formulas.mean(shares),
         "gpu_memory_peak_bytes": max(memory, default=None),
     }
+
+
+def mean_power_watts(before_mj: float | None, after_mj: float | None, elapsed_s: float) -> float | None:
+    """Return the mean power in watts between two readings of the energy counters; None where either is missing."""
+    if before_mj is None or after_mj is None or after_mj < before_mj or elapsed_s <= 0:
+        return None
+    return (after_mj - before_mj) / 1000 / elapsed_s
 
 
 def is_here(endpoint: Endpoint) -> bool:

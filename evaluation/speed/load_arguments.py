@@ -14,6 +14,7 @@ from handover.ranges import (
     DAY_S,
     IDS,
     IN_FLIGHT,
+    PRICE,
     RANGE,
     RATE,
     RELATIVE,
@@ -93,6 +94,9 @@ class LoadArguments(ScriptArguments):
         default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
     )
     timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
+    gpu_hour_price: float | None = field(
+        default=None, metadata={RANGE: PRICE, "help": "of one GPU, in any currency, for the cost of a million tokens"}
+    )
 
 
 def check_arguments(arguments: LoadArguments) -> None:

@@ -16,7 +16,7 @@ from evaluation.client.client import Client, UnreachableError
 from evaluation.client.served_model import DeployedModel, check_unchanged, has_random_weights
 from evaluation.speed.provenance import describe_machine
 from evaluation.speed.table import FAILED, OK, Row, Table
-from handover.endpoint import VERSIONS, Endpoint
+from handover.endpoint import FLAGS, VERSIONS, Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
 from handover.progress import Progress
@@ -169,6 +169,7 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
         commit=read_commit(),
         int8_mode=settings.get("int8_mode", ""),
         versions=settings.get(VERSIONS, ""),
+        flags=settings.get(FLAGS, ""),
         cpu=machine.cpu,
         cores=machine.cores,
         memory_bytes=machine.memory_bytes,

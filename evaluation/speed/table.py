@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.speed.cells import csv_text, name_of_file, parse, render
-from evaluation.speed.costs import COST_FIGURES
+from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
 from evaluation.speed.figures import FIGURE_COLUMNS, STATISTICS
 from evaluation.speed.server_metrics import SERVER_FIGURES
 from handover.durable import write_atomically
 
 SUMMARY = "summary.json"
-NEWER_COLUMNS = ("int8_mode", "versions")
+DERIVED_FIGURES = {
+    "cost_per_million_tokens": "gpu_hour_price x GPUs / 3600 / total_tokens_per_s x 1,000,000; empty without a price",
+    "cost_per_million_output_tokens": "gpu_hour_price x GPUs / 3600 / output_tokens_per_s x 1,000,000; empty without a "
+    "price",
+    "gpu_energy_per_output_token_j": "gpu_power_mean_watts / output_tokens_per_s",
+}
+"""Figures that ``derived`` computes from others of a row, with their formulas."""
+_ENGINE_COLUMNS = ("flags", "gpu_hour_price", *ENERGY_FIGURES, *DERIVED_FIGURES)
+NEWER_COLUMNS = ("int8_mode", "versions", *_ENGINE_COLUMNS)
 """Columns that tables of earlier versions do not have; such tables are still read. A new column is added here."""
 OK, FAILED = "ok", "failed"
 STATIC, CLOSED, OPEN = "static", "closed", "open"
@@ -62,6 +70,8 @@ class Row:
         cpu, cores, memory_bytes, gpu: of the client's host.
         timestamp: when the point was finished, UTC.
         settings_fingerprint: digest of the settings; a resumed run keeps only rows that have the same.
+        flags: of the engine, as its command line or its settings name them; empty where unknown.
+        gpu_hour_price: of one GPU for an hour, in any currency; None where costs are not asked for.
     """
 
     model: str = ""
@@ -100,6 +110,8 @@ class Row:
     gpu: str = ""
     timestamp: str = ""
     settings_fingerprint: str = ""
+    flags: str = ""
+    gpu_hour_price: float | None = None
 
     @property
     def point(self) -> tuple[str, str, float]:
@@ -236,7 +248,7 @@ STATIC_TABLE = Table(
         **_same("server_memory_peak_bytes", "gpu_utilisation_mean_percent", "gpu_memory_peak_bytes"),
         **_same("server_start_s", "server_load_s"),
         **{"errors": "failed_requests", "error": "error", "model_digest": "model_digest", "commit": "commit"},
-        **_same(*_HOST, "is_random_weights", "settings_fingerprint"),
+        **_same(*_HOST, "is_random_weights", "settings_fingerprint", *_ENGINE_COLUMNS),
     },
     {  # of NeMo-Megatron-Launcher's and FasterTransformer's tables
         "Batch Size": "batch_size",
@@ -256,7 +268,7 @@ LOAD_TABLE = Table(
         *("request_rate_per_s", "arrival", "is_streaming", "requests", "failed_requests", "warmup_requests"),
         *("repeats", "is_stable", "duration_s", "state", "error"),
         *(*FIGURE_COLUMNS, *SERVER_FIGURES, *COST_FIGURES),
-        *("model_digest", "is_random_weights", "commit", *_HOST, "settings_fingerprint"),
+        *("model_digest", "is_random_weights", "commit", *_HOST, "settings_fingerprint", *_ENGINE_COLUMNS),
     ),
 )
 TABLES = (STATIC_TABLE, LOAD_TABLE)

@@ -10,6 +10,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from evaluation.speed.costs import CostMeter
+from evaluation.speed.derived import derive
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, OpenLoop, Recorder, drive
 from evaluation.speed.figures import FigureContext, compute_figures, is_stable
 from evaluation.speed.formulas import NANOSECONDS_PER_S
@@ -98,7 +99,7 @@ def measure_point(
         duration_s=(windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S,
         figures={**compute_figures(windows, context), **server, **costs.figures},
     )
-    return Measured(row, records, (*(window.started_ns for window in windows), windows[-1].ended_ns))
+    return Measured(derive(row), records, (*(window.started_ns for window in windows), windows[-1].ended_ns))
 
 
 def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:

@@ -26,6 +26,7 @@ from handover.ranges import (
     LIMIT_S,
     PARALLEL,
     PORT,
+    PRICE,
     PROCESSES,
     RATE,
     RELATIVE,
@@ -336,6 +337,7 @@ class BenchmarkConfig:
     lengths: list[list[int]] = number([], TOKENS)  # static; pairs of input and output length in tokens
     warmup: int = number(1, UNCOUNTED)  # static; requests before each point that do not count
     repeats: int = number(5, REPEATS)  # static; requests a point
+    gpu_hour_price: float | None = number(None, PRICE)  # in any currency, for the cost of tokens; None: no cost figures
     load: LoadConfig = field(default_factory=LoadConfig)
     slos: SloConfig = field(default_factory=SloConfig)
 

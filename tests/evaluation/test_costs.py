@@ -13,7 +13,17 @@ from typing import Any
 import pynvml
 import pytest
 
-from evaluation.speed.costs import COST_FIGURES, CostMeter, GpuReading, Nvml, family, gpu_figures, load_time_s
+from evaluation.speed.costs import (
+    COST_FIGURES,
+    ENERGY_FIGURES,
+    CostMeter,
+    GpuReading,
+    Nvml,
+    family,
+    gpu_figures,
+    load_time_s,
+    mean_power_watts,
+)
 from handover.endpoint import Endpoint
 
 LOG = """W1120 23:59:58.900000 1 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"
@@ -47,7 +57,7 @@ def test_memory_and_processor_time_of_all_processes_below_the_deployment() -> No
         os.killpg(running.pid, 9)
         running.wait()
     figures = meter.figures
-    assert list(figures) == list(COST_FIGURES)
+    assert list(figures) == [*COST_FIGURES, *ENERGY_FIGURES]
     assert figures["server_memory_peak_bytes"] > 64 << 20  # type: ignore[operator]
     assert 0.1 < figures["server_cpu_cores"] < 1.5  # type: ignore[operator]
     assert figures["client_cpu_cores"] < 0.5  # type: ignore[operator]
@@ -58,7 +68,7 @@ def test_a_deployment_elsewhere_has_empty_figures() -> None:
     with CostMeter(Endpoint("10.1.2.3", pid=os.getpid()), None, "m") as meter:
         pass
     missing = {name for name, value in meter.figures.items() if value is None}
-    assert missing == set(COST_FIGURES) - {"client_cpu_cores"}
+    assert missing == {*COST_FIGURES, *ENERGY_FIGURES} - {"client_cpu_cores"}
 
 
 def test_gpu_samples_are_condensed_by_hand() -> None:
@@ -92,6 +102,18 @@ class Library:
         memory._obj.used = 5 << 30
         return 0 if memory._obj.version == 0x02000028 else 25  # nvmlMemory_v2 of nvml.h
 
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, energy: Any) -> int:  # noqa: N802
+        energy._obj.value = 70_000 if ctypes.cast(handle, ctypes.c_void_p).value == 101 else 5_000
+        return 0
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, processes: Any) -> int:  # noqa: N802
+        is_asked_for_the_number, count._obj.value = processes is None, 1
+        if is_asked_for_the_number:
+            return 7  # NVML_ERROR_INSUFFICIENT_SIZE
+        processes[0].pid = 4343 if ctypes.cast(handle, ctypes.c_void_p).value == 101 else 4242
+        processes[0].usedGpuMemory = 1 << 30
+        return 0
+
 
 def test_only_gpus_that_answer_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlLib", Library())
@@ -100,6 +122,23 @@ def test_only_gpus_that_answer_are_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert library is not None
     assert library.read() == [GpuReading(73.0, 5 << 30)]
     library.close()
+
+
+def test_energy_is_that_of_the_gpus_that_the_servers_processes_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlLib", Library())
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    library = Nvml.open()
+    assert library is not None
+    assert library.energy_mj({4343, 1}) == 70_000
+    assert library.energy_mj({1}) == 75_000  # processes of a container are not known by these ids: all GPUs
+    library.close()
+
+
+def test_mean_power_by_hand() -> None:
+    assert mean_power_watts(1_000_000, 1_350_000, 0.5) == pytest.approx(700)  # 350 J in half a second
+    assert mean_power_watts(None, 5, 1) is None
+    assert mean_power_watts(5, None, 1) is None
+    assert mean_power_watts(5, 4, 1) is None  # the driver was loaded again in between
 
 
 def test_without_a_driver_there_are_no_gpu_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.speed.costs import COST_FIGURES
+from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
 from evaluation.speed.figures import (
     DISTRIBUTIONS,
     FIGURE_COLUMNS,
@@ -18,6 +18,7 @@ from evaluation.speed.figures import (
 )
 from evaluation.speed.record import RequestRecord, Window, join
 from evaluation.speed.server_metrics import SERVER_FIGURES
+from evaluation.speed.table import DERIVED_FIGURES
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -146,5 +147,5 @@ def test_the_guide_has_every_column_with_its_formula() -> None:
     guide = (Path(__file__).resolve().parents[2] / "docs" / "measuring.md").read_text()
     formulas = {f"{item.name}_{{mean,p50,p90,p95,p99}}_ms": item.formula for item in DISTRIBUTIONS}
     formulas |= {item.name: item.formula for item in SCALARS}
-    for name, formula in (formulas | SERVER_FIGURES | COST_FIGURES).items():
+    for name, formula in (formulas | SERVER_FIGURES | COST_FIGURES | ENERGY_FIGURES | DERIVED_FIGURES).items():
         assert f"| `{name}` | {formula} |" in guide

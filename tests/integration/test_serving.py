@@ -279,6 +279,7 @@ def test_the_endpoint_file_says_what_is_served(deployment: Deployment, endpoint:
     assert endpoint.model_repository == str(exported)
     assert endpoint.model_digest == json.loads((exported / "manifest.json").read_text())["digest"]
     assert endpoint.settings["data_type"] == endpoint.settings["weight_data_type"] == "fp32"
+    assert "enable_custom_all_reduce=0" in endpoint.settings["flags"].split()
     with urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=10) as metrics:
         assert b"nv_inference_request_success" in metrics.read()
 
