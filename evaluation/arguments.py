@@ -121,6 +121,13 @@ class BenchmarkArguments(ScriptArguments):
 
 
 @dataclass(frozen=True)
+class RecomputeArguments(ScriptArguments):
+    """Compute the figures of a benchmark again from the requests that were recorded."""
+
+    output: Path = field(metadata={"help": "directory of benchmark.csv or load.csv, or the results of a run"})
+
+
+@dataclass(frozen=True)
 class ReportArguments(ScriptArguments):
     """Write report.md and report.html over what a run produced."""
 

@@ -22,8 +22,9 @@ from evaluation.client.request_tensors import NEVER_END_ID, IdsRequest, prepare_
 from evaluation.client.served_model import DeployedModel, open_target
 from evaluation.speed.costs import CostMeter, server_log
 from evaluation.speed.derived import derive
-from evaluation.speed.figures import FigureContext, compute_figures
+from evaluation.speed.figures import compute_static_figures
 from evaluation.speed.provenance import timestamp
+from evaluation.speed.raw_records import PointRecords, write_records
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
 from evaluation.speed.table import FAILED, OK, STATIC_TABLE, Row
@@ -51,7 +52,8 @@ def main(argv: Sequence[str]) -> None:
             point = row.batch_size, row.input_length, row.output_length
             requests = make_requests(arguments, point, vocab_size, interface.is_encoder_decoder)
             with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
-                row = measure_point(client, arguments.model, row, _counted(requests, advance))
+                row, records = measure_point(client, arguments.model, row, _counted(requests, advance))
+            write_records(arguments.output / row.directory, records)
             figures = {**row.figures, **costs.figures} if row.state == OK else {}
             return derive(replace(row, figures=figures, timestamp=timestamp()))
 
@@ -102,28 +104,37 @@ def make_requests(
         yield prepare_ids(ids, output_length, end_id=NEVER_END_ID, is_encoder_decoder=is_encoder_decoder)
 
 
-def measure_point(client: Client, model: str, row: Row, requests: Iterable[IdsRequest]) -> Row:
+def measure_point(client: Client, model: str, row: Row, requests: Iterable[IdsRequest]) -> tuple[Row, PointRecords]:
     """Send the requests of one point one after another and fill in its row; ``row.warmup_requests`` do not count.
+
+    A point ends with its first failed request.
 
     Raises:
         UnreachableError: the server is gone, so that no further point can be measured.
     """
-    latencies_ns = []
-    for number, request in enumerate(requests):
+    records: list[RequestRecord] = []
+    for request in requests:
+        started_ns = time.perf_counter_ns()
         try:
-            started_ns = time.perf_counter_ns()
             answer = client.send(model, request.inputs)
-            elapsed_ns = time.perf_counter_ns() - started_ns
+            ended_ns = time.perf_counter_ns()
             counts = {len(generation.tokens) for generation in read_generations(request, answer)}
             if counts != {row.output_length}:
                 raise ServerError(f"{sorted(counts)} tokens were generated instead of {row.output_length}")
         except UnreachableError:
             raise
         except ServerError as error:
-            return replace(row, state=FAILED, failed_requests=1, error=str(error))
-        if number >= row.warmup_requests:
-            latencies_ns.append(elapsed_ns)
-    return with_latencies(row, latencies_ns)
+            failed = _record(row, started_ns, time.perf_counter_ns(), str(error))
+            row = replace(row, state=FAILED, failed_requests=1, error=str(error))
+            return row, _point_records(row, [*records, failed])
+        records.append(_record(row, started_ns, ended_ns))
+    row = with_latencies(row, [record.done_ns - record.sent_ns for record in records[row.warmup_requests :]])
+    return row, _point_records(row, records)
+
+
+def _point_records(row: Row, records: Sequence[RequestRecord]) -> PointRecords:
+    measured = records[row.warmup_requests :]
+    return PointRecords(tuple(map(_window, measured)), tuple(records[: row.warmup_requests]))
 
 
 def with_latencies(row: Row, latencies_ns: Sequence[int]) -> Row:
@@ -133,15 +144,19 @@ def with_latencies(row: Row, latencies_ns: Sequence[int]) -> Row:
         row: the point's row without figures.
         latencies_ns: time from sending each measured request to receiving its answer.
     """
+    windows = [_window(_record(row, 0, latency_ns)) for latency_ns in latencies_ns]
+    return replace(row, state=OK, figures=compute_static_figures(windows, row.batch_size, row.gpus))
+
+
+def _record(row: Row, sent_ns: int, done_ns: int, error: str = "") -> RequestRecord:
+    """Record a request of a whole batch; a failed one has no answer."""
     given, generated = row.batch_size * row.input_length, row.batch_size * row.output_length
-    windows = [
-        Window((RequestRecord(0, 0, latency_ns, given, (latency_ns,), (generated,)),), 0, latency_ns)
-        for latency_ns in latencies_ns
-    ]
-    figures = compute_figures(windows, FigureContext({}, row.gpus))
-    requests_per_s = figures["requests_per_s"]
-    sequences_per_s = None if requests_per_s is None else row.batch_size * requests_per_s
-    return replace(row, state=OK, figures={**figures, "sequences_per_s": sequences_per_s})
+    record = RequestRecord(sent_ns, sent_ns, done_ns, given, error=error)
+    return record if error else replace(record, chunk_ns=(done_ns,), chunk_tokens=(generated,))
+
+
+def _window(record: RequestRecord) -> Window:
+    return Window((record,), record.sent_ns, record.done_ns)
 
 
 def _counted(requests: Iterable[IdsRequest], advance: Callable[[], None]) -> Iterator[IdsRequest]:

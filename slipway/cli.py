@@ -19,7 +19,7 @@ PROGRAMS = {
     **dict.fromkeys(("status", "logs", "cancel", "doctor"), _LAUNCHER),
     "inspect": "export_scripts.inspect",
     "openai": "deployment.openai",
-    **{name: f"evaluation.{name}" for name in ("generate", "request", "compare", "gate", "recommend")},
+    **{name: f"evaluation.{name}" for name in ("generate", "request", "compare", "gate", "recommend", "recompute")},
 }
 """First argument of ``slipway``, and the module that it runs."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from evaluation.speed import formulas
 from evaluation.speed.cells import csv_text
 from evaluation.speed.figures import BY_NAME, DISTRIBUTIONS, PERCENTILES
+from evaluation.speed.raw_records import write_records
 from evaluation.speed.record import RequestRecord
 from evaluation.speed.table import CLOSED, OK, SUMMARY, Row
 from evaluation.speed.under_load import Measured
@@ -34,10 +35,10 @@ _GENAI_PERCENTILES = (99, 95, 90, 75, 50, 25)
 
 
 def write_point(directory: Path, measured: Measured, slos: Mapping[str, float]) -> None:
-    """Write one point's files, unless the point failed."""
-    if not measured.records:
+    """Write one point's requests and, unless it failed, its figures in the formats of other tools."""
+    write_records(directory, measured.raw)
+    if measured.row.state != OK:
         return
-    directory.mkdir(parents=True, exist_ok=True)
     statistics_of = genai_perf_statistics(measured)
     write_atomically(directory / SUMMARY, _json(vllm_result(measured, slos)))
     write_atomically(directory / PROFILE, json.dumps(profile_export(measured)) + "\n")

@@ -187,6 +187,13 @@ def compute_figures(windows: Sequence[Window], context: FigureContext) -> dict[s
     return figures
 
 
+def compute_static_figures(windows: Sequence[Window], batch_size: int, gpus: int) -> dict[str, float | None]:
+    """Compute a static point's figures from its repeats, each a request of ``batch_size`` sequences."""
+    figures = compute_figures(windows, FigureContext({}, gpus))
+    requests_per_s = figures["requests_per_s"]
+    return {**figures, "sequences_per_s": None if requests_per_s is None else batch_size * requests_per_s}
+
+
 def repeat_value(name: str, window: Window, context: FigureContext) -> float | None:
     """Value of one of INTERVALS in one repeat."""
     if name == "e2e_mean_ms":

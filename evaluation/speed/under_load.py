@@ -16,6 +16,7 @@ from evaluation.speed.figures import FigureContext, compute_figures, is_stable
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.provenance import timestamp
+from evaluation.speed.raw_records import Counters, PointRecords
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.server_metrics import read_counters, server_figures
 from evaluation.speed.table import CLOSED, FAILED, OK, Row
@@ -58,13 +59,22 @@ class Measured:
 
     Attributes:
         row: the row with its figures.
-        records: counted requests, in the order in which they ended.
-        window_ns: start of each repeat, and end of the last.
+        raw: every request, with the bounds of the repeats.
     """
 
     row: Row
-    records: tuple[RequestRecord, ...] = ()
-    window_ns: tuple[int, ...] = ()
+    raw: PointRecords
+
+    @property
+    def records(self) -> tuple[RequestRecord, ...]:
+        """Counted requests, in the order in which they ended."""
+        return self.raw.records
+
+    @property
+    def window_ns(self) -> tuple[int, ...]:
+        """Start of each repeat, and end of the last."""
+        windows = self.raw.windows
+        return (*(window.started_ns for window in windows), *(window.ended_ns for window in windows[-1:]))
 
 
 def measure_point(
@@ -74,10 +84,10 @@ def measure_point(
     plan = plan_point(arguments, row, target, advance)
     requests = prepare_requests(arguments, target, row, plan)
     with CostMeter(target.endpoint, target.log, arguments.model) as costs:
-        recorder, server = asyncio.run(_load(arguments, target, row, plan, requests))
-    windows = recorder.windows
-    context = _context(arguments, target)
-    records = tuple(record for window in windows for record in window.records)
+        recorder, counters = asyncio.run(_load(arguments, target, row, plan, requests))
+    windows, context = recorder.windows, _context(arguments, target)
+    raw = PointRecords(tuple(windows), tuple(recorder.warmups), context.slos, counters)
+    records = raw.records
     failed = [record for record in records if record.error]
     error = next((record.error for record in (*failed, *recorder.warmups) if record.error), "")
     row = dataclasses.replace(
@@ -91,15 +101,15 @@ def measure_point(
         state=FAILED,
     )
     if len(failed) == len(records):
-        return Measured(dataclasses.replace(row, error=error or "no request ended in time"))
+        return Measured(dataclasses.replace(row, error=error or "no request ended in time"), raw)
     row = dataclasses.replace(
         row,
         state=OK,
         is_stable=is_stable(windows, context, arguments.stable_within),
         duration_s=(windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S,
-        figures={**compute_figures(windows, context), **server, **costs.figures},
+        figures={**compute_figures(windows, context), **server_figures(*counters), **costs.figures},
     )
-    return Measured(derive(row), records, (*(window.started_ns for window in windows), windows[-1].ended_ns))
+    return Measured(derive(row), raw)
 
 
 def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
@@ -159,7 +169,7 @@ def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, pla
 
 async def _load(
     arguments: LoadArguments, target: LoadTarget, row: Row, plan: MeasuringPlan, requests: list[Encoded]
-) -> tuple[Recorder, dict[str, float | None]]:
+) -> tuple[Recorder, tuple[Counters, Counters]]:
     readings: list[dict[str, float]] = []
     loop = asyncio.get_running_loop()
 
@@ -177,7 +187,7 @@ async def _load(
         recorder = await drive(wire, requests, load, plan, measuring=read)
         await read()
     before = readings[0] if len(readings) == 2 else {}
-    return recorder, server_figures(before, readings[-1])
+    return recorder, (before, readings[-1])
 
 
 def _context(arguments: LoadArguments, target: LoadTarget) -> FigureContext:

@@ -6,16 +6,14 @@ import csv
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import numpy as np
 import pytest
 from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
-from tritonclient.grpc import service_pb2 as pb
+from support.streaming_triton import DELAY_S, StreamingTriton
 
 from evaluation import load as sweep
 from evaluation.speed.load_arguments import LoadArguments
@@ -24,30 +22,6 @@ from evaluation.speed.table import LOAD_TABLE, Row
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import FileRecord, Manifest
-
-DELAY_S = 0.01
-
-
-class Streaming(FakeTriton):
-    """The same model as a decoupled one: an answer a token, and an empty one at the end."""
-
-    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
-        answer = super().ModelConfig(request, context)
-        answer.config.model_transaction_policy.decoupled = True
-        return answer
-
-    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
-        for request in requests:
-            lengths = np.frombuffer(request.raw_input_contents[1], np.uint32)
-            whole = self.ModelInfer(request, context)
-            total = int(np.frombuffer(whole.raw_output_contents[1], np.uint32)[0])
-            for length in range(int(lengths[0]) + 1, total + 1):
-                time.sleep(DELAY_S)
-                chunk = pb.ModelInferResponse()
-                chunk.CopyFrom(whole)
-                chunk.raw_output_contents[1] = np.array([length], np.uint32).tobytes()
-                yield pb.ModelStreamInferResponse(infer_response=chunk)
-            yield pb.ModelStreamInferResponse(infer_response=pb.ModelInferResponse())
 
 
 def slow(tensors: Tensors) -> Tensors:
@@ -97,7 +71,7 @@ def test_every_point_has_a_row_with_figures_that_fit_the_servers_delay(tmp_path:
 
 
 def test_streams_are_stamped_token_by_token(tmp_path: Path) -> None:
-    with Streaming(count_up) as fake:
+    with StreamingTriton(count_up) as fake:
         given = arguments(tmp_path / "out", endpoint_of(fake, tmp_path / "e.json"), lengths=("3/5",))
         (row,) = run(dataclasses.replace(given, concurrencies=(1,), slos=(("ttft", 1000.0), ("tpot", 1000.0))))
     figures = row.figures
@@ -113,7 +87,7 @@ def test_streams_are_stamped_token_by_token(tmp_path: Path) -> None:
 
 
 def test_streaming_must_be_what_the_model_does(tmp_path: Path) -> None:
-    with Streaming(count_up) as fake, pytest.raises(ConfigError, match="streams its answers"):
+    with StreamingTriton(count_up) as fake, pytest.raises(ConfigError, match="streams its answers"):
         run(arguments(tmp_path, fake.url, streaming=False))
     with FakeTriton(count_up) as fake, pytest.raises(ConfigError, match="does not stream"):
         run(arguments(tmp_path, fake.url, streaming=True))

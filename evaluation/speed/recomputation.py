@@ -1,0 +1,82 @@
+"""Compute a row's figures again from the point's requests, and compare them with what the table says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evaluation.speed.cells import render
+from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
+from evaluation.speed.derived import derive
+from evaluation.speed.figures import BY_NAME, FigureContext, compute_figures, compute_static_figures
+from evaluation.speed.formulas import NANOSECONDS_PER_S
+from evaluation.speed.raw_records import PointRecords
+from evaluation.speed.server_metrics import server_figures
+from evaluation.speed.table import OK, STATIC, Row, Table
+
+READINGS = {*COST_FIGURES, *ENERGY_FIGURES, "gpu_energy_per_output_token_j"}
+"""Figures that do not follow from requests."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of one point.
+
+    Attributes:
+        equal: columns whose recomputed value has the digits that the table shows.
+        different: the table's and the recomputed cell, by column.
+        unknown: columns of figures that the records do not hold enough for.
+    """
+
+    equal: tuple[str, ...]
+    different: Mapping[str, tuple[str, str]]
+    unknown: tuple[str, ...] = ()
+
+
+def compare(table: Table, row: Row, point: PointRecords) -> Comparison:
+    """Compare every column that requests and the server's counters decide; readings of the machine are no such ones."""
+    computed = recompute(row, point)
+    equal, different, unknown = [], {}, []
+    for column, name in table.columns.items():
+        if name not in computed:
+            if column in table.figures and name not in READINGS:
+                unknown.append(column)
+            continue
+        said, found = str(render(row.value(name))), str(render(computed[name]))
+        if said == found:
+            equal.append(column)
+        else:
+            different[column] = said, found
+    return Comparison(tuple(equal), different, tuple(unknown))
+
+
+def recompute(row: Row, point: PointRecords) -> dict[str, Any]:
+    """Compute figures and counts of a point by the names of the row's fields and figures.
+
+    A failed point has counts and empty figures. What was left out of the records leaves its figures out: with requests
+    missing all of them, with token times missing those of the inter-token latency.
+    """
+    if point.requests_left_out:
+        return {}
+    records, windows = point.records, point.windows
+    counts: dict[str, Any] = {"failed_requests": sum(bool(record.error) for record in records)}
+    if row.mode == STATIC:
+        # A failed request of the warm-up ends a static point, too.
+        counts["failed_requests"] += sum(bool(record.error) for record in point.warmups)
+        figures = compute_static_figures(windows, row.batch_size, row.gpus)
+    else:
+        counts |= {"requests": len(records), "repeats": len(windows), "warmup_requests": len(point.warmups)}
+        figures = {**compute_figures(windows, FigureContext(point.slos, row.gpus)), **server_figures(*point.counters)}
+    derived = derive(replace(row, figures=figures)).figures
+    figures = {name: value for name, value in derived.items() if name not in READINGS}
+    if row.state != OK:
+        return counts | dict.fromkeys(figures)
+    if row.mode != STATIC:
+        counts["duration_s"] = (windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S
+    if point.token_times_left_out:
+        figures = {name: value for name, value in figures.items() if name not in BY_NAME["itl"].columns()}
+        # A limit on the inter-token latency decides which requests are good.
+        if "itl" in point.slos:
+            del figures["goodput_requests_per_s"]
+    return counts | figures
