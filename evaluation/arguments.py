@@ -16,7 +16,7 @@ from handover.ranges import BATCH, BEAMS, COUNT, IDS, IN_FLIGHT, PRICE, RANGE, R
 class TaskArguments(ScriptArguments):
     """Arguments of every task."""
 
-    endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
+    endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for metrics.json and samples.csv"})
     data_path: Path = field(metadata={"help": "the task's data file"})
     samples: int | None = field(default=None, metadata={RANGE: COUNT, "help": "take the first ones; all by default"})
@@ -31,6 +31,9 @@ class TaskArguments(ScriptArguments):
         default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
     )
     timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
+    endpoint_key_env: str | None = field(
+        default=None, metadata={"help": "environment variable with the bearer key of an OpenAI API"}
+    )
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -93,7 +96,7 @@ class TextPairArguments(TaskArguments):
 class BenchmarkArguments(ScriptArguments):
     """Measure latency and throughput of a running deployment, point by point."""
 
-    endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
+    endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for benchmark.csv"})
     model: str = field(default="fastertransformer", metadata={"help": "model to ask"})
     batch_sizes: tuple[int, ...] = field(
@@ -117,6 +120,9 @@ class BenchmarkArguments(ScriptArguments):
     timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
     gpu_hour_price: float | None = field(
         default=None, metadata={RANGE: PRICE, "help": "of one GPU, in any currency, for the cost of a million tokens"}
+    )
+    endpoint_key_env: str | None = field(
+        default=None, metadata={"help": "environment variable with the bearer key of an OpenAI API"}
     )
 
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from evaluation.arguments import BenchmarkArguments
 from evaluation.client.answer_tensors import read_generations
-from evaluation.client.client import Client, UnreachableError
+from evaluation.client.client import Client
+from evaluation.client.errors import UnreachableError
 from evaluation.client.request_tensors import NEVER_END_ID, IdsRequest, prepare_ids
 from evaluation.client.served_model import DeployedModel, open_target
 from evaluation.speed.costs import CostMeter, server_log

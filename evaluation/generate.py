@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from evaluation.client.client import Client
 from evaluation.client.conversation import Conversation, show, stream_text
 from evaluation.client.request_tensors import Sampling, prepare_ids
-from evaluation.client.served_model import DEFAULT_RESULTS, DEFAULT_URL, find_endpoint, inspect_endpoint
+from evaluation.client.served_identity import DEFAULT_RESULTS, DEFAULT_URL, find_endpoint
+from evaluation.client.served_model import inspect_endpoint
 from evaluation.client.tokenizer import load_tokenizer
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, exit_status

@@ -28,7 +28,8 @@ except ModuleNotFoundError as error:
     raise
 
 from evaluation.client.client import Client
-from evaluation.client.served_model import check_still_served, open_target
+from evaluation.client.served_identity import check_still_served
+from evaluation.client.served_model import open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.harness_writing import TextGenerator
 from evaluation.tasks.scoring import Scorer

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from evaluation.client.client import RequestError, UnreachableError
-from evaluation.client.served_model import find_endpoint
+from evaluation.client.errors import RequestError, UnreachableError
+from evaluation.client.served_identity import find_endpoint
 from evaluation.client.streaming import stream
 from handover.errors import ConfigError, exit_status, nearest
 from handover.regular_file import read_text

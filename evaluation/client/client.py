@@ -16,6 +16,7 @@ from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from evaluation.client.answer_tensors import Generation, read_completions, read_generations
+from evaluation.client.errors import RequestError, UnreachableError
 from evaluation.client.request_tensors import IdsRequest, Sampling, prepare_texts
 from evaluation.client.streaming import Turn, stream
 from handover.errors import ServerError
@@ -23,19 +24,12 @@ from handover.provenance import PROGRAM
 
 _FIRST_PAUSE_S = 0.2
 _T5_INPUT = "max_output_len"
+SCORES_INPUT, DECODER_INPUT = "is_return_context_log_probs", "decoder_input_ids"
 _PATIENCE_S = 60.0
 """Limit of requests for metadata. It is long, because a busy host or a paused server is still alive; a server that has
 exited refuses the connection, which the client notices at once."""
 _DECOUPLED = "decoupled transaction policy"
 """Part of Triton's error for a unary request to a model that may send several answers."""
-
-
-class UnreachableError(ServerError):
-    """No server answers at the address, so that every further request would fail in the same way."""
-
-
-class RequestError(ServerError):
-    """The server answers, but it refused this request, failed on it or exceeded the time limit."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +65,12 @@ class ModelInterface:
     def takes_text(self) -> bool:
         """Whether the model takes the text tensors of FasterTransformer's ensemble."""
         return "INPUT_0" in self.inputs
+
+    @property
+    def can_score(self) -> bool:
+        """Whether the model has the inputs that request scores; FasterTransformer may have them and ignore them."""
+        needed = {SCORES_INPUT, DECODER_INPUT} if self.is_encoder_decoder else {SCORES_INPUT}
+        return needed <= self.inputs
 
 
 class Client:

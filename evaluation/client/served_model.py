@@ -6,17 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.client.client import Client, ModelInterface, RequestError
+from evaluation.client.client import Client, ModelInterface
+from evaluation.client.errors import RequestError
+from evaluation.client.interface import Interface
+from evaluation.client.openai_capabilities import Capabilities, find_capabilities
+from evaluation.client.openai_client import OpenAIClient
+from evaluation.client.served_identity import (
+    check_identity,
+    check_server,
+    expected_digest,
+    find_endpoint,
+    identity_of,
+)
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.values import COUNT, INDEX, Values
-from handover.endpoint import FILE_NAME, WEIGHTS_DIGEST, Endpoint
-from handover.errors import ArtefactError, ServerError
-from handover.manifest import FILE_NAME as MANIFEST_NAME
+from handover.endpoint import Endpoint
+from handover.errors import ArtefactError
 from handover.manifest import RANDOM_WEIGHTS, Manifest
 
-DEFAULT_RESULTS = Path("results")
-DEFAULT_URL = "localhost:8001"
 _MODEL = "fastertransformer"
 
 
@@ -54,7 +62,7 @@ class Target:
     Attributes:
         served: the deployment behind it.
         model: Triton's name of the model.
-        interface: what the model takes.
+        interface: what the model takes; of an OpenAI API, its ``Capabilities``.
         ids_model: Triton's name of the model that takes token ids: the same one or, of an ensemble, one of its steps;
             None where there is none.
         batch_size: rows of a request, at most what the model takes.
@@ -62,14 +70,19 @@ class Target:
 
     served: DeployedModel
     model: str
-    interface: ModelInterface
+    interface: Interface
     ids_model: str | None
     batch_size: int
 
     @property
     def url(self) -> str:
-        """``host:port`` of gRPC."""
-        return self.served.endpoint.grpc_url
+        """``host:port`` of gRPC, or the base URL of an OpenAI API."""
+        return self.served.endpoint.address
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """What the OpenAI API can do; None for a server that is asked by gRPC."""
+        return self.interface if isinstance(self.interface, Capabilities) else None
 
     @property
     def identity(self) -> dict[str, str]:
@@ -80,23 +93,32 @@ class Target:
 
 
 def open_target(
-    source: str, model: str, model_digest: str | None = None, repository: Path | None = None, batch_size: int = 1
+    source: str,
+    model: str,
+    model_digest: str | None = None,
+    repository: Path | None = None,
+    batch_size: int = 1,
+    key_env: str | None = None,
 ) -> Target:
     """Find a deployment, check that it serves the right weights, and read what the model takes.
 
     Args:
         source: as for ``find_endpoint``.
-        model: Triton's name of the model.
+        model: Triton's name of the model, or that of an OpenAI API.
         model_digest: digest of the model repository that must be served; see ``expected_digest``.
         repository: the model repository that must be served.
         batch_size: rows of a request.
+        key_env: name of the environment variable with the bearer key of an OpenAI API.
 
     Raises:
         ServerError: no server answers, it has no such model, or it serves other weights.
+        ConfigError: an OpenAI API has no such model, or completes no prompt.
         ArtefactError: the repository's manifest or the served model's config.ini is damaged.
     """
-    endpoint = find_endpoint(source)
+    endpoint = find_endpoint(source, key_env=key_env)
     check_identity(endpoint, expected_digest(model_digest, repository))
+    if endpoint.is_openai:
+        return _open_openai(endpoint, model, batch_size)
     with Client(endpoint.grpc_url) as client:
         interface = client.describe(model)
         inside = (model, interface) if interface.takes_ids else model_inside(client, interface)
@@ -104,6 +126,16 @@ def open_target(
     served = inspect_endpoint(endpoint, (inside[1] if inside else interface).parameters)
     rows = max(1, min(batch_size, interface.max_batch_size))
     return Target(served, model, interface, inside[0] if inside else None, rows)
+
+
+def _open_openai(endpoint: Endpoint, model: str, batch_size: int) -> Target:
+    """Ask an OpenAI API which model it serves and what it can do."""
+    with OpenAIClient(endpoint) as client:
+        card = client.find_model(model)
+        found = find_capabilities(client, card)
+    served = DeployedModel(identity_of(endpoint, card, found.version), card.id, max_positions=card.max_positions)
+    rows = max(1, min(batch_size, found.max_batch_size))
+    return Target(served, card.id, found, card.id if found.takes_ids else None, rows)
 
 
 def model_inside(client: Client, ensemble: ModelInterface) -> tuple[str, ModelInterface] | None:
@@ -116,18 +148,6 @@ def model_inside(client: Client, ensemble: ModelInterface) -> tuple[str, ModelIn
         if interface.takes_ids:
             return name, interface
     return None
-
-
-def find_endpoint(source: str | Path | None, results: Path = DEFAULT_RESULTS) -> Endpoint:
-    """Read the named endpoint, or the newest ``endpoint.json`` below the results, or take localhost:8001.
-
-    Raises:
-        ServerError: the source names no deployment.
-    """
-    if source is not None:
-        return Endpoint.read(source)
-    newest = max(results.rglob(FILE_NAME), key=lambda path: path.stat().st_mtime, default=None)
-    return Endpoint.read(newest if newest is not None else DEFAULT_URL)
 
 
 def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = None) -> DeployedModel:
@@ -174,80 +194,6 @@ def _first(ini: ConfigIni, *keys: str) -> int | None:
     """Return the token id under the first of the keys that exists in any section; None without one."""
     found = ((key, section) for key in keys if (section := ini.with_key(key)))
     return next((section.get(key, INDEX) for key, section in found), None)
-
-
-def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
-    """Refuse a deployment that serves another model than that of the digest; None accepts any.
-
-    Raises:
-        ServerError: the endpoint has another digest, or its repository was replaced after it started.
-    """
-    if model_digest is not None and endpoint.model_digest != model_digest:
-        raise ServerError(
-            f"the endpoint serves model {endpoint.model_digest or 'of unknown digest'}, not {model_digest}",
-            "stop that deployment, or deploy the model that you want to measure",
-        )
-    if not endpoint.model_digest or not endpoint.model_repository:
-        return
-    try:
-        current = Manifest.read(Path(endpoint.model_repository)).digest
-    except ArtefactError:
-        return  # the repository is on another machine, so that its digest cannot be read
-    if current != endpoint.model_digest:
-        raise ServerError(
-            f"the endpoint serves model {endpoint.model_digest}, but {endpoint.model_repository} now holds {current}",
-            "restart the deployment",
-        )
-
-
-def check_server(endpoint: Endpoint, parameters: Mapping[str, str]) -> None:
-    """Refuse a server whose model has other weights than the endpoint file says.
-
-    The file may be outdated: its server has exited, and another one listens on the same port.
-
-    Raises:
-        ServerError: both have a digest of the weights, and the digests differ.
-    """
-    said, found = endpoint.settings.get(WEIGHTS_DIGEST), parameters.get(WEIGHTS_DIGEST)
-    if said and found and said != found:
-        raise ServerError(
-            f"the server at {endpoint.grpc_url} serves weights {found}, but the endpoint file says {said}",
-            "that deployment is gone, and another has its port: start it again, or give the other one's endpoint file",
-        )
-
-
-def check_unchanged(source: str | Path | None, began: Endpoint, model: str) -> None:
-    """Refuse to continue a measurement if the deployment serves another model than when it began.
-
-    The endpoint is read again from the source that ``find_endpoint`` read it from.
-
-    Raises:
-        ServerError: the deployment serves another model, or is gone.
-    """
-    check_identity(find_endpoint(source), began.model_digest or None)
-    check_still_served(began, model)
-
-
-def check_still_served(began: Endpoint, model: str) -> None:
-    """Refuse the answers of a deployment whose repository or server was replaced in the meantime.
-
-    Raises:
-        ServerError: one of them was replaced, or no server answers any more.
-    """
-    check_identity(began, None)
-    with Client(began.grpc_url) as client:
-        check_server(began, client.describe(model).parameters)
-
-
-def expected_digest(model_digest: str | None, model_repository: Path | None) -> str | None:
-    """Return the digest that an endpoint must serve: the given one, or the given repository's; None for any.
-
-    Raises:
-        ArtefactError: the repository's manifest is damaged.
-    """
-    if model_digest is not None or model_repository is None or not (model_repository / MANIFEST_NAME).is_file():
-        return model_digest
-    return Manifest.read(model_repository).digest
 
 
 def has_random_weights(endpoint: Endpoint) -> bool:

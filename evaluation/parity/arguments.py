@@ -32,7 +32,7 @@ LIMITS = ("max_log_prob_difference", "mean_log_prob_difference", "greedy_agreeme
 class ParityArguments(ScriptArguments):
     """Compare a running deployment with the checkpoint that it was made from."""
 
-    endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
+    endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for metrics.json, summary.json, prompts.csv and positions.csv"})
     checkpoint: Path = field(metadata={"help": "what was converted: the source of the served model"})
     adapter: Path | None = field(default=None, metadata={"help": "LoRA adapter that was merged into it"})
@@ -73,6 +73,9 @@ class ParityArguments(ScriptArguments):
         default=None, metadata={"help": "the repository that must be served; its manifest says the digest"}
     )
     timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
+    endpoint_key_env: str | None = field(
+        default=None, metadata={"help": "environment variable with the bearer key of an OpenAI API"}
+    )
 
     @property
     def files(self) -> tuple[Path, ...]:

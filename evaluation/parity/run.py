@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from evaluation.client.client import Client
 from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids
-from evaluation.client.served_model import DeployedModel, Target, check_unchanged, open_target
+from evaluation.client.served_identity import check_unchanged
+from evaluation.client.served_model import DeployedModel, Target, open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.parity.arguments import ParityArguments, check_arguments, served_precision
 from evaluation.parity.comparison import ParityOutcome, Position, Served, compare, decide
@@ -112,8 +113,10 @@ def conclude(outcome: ParityOutcome, findings: PassageFindings) -> ParityOutcome
 
 def _open(arguments: ParityArguments) -> Target:
     rows, repository = arguments.batch_size, arguments.model_repository
-    target = open_target(arguments.endpoint, arguments.model, repository=repository, batch_size=rows)
-    if not target.interface.takes_ids:
+    target = open_target(
+        arguments.endpoint, arguments.model, repository=repository, batch_size=rows, key_env=arguments.endpoint_key_env
+    )
+    if target.capabilities or not target.interface.takes_ids:
         raise ConfigError(f"model '{arguments.model}' takes no token ids", "take model=fastertransformer")
     return target
 

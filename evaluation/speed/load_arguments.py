@@ -32,7 +32,7 @@ ARRIVALS = ("poisson", "constant")
 class LoadArguments(ScriptArguments):
     """Put a running deployment under load, point by point."""
 
-    endpoint: str = field(metadata={"help": "endpoint.json, its directory, or host:port of gRPC"})
+    endpoint: str = field(metadata={"help": "endpoint.json, its directory, host:port of gRPC, or http://host:port/v1"})
     output: Path = field(metadata={"help": "directory for load.csv, summary.json and a directory a point"})
     model: str = field(
         default="fastertransformer",
@@ -96,6 +96,9 @@ class LoadArguments(ScriptArguments):
     timeout_s: float = field(default=600.0, metadata={RANGE: WEEK_S, "help": "limit of one request in seconds"})
     gpu_hour_price: float | None = field(
         default=None, metadata={RANGE: PRICE, "help": "of one GPU, in any currency, for the cost of a million tokens"}
+    )
+    endpoint_key_env: str | None = field(
+        default=None, metadata={"help": "environment variable with the bearer key of an OpenAI API"}
     )
 
 

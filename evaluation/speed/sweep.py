@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evaluation.client.client import Client, UnreachableError
-from evaluation.client.served_model import DeployedModel, check_unchanged, has_random_weights
+from evaluation.client.client import Client
+from evaluation.client.errors import UnreachableError
+from evaluation.client.served_identity import check_unchanged
+from evaluation.client.served_model import DeployedModel, has_random_weights
 from evaluation.speed.provenance import describe_machine
 from evaluation.speed.table import FAILED, OK, Row, Table
 from handover.endpoint import FLAGS, VERSIONS, Endpoint
@@ -41,7 +43,7 @@ class MeasuredDeployment:
     model: str
 
     def check_unchanged(self) -> None:
-        """Refuse to continue if the deployment was replaced; see ``served_model.check_unchanged``."""
+        """Refuse to continue if the deployment was replaced; see ``served_identity.check_unchanged``."""
         check_unchanged(self.source, self.endpoint, self.model)
 
     def check_alive(self) -> None:

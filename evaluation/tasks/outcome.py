@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from evaluation.client.served_model import Target, check_still_served
+from evaluation.client.served_identity import check_still_served
+from evaluation.client.served_model import Target
 from evaluation.speed.cells import plain
 from evaluation.speed.provenance import timestamp
 from evaluation.tasks.metric import Metric

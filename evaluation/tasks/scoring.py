@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evaluation.client.answer_tensors import Generation
-from evaluation.client.client import Client, ModelInterface
+from evaluation.client.client import DECODER_INPUT, Client
 from evaluation.client.served_model import model_inside
 from evaluation.client.token_queries import Asker, Ids, Query
 from evaluation.client.tokenizer import Tokenizer
 from handover.errors import ConfigError, ServerError
 from handover.provenance import PROGRAM
-
-SCORES_INPUT, _DECODER_INPUT = "is_return_context_log_probs", "decoder_input_ids"
 
 Pair = tuple[Ids, Ids]  # context and target
 
@@ -64,10 +62,10 @@ class Scorer:
         self._name, interface = model, client.describe(model)
         self._texts: Asker | None = None
         if not interface.takes_ids:
-            if interface.takes_text and may_score(interface):
+            if interface.takes_text and interface.can_score:
                 self._texts = Asker(model, interface, tokenizer, end_id)
             self._name, interface = model_inside(client, interface) or ("", interface)
-        self._is_t5, self._may_score = interface.is_encoder_decoder, may_score(interface)
+        self._is_t5, self._may_score = interface.is_encoder_decoder, interface.can_score
         self._ids = Asker(self._name, interface) if self._name else None
 
     def spare_positions(self, token: int) -> int:
@@ -143,12 +141,6 @@ def _in_one_pass(asker: Asker, client: Client, pairs: Sequence[Pair], is_t5: boo
     return found
 
 
-def may_score(interface: ModelInterface) -> bool:
-    """Return whether a model has the inputs that request scores; FasterTransformer may have them and ignore them."""
-    needed = {SCORES_INPUT, _DECODER_INPUT} if interface.is_encoder_decoder else {SCORES_INPUT}
-    return needed <= interface.inputs
-
-
 def check_answers(model: str, can_score: bool) -> None:
     """Refuse an encoder-decoder that does not take the decoder's input.
 
@@ -157,7 +149,7 @@ def check_answers(model: str, can_score: bool) -> None:
     """
     if not can_score:
         raise ConfigError(
-            f"model {model} is an encoder-decoder that takes no {_DECODER_INPUT}: nothing scores given tokens there",
+            f"model {model} is an encoder-decoder that takes no {DECODER_INPUT}: nothing scores given tokens there",
             "export it again and serve it with the drop-in engine; FasterTransformer's own T5 can only generate",
         )
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from evaluation.arguments import TaskArguments
-from evaluation.client.client import Client, RequestError
+from evaluation.client.client import Client
+from evaluation.client.errors import RequestError
 from evaluation.client.served_model import Target, open_target
 from evaluation.client.tokenizer import Tokenizer, load_tokenizer
 from evaluation.tasks.check import check_task
-from evaluation.tasks.scoring import may_score
 from handover.errors import ConfigError
 from handover.progress import Progress
 
@@ -29,10 +29,11 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
         ConfigError: the task cannot be computed from this model's answers.
     """
     repository, rows = arguments.model_repository, arguments.batch_size
-    target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, repository, rows)
+    key_env = arguments.endpoint_key_env
+    target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, repository, rows, key_env)
     check_takes_rows(target)
     interface = target.interface
-    check_task(task, _name(target), interface.is_encoder_decoder, may_score(interface))
+    check_task(task, _name(target), interface.is_encoder_decoder, interface.can_score)
     return target
 
 
@@ -43,6 +44,8 @@ def check_takes_rows(target: Target) -> None:
         ConfigError: the model is such a one.
     """
     interface = target.interface
+    if target.capabilities:
+        raise ConfigError(f"{_name(target)} is an OpenAI API, which the tasks do not ask", "give host:port of gRPC")
     if not (interface.takes_ids or interface.takes_text) or interface.has_sessions:
         raise ConfigError(
             f"{_name(target)} takes neither FasterTransformer's token ids nor an ensemble's texts, row by row",

@@ -12,9 +12,11 @@ import pytest
 from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation.client.answer_tensors import Generation
-from evaluation.client.client import Client, RequestError, UnreachableError
+from evaluation.client.client import Client
+from evaluation.client.errors import RequestError, UnreachableError
 from evaluation.client.request_tensors import NEVER_END_ID, Sampling, prepare_ids
-from evaluation.client.served_model import check_identity, find_endpoint, inspect_endpoint
+from evaluation.client.served_identity import check_identity, find_endpoint
+from evaluation.client.served_model import inspect_endpoint
 from handover.endpoint import Endpoint
 from handover.errors import ServerError
 from handover.manifest import Manifest, record_files

@@ -12,7 +12,8 @@ import pytest
 from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 
 from evaluation import request
-from evaluation.client.client import Client, RequestError, UnreachableError
+from evaluation.client.client import Client
+from evaluation.client.errors import RequestError, UnreachableError
 from evaluation.client.request_tensors import prepare_ids
 from evaluation.client.streaming import Turn
 from handover.errors import ConfigError

@@ -23,14 +23,13 @@ from support.served import Deployment, wait_for
 from evaluation import benchmark, generate, lambada
 from evaluation import load as load_sweep
 from evaluation.arguments import LambadaArguments
-from evaluation.client.client import Client
+from evaluation.client.client import SCORES_INPUT, Client, ModelInterface
 from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids
 from evaluation.report import write as report
 from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE
 from evaluation.tasks.lambada.score import Verdict
 from evaluation.tasks.lambada.span_scoring import SpanScorer
 from evaluation.tasks.lambada.spans import prepare_sample
-from evaluation.tasks.scoring import SCORES_INPUT
 from evaluation.tasks.target import find_target, find_tokenizer
 from export_scripts.arguments import ExportArguments
 from export_scripts.repository.model_repository import build_repository
@@ -116,6 +115,7 @@ def test_lambada_by_generation_gives_the_same_verdicts_as_in_one_pass(deployment
     samples = [prepare_sample(index, text, tokenizer, None) for index, text in enumerate(short_texts())]
     spans = {span: True for sample in samples for span in sample.spans}
     scored = SpanScorer(target, arguments, tokenizer).score(spans)
+    assert isinstance(target.interface, ModelInterface)
     unable = replace(target, interface=replace(target.interface, inputs=target.interface.inputs - {SCORES_INPUT}))
     generated = SpanScorer(unable, arguments, tokenizer).score(spans)
     assert {verdict.is_hit for verdict in scored.values() if isinstance(verdict, Verdict)} == {True, False}

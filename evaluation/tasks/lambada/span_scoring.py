@@ -14,13 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from evaluation.arguments import TaskArguments
 from evaluation.client.answer_tensors import Generation
-from evaluation.client.client import Client, RequestError
+from evaluation.client.client import Client, ModelInterface
+from evaluation.client.errors import RequestError
 from evaluation.client.served_model import Target
 from evaluation.client.token_queries import Asker, Query
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.lambada.score import SpanAnswer, Verdict, judge_scored
 from evaluation.tasks.lambada.spans import Span
-from evaluation.tasks.scoring import check_answers, may_score, prompt_log_prob
+from evaluation.tasks.scoring import check_answers, prompt_log_prob
 from evaluation.tasks.target import ask_all, in_batches
 
 
@@ -35,6 +36,7 @@ class SpanScorer:
 
     def __init__(self, target: Target, arguments: TaskArguments, tokenizer: Tokenizer) -> None:
         self._target, self._arguments, end_id = target, arguments, target.served.end_id
+        assert isinstance(target.interface, ModelInterface)
         self._asker = Asker(arguments.model, target.interface, tokenizer, end_id)
         self._ending = () if end_id is None else (end_id,)  # of an encoder's input
 
@@ -61,7 +63,7 @@ class SpanScorer:
 
     def _scores_in_one_pass(self, spans: Iterable[Span]) -> bool:
         """Try to score one span: FasterTransformer also accepts the inputs that request scores, and ignores them."""
-        if not may_score(self._target.interface):
+        if not self._target.interface.can_score:
             return False
         with Client(self._target.url, self._arguments.timeout_s) as client:
             try:

@@ -1,0 +1,176 @@
+"""What an OpenAI API can do, found out by asking: OpenAI's protocol leaves much open, and servers differ.
+
+Each question is one short request. A refusal means that the server cannot do it, and so does an answer that lacks
+what was asked for. A server that is gone, or refuses the key, is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evaluation.client.errors import RequestError
+from evaluation.client.openai_client import Choice, Completed, ModelCard, OpenAIClient
+from handover.errors import ConfigError, shortened
+
+TOKEN_PREFIX = "token_id:"
+"""With ``return_tokens_as_token_ids`` the name of a token is this and its number."""
+GREEDY: Mapping[str, Any] = {"temperature": 0}
+_IDS, _TEXT = (11, 12, 13), "One two three"
+_MOST_PROMPTS = 256
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an endpoint can do; also what the tasks need to know of a model, as ``ModelInterface`` says it of Triton's.
+
+    Attributes:
+        takes_ids: prompts may be token ids.
+        scores_prompts: ``echo`` with ``logprobs`` gives the log probability of each token of a prompt.
+        scores_alone: ``max_tokens`` may be 0 with ``echo``, so that scoring generates nothing.
+        names_ids: log probabilities name tokens by id, with ``return_tokens_as_token_ids``; else by text.
+        returns_ids: ``return_token_ids`` returns generated ids.
+        ignores_end: ``ignore_eos`` is accepted: an end token does not end an answer.
+        counts_tokens: ``usage`` counts the tokens of prompts and answers.
+        card: the model, as the server lists it.
+        version: of the server; empty if unknown.
+        refusals: what the endpoint cannot do, with its own words.
+        max_batch_size: prompts in one request.
+        parameters: none; a model of Triton has some.
+        takes_text, has_sessions, is_encoder_decoder, is_decoupled, max_queue_delay_us: as in ``ModelInterface``.
+    """
+
+    takes_ids: bool
+    scores_prompts: bool
+    scores_alone: bool
+    names_ids: bool
+    returns_ids: bool
+    ignores_end: bool
+    counts_tokens: bool
+    card: ModelCard
+    version: str = ""
+    refusals: tuple[tuple[str, str], ...] = ()
+    max_batch_size: int = _MOST_PROMPTS
+    parameters: dict[str, str] = field(default_factory=dict)
+    takes_text: bool = True
+    has_sessions: bool = False
+    is_encoder_decoder: bool = False
+    is_decoupled: bool = True
+    max_queue_delay_us: int | None = None
+
+    @property
+    def can_score(self) -> bool:
+        """Whether given tokens are scored: their ids go in, and their log probabilities come back."""
+        return self.takes_ids and self.scores_prompts
+
+    def why_not(self, ability: str) -> str:
+        """Return the endpoint's own words for what it cannot do; empty where it can, or was not asked."""
+        return dict(self.refusals).get(ability, "")
+
+    def line(self) -> str:
+        """Say on one line what the endpoint is and what it can do."""
+        abilities = {
+            "token ids as prompts": self.takes_ids,
+            "log probabilities of prompts (echo)": self.scores_prompts,
+            "tokens by id": self.names_ids or self.returns_ids,
+            "ignore_eos": self.ignores_end,
+            "usage": self.counts_tokens,
+        }
+        can = ", ".join(name for name, is_there in abilities.items() if is_there) or "nothing beyond text"
+        cannot = ", ".join(name for name, is_there in abilities.items() if not is_there)
+        who = " ".join(part for part in (self.card.owned_by, self.version) if part) or "an unknown server"
+        limit = self.card.max_positions
+        positions = "an unknown number of" if limit is None else str(limit)
+        lacks = f"; no {cannot}" if cannot else ""
+        return f"OpenAI API of {who}: {self.card.id}, {positions} positions; {can}{lacks}"
+
+
+class _Questions:
+    """Asks one thing after another and keeps the refusals.
+
+    Args:
+        client: connection to the endpoint.
+        model: the name that the endpoint gives the model.
+    """
+
+    def __init__(self, client: OpenAIClient, model: str) -> None:
+        self._client, self._model = client, model
+        self.refusals: dict[str, str] = {}
+
+    def ask(self, ability: str, prompt: str | tuple[int, ...], max_tokens: int = 1, **fields: Any) -> Completed | None:
+        """Send a prompt with fields; None where the endpoint refuses them."""
+        prompts: Any = [prompt]
+        try:
+            return self._client.complete(self._model, prompts, max_tokens=max_tokens, **GREEDY, **fields)
+        except RequestError as error:
+            self.refusals[ability] = shortened(error.problem, 300)
+            return None
+
+    def lacks(self, ability: str, is_missing: bool) -> bool:
+        """Note that an answer lacks what was asked for; returns whether it is there."""
+        if is_missing:
+            self.refusals.setdefault(ability, "the field is accepted and has no effect")
+        return not is_missing
+
+
+def find_capabilities(client: OpenAIClient, card: ModelCard) -> Capabilities:
+    """Find out what an endpoint can do with a model.
+
+    Raises:
+        UnreachableError: no server answers, or it refuses the key.
+        ConfigError: the endpoint completes no prompt at all.
+    """
+    questions = _Questions(client, card.id)
+    plain = questions.ask("token ids as prompts", _IDS)
+    takes_ids = plain is not None and questions.lacks(
+        "token ids as prompts", plain.prompt_tokens not in (None, len(_IDS))
+    )
+    if not takes_ids:
+        plain = questions.ask("text as prompts", _TEXT)
+    if plain is None:
+        raise ConfigError(
+            f"model '{card.id}' at {client.url} completes no prompt: {questions.refusals['text as prompts']}",
+            "evaluation and benchmark ask /v1/completions; give an endpoint that has it",
+        )
+    prompt: str | tuple[int, ...] = _IDS if takes_ids else _TEXT
+    returned = questions.ask("return_token_ids", prompt, return_token_ids=True)
+    ignoring = questions.ask("ignore_eos", prompt, 8, ignore_eos=True)
+    scores_prompts = _scores_prompts(questions, prompt)
+    by_id = {"return_tokens_as_token_ids": True}
+    named = questions.ask("return_tokens_as_token_ids", prompt, logprobs=1, **by_id)
+    return Capabilities(
+        takes_ids=takes_ids,
+        scores_prompts=scores_prompts,
+        scores_alone=scores_prompts and _scores_alone(questions, prompt),
+        names_ids=named is not None and questions.lacks("return_tokens_as_token_ids", not _are_named(named.choices[0])),
+        returns_ids=returned is not None and questions.lacks("return_token_ids", not returned.choices[0].token_ids),
+        ignores_end=ignoring is not None and questions.lacks("ignore_eos", ignoring.completion_tokens not in (None, 8)),
+        counts_tokens=plain.prompt_tokens is not None and plain.completion_tokens is not None,
+        card=card,
+        version=client.version(),
+        refusals=tuple(questions.refusals.items()),
+    )
+
+
+def _scores_prompts(questions: _Questions, prompt: str | tuple[int, ...]) -> bool:
+    ability = "echo with logprobs"
+    answer = questions.ask(ability, prompt, echo=True, logprobs=1)
+    if answer is None:
+        return False
+    scores, top = answer.choices[0].log_probs or (), answer.choices[0].top or ()
+    # The prompt's first token has no log probability; one token behind the prompt was generated.
+    given = len(prompt) if isinstance(prompt, tuple) else max(2, len(scores) - 1)
+    is_there = len(scores) == len(top) == given + 1 and scores[0] is None and None not in scores[1:]
+    return questions.lacks(ability, not is_there)
+
+
+def _scores_alone(questions: _Questions, prompt: str | tuple[int, ...]) -> bool:
+    answer = questions.ask("max_tokens=0 with echo", prompt, 0, echo=True, logprobs=1)
+    if answer is None or not isinstance(prompt, tuple):
+        return False
+    return questions.lacks("max_tokens=0 with echo", len(answer.choices[0].log_probs or ()) != len(prompt))
+
+
+def _are_named(choice: Choice) -> bool:
+    return bool(choice.tokens) and all(name.startswith(TOKEN_PREFIX) for name in choice.tokens or ())
