@@ -351,7 +351,7 @@ def test_the_thread_survives_an_unexpected_error(settings: Settings, monkeypatch
     engine = open_engine(settings, CPU)
     request = engine.parse(ask(prompts(4), 5))
     with monkeypatch.context() as patch:
-        patch.setattr(engine._scheduler, "_admit", lambda: 1 / 0)
+        patch.setattr(engine._scheduler._waiting, "admit", lambda: 1 / 0)
         with pytest.raises(EngineError, match="generation failed: division"):
             engine.generate([request])
     assert engine.generate([request])

@@ -1,4 +1,4 @@
-"""Decide which sequences are in the next step, and take it.
+"""Take steps: give every sequence in the batch its next token, and answer the requests.
 
 A step is one token for every sequence in the batch. New sequences join with their context's last hidden state, so they
 get their first token in the step that gives the other sequences their next.
@@ -11,25 +11,22 @@ reaches its length has no surplus step, for that is known beforehand.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
 
-from ..cache.sizing import MOST_SLOTS
 from ..errors import EngineError, GroupLostError, RequestError
 from ..sampling.sampling import NOT_FINITE
 from ..steps.steps import Steps
 from .batch import Batch
-from .chunks import Chunks
 from .metrics import EngineMetrics
 from .outputs import output_tensors
-from .paging import most_entries, pages_of_chunk, pages_to_begin, pages_to_grow, take_pages
-from .prefill_pass import is_one_pass
+from .paging import most_entries
 from .queue_limits import NO_LIMITS, QueueLimits
 from .sequence import CANCELLED, FAILED, INVALID, UNAVAILABLE, Answer, Job, Sequence
 from .sessions import Session, Sessions
+from .waiting import WaitingQueue, jobs_of
 
 _log = logging.getLogger(__name__)
 
@@ -63,12 +60,12 @@ class Scheduler:
         chunk_tokens: int = 0,
     ) -> None:
         self._limits, self.metrics = limits, metrics or EngineMetrics()
-        self._steps, self._max_rows, self._is_inflight = steps, max_rows, is_inflight
-        self._waiting: deque[Sequence] = deque()
-        self._batch, self._chunks = Batch(steps), Chunks(steps, chunk_tokens)
-        self._is_filling = True  # whether the batch takes more
+        self._steps, self._batch = steps, Batch(steps)
         self._steps_ahead = steps.device.type == "cuda" if steps_ahead is None else steps_ahead
         self.sessions = Sessions(steps, session_idle_s, known_sessions)
+        self._waiting = WaitingQueue(
+            steps, self._batch, self.sessions, self.metrics, max_rows, is_inflight, chunk_tokens
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -77,7 +74,7 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Queue a request; one that can never fit, or that finds too many others waiting, is answered at once."""
-        if problem := self._limits.problem_at_arrival(job, _jobs(self._waiting)):
+        if problem := self._limits.problem_at_arrival(job, self._waiting.jobs):
             self._finish(job, Answer(None, problem, code=UNAVAILABLE))
             return
         try:
@@ -90,7 +87,7 @@ class Scheduler:
                 _log.exception("rejecting a request: unexpected error")
             self._finish(job, Answer(None, str(error), code=INVALID))
         else:
-            self._waiting.extend(job.sequences)
+            self._waiting.append(job.sequences)
             self.note_load()
 
     def note_load(self) -> None:
@@ -111,13 +108,13 @@ class Scheduler:
     def step(self) -> None:
         """Give every sequence in the batch its next token."""
         # 1) Free what is no longer wanted, and admit what fits.
-        for job in _jobs([*self._batch, *self._waiting]):
+        for job in jobs_of([*self._batch, *self._waiting]):
             if _is_cancelled(job):
                 self._finish(job, Answer(None, "cancelled", code=CANCELLED))
-        for job, problem in self._limits.find_late(_jobs(self._waiting)):
+        for job, problem in self._limits.find_late(self._waiting.jobs):
             self._finish(job, Answer(None, problem, code=UNAVAILABLE))
-        part, tokens = self._next_chunk()
-        new = [] if part else self._admit()
+        part, tokens = self._waiting.next_chunk()
+        new = [] if part else self._waiting.admit()
         suspects: Iterable[Sequence] = part or new
         try:
             # 2) Prefill the contexts of new sequences, or a chunk of one that waits.
@@ -152,7 +149,7 @@ class Scheduler:
         while not self._batch.grow():
             if self._batch.pending:  # first read all that it has, and free what has ended
                 self._answer(self._read_tokens())
-            elif self._drop_begun():
+            elif self._waiting.drop_begun():
                 continue
             elif len(self._batch) > 1:
                 sequence = self._batch.youngest
@@ -160,22 +157,18 @@ class Scheduler:
                 self._batch.free([sequence])
                 sequence.set_back()
                 self.metrics.preemptions += 1
-                self._waiting.appendleft(sequence)
-            elif not self._evict_session():
+                self._waiting.return_first(sequence)
+            elif not self._waiting.evict_session():
                 raise EngineError("no page of the KV cache is left for the only sequence")
-
-    def _evict_session(self) -> bool:
-        """Free what is saved of a session: of the one idle longest, else of those whose requests wait."""
-        return self.sessions.evict_oldest() or self.sessions.evict_busy(_jobs([*self._batch, *self._waiting]))
 
     def _isolate(self, failed: list[Sequence], problem: str) -> None:
         """Restart sequences of a failed step one by one, to find out which of them fails.
 
         A sequence that was alone in the step fails its request.
         """
-        if self._begun() not in failed:
-            self._drop_begun()
-        self._waiting = deque(sequence for sequence in self._waiting if sequence not in failed)
+        if self._waiting.begun not in failed:
+            self._waiting.drop_begun()
+        self._waiting.remove(failed)
         self._batch.forget(failed)
         self._batch.free(failed)
         if len(failed) == 1:
@@ -183,82 +176,21 @@ class Scheduler:
             return
         for sequence in reversed(failed):
             sequence.restart()
-            self._waiting.appendleft(sequence)
-        self._is_filling = True
+            self._waiting.return_first(sequence)
+        self._waiting.is_filling = True
 
     @torch.inference_mode()  # the cache was made in it, and may be written to
     def give_up(self, problem: str, only_begun: bool = False) -> list[Job]:
         """Fail the requests that have been in the batch, or all requests; returns the other ones, in order."""
-        jobs = _jobs([*self._batch, *self._waiting])
+        jobs = jobs_of([*self._batch, *self._waiting])
         with suppress(GroupLostError):  # no rank is left to take the step with
-            begun = self._begun()
+            begun = self._waiting.begun
             self._batch.free([*self._batch, *([begun] if begun else ())])
         for job in jobs:
             if job.has_begun or not only_begun:
                 self._finish(job, Answer(None, problem, code=FAILED))
         self.note_load()
-        return _jobs(self._waiting)
-
-    def _begun(self) -> Sequence | None:
-        """Give the sequence whose context was run in part; it is the first that waits."""
-        return self._waiting[0] if self._waiting and self._waiting[0].pages else None
-
-    def _drop_begun(self) -> bool:
-        """Free the pages of the sequence whose context was run in part; false: there is none."""
-        if begun := self._begun():
-            self._batch.drop(begun)
-        return begun is not None
-
-    def _next_chunk(self) -> tuple[list[Sequence], int]:
-        """Take the pages of the next chunk: its sequence, if there is one, and its tokens."""
-        self._is_filling |= self._is_inflight or not self._batch
-        if not (self._is_filling and self._waiting):
-            return [], 0
-        sequence, blocks = self._waiting[0], self._steps.cache.blocks
-        if not (tokens := self._chunks.choose_tokens(sequence, self._batch.decoding, len(self._waiting))):
-            return [], 0
-        if sequence.pages:
-            missing = pages_of_chunk(sequence, tokens, blocks)
-            fits = not missing or missing + self._batch.pages_to_grow <= blocks.free
-        else:
-            fits = self._fits([sequence]) and pages_of_chunk(sequence, tokens, blocks) <= blocks.free
-        if not fits:
-            return [], 0
-        take_pages(sequence, blocks, tokens)
-        sequence.job.has_begun = True
-        self.metrics.begin(sequence)
-        return [sequence], tokens
-
-    def _admit(self) -> list[Sequence]:
-        """Take waiting sequences that fit into the batch, in order, up to one prefill pass."""
-        new, decoding = list[Sequence](), self._batch.decoding
-        while self._is_filling and self._waiting:
-            more = [*new, self._waiting[0]]
-            if not self._fits(more):
-                # Where no other sequence is in the way, sessions are; and a whole context may take fewer pages than the
-                # rest of one, see paging.py.
-                if self._batch or new or not (self._evict_session() or self._drop_begun()):
-                    break
-            elif is_one_pass(more, self._steps.cache.blocks) and not self._chunks.choose_tokens(
-                more[-1], decoding, len(new) + len(self._waiting)
-            ):
-                new.append(self._waiting.popleft())
-                take_pages(new[-1], self._steps.cache.blocks)
-                new[-1].job.has_begun = True
-                self.metrics.begin(new[-1])
-            else:
-                return new
-        self._is_filling = self._is_inflight
-        return new
-
-    def _fits(self, new: list[Sequence]) -> bool:
-        everyone = [*self._batch, *new]
-        if len(everyone) > 1 and any(each.is_isolated for each in everyone):
-            return False
-        has_slots = len(everyone) <= self._max_rows and sum(each.width for each in everyone) <= MOST_SLOTS
-        # The others are left a page for each row, so that those that join last are not set back at once.
-        spare = self._batch.pages_to_grow + sum(map(pages_to_grow, new[:-1]))
-        return has_slots and pages_to_begin(new[-1], self._steps.cache.blocks) + spare <= self._steps.cache.blocks.free
+        return self._waiting.jobs
 
     def _read_tokens(self) -> list[Sequence]:
         """Wait for the oldest pending tokens and append them; returns the sequences that got one."""
@@ -291,7 +223,7 @@ class Scheduler:
         done = [sequence for sequence in self._batch if sequence.is_done]
         self.metrics.finish(done)
         self._free_and_save(done)
-        for job in _jobs(updated):
+        for job in jobs_of(updated):
             if not (job.is_done or (job.is_streaming and job.has_news)):
                 continue
             try:
@@ -308,11 +240,11 @@ class Scheduler:
         """Free all sequences of a request, and send its last answer, if its client still takes one."""
         is_cancelled = answer is not None and answer.code == CANCELLED
         self.metrics.give_up(job, answer.code if answer else CANCELLED)
-        if (begun := self._begun()) and begun.job is job:
+        if (begun := self._waiting.begun) and begun.job is job:
             self._batch.drop(begun)
         decoding = [sequence for sequence in self._batch if sequence.job is job]
         (self._free_and_save if is_cancelled else self._batch.free)(decoding)
-        self._waiting = deque(sequence for sequence in self._waiting if sequence.job is not job)
+        self._waiting.remove([sequence for sequence in self._waiting if sequence.job is job])
         self.sessions.finish(job, has_failed=answer is None or answer.code not in ("", CANCELLED, INVALID))
         if answer:
             _send(job, answer)
@@ -323,10 +255,6 @@ class Scheduler:
         for sequence in sequences:
             self.sessions.save(sequence)
         self._batch.free(sequences)
-
-
-def _jobs(sequences: Iterable[Sequence]) -> list[Job]:
-    return list(dict.fromkeys(sequence.job for sequence in sequences))
 
 
 def _is_cancelled(job: Job) -> bool:

@@ -1,0 +1,145 @@
+"""The sequences that wait, and which of them are in the next step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from ..cache.sizing import MOST_SLOTS
+from ..steps.steps import Steps
+from .batch import Batch
+from .chunks import Chunks
+from .metrics import EngineMetrics
+from .paging import pages_of_chunk, pages_to_begin, pages_to_grow, take_pages
+from .prefill_pass import is_one_pass
+from .sequence import Job, Sequence
+from .sessions import Sessions
+
+
+class WaitingQueue:
+    """Sequences in the order in which they join the batch; the first one that does not fit stops the others.
+
+    Args:
+        steps: the network and its cache.
+        batch: what they join.
+        sessions: some are evicted where they alone are in the way.
+        metrics: count what begins.
+        max_rows: sequences in the batch at most.
+        is_inflight: see Scheduler.
+        chunk_tokens: see Chunks.
+
+    Attributes:
+        is_filling: whether the batch takes more.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        batch: Batch,
+        sessions: Sessions,
+        metrics: EngineMetrics,
+        max_rows: int,
+        is_inflight: bool,
+        chunk_tokens: int,
+    ) -> None:
+        self._blocks, self._batch, self._sessions, self._metrics = steps.cache.blocks, batch, sessions, metrics
+        self._max_rows, self._is_inflight = max_rows, is_inflight
+        self._chunks, self._sequences = Chunks(steps, chunk_tokens), deque[Sequence]()
+        self.is_filling = True
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The requests of which sequences wait."""
+        return jobs_of(self._sequences)
+
+    def append(self, sequences: Iterable[Sequence]) -> None:
+        """Add new sequences behind the others."""
+        self._sequences.extend(sequences)
+
+    def return_first(self, sequence: Sequence) -> None:
+        """Add a sequence that has been in the batch before all others."""
+        self._sequences.appendleft(sequence)
+
+    def remove(self, sequences: Iterable[Sequence]) -> None:
+        """Remove those of the sequences that wait."""
+        removed = set(sequences)
+        self._sequences = deque(sequence for sequence in self._sequences if sequence not in removed)
+
+    def evict_session(self) -> bool:
+        """Free what is saved of a session: of the one idle longest, else of those whose requests wait."""
+        return self._sessions.evict_oldest() or self._sessions.evict_busy(jobs_of([*self._batch, *self._sequences]))
+
+    @property
+    def begun(self) -> Sequence | None:
+        """The sequence whose context was run in part; it is the first that waits. None: there is none."""
+        return self._sequences[0] if self._sequences and self._sequences[0].pages else None
+
+    def drop_begun(self) -> bool:
+        """Free the pages of the sequence whose context was run in part; false: there is none."""
+        if begun := self.begun:
+            self._batch.drop(begun)
+        return begun is not None
+
+    def next_chunk(self) -> tuple[list[Sequence], int]:
+        """Take the pages of the next chunk: its sequence, if there is one, and its tokens."""
+        self.is_filling |= self._is_inflight or not self._batch
+        if not (self.is_filling and self._sequences):
+            return [], 0
+        sequence, blocks = self._sequences[0], self._blocks
+        if not (tokens := self._chunks.choose_tokens(sequence, self._batch.decoding, len(self._sequences))):
+            return [], 0
+        if sequence.pages:
+            missing = pages_of_chunk(sequence, tokens, blocks)
+            fits = not missing or missing + self._batch.pages_to_grow <= blocks.free
+        else:
+            fits = self._fits([sequence]) and pages_of_chunk(sequence, tokens, blocks) <= blocks.free
+        if not fits:
+            return [], 0
+        take_pages(sequence, blocks, tokens)
+        self._note_begun(sequence)
+        return [sequence], tokens
+
+    def admit(self) -> list[Sequence]:
+        """Take waiting sequences that fit into the batch, in order, up to one prefill pass."""
+        new, decoding = list[Sequence](), self._batch.decoding
+        while self.is_filling and self._sequences:
+            more = [*new, self._sequences[0]]
+            if not self._fits(more):
+                # Where no other sequence is in the way, sessions are; and a whole context may take fewer pages than the
+                # rest of one, see paging.py.
+                if self._batch or new or not (self.evict_session() or self.drop_begun()):
+                    break
+            elif is_one_pass(more, self._blocks) and not self._chunks.choose_tokens(
+                more[-1], decoding, len(new) + len(self._sequences)
+            ):
+                new.append(self._sequences.popleft())
+                take_pages(new[-1], self._blocks)
+                self._note_begun(new[-1])
+            else:
+                return new
+        self.is_filling = self._is_inflight
+        return new
+
+    def _note_begun(self, sequence: Sequence) -> None:
+        sequence.job.has_begun = True
+        self._metrics.begin(sequence)
+
+    def _fits(self, new: list[Sequence]) -> bool:
+        everyone = [*self._batch, *new]
+        if len(everyone) > 1 and any(each.is_isolated for each in everyone):
+            return False
+        has_slots = len(everyone) <= self._max_rows and sum(each.width for each in everyone) <= MOST_SLOTS
+        # The others are left a page for each row, so that those that join last are not set back at once.
+        spare = self._batch.pages_to_grow + sum(map(pages_to_grow, new[:-1]))
+        return has_slots and pages_to_begin(new[-1], self._blocks) + spare <= self._blocks.free
+
+
+def jobs_of(sequences: Iterable[Sequence]) -> list[Job]:
+    """Give the requests of sequences, each one once, in order."""
+    return list(dict.fromkeys(sequence.job for sequence in sequences))

@@ -1,0 +1,79 @@
+"""Logits: the final norm and the head, whose columns tensor parallel processes share."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..cache.sizing import upload
+from ..model.network import Network
+from ..request.schema import Array
+from ..sampling import scoring
+from ..sampling.sampling import argmax
+from .collective import collective_step
+from .graphs import Chosen
+
+
+class Predictions:
+    """Predicts from hidden states of rank 0, in all processes that have a part of the head.
+
+    Args:
+        network: all of it, or this process's part.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.config, self.device = network, network.config, network.weights.like.device
+        self._given: Tensor | None = None  # rank 0's hidden states, for predict
+        self._decoded: Tensor | None = None  # this process's logits of the last decode
+
+    def argmax(self, hidden: Tensor) -> Chosen:
+        """Give the logits and the argmax tokens that follow hidden states, [N, hidden]."""
+        logits = self.logits(hidden)
+        return logits, argmax(logits)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head: [..., hidden] -> fp32 [..., V]."""
+        if not self.network.comm.is_split:
+            return self.network.logits(hidden)
+        self._given = hidden.reshape(-1, hidden.shape[-1])
+        return self.predict(len(self._given)).view(*hidden.shape[:-1], -1)
+
+    @collective_step
+    def predict(self, count: int) -> Tensor:
+        """Compute the logits of ``count`` hidden states of rank 0 in all processes that have a part of the head."""
+        given = self._broadcast_given(count)
+        if not self.network.weights.head:
+            return self.network.weights.like
+        return self.network.comm.gather_logits(self.network.logits(given))
+
+    def score(self, hidden: Tensor, tokens: Array, most: int) -> Tensor:
+        """Score the token after each hidden state, and the ``most`` largest: [N, hidden], [N] -> see score_rows."""
+        if not self.network.comm.is_split:
+            return scoring.score_rows(self.network.logits(hidden), upload(tokens, self.device), most)
+        self._given = hidden
+        return scoring.merge_parts(self.summarize(tokens, most), most)
+
+    @collective_step
+    def summarize(self, tokens: Array, most: int) -> list[Tensor]:
+        """Summarize the logits of hidden states of rank 0 in all processes that have a part of the head."""
+        given = self._broadcast_given(len(tokens))
+        if not self.network.weights.head:
+            return []
+        return self.network.comm.gather_summaries(self.network.logits(given), upload(tokens, self.device), most)
+
+    def _broadcast_given(self, count: int) -> Tensor:
+        given, self._given = self._given, None
+        if given is None:
+            given = self.network.weights.like.new_empty(count, self.config.hidden_units)
+        return self.network.comm.broadcast(given.contiguous())
+
+    def full_logits(self, chosen: Chosen) -> Tensor:
+        """Give the logits of all tokens, fp32 [N, V], of what argmax or the last decode returned."""
+        logits = chosen[0]
+        return logits if logits.shape[1] == self.config.vocab_size else self.gather_logits()
+
+    @collective_step
+    def gather_logits(self) -> Tensor:
+        """Gather the processes' parts of the last decode step's logits, [N, V], in rank 0."""
+        if not self.network.weights.head or self._decoded is None:
+            return self.network.weights.like
+        return self.network.comm.gather_logits(self._decoded)

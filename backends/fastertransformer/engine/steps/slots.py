@@ -1,0 +1,128 @@
+"""What all processes know of the rows in their slots: pages, next input token and position, kept on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..cache.block_manager import pages_of
+from ..cache.kv_cache import KvCache, table_of
+from ..cache.page_pool import RowPages
+from ..cache.sizing import MOST_SLOTS, UNBOUNDED, upload
+from ..model.network import Network
+from ..model.prefixes import Prefix
+from ..request.schema import Array
+from .collective import collective_step
+
+
+class RowSlots:
+    """The slots of one process: rows are placed in them, moved, copied and freed.
+
+    Args:
+        network: all of it, or this process's part.
+        cache: of this process.
+        prefixes: of this process's layers and heads, by task.
+
+    Attributes:
+        ids: int64 [MOST_SLOTS], on the device: the next input token of each slot.
+        positions: int64 [MOST_SLOTS], on the device: the position of that token.
+    """
+
+    def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
+        self.network, self.cache, self._prefixes = network, cache, prefixes
+        self.device = network.weights.like.device
+        self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
+
+    def allocate(
+        self,
+        first: int,
+        rows: Sequence[RowPages],
+        positions: Array,
+        windows: Array | None = None,
+        tasks: Array | None = None,
+        ids: Array | None = None,
+    ) -> None:
+        """Allocate the slots from ``first`` on to new rows; arrays are int64 [n].
+
+        Args:
+            first: slot; the slots before it are unchanged.
+            rows: their pages.
+            positions: of each row's first token after its context.
+            windows: how many tokens each row keeps; None: all.
+            tasks: whose prefix each row begins with; -1, or None: no prefix.
+            ids: next input token of rows that begin with a decode step; None: contexts are run first.
+        """
+        most = np.full(len(rows), UNBOUNDED) if windows is None else windows
+        tables = (table_of([row.listed for row in rows]), table_of([row.source for row in rows]))
+        self.place(first, *tables, positions, most, tasks, ids)
+
+    @collective_step
+    def place(
+        self,
+        first: int,
+        tables: Array,
+        source_tables: Array,
+        positions: Array,
+        windows: Array,
+        tasks: Array | None,
+        ids: Array | None,
+    ) -> None:
+        """Write the block tables, int32 [n, pages], and the state of new rows; see allocate."""
+        self.cache.place(first, tables, source_tables, windows)
+        self.positions[first : first + len(tables)] = upload(positions, self.device)
+        if ids is not None:
+            self.ids[first : first + len(tables)] = upload(ids, self.device)
+        for row, task in enumerate(() if tasks is None else tasks.tolist()):
+            if task >= 0:
+                self.cache.restore(tables[row], self._prefixes[task])
+
+    @collective_step
+    def update(self, changes: Array) -> None:
+        """Write pages to block tables: slot, column and page of each, int64 [3, n]."""
+        self.cache.update(changes)
+
+    @collective_step
+    def free(self, count: int, kept: int, targets: Array, sources: Array) -> None:
+        """Free slots, and move others into the gaps.
+
+        Args:
+            count: slots in use.
+            kept: slots in use afterwards.
+            targets: int64 [n], slots that others move to.
+            sources: int64 [n], the slots that move.
+        """
+        self.cache.free(count, kept, targets, sources)
+        if len(targets):
+            to, of = upload(np.stack((targets, sources)), self.device)
+            self.ids[to], self.positions[to] = self.ids[of], self.positions[of]
+
+    def set_tokens(self, first: int, tokens: Tensor) -> None:
+        """Set the next input tokens, [N], of the slots from ``first`` on, in all processes."""
+        self.ids[first : first + len(tokens)] = tokens
+        self.broadcast_tokens(first, first + len(tokens))
+
+    @collective_step
+    def broadcast_tokens(self, first: int, end: int) -> None:
+        """Broadcast rank 0's next input tokens of slots."""
+        self.network.comm.broadcast(self.ids[first:end])
+
+    def copy(self, targets: Sequence[RowPages], sources: Sequence[RowPages], length: int) -> None:
+        """Copy the first ``length`` entries of rows, and their encoders' output, to others; see KvCache.copy."""
+        count = pages_of(length)
+        both = [[page for row in rows for page in (*row.pages[:count], *row.source)] for rows in (targets, sources)]
+        pages = [pair for pair in zip(*both, strict=True) if pair[0] != pair[1]]  # rows may share pages
+        slots = np.array([[row.slot for row in rows] for rows in (targets, sources)])
+        self.copy_pages(np.array(pages, np.int64).reshape(-1, 2).T, slots)
+
+    @collective_step
+    def copy_pages(self, pages: Array, slots: Array) -> None:
+        """Copy pages, int64 [2 (target, source), n], and what slots have of their encoder inputs, likewise."""
+        self.cache.copy(pages, slots)
+
+    @collective_step
+    def clear(self, pages: Array) -> None:
+        """Zero pages, int64 [n], so that no non-finite number stays in them."""
+        self.cache.clear(pages)
