@@ -17,6 +17,7 @@ from deployment.openai.scores import Score
 from deployment.openai.triton import Triton
 
 _EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass
@@ -108,8 +109,9 @@ async def answer_whole(triton: Triton, plan: Plan) -> dict[str, Any]:
     """
     answers = [Answer() for _ in plan.requests]
     async with aclosing(_pieces(triton, plan.requests)) as pieces:
-        async for index, piece in pieces:
-            answers[index].add(piece)
+        async for index, together in pieces:
+            for piece in together:
+                answers[index].add(piece)
     kept: list[Answer] = []
     for first in range(0, len(answers), plan.drawn):
         kept += _best(answers[first : first + plan.drawn], plan.given)
@@ -137,49 +139,67 @@ async def answer_stream(request: web.Request, triton: Triton, plan: Plan) -> tup
     Raises:
         ApiError: the server refused the request, so that no stream has begun. Later failures are an event.
     """
-    answers = [Answer() for _ in plan.requests]
+    answers, events = [Answer() for _ in plan.requests], _Events(plan)
     response = web.StreamResponse(headers=_EVENT_STREAM)
     async with aclosing(_pieces(triton, plan.requests)) as pieces:
         try:
-            async for index, piece in pieces:
+            async for index, together in pieces:
                 if not response.prepared:
                     await response.prepare(request)
-                is_first = not answers[index].tokens
-                answers[index].add(piece)
-                if is_first and (beginning := plan.form.beginning(index, answers[index])) is not None:
-                    await _send(response, plan, [beginning])
-                await _send(response, plan, [plan.form.part(index, answers[index], piece)])
+                await response.write(events.of_pieces(index, answers[index], together))
         except ApiError as error:
             if not response.prepared:
                 raise
-            await response.write(_event(error.body))
-    if plan.wants_usage:
-        await _send(response, plan, [], {"usage": plan.usage(answers)})
-    await response.write(b"data: [DONE]\n\n")
+            await response.write(_event(_JSON.encode(error.body)))
+    usage = plan.usage(answers)
+    await response.write((events.of_usage(usage) if plan.wants_usage else b"") + _event("[DONE]"))
     await response.write_eof()
-    return response, plan.usage(answers)
+    return response, usage
 
 
-async def _send(
-    response: web.StreamResponse, plan: Plan, choices: list[dict[str, Any]], more: dict[str, Any] | None = None
-) -> None:
-    usage = {"usage": None} if plan.wants_usage else {}
-    content = {**plan.head, "object": plan.form.chunk_kind, "choices": choices, **usage, **(more or {})}
-    await response.write(_event(content))
+class _Events:
+    """Writes the events of one stream; what all of them have is encoded once.
+
+    Args:
+        plan: of the request.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._form = plan.form
+        self._before = _JSON.encode({**plan.head, "object": plan.form.chunk_kind})[:-1] + ',"choices":['
+        self._after = '],"usage":null}' if plan.wants_usage else "]}"
+
+    def of_pieces(self, index: int, answer: Answer, pieces: Sequence[Piece]) -> bytes:
+        """Add pieces to an answer and write an event for each."""
+        events = list[bytes]()
+        for piece in pieces:
+            is_first = not answer.tokens
+            answer.add(piece)
+            if is_first and (beginning := self._form.beginning(index, answer)) is not None:
+                events.append(self._of_choice(beginning))
+            events.append(self._of_choice(self._form.part(index, answer, piece)))
+        return b"".join(events)
+
+    def of_usage(self, usage: dict[str, int]) -> bytes:
+        """Write the event that a stream ends with where the usage is asked for."""
+        return _event(f'{self._before}],"usage":{_JSON.encode(usage)}}}')
+
+    def _of_choice(self, choice: dict[str, Any]) -> bytes:
+        return _event(self._before + _JSON.encode(choice) + self._after)
 
 
-def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def _event(content: str) -> bytes:
+    return f"data: {content}\n\n".encode()
 
 
-async def _pieces(triton: Triton, requests: Sequence[SequenceRequest]) -> AsyncGenerator[tuple[int, Piece], None]:
+async def _pieces(triton: Triton, requests: Sequence[SequenceRequest]) -> AsyncGenerator[tuple[int, list[Piece]], None]:
     """Yield the pieces of all answers as they come, each with its answer's number; the first failure ends them all."""
     if len(requests) == 1:
         async with aclosing(generate(triton, requests[0])) as pieces:
-            async for piece in pieces:
-                yield 0, piece
+            async for together in pieces:
+                yield 0, together
         return
-    arrived: asyncio.Queue[tuple[int, Piece | None | Exception]] = asyncio.Queue()
+    arrived: asyncio.Queue[tuple[int, list[Piece] | None | Exception]] = asyncio.Queue()
     tasks = [asyncio.create_task(_pass_on(triton, index, each, arrived)) for index, each in enumerate(requests)]
     try:
         running = len(tasks)
@@ -201,12 +221,12 @@ async def _pass_on(
     triton: Triton,
     index: int,
     request: SequenceRequest,
-    arrived: asyncio.Queue[tuple[int, Piece | None | Exception]],
+    arrived: asyncio.Queue[tuple[int, list[Piece] | None | Exception]],
 ) -> None:
     try:
         async with aclosing(generate(triton, request)) as pieces:
-            async for piece in pieces:
-                arrived.put_nowait((index, piece))
+            async for together in pieces:
+                arrived.put_nowait((index, together))
         arrived.put_nowait((index, None))
     except Exception as error:  # is raised where the pieces are read
         arrived.put_nowait((index, error))

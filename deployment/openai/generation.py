@@ -71,8 +71,10 @@ class SequenceRequest:
     is_searched: bool = False
 
 
-async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[Piece, None]:
-    """Yield an answer, a piece a token; the engine stops when the caller stops reading, and behind a stop string.
+async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[list[Piece], None]:
+    """Yield an answer, a piece a token: those together that the engine sent together.
+
+    The engine stops when the caller stops reading, and behind a stop string.
 
     Raises:
         ApiError: the server refused the request, failed on it, or is gone.
@@ -84,15 +86,14 @@ async def generate(triton: Triton, request: SequenceRequest) -> AsyncGenerator[P
             if request.is_searched:
                 last = answer
                 continue
-            for piece in writer.read(answer):
-                yield piece
-                if piece.stop_reason in request.stops:
+            if pieces := list(writer.read(answer)):
+                yield pieces
+                if pieces[-1].stop_reason in request.stops:
                     return
-    if request.is_searched and last is not None:
-        for piece in writer.read(last):
-            yield piece
+    if request.is_searched and last is not None and (pieces := list(writer.read(last))):
+        yield pieces
     if not writer.is_finished:
-        yield writer.end()
+        yield [writer.end()]
 
 
 class _Writer:

@@ -1,25 +1,25 @@
-"""Ask a Triton server over gRPC, in streams: one request each, answered token by token."""
+"""Ask a Triton server over gRPC: requests that are answered token by token, and what its models are."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
-import numpy as np
 import numpy.typing as npt
-from tritonclient.grpc import InferenceServerException, InferInput, InferRequestedOutput, InferResult
+from tritonclient.grpc import InferenceServerException, InferResult
 from tritonclient.grpc import aio as triton
+from tritonclient.grpc import service_pb2 as messages
 from tritonclient.utils import np_to_triton_dtype
 
 from deployment.openai.errors import ApiError
+from deployment.openai.streams import Streams
 from handover.errors import ServerError
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 _PATIENCE_S = 60.0
-_TRUE_STATUS = {"triton_grpc_error": "true"}
-"""Header with which Triton ends a stream that fails with gRPC's status of the failure, in place of a text alone."""
 _STATUS = {"INVALID_ARGUMENT": 400, "UNAVAILABLE": 503, "NOT_FOUND": 503, "RESOURCE_EXHAUSTED": 503}
 
 
@@ -33,9 +33,11 @@ class Triton:
     def __init__(self, url: str) -> None:
         self.url = url
         self._client = triton.InferenceServerClient(url)
+        self._streams = Streams(url)
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
+        await self._streams.close()
         await self._client.close()
 
     async def config(self, model: str) -> Any:
@@ -77,23 +79,16 @@ class Triton:
         Raises:
             ApiError: the server refused the request, failed on it, or is gone.
         """
-        request = {
-            "model_name": model,
-            "inputs": [_input(name, array) for name, array in tensors.items()],
-            "outputs": [InferRequestedOutput(name) for name in outputs],
-            "request_id": request_id,
-        }
-        answers = self._client.stream_infer(_once(request), headers=_TRUE_STATUS)
+        request = _request(model, tensors, outputs, request_id)
         try:
-            async for answer, error in answers:
-                if error is not None:
-                    raise _worded(error.message(), "INVALID_ARGUMENT")
-                if answer.get_response().outputs:
-                    yield answer
+            async with aclosing(self._streams.ask(request)) as answers:
+                async for answer in answers:
+                    if answer.error_message:
+                        raise _worded(answer.error_message, "INVALID_ARGUMENT")
+                    if answer.infer_response.outputs:
+                        yield InferResult(answer.infer_response)
         except grpc.aio.AioRpcError as error:
             raise _worded(error.details() or "", error.code().name) from error
-        finally:
-            answers.cancel()
 
     async def _is_live(self) -> bool:
         try:
@@ -102,14 +97,15 @@ class Triton:
             return False
 
 
-async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    yield request
-
-
-def _input(name: str, array: npt.NDArray[Any]) -> InferInput:
-    tensor = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-    tensor.set_data_from_numpy(np.ascontiguousarray(array))
-    return tensor
+def _request(model: str, tensors: Tensors, outputs: Sequence[str], request_id: str) -> Any:
+    """Make a ModelInferRequest; the types of tritonclient would copy every tensor twice."""
+    request = messages.ModelInferRequest(model_name=model, id=request_id)
+    for name, array in tensors.items():
+        request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
+    for name in outputs:
+        request.outputs.add(name=name)
+    return request
 
 
 def _worded(message: str, code: str) -> ApiError:

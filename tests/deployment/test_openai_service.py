@@ -30,13 +30,18 @@ PAUSE_S = 0.02
 class SlowTriton(FakeTriton):
     """Streams ``count_up`` token by token, as a decoupled model does, and notes how far each request came."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda tensors: count_up(tensors), INPUTS)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(lambda tensors: count_up(tensors), INPUTS, port=port)
         self.made: list[int] = []
         self.names: list[str] = []
+        self.streams: list[int] = []  # requests of each
+        self.is_old = False  # says in no answer whether it is the last one
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        stream = len(self.streams)
+        self.streams.append(0)
         for request in requests:
+            self.streams[stream] += 1
             (whole,) = self._answer(request, context)
             self.names.append(request.id)
             place, count = len(self.made), int(self.requests[-1]["request_output_len"].max())
@@ -51,7 +56,8 @@ class SlowTriton(FakeTriton):
                 answer.CopyFrom(whole)
                 index = next(i for i, each in enumerate(answer.outputs) if each.name == "sequence_length")
                 answer.raw_output_contents[index] = (given + number).to_bytes(4, "little")
-                answer.parameters["triton_final_response"].bool_param = number == count
+                if not self.is_old:
+                    answer.parameters["triton_final_response"].bool_param = number == count
                 yield pb.ModelStreamInferResponse(infer_response=answer)
 
 
@@ -106,6 +112,43 @@ def test_a_stop_string_stops_the_engine(slow: SlowTriton, letters: Path) -> None
             return str(found["choices"][0]["text"])
 
     assert asyncio.run(inside()) == "BC" and slow.made[0] <= 6
+
+
+@pytest.mark.parametrize(("is_old", "expected"), [(False, [1, 4, 1, 1]), (True, [1] * 7)])
+def test_a_stream_serves_the_next_request_only_when_its_own_is_complete(
+    slow: SlowTriton, letters: Path, is_old: bool, expected: list[int]
+) -> None:
+    slow.is_old = is_old
+
+    async def inside() -> None:
+        async with application_of(slow.url, letters) as client:
+
+            async def text(**more: Any) -> str:
+                body = {"prompt": "A", "max_tokens": 3, "ignore_eos": True, **more}
+                return str((await (await client.post("/v1/completions", json=body)).json())["choices"][0]["text"])
+
+            for _ in range(4):  # the first one finds out what the server says
+                assert await text() == "BCD"
+            assert await text(stop="C", max_tokens=30) == "B"  # is cancelled: what comes late is no other's answer
+            assert await asyncio.gather(*(text(prompt=each) for each in "DK")) == ["EFG", "LMN"]
+
+    asyncio.run(inside())
+    assert slow.streams == expected
+
+
+def test_a_stream_that_the_server_has_ended_is_replaced(slow: SlowTriton, letters: Path) -> None:
+    async def inside() -> None:
+        async with application_of(slow.url, letters) as client:
+            for _ in range(2):
+                answer = await client.post("/v1/completions", json={"prompt": "A", "max_tokens": 2})
+                assert answer.status == 200
+            slow.server.stop(None).wait()
+            with SlowTriton(slow.port) as again:
+                await asyncio.sleep(0.1)
+                answer = await client.post("/v1/completions", json={"prompt": "A", "max_tokens": 2})
+                assert answer.status == 200 and again.streams == [1]
+
+    asyncio.run(inside())
 
 
 def test_keys(slow: SlowTriton, letters: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         inputs: names of the model's inputs, as its config says.
         parameters: of its config.
         passes_on: inputs of the model inside, for an ensemble.
+        port: to listen on; 0: a free one.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         parameters: dict[str, str] | None = None,
         max_batch_size: int = 64,
         passes_on: tuple[str, ...] = (),
+        port: int = 0,
     ) -> None:
         self.answer, self.inputs, self.parameters = answer, inputs, parameters or {}
         self.max_batch_size, self.passes_on = max_batch_size, passes_on
@@ -48,7 +50,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.patience_s: list[float] = []  # that clients have left when they ask for a configuration
         self.server = grpc.server(ThreadPoolExecutor(max_workers=4))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self.server)
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
 
     @property
     def url(self) -> str:
