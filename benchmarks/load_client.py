@@ -42,8 +42,9 @@ from evaluation.client.client import Client
 from evaluation.client.served_model import inspect_endpoint
 from evaluation.speed import formulas
 from evaluation.speed.drive import ClosedLoop, MeasuringPlan, Recorder, drive
+from evaluation.speed.tokens import RandomIds
 from evaluation.speed.wire import Encoded, Wire, encode
-from evaluation.speed.workload import Workload, seeded
+from evaluation.speed.workload import DrawingContext, Workload, seeded
 from handover.arguments import ScriptArguments
 from handover.errors import ServerError, exit_status
 
@@ -95,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
 
 def prepare(model: str, lengths: str, vocab_size: int, count: int) -> list[Encoded]:
     """Encode random prompts, the same in every run."""
-    prompts = Workload.parse(lengths).prompts(vocab_size, seeded(0, lengths))
+    prompts = Workload.parse(lengths).prompts(DrawingContext(RandomIds(vocab_size), seeded(0, lengths)))
     return [encode(model, prompt) for prompt in islice(prompts, count)]
 
 

@@ -20,10 +20,14 @@ from evaluation.client.tokenizer import load_tokenizer
 from evaluation.speed.costs import server_log
 from evaluation.speed.exports import write_point, write_summary
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
+from evaluation.speed.load_requests import LoadTarget
+from evaluation.speed.prompt_file import read_prompt_file
 from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
 from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, Row
-from evaluation.speed.under_load import LoadTarget, measure_point, probe
-from evaluation.speed.workload import LoadPrompt, Words, read_prompt_file
+from evaluation.speed.tokens import RandomIds, Words
+from evaluation.speed.trace import Trace, read_trace
+from evaluation.speed.under_load import measure_point, probe
+from evaluation.speed.workload import LoadPrompt, Tokens
 from handover.errors import ConfigError, exit_status
 from handover.regular_file import read_bytes
 
@@ -77,7 +81,7 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
             f"model '{arguments.model}' takes text, but {arguments.prompt_file} holds token ids",
             "give texts, or take model=fastertransformer",
         )
-    vocab_size = 0 if prompts else find_vocab_size(arguments.vocab_size, served)
+    trace = _read_trace(arguments)
     row = Row(
         mode=CLOSED,
         triton_model=arguments.model,
@@ -90,12 +94,16 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
     load_target = LoadTarget(
         served.endpoint,
         server_log(arguments.endpoint),
-        vocab_size,
+        None if prompts else _tokens(arguments, served, interface.takes_text),
         tuple(prompts),
-        _words(arguments, served, vocab_size) if interface.takes_text else None,
+        trace,
+        interface.takes_text,
+        served.max_positions,
         row.gpus,
         interface.is_encoder_decoder,
     )
+    if trace is not None:
+        return arguments, load_target, [_replay_point(arguments, trace, row)]
     return arguments, load_target, plan_points(arguments, row, served.max_positions)
 
 
@@ -116,6 +124,25 @@ def plan_points(arguments: LoadArguments, template: Row, max_positions: int | No
     return [dataclasses.replace(row, workload=name) for name, row in product(workloads, [*closed, *opened])]
 
 
+def _replay_point(arguments: LoadArguments, trace: Trace, template: Row) -> Row:
+    assert arguments.trace is not None
+    rate = trace.rate_per_s(arguments.trace_speed)
+    workload = f"trace:{arguments.trace.name}"
+    return dataclasses.replace(
+        template, workload=workload, mode=OPEN, request_rate_per_s=float(f"{rate:.6g}"), arrival="trace"
+    )
+
+
+def _read_trace(arguments: LoadArguments) -> Trace | None:
+    if arguments.trace is None:
+        return None
+    trace = read_trace(arguments.trace, arguments.trace_block_size)
+    lasts_s = trace.duration_s / arguments.trace_speed
+    if lasts_s > arguments.max_point_s:
+        sys.stdout.write(f"the replay lasts {lasts_s:.0f} s and is cut after max_point_s={arguments.max_point_s:g} s\n")
+    return trace
+
+
 def _read_prompts(arguments: LoadArguments, served: DeployedModel) -> list[LoadPrompt]:
     if arguments.prompt_file is None:
         return []
@@ -128,8 +155,11 @@ def _read_prompts(arguments: LoadArguments, served: DeployedModel) -> list[LoadP
     return prompts
 
 
-def _words(arguments: LoadArguments, served: DeployedModel, vocab_size: int) -> Words:
-    """Find the words that random texts are made of."""
+def _tokens(arguments: LoadArguments, served: DeployedModel, is_text: bool) -> Tokens:
+    """Find what random prompts are made of: token ids, or the words of random texts."""
+    vocab_size = find_vocab_size(arguments.vocab_size, served)
+    if not is_text:
+        return RandomIds(vocab_size)
     if served.directory is None:
         raise ConfigError(
             f"model '{arguments.model}' takes text, but its tokenizer is not on this machine",
@@ -141,8 +171,8 @@ def _words(arguments: LoadArguments, served: DeployedModel, vocab_size: int) -> 
 def _decisive(arguments: LoadArguments) -> tuple[tuple[str, ...], str]:
     """Return the settings that must be equal for a point to be kept; the resumed run may have more points."""
     ours = dataclasses.replace(arguments, endpoint="", output=Path(), lengths=(), concurrencies=(), request_rates=())
-    file = hashlib.sha256(read_bytes(arguments.prompt_file)).hexdigest() if arguments.prompt_file else ""
-    return ours.to_argv(), file
+    given = arguments.prompt_file or arguments.trace
+    return ours.to_argv(), hashlib.sha256(read_bytes(given)).hexdigest() if given else ""
 
 
 def _line(row: Row) -> str:
@@ -152,8 +182,9 @@ def _line(row: Row) -> str:
     if row.state != OK or rate is None or latency is None:
         return f"{name} failed: {row.error}"
     failed = f"  {row.failed_requests} failed" if row.failed_requests else ""
+    clipped = f"  {row.clipped_share:.1%} shortened to the model's positions" if row.clipped_share else ""
     shaky = "" if row.is_stable else "  not stable"
-    return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{failed}{shaky}"
+    return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{failed}{clipped}{shaky}"
 
 
 if __name__ == "__main__":

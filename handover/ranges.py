@@ -49,6 +49,7 @@ TOKEN_ID = Range(0, 2**31 - 1)
 SEED = Range(0, 2**31 - 1)
 RATE = Range(0, 1_000_000, is_above=True)  # requests per second
 PRICE = Range(0, 1_000_000, is_above=True)  # of a GPU for an hour, in any currency
+SPEED = Range(0, 10_000, is_above=True)  # of a recorded trace
 DAY_S = Range(0, 86_400)
 WEEK_S = Range(0, 604_800, is_above=True)
 YEAR_S = Range(0, 31_536_000, is_above=True)

@@ -30,10 +30,10 @@ class Asks(Protocol):
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A constant number of requests is in flight; each answer triggers the next request.
+    """A constant number of requests or conversations is in flight; each answer triggers the next request.
 
     Attributes:
-        concurrency: requests in flight.
+        concurrency: requests or conversations in flight.
         ramp_s: seconds in which the slots start, evenly spread.
     """
 
@@ -46,8 +46,8 @@ class OpenLoop:
     """Requests are sent at given times, however fast the server answers.
 
     Attributes:
-        arrivals_ns: due times of the requests in nanoseconds after the start, without end.
-        max_in_flight: largest number of requests in flight; further ones wait in the client.
+        arrivals_ns: due times of the requests, or of conversations' first requests, in nanoseconds after the start.
+        max_in_flight: largest number of requests or conversations in flight; further ones wait in the client.
         ramp_s: seconds in which the rate of arrivals grows.
     """
 
@@ -156,13 +156,26 @@ async def _closed(wire: Asks, load: ClosedLoop, given: Iterator[Encoded], record
             await asyncio.sleep(load.ramp_s * number / load.concurrency)
         free_ns = time.perf_counter_ns()
         for request in given:
-            record = await wire.ask(request, free_ns)
+            record = await _converse(wire, request, free_ns, recorder)
             free_ns = record.done_ns
-            recorder.add(record)
             if record.error:
                 await asyncio.sleep(0)  # a request that fails at once must not starve the other slots
 
     await asyncio.gather(*(slot(number) for number in range(load.concurrency)))
+
+
+async def _converse(wire: Asks, request: Encoded, due_ns: int, recorder: Recorder) -> RequestRecord:
+    """Send a request and what follows it in its conversation, each after the answer before; return the last record."""
+    while True:
+        record = await wire.ask(request, due_ns)
+        recorder.add(record)
+        following = request.follow_up
+        if following is None or record.error or recorder.is_over:
+            return record
+        think_s = following.prompt.think_s
+        if think_s:
+            await asyncio.sleep(think_s)
+        request, due_ns = following, record.done_ns + round(think_s * NANOSECONDS_PER_S)
 
 
 async def _open(wire: Asks, load: OpenLoop, given: Iterator[Encoded], recorder: Recorder) -> None:
@@ -171,7 +184,7 @@ async def _open(wire: Asks, load: OpenLoop, given: Iterator[Encoded], recorder: 
 
     async def one(request: Encoded, due_ns: int) -> None:
         try:
-            recorder.add(await wire.ask(request, due_ns))
+            await _converse(wire, request, due_ns, recorder)
         finally:
             room.release()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evaluation.speed.figures import DISTRIBUTIONS
-from evaluation.speed.workload import Workload
+from evaluation.speed.workload import WORKLOAD_HINT, Workload
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, nearest
 from handover.ranges import (
@@ -20,6 +20,8 @@ from handover.ranges import (
     RELATIVE,
     REPEATS,
     SEED,
+    SPEED,
+    TOKENS,
     UNCOUNTED,
     WEEK_S,
     check_ranges,
@@ -40,14 +42,24 @@ class LoadArguments(ScriptArguments):
     )
     lengths: tuple[str, ...] = field(
         default=(),
-        metadata={
-            "help": 'JSON list of "input/output" lengths in tokens; each a number, uniform:LOW:HIGH or '
-            "normal:MEAN:DEVIATION; 60/20 (or what the model holds) if empty"
-        },
+        metadata={"help": f"JSON list of workloads; {WORKLOAD_HINT}; 60/20 (or what the model holds) if empty"},
     )
     prompt_file: Path | None = field(
         default=None,
         metadata={"help": "JSON lines with ids, texts or ShareGPT conversations; takes the place of lengths"},
+    )
+    trace: Path | None = field(
+        default=None,
+        metadata={"help": "Mooncake's JSON lines: the one point is its replay, without lengths and loads"},
+    )
+    trace_speed: float = field(
+        default=1.0, metadata={RANGE: SPEED, "help": "of the trace's time; 2: requests come twice as fast as recorded"}
+    )
+    trace_block_size: int = field(
+        default=512, metadata={RANGE: TOKENS, "help": "tokens of a block that a hash id stands for"}
+    )
+    think_s: float = field(
+        default=0.0, metadata={RANGE: DAY_S, "help": "mean seconds between turns of a conversation, exponential"}
     )
     concurrencies: tuple[int, ...] = field(
         default=(), metadata={RANGE: IN_FLIGHT, "help": "JSON list: closed loop, requests always in flight"}
@@ -108,7 +120,9 @@ def check_arguments(arguments: LoadArguments) -> None:
     Raises:
         ConfigError: nothing to measure, a number out of range, or an unknown name.
     """
-    if not arguments.concurrencies and not arguments.request_rates:
+    if arguments.trace is not None and arguments.prompt_file is not None:
+        raise ConfigError("trace and prompt_file are both given", "leave one of them out")
+    if arguments.trace is None and not arguments.concurrencies and not arguments.request_rates:
         raise ConfigError(
             "a load needs concurrencies or request rates", "give concurrencies=[1,4] or request_rates=[2]"
         )

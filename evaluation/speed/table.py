@@ -23,8 +23,9 @@ DERIVED_FIGURES = {
     "gpu_energy_per_output_token_j": "gpu_power_mean_watts / output_tokens_per_s",
 }
 """Figures that ``derived`` computes from others of a row, with their formulas."""
+_WORKLOAD_COLUMNS = ("clipped_share",)
 _ENGINE_COLUMNS = ("flags", "gpu_hour_price", *ENERGY_FIGURES, *DERIVED_FIGURES)
-NEWER_COLUMNS = ("int8_mode", "versions", *_ENGINE_COLUMNS)
+NEWER_COLUMNS = ("int8_mode", "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS)
 """Columns that tables of earlier versions do not have; such tables are still read. A new column is added here."""
 OK, FAILED = "ok", "failed"
 STATIC, CLOSED, OPEN = "static", "closed", "open"
@@ -55,6 +56,7 @@ class Row:
         max_queue_delay_us: of its dynamic batcher; None without one.
         warmup_requests: answers before the measured ones.
         requests, failed_requests: measured answers of a load, and failures among all.
+        clipped_share: share of the prepared requests of a load that were made shorter to fit the model's positions.
         repeats: windows of equal size that the measured answers were cut into.
         is_stable: whether the repeats of a load agreed as closely as asked for.
         duration_s: of all repeats of a load.
@@ -112,6 +114,7 @@ class Row:
     settings_fingerprint: str = ""
     flags: str = ""
     gpu_hour_price: float | None = None
+    clipped_share: float | None = None
 
     @property
     def point(self) -> tuple[str, str, float]:
@@ -269,6 +272,7 @@ LOAD_TABLE = Table(
         *("repeats", "is_stable", "duration_s", "state", "error"),
         *(*FIGURE_COLUMNS, *SERVER_FIGURES, *COST_FIGURES),
         *("model_digest", "is_random_weights", "commit", *_HOST, "settings_fingerprint", *_ENGINE_COLUMNS),
+        *_WORKLOAD_COLUMNS,
     ),
 )
 TABLES = (STATIC_TABLE, LOAD_TABLE)

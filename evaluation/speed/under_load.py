@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
-from pathlib import Path
 
 from evaluation.speed.costs import CostMeter
 from evaluation.speed.derived import derive
@@ -15,42 +13,19 @@ from evaluation.speed.drive import ClosedLoop, MeasuringPlan, OpenLoop, Recorder
 from evaluation.speed.figures import FigureContext, compute_figures, is_stable
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.load_requests import LoadTarget, PreparedRequests, prepare_requests
 from evaluation.speed.provenance import timestamp
 from evaluation.speed.raw_records import Counters, PointRecords
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.server_metrics import read_counters, server_figures
 from evaluation.speed.table import CLOSED, FAILED, OK, Row
-from evaluation.speed.wire import Encoded, Wire, encode
-from evaluation.speed.workload import LoadPrompt, Words, Workload, arrivals_ns, seeded
-from handover.endpoint import Endpoint
+from evaluation.speed.wire import Wire
+from evaluation.speed.workload import arrivals_ns, seeded
 from handover.errors import ServerError
 
 _LEAST_REQUESTS = 20
 _SPARE_REPEATS = 1
 """Requests are prepared for one repeat more than planned: the load goes on until the last answer is counted."""
-
-
-@dataclass(frozen=True)
-class LoadTarget:
-    """The deployment under load, and the source of its prompts.
-
-    Attributes:
-        endpoint: address of the server.
-        log: path of the server's log; None if unknown.
-        vocab_size: size of the vocabulary that random prompts are drawn from.
-        prompts: prompts of the prompt file; empty for random prompts.
-        words: words that random texts are made of; None where the model takes token ids.
-        gpus: number of GPUs, TP x PP.
-        is_encoder_decoder: whether the model is an encoder-decoder.
-    """
-
-    endpoint: Endpoint
-    log: Path | None
-    vocab_size: int
-    prompts: tuple[LoadPrompt, ...] = ()
-    words: Words | None = None
-    gpus: int = 1
-    is_encoder_decoder: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +57,7 @@ def measure_point(
 ) -> Measured:
     """Fill in a point's row, calling ``advance`` after each repeat; without a single success it is failed and empty."""
     plan = plan_point(arguments, row, target, advance)
-    requests = prepare_requests(arguments, target, row, plan)
+    requests = prepare_requests(arguments, target, row, plan.warmup + (plan.repeats + _SPARE_REPEATS) * plan.requests)
     with CostMeter(target.endpoint, target.log, arguments.model) as costs:
         recorder, counters = asyncio.run(_load(arguments, target, row, plan, requests))
     windows, context = recorder.windows, _context(arguments, target)
@@ -95,6 +70,7 @@ def measure_point(
         requests=len(records),
         failed_requests=len(failed),
         warmup_requests=len(recorder.warmups),
+        clipped_share=requests.clipped / requests.requests,
         repeats=len(windows),
         error=error,
         timestamp=timestamp(),
@@ -105,7 +81,9 @@ def measure_point(
     row = dataclasses.replace(
         row,
         state=OK,
-        is_stable=is_stable(windows, context, arguments.stable_within),
+        is_stable=len(records) == requests.requests
+        if target.trace
+        else is_stable(windows, context, arguments.stable_within),
         duration_s=(windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S,
         figures={**compute_figures(windows, context), **server_figures(*counters), **costs.figures},
     )
@@ -118,7 +96,7 @@ def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
     Raises:
         ServerError: the request failed, or its answer does not continue the prompt.
     """
-    request = prepare_requests(arguments, target, row, MeasuringPlan(0, 1, 0, 0, lambda windows: True))[0]
+    request = prepare_requests(arguments, target, row, 1).first[0]
 
     async def ask() -> RequestRecord:
         async with Wire(target.endpoint.grpc_url, arguments.timeout_s, bool(arguments.streaming)) as wire:
@@ -134,6 +112,8 @@ def plan_point(
 ) -> MeasuringPlan:
     """Choose warm-up and repeats of a point by its load."""
     context = _context(arguments, target)
+    if target.trace is not None:
+        return MeasuringPlan(0, len(target.trace.requests), 1, arguments.max_point_s, lambda windows: True)
     if row.mode == CLOSED:
         in_flight = round(row.level)
         requests = arguments.requests or max(_LEAST_REQUESTS, 4 * in_flight)
@@ -149,26 +129,8 @@ def plan_point(
     return MeasuringPlan(warmup, requests, arguments.repeats, arguments.max_point_s, is_enough)
 
 
-def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, plan: MeasuringPlan) -> list[Encoded]:
-    """Encode the requests of a point before its load starts.
-
-    The requests depend on the seed and the point only, so that two deployments get the same ones.
-    """
-    count = plan.warmup + (plan.repeats + _SPARE_REPEATS) * plan.requests
-    random = seeded(arguments.seed, row.workload, row.mode, row.level)
-    if target.prompts:
-        order = random.permutation(len(target.prompts))
-        chosen: Iterator[LoadPrompt] = cycle([target.prompts[i] for i in order[:count]])
-    elif target.words is not None:
-        chosen = target.words.prompts(Workload.parse(row.workload), random)
-    else:
-        chosen = Workload.parse(row.workload).prompts(target.vocab_size, random)
-    is_text = target.words is not None
-    return [encode(arguments.model, p, target.is_encoder_decoder, is_text) for p in islice(chosen, count)]
-
-
 async def _load(
-    arguments: LoadArguments, target: LoadTarget, row: Row, plan: MeasuringPlan, requests: list[Encoded]
+    arguments: LoadArguments, target: LoadTarget, row: Row, plan: MeasuringPlan, requests: PreparedRequests
 ) -> tuple[Recorder, tuple[Counters, Counters]]:
     readings: list[dict[str, float]] = []
     loop = asyncio.get_running_loop()
@@ -180,14 +142,21 @@ async def _load(
     if row.mode == CLOSED:
         load = ClosedLoop(round(row.level), arguments.ramp_s)
     else:
-        random = seeded(arguments.seed, "arrivals", row.workload, row.level)
-        due = arrivals_ns(row.level, arguments.arrival, arguments.ramp_s, random)
-        load = OpenLoop(due, arguments.max_in_flight, arguments.ramp_s)
+        load = _open_loop(arguments, target, row, requests)
     async with Wire(target.endpoint.grpc_url, arguments.timeout_s, bool(arguments.streaming)) as wire:
-        recorder = await drive(wire, requests, load, plan, measuring=read)
+        recorder = await drive(wire, requests.first, load, plan, measuring=read)
         await read()
     before = readings[0] if len(readings) == 2 else {}
     return recorder, (before, readings[-1])
+
+
+def _open_loop(arguments: LoadArguments, target: LoadTarget, row: Row, requests: PreparedRequests) -> OpenLoop:
+    if target.trace is not None:
+        return OpenLoop(target.trace.arrivals_ns(arguments.trace_speed), arguments.max_in_flight)
+    random = seeded(arguments.seed, "arrivals", row.workload, row.level)
+    rate_per_s = row.level / requests.requests_each  # of conversations
+    due = arrivals_ns(rate_per_s, arguments.arrival, arguments.ramp_s, random)
+    return OpenLoop(due, arguments.max_in_flight, arguments.ramp_s)
 
 
 def _context(arguments: LoadArguments, target: LoadTarget) -> FigureContext:

@@ -36,12 +36,14 @@ class Encoded:
         prompt: the prompt and the number of tokens to generate.
         is_encoder_decoder: whether the model is an encoder-decoder, whose answer does not repeat the prompt.
         is_text: whether request and answer contain texts.
+        follow_up: the next request of the same conversation, which is sent after the answer; None for the last.
     """
 
     payload: bytes
     prompt: LoadPrompt
     is_encoder_decoder: bool = False
     is_text: bool = False
+    follow_up: Encoded | None = None
 
 
 def encode(model: str, prompt: LoadPrompt, is_encoder_decoder: bool = False, is_text: bool = False) -> Encoded:

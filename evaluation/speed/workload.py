@@ -1,26 +1,32 @@
-"""Lengths, prompts and arrival times of a load, which depend on the seed and the point alone."""
+"""What a load asks and when: prompts, their lengths and arrival times, which depend on the seed and the point alone.
+
+A workload draws prompts without end. One that has several turns draws the first turn, which the later ones follow.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
+from evaluation.speed.lengths import LENGTH_HINT, NAMED_LENGTHS, LengthDistribution
 from handover.errors import ConfigError
-from handover.regular_file import read_text
 
-if TYPE_CHECKING:  # the login node checks lengths and has neither package
+if TYPE_CHECKING:  # the login node checks workloads and has no numpy
     import numpy as np
 
-    from evaluation.client.tokenizer import Tokenizer
-
-_FEWEST_WORDS = 16
-
-_HINT = "a length is a number of tokens, uniform:LOW:HIGH or normal:MEAN:DEVIATION; a pair is INPUT/OUTPUT"
+_SHARED, _AGENT = "shared_prefix", "agent"
+_MOST_TURNS = 1000
+_MOST_GROUPS = 100_000
+WORKLOAD_HINT = (
+    f"a workload is INPUT/OUTPUT, {_SHARED}:PREFIX[xGROUPS]:INPUT/OUTPUT, {_AGENT}:TURNS:INPUT/OUTPUT, or one of "
+    f"{', '.join(NAMED_LENGTHS)}; {LENGTH_HINT}"
+)
 
 
 @dataclass(frozen=True)
@@ -31,116 +37,202 @@ class LoadPrompt:
         ids: token ids of the prompt.
         output_length: number of tokens to generate.
         text: the prompt as text, for a text model; empty if unknown.
+        is_clipped: whether it, its answer, or its conversation was made shorter to fit the model's positions.
+        think_s: seconds between the answer of the turn before and this request.
+        follow_up: the next turn of the same conversation, which is sent after the answer; None for the last.
     """
 
     ids: tuple[int, ...]
     output_length: int
     text: str = ""
+    is_clipped: bool = False
+    think_s: float = 0.0
+    follow_up: LoadPrompt | None = None
+
+
+class Tokens(Protocol):
+    """What prompts are made of: random ids, or words that are one token each."""
+
+    def draw(self, number: int, random: np.random.Generator) -> list[int]:
+        """Draw tokens."""
+        ...
+
+    def prompt(self, tokens: Sequence[int], output_length: int) -> LoadPrompt:
+        """Make a prompt of drawn tokens."""
+        ...
 
 
 @dataclass(frozen=True)
-class LengthDistribution:
-    """A distribution of lengths in tokens.
+class DrawingContext:
+    """What prompts are drawn from and must fit into.
 
     Attributes:
-        kind: constant, uniform (both ends included) or normal (rounded, at least 1).
-        first: the length, the lowest, or the mean.
-        second: unused, the highest, or the standard deviation.
+        tokens: draws tokens and makes prompts of them.
+        random: generator of the point.
+        most: positions of the model; None where they are unknown.
+        think_s: mean of the exponentially distributed time between turns.
     """
 
-    kind: str
-    first: float
-    second: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str) -> LengthDistribution:
-        """Read ``60``, ``uniform:20:400`` or ``normal:100:20``.
-
-        Raises:
-            ConfigError: the text is none of these, or a length could be below 1.
-        """
-        words = text.strip().split(":")
-        kind = "constant" if len(words) == 1 else words[0]
-        try:
-            numbers = [float(word) for word in (words if len(words) == 1 else words[1:])]
-        except ValueError:
-            numbers = []
-        if len(numbers) != {"constant": 1, "uniform": 2, "normal": 2}.get(kind) or not all(map(math.isfinite, numbers)):
-            raise ConfigError(f"'{text}' is no length", _HINT)
-        lengths = cls(kind, *numbers)
-        if lengths.first < 1 or lengths.second < (lengths.first if kind == "uniform" else 0):
-            raise ConfigError(f"'{text}' is no length: it would be below 1, or its ends are swapped", _HINT)
-        return lengths
-
-    def draw(self, random: np.random.Generator) -> int:
-        """Draw one length."""
-        if self.kind == "uniform":
-            return int(random.integers(int(self.first), int(self.second), endpoint=True))
-        if self.kind == "normal":
-            return max(1, round(random.normal(self.first, self.second)))
-        return int(self.first)
+    tokens: Tokens
+    random: np.random.Generator
+    most: int | None = None
+    think_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Workload:
-    """Lengths of prompts and answers, as ``60/20``."""
+class Workload(ABC):
+    """Prompts of one kind; the name is what the user wrote."""
 
     name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Workload:
+        """Read what WORKLOAD_HINT describes.
+
+        Raises:
+            ConfigError: the text is no workload.
+        """
+        kind, _, rest = text.partition(":")
+        if kind == _SHARED:
+            return SharedPrefix.read(text, rest)
+        if kind == _AGENT:
+            return Agent.read(text, rest)
+        return LengthPair.read(text, text)
+
+    @abstractmethod
+    def prompts(self, context: DrawingContext) -> Iterator[LoadPrompt]:
+        """Draw prompts, without end."""
+
+
+@dataclass(frozen=True)
+class LengthPair(Workload):
+    """Prompts that have nothing in common, with lengths of prompts and answers as ``60/20``."""
+
     input: LengthDistribution
     output: LengthDistribution
 
     @classmethod
-    def parse(cls, text: str) -> Workload:
-        """Read ``INPUT/OUTPUT``.
-
-        Raises:
-            ConfigError: the text is no such pair.
-        """
+    def read(cls, name: str, text: str) -> LengthPair:
+        """Read ``INPUT/OUTPUT`` or the name of known lengths."""
+        known = NAMED_LENGTHS.get(text.strip())
+        if known is not None:
+            return cls(name, known.input, known.output)
         parts = text.split("/")
         if len(parts) != 2:
-            raise ConfigError(f"'{text}' is no pair of lengths", _HINT)
-        return cls(text, *map(LengthDistribution.parse, parts))
+            raise ConfigError(f"'{name}' is no pair of lengths", WORKLOAD_HINT)
+        return cls(name, *map(LengthDistribution.parse, parts))
 
-    def prompts(self, vocab_size: int, random: np.random.Generator) -> Iterator[LoadPrompt]:
-        """Draw prompts of random tokens, without end."""
+    def prompts(self, context: DrawingContext) -> Iterator[LoadPrompt]:
+        """Draw prompts of random tokens."""
+        most = context.most if self.input.is_long_tailed or self.output.is_long_tailed else None
         while True:
-            ids = random.integers(0, vocab_size, self.input.draw(random)).tolist()
-            yield LoadPrompt(tuple(ids), self.output.draw(random))
+            wanted = self.input.draw(context.random)
+            ids = context.tokens.draw(wanted, context.random)
+            length, answer = fit_lengths(wanted, drawn := self.output.draw(context.random), most)
+            prompt = context.tokens.prompt(ids[:length], answer)
+            yield dataclasses.replace(prompt, is_clipped=True) if (length, answer) != (wanted, drawn) else prompt
 
 
-class Words:
-    """Words that are one token each, so that a text of n words has n tokens.
+@dataclass(frozen=True)
+class SharedPrefix(Workload):
+    """Prompts of which each group has one beginning, as requests with the same system prompt.
 
-    Args:
-        tokenizer: tokenizer of the served model.
-        vocab_size: size of the vocabulary.
-
-    Raises:
-        ConfigError: the vocabulary has fewer than 16 such words.
+    Attributes:
+        prefix: tokens of each group's beginning.
+        groups: number of beginnings; a prompt takes one of them at random.
+        own: lengths of what follows the beginning, and of the answers.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
-        spelt = {word: number for number in range(vocab_size) if (word := tokenizer.decode([number]).strip()).isalpha()}
-        # A word must be one token after another word as well; every tokenizer has the word "a".
-        before = tokenizer.encode("a")
-        self._words = [word for word, number in spelt.items() if tokenizer.encode(f"a {word}") == [*before, number]]
-        if len(self._words) < _FEWEST_WORDS:
-            raise ConfigError(
-                "the served model's vocabulary has no words to make prompts of",
-                "give texts: benchmark.load.prompt_file",
-            )
+    prefix: int
+    groups: int
+    own: LengthPair
 
-    def prompts(self, workload: Workload, random: np.random.Generator) -> Iterator[LoadPrompt]:
-        """Draw prompts, without end; the ids of a prompt are those of its text."""
+    @classmethod
+    def read(cls, name: str, text: str) -> SharedPrefix:
+        """Read ``PREFIX[xGROUPS]:INPUT/OUTPUT``."""
+        size, _, rest = text.partition(":")
+        prefix, x, groups = size.partition("x")
+        return cls(
+            name,
+            _whole(name, prefix, "PREFIX", 2**20),
+            _whole(name, groups, "GROUPS", _MOST_GROUPS) if x else 1,
+            LengthPair.read(name, rest),
+        )
+
+    def prompts(self, context: DrawingContext) -> Iterator[LoadPrompt]:
+        """Draw the beginnings, and prompts that have one of them."""
+        tokens, random = context.tokens, context.random
+        beginnings = [tokens.draw(self.prefix, random) for _ in range(self.groups)]
         while True:
-            wanted = workload.input.draw(random)
-            drawn = [self._words[i] for i in random.integers(0, len(self._words), wanted)]
-            text = " ".join(drawn)
-            # The first word has no space before it and may be more than one token.
-            while len(drawn) > 1 and len(self._tokenizer.encode(text)) > wanted:
-                text = " ".join(drawn := drawn[:-1])
-            yield LoadPrompt(tuple(self._tokenizer.encode(text)), workload.output.draw(random), text)
+            beginning = beginnings[int(random.integers(0, self.groups))]
+            ids = [*beginning, *tokens.draw(self.own.input.draw(random), random)]
+            yield tokens.prompt(ids, self.own.output.draw(random))
+
+
+@dataclass(frozen=True)
+class Agent(Workload):
+    """Conversations whose every prompt is the prompt before, its answer, and new tokens.
+
+    The answer in the next prompt is drawn at random and has the length of the real one, so that every deployment gets
+    the same requests.
+
+    Attributes:
+        most_turns: requests of a conversation; fewer where no further turn fits the model's positions.
+        new: lengths of the tokens that are new in each turn, and of the answers.
+    """
+
+    most_turns: int
+    new: LengthPair
+
+    @classmethod
+    def read(cls, name: str, text: str) -> Agent:
+        """Read ``TURNS:INPUT/OUTPUT``."""
+        turns, _, rest = text.partition(":")
+        return cls(name, _whole(name, turns, "TURNS", _MOST_TURNS), LengthPair.read(name, rest))
+
+    def prompts(self, context: DrawingContext) -> Iterator[LoadPrompt]:
+        """Draw conversations."""
+        while True:
+            turns = list(self._conversation(context))
+            if len(turns) < self.most_turns:
+                turns[-1] = dataclasses.replace(turns[-1], is_clipped=True)
+            following: LoadPrompt | None = None
+            for turn in reversed(turns):
+                following = dataclasses.replace(turn, follow_up=following)
+            assert following is not None
+            yield following
+
+    def _conversation(self, context: DrawingContext) -> Iterator[LoadPrompt]:
+        random, ids = context.random, list[int]()
+        for turn in range(self.most_turns):
+            new, answer = self.new.input.draw(random), self.new.output.draw(random)
+            if turn and context.most is not None and len(ids) + new + answer > context.most:
+                return
+            new, answer = fit_lengths(new, answer, context.most)
+            ids += context.tokens.draw(new, random)
+            think_s = float(random.exponential(context.think_s)) if turn and context.think_s else 0.0
+            yield dataclasses.replace(context.tokens.prompt(ids, answer), think_s=think_s)
+            ids += context.tokens.draw(answer, random)
+
+
+def fit_lengths(prompt: int, answer: int, most: int | None) -> tuple[int, int]:
+    """Shorten a prompt, and an answer that alone has too many tokens, to the positions of the model.
+
+    Args:
+        prompt: number of tokens of the prompt.
+        answer: number of tokens to generate.
+        most: positions of the model; None for no limit.
+    """
+    if most is None or prompt + answer <= most:
+        return prompt, answer
+    answer = min(answer, max(1, most - 1))
+    return max(1, min(prompt, most - answer)), answer
+
+
+def _whole(name: str, text: str, what: str, most: int) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ConfigError(f"'{name}': {what} '{text}' is no whole number from 1 to {most}", WORKLOAD_HINT)
+    return int(text)
 
 
 def seeded(seed: int, *point: object) -> np.random.Generator:
@@ -171,63 +263,3 @@ def arrivals_ns(rate_per_s: float, arrival: str, ramp_s: float, random: np.rando
         else:
             due_s = ramp_s + (event - in_ramp) / rate_per_s
         yield round(due_s * 1e9)
-
-
-def read_prompt_file(
-    path: Path, encode: Callable[[str], list[int]] | None, max_tokens: int | None
-) -> tuple[list[LoadPrompt], int]:
-    """Read JSON lines of prompts.
-
-    A line holds ``input_ids`` or ``prompt`` with ``output_length`` (tokens), or ``prompt`` and ``completion``, or
-    ShareGPT's ``conversations``, whose first two turns are the prompt and, by its length, the answer.
-
-    Args:
-        path: path of the file.
-        encode: encodes with the served model's tokenizer; None without one.
-        max_tokens: positions of the model; longer lines are left out.
-
-    Returns:
-        The prompts, and the number of lines that were left out because they have no answer or do not fit.
-
-    Raises:
-        ConfigError: a line is none of these or needs a tokenizer that is missing, or no line is left.
-    """
-    prompts, left_out = [], 0
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        prompt = _prompt(line, f"{path.name}:{number}", encode)
-        if prompt is None or (max_tokens is not None and len(prompt.ids) + prompt.output_length > max_tokens):
-            left_out += 1
-        else:
-            prompts.append(prompt)
-    if not prompts:
-        raise ConfigError(f"{path} has no prompt that fits the model ({left_out} lines left out)")
-    return prompts, left_out
-
-
-def _prompt(line: str, where: str, encode: Callable[[str], list[int]] | None) -> LoadPrompt | None:
-    """Read one line; None for a conversation without an answer."""
-    try:
-        content: dict[str, Any] = json.loads(line)
-        turns = content.get("conversations")
-        if turns is not None:
-            if len(turns) < 2:
-                return None
-            content = {"prompt": turns[0]["value"], "completion": turns[1]["value"]}
-        if "input_ids" in content:
-            return _checked(tuple(map(int, content["input_ids"])), int(content["output_length"]))
-        if encode is None:
-            raise ConfigError(f"{where} holds text, but the served model's tokenizer is not on this machine")
-        around = len(encode(""))  # start and end tokens are no part of an answer
-        wanted = content["output_length"] if "output_length" in content else len(encode(content["completion"])) - around
-        return _checked(tuple(encode(content["prompt"])), int(wanted), content["prompt"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{where} is no prompt: {error!r}",
-            "give input_ids and output_length, prompt and output_length or completion, or conversations",
-        ) from error
-
-
-def _checked(ids: tuple[int, ...], output_length: int, text: str = "") -> LoadPrompt | None:
-    return LoadPrompt(ids, output_length, text) if ids and output_length >= 1 else None

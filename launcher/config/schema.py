@@ -33,6 +33,7 @@ from handover.ranges import (
     REPEATS,
     SEED,
     SESSIONS,
+    SPEED,
     TEN_MINUTES_US,
     TOKEN_ID,
     TOKENS,
@@ -302,8 +303,12 @@ class LoadConfig:
     request_rates: list[float] = number([], RATE)  # open loop: requests per second
     arrival: str = "poisson"  # or constant
     ramp_s: float = number(0.0, DAY_S)
-    lengths: list[str] = field(default_factory=list)  # input/output; a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION
+    lengths: list[str] = field(default_factory=list)  # workloads, as 60/20, sharegpt or agent:5:200/50
     prompt_file: str | None = None
+    trace: str | None = None  # Mooncake's JSON lines
+    trace_speed: float = number(1.0, SPEED)
+    trace_block_size: int = number(512, TOKENS)
+    think_s: float = number(0.0, DAY_S)  # mean, between turns
     streaming: bool | None = None  # None: what the served model does
     warmup: int = number(0, UNCOUNTED)  # answers; 0: twice those in flight
     requests: int = number(0, UNCOUNTED)  # answers a repeat; 0: 20, or four times those in flight

@@ -324,3 +324,40 @@ def test_the_servers_own_figures_stand_beside_the_clients(tmp_path: Path) -> Non
     assert figures["server_compute_mean_ms"] == pytest.approx(8)
     assert figures["server_mean_batch"] == pytest.approx(2)
     assert row.requests / 2 < figures["server_requests"] <= row.requests + 2  # type: ignore[operator]
+
+
+def test_a_trace_is_replayed_once_at_its_times(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 100 * number, "input_length": 3 + number, "output_length": 2, "hash_ids": [1, 50 + number]}
+        for number in range(8)
+    ]
+    for line in lines[:2]:
+        line["input_length"] = 5
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with FakeTriton(slow) as fake:
+        given = arguments(tmp_path / "out", fake.url, trace=tmp_path / "trace.jsonl", trace_block_size=4)
+        started_s = time.perf_counter()
+        (row,) = run(dataclasses.replace(given, trace_speed=2.0, lengths=()))
+        lasted_s = time.perf_counter() - started_s
+        asked = [tensors["input_ids"][0] for tensors in fake.requests[1:]]  # the first is the probe
+    assert row.point == ("trace:trace.jsonl", "open", 22.8571)  # 8 * 2 / 0.7
+    assert (row.arrival, row.requests, row.is_stable, row.clipped_share) == ("trace", 8, True, 0.0)
+    assert [len(ids) for ids in asked] == [line["input_length"] for line in lines]
+    assert len({tuple(ids[:3]) for ids in asked}) == 1, "the first block is shared"
+    assert lasted_s >= 0.35, "seven tenths of a second at twice the speed"
+    assert row.duration_s == pytest.approx(0.36, abs=0.15)
+
+
+def test_the_turns_of_a_conversation_follow_each_other(tmp_path: Path) -> None:
+    with FakeTriton(slow) as fake:
+        given = arguments(
+            tmp_path / "out", fake.url, lengths=("agent:3:4/2",), concurrencies=(2,), request_rates=(60.0,)
+        )
+        closed, opened = run(dataclasses.replace(given, requests=12, repeats=1, arrival="constant"))
+        asked = [tuple(tensors["input_ids"][0]) for tensors in fake.requests]
+    assert closed.requests == opened.requests == 12
+    assert {len(ids) for ids in asked} == {4, 10, 16}
+    for ids in asked:
+        if len(ids) > 4:
+            assert asked.index(ids[: len(ids) - 6]) < asked.index(ids), "a turn is asked after the turn before"
+    assert opened.figures["requests_per_s"] == pytest.approx(60, rel=0.4)

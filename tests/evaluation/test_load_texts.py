@@ -9,7 +9,8 @@ import pytest
 from support.learnt_gpt2 import LearntModel
 
 from evaluation.client.tokenizer import load_tokenizer
-from evaluation.speed.workload import Words, Workload, seeded
+from evaluation.speed.tokens import Words
+from evaluation.speed.workload import DrawingContext, Workload, seeded
 from handover.errors import ConfigError
 
 
@@ -22,7 +23,7 @@ def test_a_text_has_the_wanted_number_of_tokens_and_is_the_same_each_time(model:
     words = Words(load_tokenizer(model.directory), 400)
 
     def draw(lengths: str) -> list[tuple[str, int]]:
-        drawn = itertools.islice(words.prompts(Workload.parse(lengths), seeded(1)), 50)
+        drawn = itertools.islice(Workload.parse(lengths).prompts(DrawingContext(words, seeded(1))), 50)
         return [(prompt.text, len(prompt.ids)) for prompt in drawn]
 
     texts = draw("12/4")

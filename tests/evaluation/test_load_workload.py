@@ -11,7 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from evaluation.speed.workload import LengthDistribution, LoadPrompt, Workload, arrivals_ns, read_prompt_file, seeded
+from evaluation.speed.lengths import LengthDistribution
+from evaluation.speed.prompt_file import read_prompt_file
+from evaluation.speed.tokens import RandomIds
+from evaluation.speed.workload import DrawingContext, LoadPrompt, Workload, arrivals_ns, seeded
 from handover.errors import ConfigError
 
 
@@ -41,7 +44,9 @@ def test_the_ramp_reaches_the_rate_with_half_of_its_requests() -> None:
 def test_the_same_seed_and_point_draw_the_same() -> None:
     def draw(seed: int, level: float) -> list[LoadPrompt]:
         random = seeded(seed, "uniform:2:9/4", "closed", level)
-        return list(itertools.islice(Workload.parse("uniform:2:9/4").prompts(100, random), 5))
+        return list(
+            itertools.islice(Workload.parse("uniform:2:9/4").prompts(DrawingContext(RandomIds(100), random)), 5)
+        )
 
     assert draw(0, 1.0) == draw(0, 1.0)
     assert draw(0, 1.0) != draw(1, 1.0)
@@ -55,7 +60,7 @@ def test_lengths_follow_their_distribution() -> None:
     normal = np.array([LengthDistribution.parse("normal:100:20").draw(random) for _ in range(2000)])
     assert (normal.mean(), normal.std()) == (pytest.approx(100, abs=2), pytest.approx(20, abs=1.5))
     assert min(LengthDistribution.parse("normal:1:5").draw(random) for _ in range(50)) == 1
-    prompt = next(Workload.parse("7/3").prompts(11, random))
+    prompt = next(Workload.parse("7/3").prompts(DrawingContext(RandomIds(11), random)))
     assert (len(prompt.ids), prompt.output_length) == (7, 3)
     assert max(prompt.ids) < 11
 

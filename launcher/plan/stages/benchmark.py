@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evaluation.arguments import BenchmarkArguments
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
+from evaluation.speed.trace import read_trace
 from handover.errors import ConfigError
 from launcher.config.schema import BenchmarkKind, Config, Stage
 from launcher.plan.paths import RunPaths
@@ -27,6 +28,8 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
         return
     arguments = load_arguments(config, paths)
     check_arguments(arguments)
+    if arguments.trace is not None:
+        read_trace(arguments.trace, arguments.trace_block_size)
     if arguments.prompt_file is not None and not arguments.prompt_file.is_file():
         raise ConfigError(f"benchmark.load.prompt_file: there is no file {arguments.prompt_file}")
 
@@ -77,16 +80,19 @@ def load_arguments(config: Config, paths: RunPaths) -> LoadArguments:
     load = config.benchmark.load
     given = dataclasses.asdict(load)
     given |= {name: tuple(given[name]) for name in ("concurrencies", "request_rates", "lengths")}
-    file = given.pop("prompt_file")
+    given |= {name: _absolute(given[name]) for name in ("prompt_file", "trace")}
     limits = dataclasses.asdict(config.benchmark.slos)
     return LoadArguments(
         endpoint=config.deployment.endpoint or str(paths.endpoint),
         output=partial(paths.benchmark),
         model=config.benchmark.model,
         vocab_size=config.benchmark.vocab_size,
-        prompt_file=None if file is None else Path(file).expanduser().absolute(),
         slos=tuple((name.removesuffix("_ms"), limit) for name, limit in limits.items() if limit is not None),
         model_repository=expected_repository(config, paths),
         gpu_hour_price=config.benchmark.gpu_hour_price,
         **given,
     )
+
+
+def _absolute(file: str | None) -> Path | None:
+    return None if file is None else Path(file).expanduser().absolute()

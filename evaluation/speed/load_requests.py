@@ -1,0 +1,107 @@
+"""The requests of a point, encoded before its load starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.table import Row
+from evaluation.speed.trace import Trace
+from evaluation.speed.wire import Encoded, encode
+from evaluation.speed.workload import DrawingContext, LoadPrompt, Tokens, Workload, seeded
+from handover.endpoint import Endpoint
+
+
+@dataclass(frozen=True)
+class LoadTarget:
+    """The deployment under load, and the source of its prompts.
+
+    Attributes:
+        endpoint: address of the server.
+        log: path of the server's log; None if unknown.
+        tokens: what random prompts are made of; None where the prompt file has them all.
+        prompts: prompts of the prompt file; empty for random prompts.
+        trace: the trace that is replayed; None for none.
+        is_text: whether the model takes text.
+        max_positions: of the model; None where they are unknown.
+        gpus: number of GPUs, TP x PP.
+        is_encoder_decoder: whether the model is an encoder-decoder.
+    """
+
+    endpoint: Endpoint
+    log: Path | None
+    tokens: Tokens | None
+    prompts: tuple[LoadPrompt, ...] = ()
+    trace: Trace | None = None
+    is_text: bool = False
+    max_positions: int | None = None
+    gpus: int = 1
+    is_encoder_decoder: bool = False
+
+
+@dataclass(frozen=True)
+class PreparedRequests:
+    """The requests of a point.
+
+    Attributes:
+        first: the first request of each conversation, in the order of sending; most have one request.
+        requests: number of all requests.
+        clipped: how many of them are shorter than drawn or recorded, so that they fit the model's positions.
+    """
+
+    first: tuple[Encoded, ...]
+    requests: int
+    clipped: int
+
+    @property
+    def requests_each(self) -> float:
+        """Mean number of requests of a conversation."""
+        return self.requests / len(self.first)
+
+
+def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, count: int) -> PreparedRequests:
+    """Encode at least ``count`` requests of a point, or those of the trace.
+
+    They depend on the seed and the point only, so that two deployments get the same ones.
+    """
+    conversations, requests, clipped = [], 0, 0
+    for prompt in _prompts(arguments, target, row, count):
+        if requests >= count and target.trace is None:
+            break
+        turns = list(_turns(prompt))
+        conversations.append(_encode(arguments.model, target, turns))
+        requests += len(turns)
+        clipped += sum(turn.is_clipped for turn in turns)
+    return PreparedRequests(tuple(conversations), requests, clipped)
+
+
+def _prompts(arguments: LoadArguments, target: LoadTarget, row: Row, count: int) -> Iterator[LoadPrompt]:
+    random = seeded(arguments.seed, row.workload, row.mode, row.level)
+    if target.prompts:
+        order = random.permutation(len(target.prompts))
+        return cycle([target.prompts[i] for i in order[:count]])
+    assert target.tokens is not None
+    context = DrawingContext(target.tokens, random, target.max_positions, arguments.think_s)
+    if target.trace is not None:
+        return target.trace.prompts(context, arguments.seed)
+    return Workload.parse(row.workload).prompts(context)
+
+
+def _turns(prompt: LoadPrompt | None) -> Iterator[LoadPrompt]:
+    while prompt is not None:
+        yield prompt
+        prompt = prompt.follow_up
+
+
+def _encode(model: str, target: LoadTarget, turns: list[LoadPrompt]) -> Encoded:
+    """Encode a conversation: each turn knows the next one."""
+    following: Encoded | None = None
+    for turn in reversed(turns):
+        encoded = encode(model, turn, target.is_encoder_decoder, target.is_text)
+        following = dataclasses.replace(encoded, follow_up=following)
+    assert following is not None
+    return following
