@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from evaluation.report.comparable import engines_of
 from evaluation.report.data import collect_findings
 from evaluation.report.formatting import TextTable, show_figure
 from evaluation.report.page import render_page
@@ -34,6 +35,7 @@ from evaluation.report.ranking import (
     Ranking,
     deployment_text,
     find_candidates,
+    group_candidates,
     pareto_front,
     rank_all,
     ranking_table,
@@ -75,7 +77,9 @@ def main(argv: Sequence[str]) -> None:
     for ranking in rankings:
         if ranking.best:
             name = ranking.goal if len(workloads) == 1 else f"{ranking.goal}_{name_of_file(ranking.workload)}"
-            write_atomically(given.output / GROUP / f"{name}.yaml", render_override(ranking))
+            name += f"_{name_of_file(ranking.group)}" if ranking.group else ""
+            override = render_override(ranking, names_engine=len(engines_of(candidates)) > 1)
+            write_atomically(given.output / GROUP / f"{name}.yaml", override)
             sys.stdout.write(f"{PROGRAM} --config-dir={given.output} +{GROUP}={name} stages=[export,deploy]\n")
 
 
@@ -113,11 +117,16 @@ def read_budget(path: Path) -> Budget:
     return Budget({name.removesuffix("_ms"): float(limit) for name, limit in slos.items()}, percentile)
 
 
-def render_override(ranking: Ranking) -> str:
-    """Render the best candidate's deployment as a file that Hydra merges over the whole configuration."""
+def render_override(ranking: Ranking, names_engine: bool = False) -> str:
+    """Render the best candidate's deployment as a file that Hydra merges over the whole configuration.
+
+    Args:
+        ranking: with a best candidate.
+        names_engine: whether the file chooses the engine too; it must where several were measured.
+    """
     best = ranking.best[0]
     nested: dict[str, Any] = {}
-    for key, value in best.settings.items():
+    for key, value in (dict(best.settings) | ({"deployment.engine": best.engine} if names_engine else {})).items():
         *parents, leaf = key.split(".")
         node = nested
         for parent in parents:
@@ -173,13 +182,11 @@ def render_markdown(
 
 
 def _fronts(candidates: Sequence[DeploymentCandidate]) -> list[DeploymentCandidate]:
-    """Return the Pareto front of each workload, one after another; different lengths are not compared."""
-    workloads = dict.fromkeys(candidate.workload for candidate in candidates)
-    return [
-        kept
-        for workload in workloads
-        for kept in pareto_front(candidate for candidate in candidates if candidate.workload == workload)
-    ]
+    """Return the Pareto front of each workload, one after another; different lengths are not compared.
+
+    Engines that are not comparable have fronts of their own.
+    """
+    return [kept for _, _, same in group_candidates(candidates) for kept in pareto_front(same)]
 
 
 if __name__ == "__main__":

@@ -11,17 +11,35 @@ from dataclasses import replace
 from typing import Any
 
 from evaluation.arguments import SweepReportArguments
+from evaluation.report.comparable import COMPARABLE, group_comparable
 from evaluation.report.document import pareto_plots
+from evaluation.report.engine_plots import engine_plots
+from evaluation.report.engine_tables import comparability_remarks, engine_tables, has_several_engines
 from evaluation.report.formatting import TextTable, show_figure
 from evaluation.report.page import Plot, render_page
 from evaluation.report.plots import draw_latency_by_size
 from evaluation.report.ranking import RANKING_COLUMNS, Budget, DeploymentCandidate, rank_all, ranking_table
 from evaluation.report.sweep_points import Point, read_points, smallest_loads, sweep_columns, sweep_rows
 from evaluation.speed.cells import csv_text
+from evaluation.tasks.metric import HOLDS
 from handover.durable import write_atomically
 from handover.errors import exit_status
 
 HTML_NAME, MARKDOWN_NAME, CSV_NAME = "report.html", "report.md", "points.csv"
+_OF_THE_RUN = ("engine", "parity", "is_comparable")
+_OF_THE_ROW = (
+    *(
+        "versions",
+        "commit",
+        "data_type",
+        "weight_data_type",
+        "flags",
+        "gpu",
+        "requests_per_s",
+        "goodput_requests_per_s",
+    ),
+    *("gpu_energy_per_output_token_j", "cost_per_million_tokens", "cost_per_million_output_tokens"),
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -48,7 +66,10 @@ def summarise(points: Sequence[Point]) -> str:
     if not measured:
         return text
     owners = _labels(points)
-    candidates = _candidates(points)
+    groups = group_comparable(_candidates(points))
+    if COMPARABLE not in groups:
+        return f"{text} The engines are not comparable, so none is called the fastest."
+    candidates = groups[COMPARABLE]
     fastest = max(candidates, key=lambda c: c.tokens_per_s)
     text += (
         f" Most throughput: {owners[id(fastest)]}, {show_figure(fastest.tokens_per_s)} tokens/s"
@@ -81,7 +102,8 @@ def describe_sweep(points: Sequence[Point]) -> dict[str, Any]:
         "summary": summarise(points),
         "remarks": _remarks(points),
         "points": TextTable("The points", columns, tuple(sweep_rows(points, columns)), errors),
-        "plots": [*plots, *pareto_plots(named, "pareto")],
+        "engines": engine_tables(points),
+        "plots": [*plots, *(engine_plots(points, "engines") or pareto_plots(named, "pareto"))],
         "rankings": _rankings(points),
         "places": TextTable("", ("Point", "Model", "Results", "Digest"), places),
         "numeric": {*columns[1:], *RANKING_COLUMNS[1:-1]},
@@ -93,13 +115,18 @@ def render_csv(points: Sequence[Point]) -> str:
     latencies = list(dict.fromkeys(name for candidate in _candidates(points) for name in candidate.latencies_ms))
     names = ("tokens_per_s", "ci95_tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user")
     heads = ("point", "model", "parameters", "results", "error", "benchmark", "workload", "load", *names, *latencies)
-    rows: list[tuple[object, ...]] = [(*heads, "model_digest")]
+    rows: list[tuple[object, ...]] = [(*heads, "model_digest", *_OF_THE_RUN, *_OF_THE_ROW)]
+    is_one_engine = not has_several_engines(points)
     for point in points:
+        measured = {(b.name, row.workload, row.label): row for b in point.benchmarks for row in b.measured}
         known = (point.label, point.title, point.parameters or "", point.results, point.error)
         for c in point.candidates:
             figures = (c.tokens_per_s, c.noise_tokens_per_s, c.tokens_per_s_per_gpu, c.tokens_per_s_per_user)
             found = (c.latencies_ms.get(name) for name in latencies)
-            rows.append((*known, c.benchmark, c.workload, c.load, *figures, *found, c.model_digest))
+            run = (c.engine, point.parity, is_one_engine or point.parity == HOLDS)
+            row = measured[c.benchmark, c.workload, c.load]
+            further = (*run, *(row.value(name) for name in _OF_THE_ROW))
+            rows.append((*known, c.benchmark, c.workload, c.load, *figures, *found, c.model_digest, *further))
         if not point.candidates:
             rows.append((*known, *[""] * (len(rows[0]) - len(known))))
     return csv_text(rows)
@@ -142,6 +169,7 @@ def _sizes(points: Sequence[Point]) -> dict[str, dict[str, list[tuple[float, flo
 
 def _remarks(points: Sequence[Point]) -> list[str]:
     said = [f"{point.label} failed: {point.error}" for point in points if point.error]
+    said += comparability_remarks(points)
     said += [f"{point.label}: {remark}" for point in points for remark in point.remarks]
     waiting = [point.label for point in points if not point.error and not point.candidates and not point.remarks]
     return said + ([f"Not measured yet: {'; '.join(waiting)}."] if waiting else [])

@@ -21,6 +21,9 @@ _VARIABLES = {
     GRID: "var(--grid)",
     **{colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, 1)},
 }
+_LEGEND_COLUMNS = 3
+_LEGEND_ROW, _LEGEND_ROW_PT = 0.065, 18.7
+"""Height of a row of a legend, as a part of the figure's and in points."""
 _LABEL_GAP_PT = 13.0
 _LABEL_WIDTH_PT = 85.0
 _ROOM_PX = 14.0
@@ -67,6 +70,31 @@ def draw_svg(name: str, draw: Callable[[Figure, Axes], None]) -> str:
 def title_height(axes: Axes, text: str) -> None:
     """Name the vertical axis above it, where it reads without turning one's head."""
     axes.set_title(text, loc="left", x=-0.096, pad=11, fontsize=11, color=INK)
+
+
+def legend_above(axes: Axes, title: str, names: Sequence[str]) -> None:
+    """Name the lines between the title of the vertical axis and the plot, where no line runs.
+
+    Args:
+        axes: its first lines are named.
+        title: name of the vertical axis.
+        names: of the lines, in their order.
+    """
+    rows = math.ceil(len(names) / _LEGEND_COLUMNS)
+    axes.set_position((0.095, 0.13, 0.865, 0.785 - _LEGEND_ROW * rows))
+    handles = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")] or axes.get_lines()
+    axes.legend(
+        handles=handles[: len(names)],
+        labels=list(names),
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncol=min(len(names), _LEGEND_COLUMNS),
+        frameon=False,
+        fontsize=10,
+        columnspacing=1.4,
+        handlelength=2.4,
+    )
+    axes.set_title(title, loc="left", x=-0.106, pad=11 + _LEGEND_ROW_PT * rows, fontsize=11, color=INK)
 
 
 def scale(axes: Axes, which: str, values: Sequence[float]) -> None:

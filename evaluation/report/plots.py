@@ -21,6 +21,7 @@ from evaluation.report.plot_style import (
     draw_svg,
     label_lines,
     label_points,
+    legend_above,
     levels_axis,
     scale,
     title_height,
@@ -65,7 +66,7 @@ def draw_throughput_over_latency(rows: Sequence[Row], name: str) -> str:
         for colour, group in zip(cycle(SERIES), groups, strict=False):
             axes.plot(*zip(*map(point, group), strict=True), color=colour, marker="o", markersize=5, linewidth=2)
         scale(axes, "x", [point(row)[0] for row in rows])
-        _from_zero(axes, [point(row)[1] for row in rows])
+        scale_from_zero(axes, [point(row)[1] for row in rows])
         axes.set_xlabel("Latency of a request, ms (mean)")
         title_height(axes, "Throughput, generated tokens/s")
         label_points(figure, axes, [(str(row.batch_size), point(row)) for group in groups for row in reversed(group)])
@@ -87,9 +88,7 @@ def draw_distribution(samples: Sequence[tuple[str, Sequence[float]]], name: str,
         axes.set_ylim(0, 102)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
         axes.set_xlabel(f"{title}, ms")
-        title_height(axes, "Share of values up to there")
-        labels = [text for text, _ in samples]
-        axes.legend(handles=axes.get_lines(), labels=labels, loc="lower right", frameon=False, fontsize=10)
+        legend_above(axes, "Share of values up to there", [text for text, _ in samples])
 
     return draw_svg(name, draw)
 
@@ -189,9 +188,9 @@ def _over_level(rows: Sequence[Row], name: str, title: str, column: str, span: _
                     tops += [bar[1]] if row.mode != STATIC else []
             tops += [value for _, value in values]
             ends.append((_label(points[-1]), values[-1]))
-        levels_axis(axes, [row.level for row in rows], _LEVELS[rows[0].mode])
+        levels_axis(axes, [row.level for row in rows], title_of_levels(rows[0].mode))
         if from_zero:
-            _from_zero(axes, tops)
+            scale_from_zero(axes, tops)
         else:
             scale(axes, "y", tops)
         title_height(axes, title)
@@ -200,7 +199,12 @@ def _over_level(rows: Sequence[Row], name: str, title: str, column: str, span: _
     return draw_svg(name, draw)
 
 
-def _from_zero(axes: Axes, values: Sequence[float]) -> None:
+def title_of_levels(mode: str) -> str:
+    """Name the axis of the loads of a mode."""
+    return _LEVELS[mode]
+
+
+def scale_from_zero(axes: Axes, values: Sequence[float]) -> None:
     """Scale the vertical axis linearly from 0."""
     axes.set_ylim(0, 1.12 * max(values, default=1.0))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from evaluation.report.comparable import COMPARABLE, group_comparable, parity_of
 from evaluation.report.data import Findings
 from evaluation.report.formatting import TextTable, show_figure, show_with_noise
 from evaluation.speed.figures import STATISTICS
@@ -33,6 +34,8 @@ class DeploymentCandidate:
         latencies_ms: means and percentiles by column, such as ``e2e_p95_ms``; None where not observed.
         failed_requests: number of failed requests.
         model_digest: digest of the served model.
+        engine: what served it.
+        parity: verdict of the run's parity evaluation; empty where it was not evaluated.
     """
 
     source: str
@@ -47,6 +50,8 @@ class DeploymentCandidate:
     latencies_ms: Mapping[str, float | None]
     failed_requests: int = 0
     model_digest: str = ""
+    engine: str = ""
+    parity: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Ranking:
         best: the best candidates.
         considered: number of candidates.
         within_budget: number of candidates within the budget.
+        group: engine whose candidates are comparable with no other engine's; COMPARABLE for all others.
     """
 
     goal: str
@@ -74,6 +80,7 @@ class Ranking:
     best: tuple[DeploymentCandidate, ...]
     considered: int
     within_budget: int
+    group: str = COMPARABLE
 
     def deviation(self, candidate: DeploymentCandidate) -> float:
         """Throughput relative to the first's, 0 for the first."""
@@ -83,7 +90,8 @@ class Ranking:
 def find_candidates(findings: Findings, source: str) -> list[DeploymentCandidate]:
     """List every measured point of a run."""
     found = (_candidate(row, benchmark.name, source) for benchmark in findings.benchmarks for row in benchmark.measured)
-    return [candidate for candidate in found if candidate is not None]
+    parity, _ = parity_of(findings)
+    return [replace(candidate, parity=parity) for candidate in found if candidate is not None]
 
 
 def rank_all(candidates: Sequence[DeploymentCandidate], budget: Budget | None, top: int = TOP) -> list[Ranking]:
@@ -97,7 +105,7 @@ def rank_all(candidates: Sequence[DeploymentCandidate], budget: Budget | None, t
 def rank(
     candidates: Sequence[DeploymentCandidate], goal: str, budget_ms: Mapping[str, float], percentile: int, top: int
 ) -> list[Ranking]:
-    """Order the candidates of each workload by throughput.
+    """Order the candidates of each workload by throughput; engines that are not comparable are ranked apart.
 
     Args:
         candidates: points of any number of deployments.
@@ -107,12 +115,22 @@ def rank(
         top: how many to keep.
     """
     rankings = []
-    for workload in dict.fromkeys(candidate.workload for candidate in candidates):
-        same = [candidate for candidate in candidates if candidate.workload == workload]
+    for group, workload, same in group_candidates(candidates):
         fitting = same if goal == OFFLINE else [c for c in same if keeps_budget(c, budget_ms, percentile)]
         ordered = sorted(fitting, key=lambda candidate: -candidate.tokens_per_s)
-        rankings.append(Ranking(goal, workload, tuple(ordered[:top]), len(same), len(fitting)))
+        rankings.append(Ranking(goal, workload, tuple(ordered[:top]), len(same), len(fitting), group))
     return rankings
+
+
+def group_candidates(
+    candidates: Sequence[DeploymentCandidate],
+) -> Iterator[tuple[str, str, list[DeploymentCandidate]]]:
+    """Yield the group, the workload and the candidates of what may be compared: comparable engines, same lengths."""
+    groups = group_comparable(candidates)
+    for workload in dict.fromkeys(candidate.workload for candidate in candidates):
+        for group, members in groups.items():
+            if same := [candidate for candidate in members if candidate.workload == workload]:
+                yield group, workload, same
 
 
 def keeps_budget(candidate: DeploymentCandidate, budget_ms: Mapping[str, float], percentile: int) -> bool:
@@ -135,10 +153,11 @@ def pareto_front(candidates: Iterable[DeploymentCandidate]) -> list[DeploymentCa
 
 def ranking_title(ranking: Ranking, budget: Budget | None) -> str:
     """Name a ranking: ``Online, 60/20 tokens: e2e p95 within 800 ms``."""
+    alone = f" ({ranking.group} alone: not comparable with the others)" if ranking.group else ""
     if ranking.goal == OFFLINE or budget is None:
-        return f"Offline, {ranking.workload} tokens: most tokens per second"
+        return f"Offline, {ranking.workload} tokens: most tokens per second{alone}"
     limits = [f"{name} p{budget.percentile} within {limit:g} ms" for name, limit in budget.limits_ms.items()]
-    return f"Online, {ranking.workload} tokens: most tokens per second with {', '.join(limits)}"
+    return f"Online, {ranking.workload} tokens: most tokens per second with {', '.join(limits)}{alone}"
 
 
 def ranking_table(
@@ -185,7 +204,8 @@ def deployment_text(candidate: DeploymentCandidate) -> str:
         "int8_mode": "int8",
         "decoupled": "decoupled",
     }
-    return ", ".join(text.format(settings[name]) for name, text in texts.items() if settings.get(name))
+    engine = [] if candidate.engine in ("", "slipway") else [candidate.engine]
+    return ", ".join([*engine, *(text.format(settings[name]) for name, text in texts.items() if settings.get(name))])
 
 
 def _candidate(row: Row, benchmark: str, source: str) -> DeploymentCandidate | None:
@@ -207,6 +227,7 @@ def _candidate(row: Row, benchmark: str, source: str) -> DeploymentCandidate | N
         latencies_ms={name: row.figures[name] for name in columns if name in row.figures},
         failed_requests=row.failed_requests,
         model_digest=row.model_digest,
+        engine=row.engine,
     )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evaluation.arguments import POINTS_NAME
+from evaluation.report.benchmarks import Benchmark
+from evaluation.report.comparable import parity_of
 from evaluation.report.data import Findings, collect_findings
 from evaluation.report.formatting import show_figure
 from evaluation.report.ranking import DeploymentCandidate, find_candidates
@@ -38,6 +40,11 @@ class Point:
         digest: digest of the served model.
         server_memory_peak_bytes: highest value of the benchmarks.
         slos_ms: limits of the load's goodput.
+        engine: what served the point; empty where nothing was measured or evaluated.
+        identity: what the evaluations say of the served model: digest, versions, data types, flags.
+        parity, parity_reasons: verdict of the parity evaluation, and why; empty where it was not evaluated.
+        figures: every figure of each evaluation as text, by its name.
+        benchmarks: with their rows.
     """
 
     label: str
@@ -52,6 +59,12 @@ class Point:
     digest: str = ""
     server_memory_peak_bytes: float | None = None
     slos_ms: Mapping[str, float] = field(default_factory=dict)
+    engine: str = ""
+    identity: Mapping[str, str] = field(default_factory=dict)
+    parity: str = ""
+    parity_reasons: str = ""
+    figures: Mapping[str, str] = field(default_factory=dict)
+    benchmarks: tuple[Benchmark, ...] = ()
 
 
 def read_points(directory: Path) -> list[Point]:
@@ -107,11 +120,10 @@ def _point(label: str, title: str, results: str, error: str) -> Point:
     findings = collect_findings(root, title, root / "logs" / "stages.json")
     bad = [outcome for outcome in findings.stages if outcome.is_bad and outcome.error]
     candidates = tuple(find_candidates(findings, results))
-    accuracies = {
-        f"{evaluation.task} {metric.name}": accuracy_cells(metric)[1]
-        for evaluation in findings.evaluations
-        for metric in evaluation.metrics[:1]
-    }
+    accuracies = _accuracies(findings, most=1)
+    parity, parity_reasons = parity_of(findings)
+    rows = [row for benchmark in findings.benchmarks for row in benchmark.rows]
+    identity = {key: str(value) for each in findings.evaluations for key, value in each.model.items() if value}
     is_started = bool(candidates or accuracies)
     return Point(
         label,
@@ -126,7 +138,22 @@ def _point(label: str, title: str, results: str, error: str) -> Point:
         "" if findings.repository is None else findings.repository.digest,
         _memory_peak(findings),
         {name: limit for benchmark in findings.benchmarks for name, limit in benchmark.slos.items()},
+        next((row.engine for row in rows if row.engine), identity.get("engine", "")),
+        identity,
+        parity,
+        parity_reasons,
+        _accuracies(findings),
+        findings.benchmarks,
     )
+
+
+def _accuracies(findings: Findings, most: int | None = None) -> dict[str, str]:
+    """Show the figures of each evaluation, at most the first ``most`` of each."""
+    return {
+        f"{evaluation.task} {metric.name}": accuracy_cells(metric)[1]
+        for evaluation in findings.evaluations
+        for metric in evaluation.metrics[:most]
+    }
 
 
 def _parallelism(candidate: DeploymentCandidate) -> str:
