@@ -1,0 +1,160 @@
+"""Answers of an OpenAI API as they arrived: from pieces of bytes with times to tokens with times.
+
+Tokens are counted by ``token_ids`` or, where the server does not return them, by ``usage``, never by events: an event
+may carry several tokens, or none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from handover.errors import ServerError, shortened
+
+DATA, DONE = b"data:", b"[DONE]"
+Piece = tuple[int, bytes]
+"""A time in nanoseconds, and the bytes that arrived then."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What was generated for one request.
+
+    Attributes:
+        times_ns: arrival times of the events with new tokens; one without streaming.
+        counts: number of new tokens in each. Where only ``usage`` counts, each but the last has one.
+        prompt_tokens: as ``usage`` has it; None if it does not.
+    """
+
+    times_ns: tuple[int, ...]
+    counts: tuple[int, ...]
+    prompt_tokens: int | None
+
+
+def read_answer(arrived_ns: int, content: bytes) -> Tokens:
+    """Read an answer that came as a whole, of one or of several prompts.
+
+    Raises:
+        ServerError: it is no answer, is an error, or does not say how many tokens it has.
+    """
+    answer = _parse(content)
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise ServerError(f"the answer has no choices: {_shown(content)}")
+    ids = [choice.get("token_ids") for choice in choices if isinstance(choice, dict)]
+    usage = _usage(answer)
+    given = usage.get("prompt_tokens")
+    if len(ids) == len(choices) and all(isinstance(each, list) for each in ids):
+        count = sum(len(each) for each in ids if each is not None)
+    elif isinstance(usage.get("completion_tokens"), int):
+        count = usage["completion_tokens"]
+    else:
+        raise ServerError("the answer does not say how many tokens it has: neither usage nor token_ids")
+    return Tokens((arrived_ns,), (count,), given if isinstance(given, int) else None)
+
+
+def read_events(pieces: Sequence[Piece]) -> Tokens:
+    """Read a stream of server-sent events; an event has arrived with the piece that ends its line.
+
+    Raises:
+        ServerError: the stream was cut off, holds an error or no JSON, or does not say how many tokens it has.
+    """
+    times_ns: list[int] = []
+    counts: list[int | None] = []
+    usage: dict[str, Any] = {}
+    is_complete, before = False, 0
+    for arrived_ns, content in _data(pieces):
+        if content == DONE:
+            is_complete = True
+            break
+        event = _parse(content)
+        usage = _usage(event) or usage
+        count = _new_tokens(event, before)
+        if count != 0:
+            times_ns.append(arrived_ns)
+            counts.append(count)
+            before += count or 0
+    if not is_complete:
+        raise ServerError(f"the stream was cut off after {len(times_ns)} events with text")
+    given = usage.get("prompt_tokens")
+    return Tokens(
+        tuple(times_ns), _spread(counts, usage.get("completion_tokens")), given if isinstance(given, int) else None
+    )
+
+
+def _new_tokens(event: dict[str, Any], before: int) -> int | None:
+    """Count the tokens of an event behind those ``before`` it; None where it has text and does not say."""
+    choices = event.get("choices") or ()
+    choice = choices[0] if choices and isinstance(choices[0], dict) else None
+    if choice is None:
+        return 0  # the event that holds usage alone
+    if isinstance(choice.get("token_ids"), list):
+        return len(choice["token_ids"])
+    total = _usage(event).get("completion_tokens")
+    if isinstance(total, int):  # with continuous_usage_stats
+        return max(0, total - before)
+    delta = choice.get("delta")
+    text = delta.get("content") or delta.get("reasoning_content") if isinstance(delta, dict) else choice.get("text")
+    return None if text else 0
+
+
+def _spread(counts: Sequence[int | None], total: Any) -> tuple[int, ...]:
+    """Return tokens by event: those that are known or, where one is not, one each, and in the last one the rest."""
+    known = [count for count in counts if count is not None]
+    if len(known) == len(counts) and known:
+        return tuple(known)
+    if not isinstance(total, int):
+        raise ServerError(
+            "the stream does not say how many tokens it has: neither usage nor token_ids", "take streaming=false"
+        )
+    if not counts:
+        raise ServerError(f"no event of the stream has text, and usage counts {total} tokens")
+    shown = [1 if number < total else 0 for number in range(len(counts))]
+    shown[-1] += max(0, total - len(counts))
+    return tuple(shown)
+
+
+def _data(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the content of each ``data:`` line with its time; comments and other fields of the protocol are skipped."""
+    rest, arrived_ns = b"", 0
+    for arrived_ns, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(DATA):
+                yield arrived_ns, line[len(DATA) :].strip()
+    if rest.startswith(DATA):  # the last line may lack its end
+        yield arrived_ns, rest[len(DATA) :].strip()
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        raise ServerError(f"the answer is not JSON: {_shown(content)}") from None
+    if not isinstance(found, dict):
+        raise ServerError(f"the answer is no JSON object: {_shown(content)}")
+    if found.get("error"):
+        raise ServerError(f"the server reports an error: {said_by(content)}")
+    return found
+
+
+def said_by(content: bytes) -> str:
+    """Return a server's own words for an error: OpenAI's form, that of FastAPI, or the beginning of what it sent."""
+    try:
+        found = json.loads(content)
+        error = found.get("error") or found
+        said = error if isinstance(error, str) else error.get("message") or error.get("detail")
+        return shortened(str(said)) if said else _shown(content)
+    except (ValueError, AttributeError):
+        return _shown(content)
+
+
+def _usage(content: dict[str, Any]) -> dict[str, Any]:
+    usage = content.get("usage")
+    return usage if isinstance(usage, dict) else {}
+
+
+def _shown(content: bytes) -> str:
+    return shortened(" ".join(content.decode(errors="replace").split()), 120) or "nothing"
