@@ -1,6 +1,6 @@
 """Measure a deployment: ``python3 -m evaluation.benchmark --endpoint=... --output=... --batch-sizes=[1,8]``.
 
-A static sweep over gRPC: batch sizes times (input length, output length) pairs, one request at a time,
+A static sweep over gRPC or an OpenAI API: batch sizes times (input length, output length) pairs, one request at a time,
 random token ids from the model's vocabulary, and no end token, so that every requested token is
 generated. Writes ``benchmark.csv`` (one row a point) and ``manifest.json`` into the output directory.
 Points that an interrupted run with the same settings finished are kept.
@@ -8,10 +8,14 @@ Points that an interrupted run with the same settings finished are kept.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,10 +24,12 @@ from evaluation.client.answer_tensors import read_generations
 from evaluation.client.client import Client
 from evaluation.client.errors import UnreachableError
 from evaluation.client.request_tensors import NEVER_END_ID, IdsRequest, prepare_ids
-from evaluation.client.served_model import DeployedModel, open_target
+from evaluation.client.served_model import DeployedModel, Target, open_target
 from evaluation.speed.costs import CostMeter, server_log
 from evaluation.speed.derived import derive
 from evaluation.speed.figures import compute_static_figures
+from evaluation.speed.openai_batches import OpenAIBatches, encode_batch
+from evaluation.speed.openai_dialect import open_dialect
 from evaluation.speed.provenance import timestamp
 from evaluation.speed.raw_records import PointRecords, write_records
 from evaluation.speed.record import RequestRecord, Window
@@ -32,28 +38,37 @@ from evaluation.speed.table import FAILED, OK, STATIC_TABLE, Row
 from handover.errors import ConfigError, ServerError, exit_status
 
 Point = tuple[int, int, int]
+Batch = list[list[int]]
+"""Token ids of a batch's prompts, all of one length."""
+MeasureBatches = Callable[[Row, Iterator[Batch]], tuple[Row, PointRecords]]
+Request = TypeVar("Request")
 
 
 def main(argv: Sequence[str]) -> None:
     """Measure every point, write the table, and fail if no point could be measured."""
     arguments = BenchmarkArguments.from_argv(argv, description=__doc__)
-    target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, arguments.model_repository)
-    interface, served, endpoint = target.interface, target.served, target.served.endpoint
-    if not interface.takes_ids:
+    target = open_target(
+        arguments.endpoint,
+        arguments.model,
+        arguments.model_digest,
+        arguments.model_repository,
+        key_env=arguments.endpoint_key_env,
+    )
+    served, endpoint = target.served, target.served.endpoint
+    if not target.interface.takes_ids:
         raise ConfigError(
             f"model '{arguments.model}' takes no token ids, so lengths cannot be set through it",
             "take model=fastertransformer",
         )
-    # A request that is sent again would be measured as one slow request: no retries here.
-    with Client(endpoint.grpc_url, arguments.timeout_s, retries=0) as client:
-        arguments = replace(arguments, lengths=arguments.lengths or usual_lengths(served.max_positions))
-        vocab_size, points = find_vocab_size(arguments.vocab_size, served), plan_points(arguments)
+    arguments = replace(arguments, model=target.model, lengths=arguments.lengths or usual_lengths(served.max_positions))
+    vocab_size, points = find_vocab_size(arguments.vocab_size, served), plan_points(arguments)
+    with _open_batches(arguments, target) as measure_batches:
 
         def measure(row: Row, advance: Callable[[], None]) -> Row:
             point = row.batch_size, row.input_length, row.output_length
-            requests = make_requests(arguments, point, vocab_size, interface.is_encoder_decoder)
+            prompts = _counted(draw_prompts(arguments, point, vocab_size), advance)
             with CostMeter(endpoint, server_log(arguments.endpoint), arguments.model) as costs:
-                row, records = measure_point(client, arguments.model, row, _counted(requests, advance))
+                row, records = measure_batches(row, prompts)
             write_records(arguments.output / row.directory, records)
             figures = {**row.figures, **costs.figures} if row.state == OK else {}
             return derive(replace(row, figures=figures, timestamp=timestamp()))
@@ -91,44 +106,82 @@ def plan_points(arguments: BenchmarkArguments) -> list[Point]:
     return [(size, *pair) for pair, size in product(dict.fromkeys(lengths), sizes or [arguments.max_batch_size])]
 
 
-def make_requests(
-    arguments: BenchmarkArguments, point: Point, vocab_size: int, is_encoder_decoder: bool = False
-) -> Iterator[IdsRequest]:
+@contextmanager
+def _open_batches(arguments: BenchmarkArguments, target: Target) -> Iterator[MeasureBatches]:
+    """Connect to the server, and yield what measures one point by Triton's gRPC or by an OpenAI API."""
+    endpoint, dialect = target.served.endpoint, open_dialect(target, streaming=False)
+    if dialect is not None:
+        if not dialect.takes_lists:
+            sys.stdout.write(f"{endpoint.address} takes one prompt a request: a batch is as many requests at once\n")
+        with OpenAIBatches(endpoint, dialect, arguments.timeout_s) as batches:
+            yield lambda row, prompts: measure_point(
+                batches.send, row, (encode_batch(dialect, ids, row.output_length) for ids in prompts)
+            )
+        return
+    # A request that is sent again would be measured as one slow request: no retries here.
+    with Client(endpoint.grpc_url, arguments.timeout_s, retries=0) as client:
+
+        def prepare(ids: Batch, output_length: int) -> IdsRequest:
+            is_encoder_decoder = target.interface.is_encoder_decoder
+            return prepare_ids(ids, output_length, end_id=NEVER_END_ID, is_encoder_decoder=is_encoder_decoder)
+
+        yield lambda row, prompts: measure_point(
+            partial(_send, client, target.model), row, (prepare(ids, row.output_length) for ids in prompts)
+        )
+
+
+def draw_prompts(arguments: BenchmarkArguments, point: Point, vocab_size: int) -> Iterator[Batch]:
     """Draw the prompts of one point, each when it is needed: warm-up first, and other ids for every request.
 
     The prompts depend on the seed and the point only, so that two deployments get the same ones.
     """
-    batch_size, input_length, output_length = point
+    batch_size, input_length, _ = point
     random = np.random.default_rng((arguments.seed, *point))
     for _ in range(arguments.warmup + arguments.repeats):
-        ids = random.integers(0, vocab_size, (batch_size, input_length)).tolist()
-        yield prepare_ids(ids, output_length, end_id=NEVER_END_ID, is_encoder_decoder=is_encoder_decoder)
+        yield random.integers(0, vocab_size, (batch_size, input_length)).tolist()
 
 
-def measure_point(client: Client, model: str, row: Row, requests: Iterable[IdsRequest]) -> tuple[Row, PointRecords]:
+def _send(client: Client, model: str, request: IdsRequest) -> tuple[int, int]:
+    """Send a batch by gRPC; returns when it was sent and when its answer was there, in ns.
+
+    Raises:
+        ServerError: the request failed, or has not as many tokens as were asked for.
+    """
+    started_ns = time.perf_counter_ns()
+    answer = client.send(model, request.inputs)
+    ended_ns = time.perf_counter_ns()
+    counts = {len(generation.tokens) for generation in read_generations(request, answer)}
+    if counts != set(request.output_lengths):
+        raise ServerError(f"{sorted(counts)} tokens were generated instead of {request.output_lengths[0]}")
+    return started_ns, ended_ns
+
+
+def measure_point(
+    send: Callable[[Request], tuple[int, int]], row: Row, requests: Iterable[Request]
+) -> tuple[Row, PointRecords]:
     """Send the requests of one point one after another and fill in its row; ``row.warmup_requests`` do not count.
 
     A point ends with its first failed request.
+
+    Args:
+        send: sends a request; returns when it was sent and when its answer was there, in ns.
+        row: the point's row without figures.
+        requests: the warm-up's first.
 
     Raises:
         UnreachableError: the server is gone, so that no further point can be measured.
     """
     records: list[RequestRecord] = []
     for request in requests:
-        started_ns = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         try:
-            answer = client.send(model, request.inputs)
-            ended_ns = time.perf_counter_ns()
-            counts = {len(generation.tokens) for generation in read_generations(request, answer)}
-            if counts != {row.output_length}:
-                raise ServerError(f"{sorted(counts)} tokens were generated instead of {row.output_length}")
+            records.append(_record(row, *send(request)))
         except UnreachableError:
             raise
         except ServerError as error:
-            failed = _record(row, started_ns, time.perf_counter_ns(), str(error))
+            failed = _record(row, began_ns, time.perf_counter_ns(), str(error))
             row = replace(row, state=FAILED, failed_requests=1, error=str(error))
             return row, _point_records(row, [*records, failed])
-        records.append(_record(row, started_ns, ended_ns))
     row = with_latencies(row, [record.done_ns - record.sent_ns for record in records[row.warmup_requests :]])
     return row, _point_records(row, records)
 
@@ -160,10 +213,10 @@ def _window(record: RequestRecord) -> Window:
     return Window((record,), record.sent_ns, record.done_ns)
 
 
-def _counted(requests: Iterable[IdsRequest], advance: Callable[[], None]) -> Iterator[IdsRequest]:
-    """Yield requests, and advance the progress bar after each, outside the measured time."""
-    for request in requests:
-        yield request
+def _counted(prompts: Iterable[Batch], advance: Callable[[], None]) -> Iterator[Batch]:
+    """Yield batches, and advance the progress bar after each, outside the measured time."""
+    for batch in prompts:
+        yield batch
         advance()
 
 

@@ -17,10 +17,12 @@ from pathlib import Path
 
 from evaluation.client.served_model import DeployedModel, open_target
 from evaluation.client.tokenizer import load_tokenizer
+from evaluation.speed.common_words import CommonWords
 from evaluation.speed.costs import server_log
 from evaluation.speed.exports import write_point, write_summary
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from evaluation.speed.load_requests import LoadTarget
+from evaluation.speed.openai_dialect import open_dialect
 from evaluation.speed.prompt_file import read_prompt_file
 from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
 from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, Row
@@ -63,20 +65,29 @@ def main(argv: Sequence[str]) -> None:
 
 def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[Row]]:
     """Read what the server serves, and plan the points as rows without figures."""
-    target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, arguments.model_repository)
+    target = open_target(
+        arguments.endpoint,
+        arguments.model,
+        arguments.model_digest,
+        arguments.model_repository,
+        key_env=arguments.endpoint_key_env,
+        may_chat=True,
+    )
     interface, served = target.interface, target.served
     if not interface.takes_ids and not interface.takes_text:
         raise ConfigError(
             f"model '{arguments.model}' takes neither token ids nor text",
             "take model=fastertransformer or model=ensemble",
         )
-    is_decoupled = interface.is_decoupled
-    if arguments.streaming not in (None, is_decoupled):
-        have = "streams its answers (decoupled)" if is_decoupled else "does not stream (it is not decoupled)"
-        raise ConfigError(f"model '{arguments.model}' {have}", f"take streaming={str(is_decoupled).lower()}")
-    arguments = dataclasses.replace(arguments, streaming=is_decoupled)
+    dialect = open_dialect(target, arguments.streaming)
+    is_streaming = arguments.streaming is not False if dialect else interface.is_decoupled
+    if arguments.streaming not in (None, is_streaming):
+        have = "streams its answers (decoupled)" if is_streaming else "does not stream (it is not decoupled)"
+        raise ConfigError(f"model '{arguments.model}' {have}", f"take streaming={str(is_streaming).lower()}")
+    arguments = dataclasses.replace(arguments, streaming=is_streaming, model=target.model)
     prompts = _read_prompts(arguments, served)
-    if interface.takes_text and not all(prompt.text for prompt in prompts):
+    needs_text = not dialect.takes_ids if dialect else interface.takes_text
+    if needs_text and not all(prompt.text for prompt in prompts):
         raise ConfigError(
             f"model '{arguments.model}' takes text, but {arguments.prompt_file} holds token ids",
             "give texts, or take model=fastertransformer",
@@ -87,20 +98,21 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
         triton_model=arguments.model,
         max_batch_size=interface.max_batch_size,
         max_queue_delay_us=interface.max_queue_delay_us,
-        is_streaming=is_decoupled,
+        is_streaming=is_streaming,
         gpu_hour_price=arguments.gpu_hour_price,
     )
     row = describe_deployment(served, row, _decisive(arguments))
     load_target = LoadTarget(
         served.endpoint,
         server_log(arguments.endpoint),
-        None if prompts else _tokens(arguments, served, interface.takes_text),
+        None if prompts else _tokens(arguments, served, needs_text),
         tuple(prompts),
         trace,
-        interface.takes_text,
+        needs_text,
         served.max_positions,
         row.gpus,
         interface.is_encoder_decoder,
+        dialect,
     )
     if trace is not None:
         return arguments, load_target, [_replay_point(arguments, trace, row)]
@@ -157,6 +169,8 @@ def _read_prompts(arguments: LoadArguments, served: DeployedModel) -> list[LoadP
 
 def _tokens(arguments: LoadArguments, served: DeployedModel, is_text: bool) -> Tokens:
     """Find what random prompts are made of: token ids, or the words of random texts."""
+    if is_text and served.endpoint.is_openai:
+        return CommonWords()
     vocab_size = find_vocab_size(arguments.vocab_size, served)
     if not is_text:
         return RandomIds(vocab_size)

@@ -6,12 +6,12 @@ what was asked for. A server that is gone, or refuses the key, is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from evaluation.client.errors import RequestError
-from evaluation.client.openai_client import Choice, Completed, ModelCard, OpenAIClient
+from evaluation.client.openai_client import CHAT, Choice, Completed, ModelCard, OpenAIClient
 from handover.errors import ConfigError, shortened
 
 TOKEN_PREFIX = "token_id:"
@@ -36,6 +36,7 @@ class Capabilities:
         card: the model, as the server lists it.
         version: of the server; empty if unknown.
         refusals: what the endpoint cannot do, with its own words.
+        is_chat_only: the endpoint completes no prompts and answers conversations.
         max_batch_size: prompts in one request.
         parameters: none; a model of Triton has some.
         takes_text, has_sessions, is_encoder_decoder, is_decoupled, max_queue_delay_us: as in ``ModelInterface``.
@@ -51,6 +52,7 @@ class Capabilities:
     card: ModelCard
     version: str = ""
     refusals: tuple[tuple[str, str], ...] = ()
+    is_chat_only: bool = False
     max_batch_size: int = _MOST_PROMPTS
     parameters: dict[str, str] = field(default_factory=dict)
     takes_text: bool = True
@@ -114,8 +116,13 @@ class _Questions:
         return not is_missing
 
 
-def find_capabilities(client: OpenAIClient, card: ModelCard) -> Capabilities:
+def find_capabilities(client: OpenAIClient, card: ModelCard, may_chat: bool = False) -> Capabilities:
     """Find out what an endpoint can do with a model.
+
+    Args:
+        client: connection to the endpoint.
+        card: the model.
+        may_chat: whether an endpoint is of use that answers conversations alone.
 
     Raises:
         UnreachableError: no server answers, or it refuses the key.
@@ -128,6 +135,8 @@ def find_capabilities(client: OpenAIClient, card: ModelCard) -> Capabilities:
     )
     if not takes_ids:
         plain = questions.ask("text as prompts", _TEXT)
+    if plain is None and may_chat and (chat := _find_chat(client, card, questions)) is not None:
+        return chat
     if plain is None:
         raise ConfigError(
             f"model '{card.id}' at {client.url} completes no prompt: {questions.refusals['text as prompts']}",
@@ -150,6 +159,40 @@ def find_capabilities(client: OpenAIClient, card: ModelCard) -> Capabilities:
         card=card,
         version=client.version(),
         refusals=tuple(questions.refusals.items()),
+    )
+
+
+def _find_chat(client: OpenAIClient, card: ModelCard, questions: _Questions) -> Capabilities | None:
+    """Find out what an endpoint of conversations can do; None where it answers none."""
+    body = {"model": card.id, "messages": [{"role": "user", "content": _TEXT}], "max_tokens": 8, **GREEDY}
+
+    def ask(**fields: Any) -> tuple[Any, Any]:
+        answer = client.post(CHAT, {**body, **fields})
+        return (answer.get("usage") or {}).get("completion_tokens"), answer["choices"][0].get("token_ids")
+
+    def gives(ability: str, is_there: Callable[[Any, Any], bool], **fields: Any) -> bool:
+        try:
+            return questions.lacks(ability, not is_there(*ask(**fields)))
+        except RequestError as error:
+            questions.refusals[ability] = shortened(error.problem, 300)
+        except (KeyError, IndexError, TypeError, AttributeError):
+            questions.refusals[ability] = "the answer has no choices"
+        return False
+
+    if not gives("chat", lambda count, ids: True):
+        return None
+    return Capabilities(
+        takes_ids=False,
+        scores_prompts=False,
+        scores_alone=False,
+        names_ids=False,
+        returns_ids=gives("return_token_ids", lambda count, ids: bool(ids), return_token_ids=True),
+        ignores_end=gives("ignore_eos", lambda count, ids: count in (None, 8), ignore_eos=True),
+        counts_tokens=gives("usage", lambda count, ids: count is not None),
+        card=card,
+        version=client.version(),
+        refusals=tuple(questions.refusals.items()),
+        is_chat_only=True,
     )
 
 

@@ -99,6 +99,7 @@ def open_target(
     repository: Path | None = None,
     batch_size: int = 1,
     key_env: str | None = None,
+    may_chat: bool = False,
 ) -> Target:
     """Find a deployment, check that it serves the right weights, and read what the model takes.
 
@@ -109,6 +110,7 @@ def open_target(
         repository: the model repository that must be served.
         batch_size: rows of a request.
         key_env: name of the environment variable with the bearer key of an OpenAI API.
+        may_chat: whether an OpenAI API is of use that answers conversations alone.
 
     Raises:
         ServerError: no server answers, it has no such model, or it serves other weights.
@@ -118,7 +120,7 @@ def open_target(
     endpoint = find_endpoint(source, key_env=key_env)
     check_identity(endpoint, expected_digest(model_digest, repository))
     if endpoint.is_openai:
-        return _open_openai(endpoint, model, batch_size)
+        return _open_openai(endpoint, model, batch_size, may_chat)
     with Client(endpoint.grpc_url) as client:
         interface = client.describe(model)
         inside = (model, interface) if interface.takes_ids else model_inside(client, interface)
@@ -128,11 +130,11 @@ def open_target(
     return Target(served, model, interface, inside[0] if inside else None, rows)
 
 
-def _open_openai(endpoint: Endpoint, model: str, batch_size: int) -> Target:
+def _open_openai(endpoint: Endpoint, model: str, batch_size: int, may_chat: bool) -> Target:
     """Ask an OpenAI API which model it serves and what it can do."""
     with OpenAIClient(endpoint) as client:
         card = client.find_model(model)
-        found = find_capabilities(client, card)
+        found = find_capabilities(client, card, may_chat)
     served = DeployedModel(identity_of(endpoint, card, found.version), card.id, max_positions=card.max_positions)
     rows = max(1, min(batch_size, found.max_batch_size))
     return Target(served, card.id, found, card.id if found.takes_ids else None, rows)

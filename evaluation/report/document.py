@@ -81,7 +81,8 @@ def pareto_plots(candidates: Sequence[DeploymentCandidate], name: str) -> list[P
     """Draw the Pareto front of each workload with more than one measured point; ids begin with the name."""
     plots = []
     for number, workload in enumerate(dict.fromkeys(candidate.workload for candidate in candidates)):
-        same = [candidate for candidate in candidates if candidate.workload == workload]
+        known = [each for each in candidates if each.tokens_per_s_per_gpu is not None]
+        same = [candidate for candidate in known if candidate.workload == workload]
         if len(same) > 1:
             caption = f"{workload} tokens: what a GPU gives over what a user gets. No point beats those on the line."
             plots.append(Plot(draw_pareto(same, f"{name}-{number}"), caption))

@@ -87,10 +87,13 @@ def rows_by_load(points: Sequence[Point]) -> dict[Load, list[Row | None]]:
 
 
 def speed_figure(row: Row, name: str) -> float | None:
-    """Return a figure of a row; a static table has no throughput per GPU, which follows from what it has."""
+    """Return a figure of a row; a static table has no throughput per GPU, which follows from what it has.
+
+    None also for the throughput per GPU of an endpoint whose number of GPUs is unknown.
+    """
     value = row.figures.get(name)
     total = row.figures.get("output_tokens_per_s")
-    if value is None and name == "output_tokens_per_s_per_gpu" and total is not None:
+    if value is None and name == "output_tokens_per_s_per_gpu" and total is not None and row.gpus:
         return total / row.gpus
     return value
 

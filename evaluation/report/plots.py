@@ -98,17 +98,18 @@ def draw_pareto(candidates: Sequence[DeploymentCandidate], name: str) -> str:
 
     def draw(figure: Figure, axes: Axes) -> None:
         front = pareto_front(candidates)
+        per_gpu = [c.tokens_per_s_per_gpu or 0.0 for c in candidates]
         beaten = [candidate for candidate in candidates if candidate not in front]
         axes.plot(*_axes_of(beaten), color=FAINT, marker="o", markersize=4, linestyle="none")
         axes.plot(*_axes_of(front), color=SERIES[0], marker="o", markersize=6, linewidth=2)
-        axes.set_ylim(0, 1.12 * max(candidate.tokens_per_s_per_gpu for candidate in candidates))
+        axes.set_ylim(0, 1.12 * max(per_gpu))
         axes.set_xlim(0, 1.2 * max(candidate.tokens_per_s_per_user for candidate in candidates))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.set_xlabel("Generated tokens/s for one user")
         title_height(axes, "Generated tokens/s for one GPU (or the CPU)")
-        labels = [(c.load, (c.tokens_per_s_per_user, c.tokens_per_s_per_gpu)) for c in front]
+        labels = [(c.load, (c.tokens_per_s_per_user, c.tokens_per_s_per_gpu or 0.0)) for c in front]
         label_points(figure, axes, labels, is_falling=True)
 
     return draw_svg(name, draw)
@@ -224,7 +225,7 @@ def _without_tail(values: Sequence[float]) -> list[float]:
 
 
 def _axes_of(candidates: Sequence[DeploymentCandidate]) -> tuple[list[float], list[float]]:
-    return [c.tokens_per_s_per_user for c in candidates], [c.tokens_per_s_per_gpu for c in candidates]
+    return [c.tokens_per_s_per_user for c in candidates], [c.tokens_per_s_per_gpu or 0.0 for c in candidates]
 
 
 def _count(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ from evaluation.report.comparable import COMPARABLE, group_comparable, parity_of
 from evaluation.report.data import Findings
 from evaluation.report.formatting import TextTable, show_figure, show_with_noise
 from evaluation.speed.figures import STATISTICS
-from evaluation.speed.table import STATIC, Row
+from evaluation.speed.table import OPENAI, STATIC, Row
 
 OFFLINE, ONLINE = "offline", "online"
 FIGURES = ("ttft", "itl", "tpot", "e2e")
@@ -29,7 +30,8 @@ class DeploymentCandidate:
         load: ``batch 8``, ``concurrency 4``, ``2 requests/s``.
         settings: override keys of the deployment and their values.
         tokens_per_s: generated tokens/s of the whole deployment.
-        tokens_per_s_per_gpu, tokens_per_s_per_user: the axes of the Pareto front.
+        tokens_per_s_per_gpu, tokens_per_s_per_user: the axes of the Pareto front; the first is None where the number
+            of GPUs is unknown.
         noise_tokens_per_s: half of the 95% interval; None if unknown.
         latencies_ms: means and percentiles by column, such as ``e2e_p95_ms``; None where not observed.
         failed_requests: number of failed requests.
@@ -44,7 +46,7 @@ class DeploymentCandidate:
     load: str
     settings: Mapping[str, object]
     tokens_per_s: float
-    tokens_per_s_per_gpu: float
+    tokens_per_s_per_gpu: float | None
     tokens_per_s_per_user: float
     noise_tokens_per_s: float | None
     latencies_ms: Mapping[str, float | None]
@@ -144,9 +146,11 @@ def keeps_budget(candidate: DeploymentCandidate, budget_ms: Mapping[str, float],
 def pareto_front(candidates: Iterable[DeploymentCandidate]) -> list[DeploymentCandidate]:
     """Return the candidates that no other beats in both tokens/s/user and tokens/s/GPU, slowest for the user first."""
     front: list[DeploymentCandidate] = []
-    ordered = sorted(candidates, key=lambda c: (-c.tokens_per_s_per_user, -c.tokens_per_s_per_gpu))
-    for candidate in ordered:
-        if not front or candidate.tokens_per_s_per_gpu > front[-1].tokens_per_s_per_gpu:
+    placed = [(each.tokens_per_s_per_gpu, each) for each in candidates if each.tokens_per_s_per_gpu is not None]
+    most = -math.inf
+    for per_gpu, candidate in sorted(placed, key=lambda pair: (-pair[1].tokens_per_s_per_user, -pair[0])):
+        if per_gpu > most:
+            most = per_gpu
             front.append(candidate)
     return front[::-1]
 
@@ -205,13 +209,14 @@ def deployment_text(candidate: DeploymentCandidate) -> str:
         "decoupled": "decoupled",
     }
     engine = [] if candidate.engine in ("", "slipway") else [candidate.engine]
-    return ", ".join([*engine, *(text.format(settings[name]) for name, text in texts.items() if settings.get(name))])
+    shown = [*engine, *(text.format(settings[name]) for name, text in texts.items() if settings.get(name))]
+    return ", ".join(shown) or candidate.source
 
 
 def _candidate(row: Row, benchmark: str, source: str) -> DeploymentCandidate | None:
     total = row.figures.get("output_tokens_per_s")
     per_gpu, per_user, noise = _rates(row)
-    if total is None or per_gpu is None or per_user is None:
+    if total is None or per_user is None:
         return None
     columns = [f"{name}_{statistic}_ms" for name in FIGURES for statistic in STATISTICS]
     return DeploymentCandidate(
@@ -241,7 +246,8 @@ def _rates(row: Row) -> tuple[float | None, float | None, float | None]:
     noise_ms = figures.get("ci95_e2e_mean_ms")
     if total is None or not mean_ms:
         return None, None, None
-    return total / row.gpus, 1e3 * row.output_length / mean_ms, None if noise_ms is None else total * noise_ms / mean_ms
+    noise = None if noise_ms is None else total * noise_ms / mean_ms
+    return total / row.gpus if row.gpus else None, 1e3 * row.output_length / mean_ms, noise
 
 
 def _settings(row: Row) -> dict[str, object]:
@@ -257,7 +263,9 @@ def _settings(row: Row) -> dict[str, object]:
         "export.triton_deployment.data_type": row.data_type or None,
         "export.triton_deployment.int8_mode": row.int8_mode != "0" if row.int8_mode else None,
     }
-    if row.mode == STATIC:
+    if row.endpoint_kind == OPENAI:
+        pass  # what such a server was started with is not known
+    elif row.mode == STATIC:
         known["export.triton_deployment.max_batch_size"] = row.batch_size
     else:
         known["export.triton_deployment.max_batch_size"] = row.max_batch_size

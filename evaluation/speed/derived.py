@@ -26,15 +26,15 @@ def derive(row: Row) -> Row:
     return replace(row, figures={**figures, **derived})
 
 
-def cost_per_million(gpu_hour_price: float | None, gpus: int, tokens_per_s: float | None) -> float | None:
+def cost_per_million(gpu_hour_price: float | None, gpus: int | None, tokens_per_s: float | None) -> float | None:
     """Price of a million tokens: gpu_hour_price x gpus / 3600 s / (tokens/s) x 1,000,000, in the price's currency.
 
     Args:
         gpu_hour_price: of one GPU for an hour, in any currency; None: there is no price.
-        gpus: that serve, TP x PP; a deployment on the CPU counts as one.
+        gpus: that serve, TP x PP; a deployment on the CPU counts as one; None if their number is unknown.
         tokens_per_s: of the whole deployment, input and output together or output alone.
     """
-    if gpu_hour_price is None or not tokens_per_s:
+    if gpu_hour_price is None or gpus is None or not tokens_per_s:
         return None
     return gpu_hour_price * gpus / _SECONDS_PER_HOUR / tokens_per_s * _MILLION
 

@@ -82,11 +82,11 @@ class FigureContext:
 
     Attributes:
         slos: limits of a good request in ms, by the name of a distribution.
-        gpus: number of GPUs of the deployment, TP x PP; 1 for a deployment on the CPU.
+        gpus: number of GPUs of the deployment, TP x PP; 1 for a deployment on the CPU; None if unknown.
     """
 
     slos: Mapping[str, float]
-    gpus: int = 1
+    gpus: int | None = 1
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ SCALARS = (
     WindowFigure(
         "output_tokens_per_s_per_gpu",
         "generated tokens / duration / (TP x PP), or / 1 on the CPU",
-        lambda w, c: None if (value := _per_second(_output_tokens(w), w)) is None else value / c.gpus,
+        lambda w, c: None if not c.gpus or (rate := _per_second(_output_tokens(w), w)) is None else rate / c.gpus,
     ),
 )
 INTERVALS = ("output_tokens_per_s", "e2e_mean_ms")
@@ -187,7 +187,7 @@ def compute_figures(windows: Sequence[Window], context: FigureContext) -> dict[s
     return figures
 
 
-def compute_static_figures(windows: Sequence[Window], batch_size: int, gpus: int) -> dict[str, float | None]:
+def compute_static_figures(windows: Sequence[Window], batch_size: int, gpus: int | None) -> dict[str, float | None]:
     """Compute a static point's figures from its repeats, each a request of ``batch_size`` sequences."""
     figures = compute_figures(windows, FigureContext({}, gpus))
     requests_per_s = figures["requests_per_s"]

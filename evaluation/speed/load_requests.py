@@ -9,6 +9,7 @@ from itertools import cycle
 from pathlib import Path
 
 from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.openai_wire import Dialect
 from evaluation.speed.table import Row
 from evaluation.speed.trace import Trace
 from evaluation.speed.wire import Encoded, encode
@@ -28,8 +29,9 @@ class LoadTarget:
         trace: the trace that is replayed; None for none.
         is_text: whether the model takes text.
         max_positions: of the model; None where they are unknown.
-        gpus: number of GPUs, TP x PP.
+        gpus: number of GPUs, TP x PP; None if unknown.
         is_encoder_decoder: whether the model is an encoder-decoder.
+        dialect: how an OpenAI API is asked; None for a server that is asked by gRPC.
     """
 
     endpoint: Endpoint
@@ -39,8 +41,9 @@ class LoadTarget:
     trace: Trace | None = None
     is_text: bool = False
     max_positions: int | None = None
-    gpus: int = 1
+    gpus: int | None = 1
     is_encoder_decoder: bool = False
+    dialect: Dialect | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, cou
         if requests >= count and target.trace is None:
             break
         turns = list(_turns(prompt))
-        conversations.append(_encode(arguments.model, target, turns))
+        conversations.append(_encode(arguments, target, turns))
         requests += len(turns)
         clipped += sum(turn.is_clipped for turn in turns)
     return PreparedRequests(tuple(conversations), requests, clipped)
@@ -97,11 +100,14 @@ def _turns(prompt: LoadPrompt | None) -> Iterator[LoadPrompt]:
         prompt = prompt.follow_up
 
 
-def _encode(model: str, target: LoadTarget, turns: list[LoadPrompt]) -> Encoded:
+def _encode(arguments: LoadArguments, target: LoadTarget, turns: list[LoadPrompt]) -> Encoded:
     """Encode a conversation: each turn knows the next one."""
     following: Encoded | None = None
     for turn in reversed(turns):
-        encoded = encode(model, turn, target.is_encoder_decoder, target.is_text)
+        if target.dialect is not None:
+            encoded = target.dialect.encode(turn, bool(arguments.streaming))
+        else:
+            encoded = encode(arguments.model, turn, target.is_encoder_decoder, target.is_text)
         following = dataclasses.replace(encoded, follow_up=following)
     assert following is not None
     return following

@@ -11,11 +11,28 @@ from typing import Any
 from evaluation.client.errors import RequestError
 from evaluation.client.openai_capabilities import Capabilities
 from evaluation.client.openai_client import OpenAIClient
+from evaluation.client.served_model import Target
 from evaluation.speed.openai_wire import Dialect
 from handover.errors import ServerError
 
 _IDS, _TEXT, _LENGTH = (11, 12, 13), "One two three", 4
 _USAGE = {"stream_options": {"include_usage": True}}
+
+
+def open_dialect(target: Target, streaming: bool | None) -> Dialect | None:
+    """Find out how the load asks a served model; None for one that is asked by gRPC.
+
+    Args:
+        target: the model.
+        streaming: whether answers will be streamed; None: they will.
+
+    Raises:
+        ServerError: as ``find_dialect``.
+    """
+    if target.capabilities is None:
+        return None
+    with OpenAIClient(target.served.endpoint) as client:
+        return find_dialect(client, target.capabilities, streaming is not False)
 
 
 def find_dialect(client: OpenAIClient, found: Capabilities, is_streaming: bool) -> Dialect:

@@ -14,13 +14,15 @@ from typing import Any
 
 import aiohttp
 
-from evaluation.client.openai_client import CHAT, COMPLETIONS
+from evaluation.client.openai_client import CHAT, COMPLETIONS, read_key
 from evaluation.speed.openai_events import Piece, read_answer, read_events, said_by
 from evaluation.speed.record import RequestRecord
 from evaluation.speed.wire import Encoded
 from evaluation.speed.workload import LoadPrompt
+from handover.endpoint import Endpoint
 from handover.errors import ServerError, shortened
 
+_BASE = "/v1"
 _STREAM = "text/event-stream"
 _MOST_BYTES = 64 << 20
 _KEEP_ALIVE_S = 4.0
@@ -76,16 +78,16 @@ class OpenAIWire:
     """Connections to an OpenAI API, one for each request in flight, kept for the next ones.
 
     Args:
-        root: the server's address without ``/v1``.
+        endpoint: of the API.
         dialect: how it is asked.
-        key: bearer key; empty for none.
         timeout_s: limit of one request, from sending to the last byte.
         is_streaming: whether answers are streamed.
     """
 
-    def __init__(self, root: str, dialect: Dialect, key: str, timeout_s: float, is_streaming: bool) -> None:
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, timeout_s: float, is_streaming: bool) -> None:
         self.dialect, self.timeout_s, self.is_streaming = dialect, timeout_s, is_streaming
-        self._url, self._key = root + dialect.path, key
+        self._url = endpoint.openai_url.removesuffix(_BASE) + dialect.path
+        self._key = key = read_key(endpoint)
         self._headers = {"Content-Type": "application/json", "Accept": _STREAM if is_streaming else "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"

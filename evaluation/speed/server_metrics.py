@@ -1,15 +1,15 @@
-"""The server's own figures: Triton's Prometheus counters before and after a measurement."""
+"""The server's own figures: Prometheus counters before and after a measurement, Triton's or those of vLLM's names."""
 
 from __future__ import annotations
 
+import http.client
 import re
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
 from handover.endpoint import Endpoint
 
-_LINE = re.compile(r"^(\w+)\{([^}]*)\}\s+(\S+)")
+_LINE = re.compile(r"^([\w:]+)\{([^}]*)\}\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _TIMEOUT_S = 5.0
 
@@ -30,19 +30,36 @@ not include the generation. The engine counts the time to the final answer itsel
 _OWN_DURATION = "slipway_request_duration_us"
 _TRITONS = "nv_inference_"
 
+_BASE = "/v1"
+_MOST_BYTES = 16 << 20
+VLLM_SUCCESSES, _VLLM_FAILURES = "vllm_successes", "vllm_failures"
+_VLLM_FAILED = ("abort", "error")
+_VLLM = {
+    "vllm:request_success_total": VLLM_SUCCESSES,
+    "vllm:request_queue_time_seconds_sum": "vllm_queue_s",
+    "vllm:request_prefill_time_seconds_sum": "vllm_prefill_s",
+    "vllm:request_decode_time_seconds_sum": "vllm_decode_s",
+    "vllm:e2e_request_latency_seconds_sum": "vllm_request_s",
+}
+"""vLLM's metrics, and what they are called here: seconds, and numbers of requests."""
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
 def read_counters(endpoint: Endpoint, model: str) -> dict[str, float]:
-    """Sum Triton's counters of one model over versions and instances; empty where there is no metrics port."""
+    """Sum a server's counters of one model; empty where it has no page of metrics."""
+    if endpoint.is_openai:
+        return parse_vllm_counters(_read(f"{endpoint.openai_url.removesuffix(_BASE)}/metrics"), model)
     if endpoint.metrics_port is None:
         return {}
-    url = f"http://{endpoint.host}:{endpoint.metrics_port}/metrics"
+    return parse_counters(_read(f"http://{endpoint.host}:{endpoint.metrics_port}/metrics"), model)
+
+
+def _read(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # http only: built above
-            return parse_counters(answer.read().decode(errors="replace"), model)
-    except (OSError, urllib.error.URLError):
-        return {}
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # http or https: both callers build it
+            return str(answer.read(_MOST_BYTES).decode(errors="replace"))
+    except (OSError, ValueError, http.client.HTTPException):
+        return ""
 
 
 def parse_counters(text: str, model: str) -> dict[str, float]:
@@ -59,6 +76,23 @@ def parse_counters(text: str, model: str) -> dict[str, float]:
     return counters
 
 
+def parse_vllm_counters(text: str, model: str) -> dict[str, float]:
+    """Sum vLLM's counters over engines, by names of ``_VLLM``; of a server whose lines name other models, of all."""
+    sums: dict[str, dict[str, float]] = {}
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if not found or found[1] not in _VLLM:
+            continue
+        labels, name = dict(_LABEL.findall(found[2])), _VLLM[found[1]]
+        if name == VLLM_SUCCESSES and labels.get("finished_reason") in _VLLM_FAILED:
+            name = _VLLM_FAILURES
+        counters = sums.setdefault(labels.get("model_name", ""), {})
+        counters[name] = counters.get(name, 0.0) + float(found[3])
+    if model in sums:
+        return sums[model]
+    return sums.popitem()[1] if len(sums) == 1 else {}
+
+
 def server_figures(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float | None]:
     """Compute SERVER_FIGURES from two readings; None where a counter is missing or nothing was served."""
 
@@ -70,6 +104,16 @@ def server_figures(before: Mapping[str, float], after: Mapping[str, float]) -> d
     def per(amount: float | None, count: float | None, divisor: float) -> float | None:
         return amount / count / divisor if amount is not None and count else None
 
+    if VLLM_SUCCESSES in after:
+        requests = risen(VLLM_SUCCESSES)
+        return {
+            "server_queue_mean_ms": per(risen("vllm_queue_s"), requests, 1e-3),
+            "server_compute_mean_ms": per(risen("vllm_prefill_s", "vllm_decode_s"), requests, 1e-3),
+            "server_request_mean_ms": per(risen("vllm_request_s"), requests, 1e-3),
+            "server_mean_batch": None,
+            "server_requests": requests,
+            "server_failures": risen(_VLLM_FAILURES),
+        }
     requests, is_handed_over = risen("request_success"), _OWN_DURATION in after
     durations = risen(_OWN_DURATION if is_handed_over else "request_duration_us")
     computed = None if is_handed_over else risen(*(f"{name}_duration_us" for name in _COMPUTE))

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from evaluation.client.client import Client
 from evaluation.client.errors import UnreachableError
+from evaluation.client.openai_client import OpenAIClient
 from evaluation.client.served_identity import check_unchanged
 from evaluation.client.served_model import DeployedModel, has_random_weights
 from evaluation.speed.provenance import describe_machine
-from evaluation.speed.table import FAILED, OK, Row, Table
+from evaluation.speed.table import FAILED, OK, OPENAI, TRITON, Row, Table
 from handover.endpoint import FLAGS, VERSIONS, Endpoint
 from handover.errors import ConfigError, ServerError
 from handover.manifest import Manifest, record_files
@@ -52,6 +53,10 @@ class MeasuredDeployment:
         Raises:
             UnreachableError: no server answers.
         """
+        if self.endpoint.is_openai:
+            with OpenAIClient(self.endpoint, retries=0) as api:
+                api.models()
+            return
         with Client(self.endpoint.grpc_url, retries=0) as client:
             if not client.is_live():
                 raise UnreachableError(
@@ -162,6 +167,7 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
         row,
         model=served.name or row.triton_model,
         engine=endpoint.engine,
+        endpoint_kind=OPENAI if endpoint.is_openai else TRITON,
         tensor_para_size=settings.get("tensor_para_size", ""),
         pipeline_para_size=settings.get("pipeline_para_size", ""),
         weight_data_type=settings.get("weight_data_type", ""),
@@ -190,7 +196,7 @@ def find_vocab_size(given: int | None, served: DeployedModel) -> int:
     size = given or served.vocab_size
     if size is None:
         raise ConfigError(
-            f"the vocabulary size of the model at {served.endpoint.grpc_url} is unknown: its config.ini is not here",
+            f"the vocabulary size of the model at {served.endpoint.address} is unknown: its config.ini is not here",
             "give --vocab-size (benchmark.vocab_size)",
         )
     return size

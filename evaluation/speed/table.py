@@ -24,10 +24,12 @@ DERIVED_FIGURES = {
 }
 """Figures that ``derived`` computes from others of a row, with their formulas."""
 _WORKLOAD_COLUMNS = ("clipped_share",)
-_ENGINE_COLUMNS = ("flags", "gpu_hour_price", *ENERGY_FIGURES, *DERIVED_FIGURES)
+_ENGINE_COLUMNS = ("flags", "gpu_hour_price", *ENERGY_FIGURES, *DERIVED_FIGURES, "endpoint_kind")
 NEWER_COLUMNS = ("int8_mode", "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS)
 """Columns that tables of earlier versions do not have; such tables are still read. A new column is added here."""
 OK, FAILED = "ok", "failed"
+TRITON, OPENAI = "triton", "openai"
+"""Kinds of an endpoint: Triton's gRPC, and an OpenAI API."""
 STATIC, CLOSED, OPEN = "static", "closed", "open"
 """Modes of a point: batches sent one after another, a constant number of requests in flight, a rate of requests."""
 
@@ -72,6 +74,7 @@ class Row:
         cpu, cores, memory_bytes, gpu: of the client's host.
         timestamp: when the point was finished, UTC.
         settings_fingerprint: digest of the settings; a resumed run keeps only rows that have the same.
+        endpoint_kind: ``triton`` or ``openai``; empty in tables of earlier versions.
         flags: of the engine, as its command line or its settings name them; empty where unknown.
         gpu_hour_price: of one GPU for an hour, in any currency; None where costs are not asked for.
     """
@@ -113,6 +116,7 @@ class Row:
     timestamp: str = ""
     settings_fingerprint: str = ""
     flags: str = ""
+    endpoint_kind: str = ""
     gpu_hour_price: float | None = None
     clipped_share: float | None = None
 
@@ -155,8 +159,10 @@ class Row:
         return int(self.tensor_para_size or 1) * int(self.pipeline_para_size or 1)
 
     @property
-    def gpus(self) -> int:
-        """GPUs of the deployment; 1 for one on the CPU."""
+    def gpus(self) -> int | None:
+        """GPUs of the deployment; 1 for one on the CPU; None for an OpenAI API, which does not tell."""
+        if self.endpoint_kind == OPENAI and not self.tensor_para_size:
+            return None
         return self.ranks if self.gpu else 1
 
     @property

@@ -14,6 +14,7 @@ from evaluation.speed.figures import FigureContext, compute_figures, is_stable
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.load_requests import LoadTarget, PreparedRequests, prepare_requests
+from evaluation.speed.openai_wire import OpenAIWire
 from evaluation.speed.provenance import timestamp
 from evaluation.speed.raw_records import Counters, PointRecords
 from evaluation.speed.record import RequestRecord, Window
@@ -99,7 +100,7 @@ def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
     request = prepare_requests(arguments, target, row, 1).first[0]
 
     async def ask() -> RequestRecord:
-        async with Wire(target.endpoint.grpc_url, arguments.timeout_s, bool(arguments.streaming)) as wire:
+        async with _open_wire(arguments, target) as wire:
             return await wire.ask(request, 0)
 
     record = asyncio.run(ask())
@@ -143,7 +144,7 @@ async def _load(
         load = ClosedLoop(round(row.level), arguments.ramp_s)
     else:
         load = _open_loop(arguments, target, row, requests)
-    async with Wire(target.endpoint.grpc_url, arguments.timeout_s, bool(arguments.streaming)) as wire:
+    async with _open_wire(arguments, target) as wire:
         recorder = await drive(wire, requests.first, load, plan, measuring=read)
         await read()
     before = readings[0] if len(readings) == 2 else {}
@@ -157,6 +158,14 @@ def _open_loop(arguments: LoadArguments, target: LoadTarget, row: Row, requests:
     rate_per_s = row.level / requests.requests_each  # of conversations
     due = arrivals_ns(rate_per_s, arguments.arrival, arguments.ramp_s, random)
     return OpenLoop(due, arguments.max_in_flight, arguments.ramp_s)
+
+
+def _open_wire(arguments: LoadArguments, target: LoadTarget) -> Wire | OpenAIWire:
+    """Return the connections through which the load asks."""
+    endpoint, is_streaming = target.endpoint, bool(arguments.streaming)
+    if target.dialect is None:
+        return Wire(endpoint.grpc_url, arguments.timeout_s, is_streaming)
+    return OpenAIWire(endpoint, target.dialect, arguments.timeout_s, is_streaming)
 
 
 def _context(arguments: LoadArguments, target: LoadTarget) -> FigureContext:

@@ -109,7 +109,7 @@ def test_requests_ask_for_exactly_what_the_point_says(tmp_path: Path) -> None:
 def test_the_same_seed_gives_the_same_prompts_and_another_gives_others(tmp_path: Path) -> None:
     def prompts(seed: int) -> list[object]:
         given = arguments(tmp_path, "", seed=seed)
-        return [request.shown for request in benchmark.make_requests(given, (2, 4, 1), 100)]
+        return list(benchmark.draw_prompts(given, (2, 4, 1), 100))
 
     assert prompts(0) == prompts(0)
     assert prompts(0) != prompts(1)

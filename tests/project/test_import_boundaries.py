@@ -32,7 +32,7 @@ ALLOWED = {
     "evaluation": {
         *("ft_format", "handover", "evaluation", "numpy", "pandas", "matplotlib", "rich", "tritonclient", "tokenizers"),
         *("sentencepiece", "grpc", "yaml", "sacrebleu", "lm_eval", "pynvml", "psutil"),
-        "jinja2",
+        *("jinja2", "aiohttp"),
     },
     "evaluation/parity": {
         *("ft_format", "handover", "evaluation", "export_scripts", "backends"),

@@ -65,9 +65,17 @@ class RawServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+        self._loop.close()
+
+    async def _stop(self) -> None:
+        self._server.close()
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -123,6 +131,8 @@ class RawServer:
             for _ in range(300):
                 writer.write(b": still here\n")
                 await asyncio.sleep(0.05)
+        if fault == "gone":
+            self._server.close()
         return False  # "close": the connection ends without an answer
 
     def _refusal(self, path: str, body: dict[str, Any]) -> str:

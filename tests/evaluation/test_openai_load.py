@@ -1,0 +1,304 @@
+"""The load generator over an OpenAI API, against a server on bare asyncio that notes when it sent each token."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.raw_openai_server import VLLM_FIELDS, Exchange, RawServer
+
+from evaluation import benchmark, load, recompute
+from evaluation.arguments import BenchmarkArguments
+from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.openai_wire import Dialect, OpenAIWire
+from evaluation.speed.raw_records import read_records
+from evaluation.speed.record import RequestRecord
+from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Row
+from evaluation.speed.workload import LoadPrompt
+from handover.endpoint import Endpoint
+from handover.errors import ConfigError, ServerError
+
+FIRST_S, EACH_S = 0.04, 0.015
+NEAR_MS = 6.0  # of a median, on a machine with other work; the delays are several times that
+
+
+def arguments(server: RawServer, output: Path, **changes: Any) -> LoadArguments:
+    base = LoadArguments(
+        endpoint=server.url,
+        output=output,
+        lengths=("5/6",),
+        concurrencies=(2,),
+        requests=6,
+        repeats=1,
+        min_repeats=1,
+        vocab_size=100,
+        timeout_s=20.0,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def run(given: LoadArguments) -> list[Row]:
+    load.main(given.to_argv())
+    return LOAD_TABLE.read(given.output / "load.csv")
+
+
+def records_of(output: Path, row: Row) -> tuple[RequestRecord, ...]:
+    found = read_records(output / row.directory)
+    assert found is not None
+    return found.records
+
+
+def measured(server: RawServer) -> list[Exchange]:
+    """What the server says of the load's requests, without the questions before it."""
+    return [each for each in server.exchanges if each.body["max_tokens"] == 6]
+
+
+def gaps_ms(times_ns: list[int]) -> list[float]:
+    return [(later - earlier) / 1e6 for earlier, later in zip(times_ns, times_ns[1:], strict=False)]
+
+
+@pytest.mark.parametrize("changes", [{"concurrencies": (2,)}, {"concurrencies": (), "request_rates": (15.0,)}])
+def test_first_tokens_gaps_and_counts_are_those_that_were_sent(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with RawServer(first_s=FIRST_S, each_s=EACH_S) as server:
+        (row,) = run(arguments(server, tmp_path, **changes))
+        sent = measured(server)
+    assert (row.state, row.failed_requests, row.endpoint_kind, row.engine) == ("ok", 0, "openai", "raw")
+    figures = {name: value or 0.0 for name, value in row.figures.items()}
+    first_ms = statistics.median((each.token_ns[0] - each.read_ns) / 1e6 for each in sent)
+    each_ms = statistics.median(gap for each in sent for gap in gaps_ms(each.token_ns))
+    assert first_ms - 0.01 >= FIRST_S * 1e3 or first_ms > FIRST_S * 1e3 - 1
+    assert figures["ttft_p50_ms"] == pytest.approx(first_ms, abs=NEAR_MS)
+    assert figures["itl_p50_ms"] == pytest.approx(each_ms, abs=NEAR_MS)
+    assert figures["e2e_p50_ms"] == pytest.approx(first_ms + 5 * each_ms, abs=2 * NEAR_MS)
+    for record in records_of(tmp_path, row):
+        assert (record.input_tokens, record.output_tokens, record.chunk_tokens) == (5, 6, (1,) * 6)
+    assert figures["total_tokens_per_s"] == pytest.approx(11 / 6 * figures["output_tokens_per_s"], rel=1e-4)
+    assert {name: row.figures[name] for name in ("output_tokens_per_s_per_gpu", "server_queue_mean_ms")} == {
+        "output_tokens_per_s_per_gpu": None,
+        "server_queue_mean_ms": None,
+    }
+
+
+def test_every_token_is_stamped_after_it_was_written_and_soon() -> None:
+    async def ask(server: RawServer) -> list[RequestRecord]:
+        dialect = Dialect("raw", stream_fields={"stream_options": {"include_usage": True}})
+        request = dialect.encode(LoadPrompt((1, 2, 3), 6), is_streaming=True)
+        async with OpenAIWire(Endpoint.read(server.url), dialect, 20.0, is_streaming=True) as wire:
+            return [await wire.ask(request, 0) for _ in range(10)]
+
+    with RawServer(first_s=0.01, each_s=0.005) as server:
+        records = asyncio.run(ask(server))
+        sent = measured(server)
+    late_ms = []
+    for record, exchange in zip(records, sent, strict=True):
+        assert record.sent_ns < exchange.read_ns
+        assert record.done_ns == record.chunk_ns[-1]
+        late_ms += [(seen - written) / 1e6 for seen, written in zip(record.chunk_ns, exchange.token_ns, strict=True)]
+    assert min(late_ms) > 0
+    assert statistics.median(late_ms) < NEAR_MS / 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "counts"),
+    [
+        (VLLM_FIELDS, (4, 2)),  # token_ids say how many an event has
+        (VLLM_FIELDS - {"return_token_ids"}, (1, 5)),  # usage alone: the total is right, and so are the two times
+    ],
+)
+def test_events_of_several_tokens_are_counted_by_tokens(
+    tmp_path: Path, fields: frozenset[str], counts: tuple[int, ...]
+) -> None:
+    with RawServer(first_s=0.01, each_s=0.02, chunk=4, fields=fields) as server:
+        (row,) = run(arguments(server, tmp_path))
+    assert {record.chunk_tokens for record in records_of(tmp_path, row)} == {counts}
+    assert row.figures["tpot_p50_ms"] == pytest.approx(20 / 5, abs=NEAR_MS / 5)
+
+
+def test_answers_as_a_whole_have_no_first_token(tmp_path: Path) -> None:
+    with RawServer(first_s=FIRST_S, each_s=EACH_S) as server:
+        (row,) = run(arguments(server, tmp_path, streaming=False))
+        sent = measured(server)
+    assert not any(each.body.get("stream") for each in sent)
+    assert not row.is_streaming
+    assert row.figures["ttft_mean_ms"] is None
+    assert row.figures["e2e_p50_ms"] == pytest.approx(1e3 * (FIRST_S + 5 * EACH_S), abs=2 * NEAR_MS)
+
+
+def test_a_server_that_takes_no_ids_gets_texts_and_says_how_many_tokens_they_were(tmp_path: Path) -> None:
+    with RawServer(takes_ids=False) as server:
+        (row,) = run(arguments(server, tmp_path, vocab_size=None))
+        (prompt, *_) = [each.body["prompt"] for each in measured(server)]
+    assert len(prompt.split()) == 5
+    assert {record.input_tokens for record in records_of(tmp_path, row)} == {5}
+
+
+def test_a_server_of_conversations_alone_is_asked_by_conversations(tmp_path: Path) -> None:
+    with RawServer(is_chat_only=True, first_s=0.02, each_s=0.01) as server:
+        (row,) = run(arguments(server, tmp_path))
+    records = records_of(tmp_path, row)
+    # Three tokens of the template; the event that has the role alone is no token.
+    assert {(record.input_tokens, record.output_tokens, len(record.chunk_ns)) for record in records} == {(8, 6, 6)}
+    assert row.figures["ttft_p50_ms"] == pytest.approx(20, abs=NEAR_MS)
+
+
+def test_an_answer_that_ends_early_counts_as_it_is_where_the_end_cannot_be_ignored(tmp_path: Path) -> None:
+    with RawServer(fields=frozenset({"stream_options"}), end_after=3) as server:
+        (row,) = run(arguments(server, tmp_path))
+    assert (row.failed_requests, {record.output_tokens for record in records_of(tmp_path, row)}) == (0, {3})
+
+
+def test_without_a_count_of_tokens_nothing_is_measured(tmp_path: Path) -> None:
+    with RawServer(fields=frozenset()) as server:
+        with pytest.raises(ServerError, match="how many tokens") as caught:
+            run(arguments(server, tmp_path))
+        assert "streaming=false" in str(caught.value)
+        (row,) = run(arguments(server, tmp_path, streaming=False))  # whole answers have usage
+    assert row.state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("html", "text/html and not text/event-stream: <html><body>Please log in"),
+        ("cut", "the answer was cut off"),
+        ("error event", "the engine has died"),
+        ("busy", r"HTTP 429 (Retry-After: 3600): too many requests"),
+        ("hang", "no complete answer within 1 s"),
+        ("trickle", "no complete answer within 1 s"),
+        ("close", "ServerDisconnectedError"),
+    ],
+)
+def test_a_bad_answer_is_a_counted_failure_with_its_reason_and_never_a_hang(
+    tmp_path: Path, fault: str, reason: str
+) -> None:
+    with RawServer(each_s=0.002) as server:
+        given = arguments(server, tmp_path, concurrencies=(1,), warmup=1, requests=5, timeout_s=1.0)
+        plan = load._prepare(given)
+        server.faults += ["", "", fault]  # the probe and the warm-up are answered
+        (row,) = run_prepared(given, plan)
+    assert (row.state, row.requests, row.failed_requests) == ("ok", 5, 1)
+    assert reason in row.error
+    failed = [record for record in records_of(tmp_path, row) if record.error]
+    assert len(failed) == 1 and reason in failed[0].error
+
+
+def run_prepared(given: LoadArguments, plan: Any) -> list[Row]:
+    """Run a load whose questions about the server were asked before."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(load, "_prepare", lambda _: plan)
+        return run(given)
+
+
+def test_the_key_is_sent_and_a_wrong_one_is_one_clear_error_that_does_not_show_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RawServer(key="right-key") as server:
+        monkeypatch.setenv("RAW_KEY", "right-key")
+        (row,) = run(arguments(server, tmp_path / "right", endpoint_key_env="RAW_KEY"))
+        assert row.state == "ok"
+        monkeypatch.setenv("RAW_KEY", "wrong-key")
+        with pytest.raises(ServerError, match="wrong key") as caught:
+            run(arguments(server, tmp_path / "wrong", endpoint_key_env="RAW_KEY"))
+    assert "wrong-key" not in str(caught.value)
+    assert not (tmp_path / "wrong" / "load.csv").exists()
+    assert "right-key" not in "".join(
+        path.read_text(errors="replace") for path in (tmp_path / "right").rglob("*") if path.suffix in (".json", ".csv")
+    )
+
+
+METRICS = """vllm:request_success_total{engine="0",finished_reason="length",model_name="raw"} %d
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="raw"} 2.0
+vllm:request_success_total{engine="0",finished_reason="abort",model_name="raw"} %d
+vllm:request_success_total{engine="0",finished_reason="length",model_name="other"} 99.0
+vllm:request_queue_time_seconds_sum{engine="0",model_name="raw"} %g
+vllm:request_prefill_time_seconds_sum{engine="0",model_name="raw"} %g
+vllm:request_decode_time_seconds_sum{engine="0",model_name="raw"} %g
+vllm:e2e_request_latency_seconds_sum{engine="0",model_name="raw"} %g
+"""
+
+
+def test_the_servers_own_figures_are_read_where_it_has_vllms_metrics(tmp_path: Path) -> None:
+    class Counting(RawServer):
+        """Its second page of metrics is that of ten requests later."""
+
+        pages = iter((METRICS % (10, 1, 1.0, 2.0, 3.0, 6.0), METRICS % (20, 2, 1.5, 3.0, 7.0, 11.6)))
+
+        async def _get(self, writer: Any, path: str) -> bool:
+            self.metrics = next(self.pages) if path == "/metrics" else ""
+            return await super()._get(writer, path)
+
+    with Counting() as server:
+        (row,) = run(arguments(server, tmp_path))
+    assert {name: row.figures[name] for name in row.figures if name.startswith("server_")} | {
+        "server_queue_mean_ms": 50.0,
+        "server_compute_mean_ms": 500.0,
+        "server_request_mean_ms": 560.0,
+        "server_mean_batch": None,
+        "server_requests": 10.0,
+        "server_failures": 1.0,
+    } == {name: row.figures[name] for name in row.figures if name.startswith("server_")}
+    recompute.main([f"--output={tmp_path}"])  # from the counters that were kept
+
+
+def static_arguments(server: RawServer, output: Path, **changes: Any) -> BenchmarkArguments:
+    base = BenchmarkArguments(
+        server.url, output, batch_sizes=(1, 3), lengths=((4, 6),), warmup=1, repeats=3, vocab_size=100, timeout_s=20.0
+    )
+    return dataclasses.replace(base, **changes)
+
+
+@pytest.mark.parametrize("takes_lists", [True, False])
+def test_a_batch_is_a_list_of_prompts_or_as_many_requests_at_once(
+    tmp_path: Path, takes_lists: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RawServer(first_s=FIRST_S, each_s=0.002, takes_lists=takes_lists) as server:
+        benchmark.main(static_arguments(server, tmp_path).to_argv())
+        sent = measured(server)
+    one, three = STATIC_TABLE.read(tmp_path / "benchmark.csv")
+    assert (one.state, three.state, three.endpoint_kind) == ("ok", "ok", "openai")
+    for row in (one, three):
+        assert row.figures["e2e_p50_ms"] == pytest.approx(1e3 * (FIRST_S + 5 * 0.002), abs=2 * NEAR_MS)
+    assert three.figures["output_tokens_per_s"] == pytest.approx(3 * (one.figures["output_tokens_per_s"] or 0), rel=0.3)
+    assert len(sent) == 4 + 4 * (1 if takes_lists else 3)
+    assert server.most_in_flight == (1 if takes_lists else 3)
+    assert ("takes one prompt a request" in capsys.readouterr().out) != takes_lists
+    recompute.main([f"--output={tmp_path}"])
+
+
+def test_a_static_point_whose_answers_are_short_fails_and_says_so(tmp_path: Path) -> None:
+    with RawServer(fields=frozenset(), end_after=5) as server, pytest.raises(ServerError, match="5 tokens .* of 6"):
+        benchmark.main(static_arguments(server, tmp_path, batch_sizes=(1,)).to_argv())
+
+
+def test_lengths_need_ids_in_a_static_sweep_and_a_vocabulary_everywhere(tmp_path: Path) -> None:
+    with RawServer(takes_ids=False) as server, pytest.raises(ConfigError, match="takes no token ids"):
+        benchmark.main(static_arguments(server, tmp_path).to_argv())
+    with RawServer() as server, pytest.raises(ConfigError, match="vocabulary size of the model at http"):
+        run(arguments(server, tmp_path, vocab_size=None))
+
+
+def test_a_server_that_goes_away_ends_the_sweep(tmp_path: Path) -> None:
+    with RawServer(first_s=0.01) as server:
+        given = arguments(server, tmp_path, concurrencies=(1, 2), timeout_s=5.0)
+        plan = load._prepare(given)
+        server.faults += ["", "", "gone"]  # the probe and one request are answered
+        with pytest.raises(ServerError, match="no server answers"):
+            run_prepared(given, plan)
+
+
+def test_requests_are_what_other_servers_take(tmp_path: Path) -> None:
+    with RawServer() as server:
+        run(arguments(server, tmp_path))
+        body = measured(server)[-1].body
+    assert len(body.pop("prompt")) == 5
+    assert body == {
+        **{"model": "raw", "max_tokens": 6, "temperature": 0, "ignore_eos": True, "min_tokens": 6, "stream": True},
+        **{"return_token_ids": True, "stream_options": {"include_usage": True}},
+    }
+    summary = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
+    assert summary["total_output_tokens"] == 6 * summary["completed"]
