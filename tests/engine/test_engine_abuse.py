@@ -35,6 +35,10 @@ BIAS: Tensors = {
     "logit_bias_ids": np.array([[5], [6]], np.int32),
     "logit_bias_values": np.array([[0.5], [-1]], np.float32),
 }
+GUIDES: Tensors = {
+    "guided_decoding_guide_type": np.array([[b"regex"], [b""]], object),
+    "guided_decoding_guide": np.array([[b"a+"], [b""]], object),
+}
 EXAMPLES: Tensors = {
     **INPUT,
     "sequence_length": INPUT["input_lengths"],
@@ -46,6 +50,7 @@ EXAMPLES: Tensors = {
     **BEGINNING,
     **BIAS,
     "stop_token_ids": np.array([[5, -1], [6, 7]], np.int32),
+    **GUIDES,
     "START": np.array([1], np.int32),
     "END": np.array([1], np.int32),
 }
@@ -75,6 +80,7 @@ ACCEPTED = {
     **dict.fromkeys(((name, what) for name in LISTS for what in ("no columns", "-1", "least")), "no words"),
     **dict.fromkeys(((name, "-1") for name in TOKENS), "padding"),
     ("stop_token_ids", "no columns"): "no tokens",
+    ("guided_decoding_guide", "bytes"): "a regular expression",
 }
 # What means nothing to one family although it does to another.
 REFUSED = {("t5", "start_id", what): "its decoder always begins with it" for what in ("largest", "hundreds")}
@@ -88,7 +94,7 @@ def request_of(family: str) -> Tensors:
 
 def spoilt(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Wrong types, shapes and values."""
-    yield "type", array.astype(np.float64)
+    yield "type", np.zeros(array.shape, np.float64)
     yield "bytes", np.full(array.shape, b"x", object)
     yield "rank", array[..., None]
     yield "no axis", array.reshape(-1)[:1].reshape(())
@@ -119,7 +125,8 @@ def example(name: str, vocabulary: InputSchema) -> np.ndarray:
     ("family", "name"), [(family, name) for family in CONFIGS for name in sorted(INPUT_SCHEMAS[family].names)]
 )
 def test_a_spoilt_tensor_is_refused_by_its_name(family: str, name: str) -> None:
-    request = request_of(family) | (BEGINNING if name in BEGINNING else BIAS if name in BIAS else {})
+    company = next((group for group in (BEGINNING, BIAS, GUIDES) if name in group), {})
+    request = request_of(family) | company
     surprises: list[str] = []
     for what, array in spoilt(example(name, INPUT_SCHEMAS[family])):
         is_meant = (name, what) in ACCEPTED and (family, name, what) not in REFUSED

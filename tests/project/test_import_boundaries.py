@@ -45,6 +45,7 @@ ALLOWED = {
         "triton",
         "fastertransformer",
         "triton_python_backend_utils",
+        *("llguidance", "sentencepiece"),  # imported when a request has a grammar
     },
 }
 ROOMS_OF_EVALUATION = {

@@ -9,11 +9,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from .errors import EngineError, GroupLostError
+from .errors import EngineError, GroupLostError, RequestError
+from .grammar.compiled import Grammars
 from .loading import Loaded, load
 from .model.config import ModelConfig
 from .model.precision import choose_device
@@ -22,7 +23,7 @@ from .request.parse import Array, Request, parse_request
 from .scheduling.metrics import EngineMetrics
 from .scheduling.queue_limits import QueueLimits
 from .scheduling.scheduler import Scheduler
-from .scheduling.sequence import FAILED, Answer, Job
+from .scheduling.sequence import FAILED, INVALID, Answer, Job
 from .scheduling.sessions import Session
 from .settings import Settings
 from .steps.threads import begin_thread
@@ -30,6 +31,7 @@ from .steps.threads import begin_thread
 _log = logging.getLogger(__name__)
 _CLOSED = "the engine was closed"
 _LOAD_ATTEMPTS, _PAUSE_S = 3, 5.0  # after worker processes were lost
+_COMPILERS = 2  # threads, so that a large grammar does not hold up all others
 
 
 class Engine:
@@ -49,6 +51,8 @@ class Engine:
         self._arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: wake the thread
         self._is_closed = False
         self._sessions: dict[int | str, Session] = {}
+        self._grammars = Grammars(settings.checkpoint, self.config.vocab_size)
+        self._compiling = ThreadPoolExecutor(_COMPILERS, "grammars")
         self.metrics = EngineMetrics(loaded.steps.config.max_pos_seq_len)
         self._use(loaded)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -89,7 +93,27 @@ class Engine:
         """
         if self._is_closed:
             raise EngineError(_CLOSED)
-        self._arrivals.put(Job(request, answer, is_streaming, is_cancelled, session=session))
+        job = Job(request, answer, is_streaming, is_cancelled, session=session)
+        if not request.has_guides:
+            self._arrivals.put(job)
+            return
+        try:
+            self._compiling.submit(self._compile, job)
+        except RuntimeError:  # the pool was shut down
+            raise EngineError(_CLOSED) from None
+
+    def _compile(self, job: Job) -> None:
+        """Compile the grammars of a request, off the engine's thread, and pass it on."""
+        try:
+            guides = [row.sampling.guide for row in job.request.rows]
+            job.grammars = tuple(self._grammars.compile(guide) if guide else None for guide in guides)
+        except RequestError as error:
+            job.answer(Answer(None, str(error), code=INVALID))
+        except BaseException as error:  # a failure inside the library is no Exception
+            _log.exception("compiling a grammar failed")
+            job.answer(Answer(None, f"compiling the grammar failed: {error}", code=FAILED))
+        else:
+            self._arrivals.put(job)
 
     def generate(self, requests: Sequence[Request]) -> list[dict[str, Array]]:
         """Answer several requests and wait for all; gives the output tensors of each, see outputs.output_tensors.
@@ -110,6 +134,7 @@ class Engine:
     def close(self) -> None:
         """End running requests with an error, shut the worker processes down, and free all memory."""
         if not self._is_closed:
+            self._compiling.shutdown()  # what is being compiled arrives, and is answered when the thread ends
             self._is_closed = True
             self._arrivals.put(None)
             self._thread.join()

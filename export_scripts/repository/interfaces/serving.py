@@ -131,6 +131,8 @@ BEYOND_INPUTS = (
     per_request("is_return_raw_log_probs", "BOOL"),
     per_request("num_top_log_probs", "UINT32"),
     per_request("num_context_top_log_probs", "UINT32"),
+    per_request("guided_decoding_guide_type", "STRING"),
+    per_request("guided_decoding_guide", "STRING"),
 )
 """What the OpenAI API has beyond FasterTransformer, whose backend ignores these tensors; see docs/tensors.md."""
 BEYOND_OUTPUTS = (

@@ -61,6 +61,11 @@ class Request:
         return any(row.sampling.is_return_attentions for row in self.rows)
 
     @property
+    def has_guides(self) -> bool:
+        """Whether the output of any row must follow a grammar."""
+        return any(row.sampling.guide for row in self.rows)
+
+    @property
     def max_tokens(self) -> int:
         """The most tokens that any row may generate."""
         return max(row.sampling.max_tokens for row in self.rows)

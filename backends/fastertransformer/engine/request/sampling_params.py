@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from ..sampling.sampling import resolve_top_k_top_p
+from .guides import Guide, parse_guides
 from .schema import NEVER, SCALARS, Array, Inputs
 from .token_lists import LogitBias, parse_logit_bias, parse_stop_token_ids
 from .words import WordList, parse_word_lists
@@ -48,6 +49,7 @@ class SamplingParams:
     stop_words: WordList = field(default_factory=WordList)
     stop_token_ids: frozenset[int] = frozenset()  # end the row as its end_id does
     logit_bias: LogitBias = field(default_factory=LogitBias)
+    guide: Guide | None = None  # what the output must follow; None: nothing
 
     @property
     def has_penalty(self) -> bool:
@@ -74,6 +76,7 @@ def sampling_params(sent: Inputs, vocab_size: int) -> list[SamplingParams]:
     """Make the parameters of each row of a request."""
     bad_words, stop_words = (parse_word_lists(name, sent) for name in ("bad_words_list", "stop_words_list"))
     stop_token_ids, logit_bias = parse_stop_token_ids(sent, vocab_size), parse_logit_bias(sent, vocab_size)
+    guides = parse_guides(sent, vocab_size)
     columns = {name: values.tolist() for name, values in {**sent.scalars, **_implied(sent, vocab_size)}.items()}
     pad_ids, beam_width = sent.scalars["end_id"].tolist(), max(1, *columns["beam_width"])
     rows = []
@@ -98,6 +101,7 @@ def sampling_params(sent: Inputs, vocab_size: int) -> list[SamplingParams]:
                 stop_words=stop_words[row],
                 stop_token_ids=stop_token_ids[row],
                 logit_bias=logit_bias[row],
+                guide=guides[row],
                 **{name: columns[name][row] for name in _TAKEN_AS_SENT},
             )
         )

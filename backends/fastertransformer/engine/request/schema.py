@@ -3,7 +3,7 @@
 Names, types and shapes: FasterTransformer's GPT and T5 guides; ``min_length`` and ``presence_penalty``, which its
 Triton guides leave out, are in the tables of ``ParallelGpt``'s and ``T5Decoding``'s inputs.
 This engine's own are ``is_return_context_log_probs``, T5's ``decoder_input_ids``, and what the OpenAI API has beyond
-FasterTransformer (from ``frequency_penalty`` on); docs/tensors.md says where each of these names comes from.
+FasterTransformer (from ``frequency_penalty`` on, and the guides); docs/tensors.md says where each name comes from.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ SCALARS = {
     **{f"is_return_{wish}": Scalar(_BOOL, False) for wish in _WISHES},
 }
 _TOKEN_LISTS = ("logit_bias_ids", "logit_bias_values", "stop_token_ids")
-_LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding", "decoder_input_ids", *_TOKEN_LISTS)
+GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")
+_LISTS = ("bad_words_list", "stop_words_list", "request_prompt_embedding", "decoder_input_ids", *_TOKEN_LISTS, *GUIDES)
 _CONTROLS = ("START", "END")  # of Triton's sequence batcher
 
 

@@ -2,10 +2,12 @@
 
 The chosen tokens are the network's next input on the device. The host reads them later, so it need not wait before it
 launches the next step. For beam search and bad words the host must know them and waits; see Sequence.needs_host.
+For grammars it must know them before it masks the next step's logits; see guided.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from operator import attrgetter
 from typing import Any
@@ -22,6 +24,7 @@ from ..steps.graphs import Chosen
 from ..steps.steps import Steps
 from . import sampling, scoring
 from .beam import candidates
+from .guided import GuidedRows
 from .token_counts import TokenCounts
 
 Owners = list[tuple[Sequence, int]]  # sequence and beam in each slot
@@ -47,6 +50,13 @@ class PendingTokens:
         if tokens.is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
+
+    def by_sequence(self) -> dict[Sequence, int]:
+        """Wait for the copy; returns the token of each sequence's first beam."""
+        if self._event:
+            self._event.synchronize()
+        tokens = self._tokens.tolist()
+        return {sequence: token for (sequence, beam), token in zip(self._owners, tokens, strict=True) if not beam}
 
     def wait(self) -> list[tuple[tuple[Sequence, int], int, Several[Any]]]:
         """Wait for the copy; returns each slot's owner, token, and scores as Sequence.append takes them."""
@@ -84,6 +94,7 @@ class Sampler:
         self._integers = torch.zeros(MOST_SLOTS, len(_INTEGERS) + 1, dtype=torch.long, device=self._device)
         self._occurred: Tensor | None = None  # bool [slots, V]; made for the first row with a penalty
         self._counts = TokenCounts(steps.config.vocab_size, self._device)
+        self._guided = GuidedRows(steps.config.vocab_size, self._device)
 
     def add_rows(self, first: int, owners: Owners) -> None:
         """Upload the parameters of the rows in the slots from ``first`` on, and what depends on tokens they have."""
@@ -127,6 +138,7 @@ class Sampler:
         if not self._has_output_penalty:
             self._counts.drop()
         self._set_lists(rows)
+        self._guided.set_owners(owners)
         self._searched = [each for each, beam in owners if each.width > 1 and each.max_tokens and not beam]
         sampled = [slot for slot, row in enumerate(rows) if row.is_sampled]
         scored = [slot for slot, row in enumerate(rows) if row.needs_token_log_probs]
@@ -134,7 +146,7 @@ class Sampler:
         self._is_narrow = all(rows[slot].top_k for slot in sampled)
         self._largest_top_k = max((rows[slot].top_k for slot in (*sampled, *scored)), default=0)
         has_penalty = self._has_penalty or self._has_output_penalty
-        changes_logits = self._has_temperature or has_penalty or self._has_min_length or self._bias
+        changes_logits = self._has_temperature or has_penalty or self._has_min_length or self._bias or self._guided
         needs_logits = changes_logits or sampled or scored or self._raw_slots
         # In every row the argmax of unchanged logits is taken.
         self._is_greedy = not (needs_logits or any(each.needs_host for each, _ in owners))
@@ -159,25 +171,32 @@ class Sampler:
         rows, ids = upload(pairs, self._device)
         return rows, ids
 
-    def sample(self, before: int, parts: Several[Chosen]) -> PendingTokens:
+    def sample(self, before: int, parts: Several[Chosen], pending: Iterable[PendingTokens] = ()) -> PendingTokens:
         """Choose the next token of each slot, which is the next step's input.
 
         A decode step has just set the argmax of the first ``before`` slots as their next input. ``parts`` are logits
-        and argmax of these slots, if any, and of the other slots, if any.
+        and argmax of these slots, if any, and of the other slots, if any. ``pending`` are tokens of earlier steps that
+        the sequences do not have yet, the oldest first.
         """
         tokens, log_probs, raw_scores = _joined([each[1] for each in parts]), None, None
         if self._is_greedy:
             if before < len(tokens):
                 self._steps.set_tokens(before, tokens[before:].clamp(min=0))
         else:
-            chosen, log_probs, raw_scores = self._sample(_joined([self._steps.full_logits(each) for each in parts]))
+            chosen, log_probs, raw_scores = self._sample(
+                _joined([self._steps.full_logits(each) for each in parts]), pending
+            )
             self._steps.set_tokens(0, chosen)
             tokens = torch.where(tokens == sampling.NOT_FINITE, sampling.NOT_FINITE, chosen)
         return PendingTokens(self._owners, tokens, log_probs, raw_scores, self._raw_slots)
 
-    def _sample(self, raw_logits: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _sample(
+        self, raw_logits: Tensor, pending: Iterable[PendingTokens]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Choose by fp32 logits [N, V]; returns tokens, and the log-probabilities and raw scores that rows request."""
         logits, log_probs, raw_scores = self._penalise(raw_logits), None, None
+        if self._guided:
+            logits = self._guided.keep(logits, [each.by_sequence() for each in pending])
         tokens = logits.argmax(dim=-1)
         if len(self._sampled):
             tokens[self._sampled] = self._draw(logits, self._sampled)

@@ -94,6 +94,23 @@ def apply_min_length(logits: Tensor, min_length: Tensor, count: Tensor, end_id: 
     return logits.masked_fill(is_end & (count < min_length)[:, None], MASKED)
 
 
+def keep_allowed(logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
+    """Mask tokens that some rows' grammars do not allow; what is masked already stays so, unless nothing is left.
+
+    Args:
+        logits: [B, V].
+        rows: [n]; None: all of them.
+        bits: uint8 [n, at least V / 8], a bit for each token, the lowest of each byte first; 1 is allowed.
+    """
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits.shape[-1]]
+    own = (logits if rows is None else logits[rows]).masked_fill(~allowed, MASKED)
+    # A minimum length and bad words give way to a grammar that allows only what they mask.
+    is_empty = torch.isneginf(own.amax(dim=-1, keepdim=True))
+    own = torch.where(is_empty & allowed, 0.0, own)
+    return own if rows is None else logits.index_copy(0, rows, own)
+
+
 def decay_top_p(
     top_p: Tensor, initial: Tensor, decay: Tensor, least: Tensor, reset_id: Tensor, token: Tensor
 ) -> Tensor:

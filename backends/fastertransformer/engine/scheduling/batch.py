@@ -160,7 +160,7 @@ class Batch:
         if self._has_changed:
             self._sampler.set_owners(list(self._owners))
             self._has_changed = False
-        self.pending.append(self._sampler.sample(before, parts))
+        self.pending.append(self._sampler.sample(before, parts, self.pending))
 
     def clear(self, sequences: list[Sequence]) -> None:
         """Zero the cache of sequences, so that infinite numbers do not remain for the next sequences in their slots."""

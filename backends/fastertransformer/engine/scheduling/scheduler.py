@@ -216,7 +216,10 @@ class Scheduler:
             problem = f"generation failed: the network's numbers overflow in row {row}"
             hint = "; fp16 reaches 65504, bf16 as far as fp32, and so may prompt embeddings"
             self._finish(job, Answer(None, problem + hint, code=FAILED))
-        return [sequence for sequence in found if sequence.job not in overflowed]
+        astray = {each.job: each.guided.problem for each in found if each.guided and each.guided.problem}
+        for job, problem in astray.items():
+            self._finish(job, Answer(None, f"the grammar allows no further token: {problem}", code=INVALID))
+        return [sequence for sequence in found if sequence.job not in overflowed and sequence.job not in astray]
 
     def _answer(self, updated: list[Sequence]) -> None:
         """Free sequences that are done; answer requests that are done, or that stream and have new tokens."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..cache.page_pool import RowPages
 from ..cache.sizing import UNBOUNDED
+from ..grammar.guided_row import Grammar
 from ..request.parse import Request
 from ..request.schema import Array
 from ..sampling.beam import DEAD, Beam, Candidate, FinishReason
@@ -57,6 +58,7 @@ class Job:
         session: key of its session; None: none.
         sequences: one for each row, once the scheduler has it.
         has_begun: whether a sequence has been in the batch.
+        grammars: of each row; None: it has none. Empty: no row has one.
         arrived_s: when it joined the queue; None: it has not.
         submitted_s: when it was submitted, of time.monotonic.
     """
@@ -68,6 +70,7 @@ class Job:
     session: int | str | None = None
     sequences: list[Sequence] = field(default_factory=list)
     has_begun: bool = False
+    grammars: tuple[Grammar | None, ...] = ()
     arrived_s: float | None = None
     submitted_s: float = field(default_factory=time.monotonic)
 
@@ -137,6 +140,8 @@ class Sequence:
         self.bad_words, self.stop_words = self.sampling.bad_words, self.sampling.stop_words
         self.end_ids = self.sampling.stop_token_ids | {self.end_id}
         # The host must know its last tokens before the next are chosen, or it has no room for more.
+        grammar = self.job.grammars[self.row] if self.job.grammars else None
+        self.guided = grammar.begin(self.end_ids) if grammar else None
         self.needs_host = self.width > 1 or bool(self.bad_words) or not self.max_tokens
         self._begin()
 

@@ -1,0 +1,102 @@
+"""What each token adds to a text, as bytes, by the tokenizer's files beside the shards.
+
+No tokenizer is run: only the vocabulary is read, and how its pieces stand for bytes. There are two ways. A byte-level
+BPE (GPT-2's) writes each byte as one character. SentencePiece and what comes from it write a space as U+2581, and bytes
+that no piece has as ``<0xE4>``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import RequestError
+
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
+# The character that a byte-level BPE writes for each byte: itself where it prints, else one from 256 on.
+_LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+_SPACE = "\u2581"
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+_NAMES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+
+
+def read_token_bytes(directory: Path, vocab_size: int) -> list[bytes]:
+    """Read the bytes of each token, ``vocab_size`` of them; empty: the token stands for no text.
+
+    The files are looked for in the order in which the exported repository's own tokenizer looks for them.
+
+    Raises:
+        RequestError: the directory has no tokenizer, or its pieces do not stand for bytes.
+    """
+    readers = zip(_NAMES, (_read_tokenizer_file, _read_byte_pairs, _read_sentencepiece), strict=True)
+    for name, read in readers:
+        if (file := directory / name).is_file():
+            found = dict(read(file))
+            return [found.get(token, b"") for token in range(vocab_size)]
+    raise RequestError(
+        f"a grammar needs the model's tokenizer, and {directory} has neither {', nor '.join(_NAMES)}",
+        "copy one of them there, or convert the checkpoint with its tokenizer and export it again",
+    )
+
+
+def _read_byte_pairs(file: Path) -> Iterable[tuple[int, bytes]]:
+    return ((token, _of_letters(piece)) for piece, token in json.loads(file.read_text("utf-8")).items())
+
+
+def _read_sentencepiece(file: Path) -> Iterable[tuple[int, bytes]]:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise RequestError(
+            f"a grammar needs the vocabulary of {file}", "install the package sentencepiece, which reads it"
+        ) from None
+    model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    for token in range(model.get_piece_size()):
+        if not (model.is_control(token) or model.is_unknown(token) or model.is_unused(token)):
+            yield token, _of_piece(model.id_to_piece(token))
+
+
+def _read_tokenizer_file(file: Path) -> Iterable[tuple[int, bytes]]:
+    content = json.loads(file.read_text("utf-8"))
+    parts = list(_parts(content.get("decoder")))
+    if any(part.get("type") == "ByteLevel" for part in parts):
+        read = _of_letters
+    elif any(part.get("type") == "Metaspace" or part.get("pattern") == {"String": _SPACE} for part in parts):
+        read = _of_piece
+    else:
+        kinds = ", ".join(str(part.get("type")) for part in parts) or "none"
+        raise RequestError(
+            f"{file} has the decoder {kinds}, whose tokens do not stand for bytes one by one",
+            "grammars are honoured with a byte-level BPE or a SentencePiece vocabulary; leave the grammar out",
+        )
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: pieces and scores
+        vocabulary = {piece: token for token, (piece, _) in enumerate(vocabulary)}
+    added = {entry["id"]: entry for entry in content.get("added_tokens") or ()}
+    yield from ((token, read(piece)) for piece, token in vocabulary.items() if token not in added)
+    yield from ((token, entry["content"].encode()) for token, entry in added.items() if not entry["special"])
+
+
+def _parts(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
+    """Give a decoder, or those that it is a sequence of."""
+    if decoder:
+        yield decoder
+        for part in decoder.get("decoders") or ():
+            yield from _parts(part)
+
+
+def _of_letters(piece: str) -> bytes:
+    """Give the bytes of a byte-level BPE's piece; one with another character stands for itself."""
+    if set(piece) <= _LETTERS.keys():
+        return bytes(_LETTERS[letter] for letter in piece)
+    return piece.encode()
+
+
+def _of_piece(piece: str) -> bytes:
+    if byte := _BYTE_PIECE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
+    return piece.replace(_SPACE, " ").encode()
