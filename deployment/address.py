@@ -6,10 +6,12 @@ import dataclasses
 import socket
 from collections.abc import Mapping
 
-from deployment.arguments import NODE, ServeArguments
+from deployment.arguments import NODE, AnyServer
 from handover.errors import ServerError
 
 _LOOPBACK = "127.0.0.1"
+ANY_ADDRESS = ("0.0.0.0", "::")
+"""Listening on these, a server is reached by any of the host's addresses."""
 
 
 def listening_host(host: str, environment: Mapping[str, str]) -> str:
@@ -34,7 +36,7 @@ def listening_host(host: str, environment: Mapping[str, str]) -> str:
         raise ServerError(f"this node's name '{name}' has no address: {error}", "set deployment.host") from error
 
 
-def with_address(arguments: ServeArguments, environment: Mapping[str, str]) -> ServeArguments:
+def with_address(arguments: AnyServer, environment: Mapping[str, str]) -> AnyServer:
     """Put in the address for ``host=node``."""
     return dataclasses.replace(arguments, host=listening_host(arguments.host, environment))
 
@@ -42,3 +44,8 @@ def with_address(arguments: ServeArguments, environment: Mapping[str, str]) -> S
 def slurm_job(environment: Mapping[str, str]) -> dict[str, str]:
     """Fields of the endpoint file that say which Slurm job serves; empty outside of Slurm."""
     return {"job_id": environment.get("SLURM_JOB_ID", ""), "nodes": environment.get("SLURM_JOB_NODELIST", "")}
+
+
+def own_address(host: str) -> str:
+    """Where this host itself reaches a server that listens there."""
+    return _LOOPBACK if host in ANY_ADDRESS else host

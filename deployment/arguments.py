@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from handover.arguments import ScriptArguments
-from handover.ranges import BEAMS, DAY_S, INSTANCES, PORT, RANGE, TOKENS, UNCOUNTED, WEEK_S
+from handover.ranges import BEAMS, COUNT, DAY_S, INSTANCES, PARALLEL, PORT, RANGE, SHARE, TOKENS, UNCOUNTED, WEEK_S
 
 NODE = "node"
 """As host: the address of the node, where Slurm starts the server for clients on other nodes."""
@@ -61,3 +62,52 @@ class ServeArguments(ScriptArguments):
         metadata={"help": "JSON list of patterns: files that may differ from the repository's manifest"},
     )
     server_args: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of more tritonserver flags"})
+
+
+@dataclass(frozen=True)
+class EngineArguments(ScriptArguments):
+    """Start another project's server on a Hugging Face directory, prove that it generates, supervise it."""
+
+    engine: str = field(metadata={"help": "vllm, sglang or trtllm_serve"})
+    model_repository: Path = field(metadata={"help": "the Hugging Face directory"})
+    model_name: str = field(metadata={"help": "name that clients ask for, where the engine can be told one"})
+    endpoint: Path = field(metadata={"help": "file to publish once a real generation has come back"})
+    log: Path = field(metadata={"help": "file for what the server prints"})
+    data_type: str = field(metadata={"help": "fp32, fp16 or bf16: of the computation"})
+    command: tuple[str, ...] = field(
+        default=(), metadata={"help": "JSON list: program and first words; empty: the engine's own"}
+    )
+    http_port: int = field(default=0, metadata={RANGE: PORT, "help": "of the OpenAI API; 0: a free one"})
+    host: str = field(default="127.0.0.1", metadata={"help": f"address to listen on; {NODE}: the node's under Slurm"})
+    tensor_para_size: int = field(default=1, metadata={RANGE: PARALLEL, "help": "GPUs that share a layer"})
+    pipeline_para_size: int = field(default=1, metadata={RANGE: PARALLEL, "help": "groups of layers"})
+    max_model_len: int | None = field(
+        default=None, metadata={RANGE: TOKENS, "help": "tokens of prompt and answer; left out: what the model allows"}
+    )
+    max_num_seqs: int | None = field(
+        default=None, metadata={RANGE: COUNT, "help": "requests that are computed together; left out: its own choice"}
+    )
+    gpu_memory_utilization: float | None = field(
+        default=None, metadata={RANGE: SHARE, "help": "share of a GPU's memory to use; left out: its own choice"}
+    )
+    engine_args: tuple[str, ...] = field(default=(), metadata={"help": "JSON list of more flags for the program"})
+    cuda_devices: str = field(
+        default="", metadata={"help": "positions among the GPUs that the task sees, such as 0,1; empty: all of them"}
+    )
+    start_timeout_s: float = field(
+        default=300, metadata={RANGE: WEEK_S, "help": "seconds until a generation must have come back"}
+    )
+    exit_timeout_s: float = field(
+        default=10, metadata={RANGE: DAY_S, "help": "seconds for requests in flight at the end"}
+    )
+    restart: int = field(
+        default=0, metadata={RANGE: UNCOUNTED, "help": "times that a server which has died is started again, at most"}
+    )
+    edited_files: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "JSON list of patterns: files that may differ from the directory's manifest"},
+    )
+
+
+AnyServer = TypeVar("AnyServer", ServeArguments, EngineArguments)
+"""Arguments of either kind of server."""

@@ -11,12 +11,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from deployment.served_models import ServedModel
 from handover.digests import file_digest
 from handover.errors import ArtefactError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import FileRecord, Manifest
+
+if TYPE_CHECKING:  # it needs tritonclient, which a container of another engine does not have
+    from deployment.served_models import ServedModel
 
 _SHARD = ".bin"
 _MOST_LISTED = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from deployment.tritonserver import FASTERTRANSFORMER
+from deployment.tritonserver import SLIPWAY
 from handover.errors import ServerError, shortened
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -27,8 +27,8 @@ def visible_devices(cuda_devices: str, engine: str, environment: Mapping[str, st
         The variable to set; empty where it stays as it is.
 
     Raises:
-        ServerError: these are no positions, or FasterTransformer, one process for all GPUs of a node, sees fewer than
-            it needs.
+        ServerError: these are no positions, or an engine that drives all GPUs of a node from one process sees fewer
+            than it needs.
     """
     given = environment.get(VARIABLE)
     if not cuda_devices:
@@ -41,7 +41,7 @@ def visible_devices(cuda_devices: str, engine: str, environment: Mapping[str, st
     positions = [int(position) for position in cuda_devices.split(",")]
     if len(seen) > max(positions):
         return {VARIABLE: ",".join(seen[position] for position in positions)}
-    if engine == FASTERTRANSFORMER:
+    if engine != SLIPWAY:
         raise ServerError(
             f"the model takes {len(positions)} GPUs of a node, and this task sees {len(seen)} ({VARIABLE}={given})",
             "give the job more (cluster.gpus_per_node, without cluster.gpus_per_task), or lower "

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 
-from deployment.arguments import ServeArguments
+from deployment.arguments import AnyServer
 from deployment.supervise import GRACE_S
 
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
@@ -18,7 +18,7 @@ _SWEEPING_S = 1.0
 _ANSWER_S = 10.0
 
 
-def within_kill_wait(arguments: ServeArguments, environment: Mapping[str, str]) -> ServeArguments:
+def within_kill_wait(arguments: AnyServer, environment: Mapping[str, str]) -> AnyServer:
     """Shorten what requests in flight get at a server's end to what Slurm allows.
 
     Args:

@@ -31,6 +31,7 @@ from typing import IO
 from deployment.lock import lock
 from deployment.processes import Process, command_line, descendants, kill_all, list_processes, look_up
 from deployment.restriction import header_file
+from deployment.sessions import mapped_regions, remove_regions, session_processes
 from handover.durable import write_atomically
 from handover.endpoint import deployment_of
 from handover.errors import ServerError
@@ -169,10 +170,14 @@ def sweep(state: State) -> list[Process]:
     Returns:
         Processes that would not die.
     """
-    remaining = kill_all(processes_of(state.prefix))
-    remove_shared_memory(state.prefix)
     directory = Path(state.directory)
-    if _PREFIX.fullmatch(state.prefix) and directory.name.startswith(state.prefix):
+    is_own = bool(_PREFIX.fullmatch(state.prefix)) and directory.name.startswith(state.prefix)
+    others = session_processes(directory) if is_own else []
+    regions = mapped_regions(others)
+    remaining = kill_all([*processes_of(state.prefix), *others])
+    remove_shared_memory(state.prefix)
+    remove_regions(regions)
+    if is_own:
         shutil.rmtree(directory, ignore_errors=True)
     return remaining
 

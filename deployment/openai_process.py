@@ -11,11 +11,11 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from deployment.address import own_address
 from deployment.arguments import ServeArguments
 from deployment.openai.arguments import OpenAIArguments
 from deployment.ports import Ports
 from deployment.processes import die_with_parent
-from deployment.publishing import own_address
 from deployment.supervise import ServerDiedError, describe, last_lines
 from handover.errors import ServerError
 

@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -27,12 +27,14 @@ class Process:
         parent: pid of its parent at the time of looking.
         state: R, S, D, Z (ended, not yet waited for), X, ...
         started: clock ticks since boot.
+        session: pid of the process that began its session; children inherit it.
     """
 
     pid: int
     parent: int
     state: str
     started: int
+    session: int = field(default=0, compare=False)
 
     @property
     def is_running(self) -> bool:
@@ -49,7 +51,7 @@ def look_up(pid: int) -> Process | None:
     except OSError:
         return None
     fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the name in parentheses may hold anything
-    return Process(pid, int(fields[1]), fields[0].decode(), int(fields[19]))
+    return Process(pid, int(fields[1]), fields[0].decode(), int(fields[19]), int(fields[3]))
 
 
 def list_processes() -> list[Process]:

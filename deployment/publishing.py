@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from deployment.address import slurm_job
+from deployment.address import ANY_ADDRESS, own_address, slurm_job
 from deployment.arguments import ServeArguments
 from deployment.leftovers import State
 from deployment.ports import Ports
@@ -19,15 +19,9 @@ from handover.errors import ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import RANDOM_WEIGHTS, Manifest
 
-_ANY_ADDRESS = ("0.0.0.0", "::")
 _PUBLISHED_SETTINGS = ("tensor_para_size", "pipeline_para_size", "data_type", "int8_mode", WEIGHTS_DIGEST)
 _UNTOLD = (*_PUBLISHED_SETTINGS, "model_type", "model_checkpoint_path")
 """Parameters that are no flags of the engine: they are published by name, or say which model it is."""
-
-
-def own_address(host: str) -> str:
-    """Where this host itself reaches a server that listens there."""
-    return "127.0.0.1" if host in _ANY_ADDRESS else host
 
 
 def publish(
@@ -65,7 +59,7 @@ def publish(
     if edited:
         settings[EDITED] = ", ".join(f"{name} {file_digest(repository / name)[:19]}" for name in edited)
     Endpoint(
-        host=socket.gethostname() if arguments.host in _ANY_ADDRESS else arguments.host,
+        host=socket.gethostname() if arguments.host in ANY_ADDRESS else arguments.host,
         http_port=ports.http,
         grpc_port=ports.grpc,
         metrics_port=ports.metrics,

@@ -10,28 +10,24 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from deployment.address import own_address
 from deployment.arguments import ServeArguments
 from deployment.leftovers import State, Sweeper, create_state, remove_files, sweep, withdraw
 from deployment.openai_process import OpenAIProcess
 from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
-from deployment.publishing import own_address, publish
+from deployment.publishing import publish
 from deployment.restriction import Restriction
 from deployment.served_models import ServedModel
 from deployment.stop_request import StopRequest
 from deployment.supervise import ModelVersion, Server, ServerDiedError
 from deployment.tritonserver import Installation, assemble_backends, build_argv, link_repository, locate
 from handover.errors import ServerError
-from handover.progress import human_time
+from handover.progress import human_time, say
 
 _POLL_S = 0.2
 _SAY_EVERY_S = 15.0
 _QUESTION_TIMEOUT_S = 5.0
-
-
-def say(line: str) -> None:
-    """Print one fact."""
-    print(f"      {line}", flush=True)
 
 
 def find_ports(arguments: ServeArguments) -> Ports:

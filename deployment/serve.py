@@ -23,13 +23,14 @@ from deployment.leftovers import sweep_earlier, sweep_node
 from deployment.lock import lock
 from deployment.openai_process import check_packages
 from deployment.ranks import Rank, arguments_of, check_world_size, engine_environment, find_rank, rendezvous_file
-from deployment.running import Deployment, find_ports, say
+from deployment.running import Deployment, find_ports
 from deployment.served_models import ServedModel, find_served_models
 from deployment.stop_request import StopRequest
 from deployment.tritonserver import SLIPWAY, locate
 from deployment.weights import prove_weights
 from deployment.workers import take_part
 from handover.errors import exit_status
+from handover.progress import say
 
 
 def main(argv: Sequence[str]) -> None:

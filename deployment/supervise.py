@@ -24,6 +24,7 @@ from deployment.processes import (
     look_up,
     reap_orphans,
 )
+from deployment.stopped import STOPPED_S, StoppedProcesses
 from handover.errors import ServerError
 
 _RANDOM_WEIGHTS = "cannot be opened, loading model fails!"
@@ -39,10 +40,6 @@ GRACE_S = 3.0
 _OUR_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _ZOMBIE_S = 3.0
 """A stub that ended while its server goes on is dead; the server itself waits for one within this time."""
-_STOPPED_S = 20.0
-"""A server or stub that was stopped (SIGSTOP) for so long is given up; as with ranks, see the engine's Ranks."""
-_LONGEST_LOOK_S = 1.0
-"""Longest time between two looks that counts: the supervisor may have been stopped too, as by scontrol suspend."""
 
 
 ModelVersion = tuple[str, str]
@@ -99,8 +96,7 @@ class Server:
         self._stubs: dict[Process, ModelVersion] = {}
         self._is_served: Callable[[ModelVersion], bool] | None = None
         self._zombie_since: float | None = None
-        self._stopped_s: dict[int, float] = {}
-        self._looked = time.monotonic()
+        self._stopped = StoppedProcesses()
         self._secret = secret
 
     def remember_stubs(self, is_served: Callable[[ModelVersion], bool] | None = None) -> int:
@@ -130,9 +126,9 @@ class Server:
                 f"a Python stub of tritonserver died (pid {', '.join(str(stub.pid) for stub in dead)}); "
                 f"Triton does not restart it{self._quoted_log()}"
             )
-        for pid in self._long_stopped():
+        for pid in self._stopped.find(filter(None, map(look_up, (self.pid, *(stub.pid for stub in self._stubs))))):
             name = "tritonserver" if pid == self.pid else "a Python stub of tritonserver"
-            raise ServerDiedError(f"{name} (pid {pid}) has been stopped (SIGSTOP) for {_STOPPED_S:g} s")
+            raise ServerDiedError(f"{name} (pid {pid}) has been stopped (SIGSTOP) for {STOPPED_S:g} s")
 
     def stop(self, exit_timeout_s: float | None) -> int:
         """End the server: SIGTERM, SIGKILL if that takes longer than the exit time-out and 3 s more.
@@ -165,14 +161,6 @@ class Server:
     def explain(self, problem: str) -> ServerError:
         """Make an error that quotes the server's last lines."""
         return ServerError(problem + self._quoted_log())
-
-    def _long_stopped(self) -> list[int]:
-        """Server and stubs that have been stopped for long; a debugger's stop is another state and is left alone."""
-        now = time.monotonic()
-        passed_s, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
-        found = filter(None, map(look_up, (self.pid, *(stub.pid for stub in self._stubs))))
-        self._stopped_s = {each.pid: self._stopped_s.get(each.pid, 0) + passed_s for each in found if each.state == "T"}
-        return [pid for pid, stopped_s in self._stopped_s.items() if stopped_s > _STOPPED_S]
 
     def _find_stubs(self) -> dict[Process, ModelVersion]:
         """The stubs that run; each has its model's file, ``<model>/<version>/model.py``, as its first argument."""

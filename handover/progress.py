@@ -98,3 +98,8 @@ class Progress:
         when = f"in {human_time(elapsed)}" if self.done >= self.total else f"eta {remaining}"
         bar = "#" * int(share * 20) + "." * (20 - int(share * 20)) if self._terminal else f"{share:4.0%}"
         return f"      {self.label:<10} {bar}  {self.done}/{self.total} {self.unit}{size}  {when}"
+
+
+def say(line: str) -> None:
+    """Print one fact of a program that works for a while, such as a deployment."""
+    print(f"      {line}", flush=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from handover.errors import ConfigError
 from handover.manifest import FILE_NAME
-from launcher.config.schema import ClusterType, Config, ModelFormat, Stage
+from launcher.config.schema import ClusterType, Config, Stage
 from launcher.config.secrets import passed_by_name
 from launcher.plan import checks
 from launcher.plan.mounts import with_mounts
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan
-from launcher.plan.stages import report
+from launcher.plan.stages import convert, report
 from launcher.plan.stages.table import STAGES
 from launcher.run.results import StageResult, write_results
 from launcher.submit import Executor, Job
@@ -39,6 +39,8 @@ def launch(config: Config, sweep: Path | None = None) -> None:
     plans = with_mounts(config, paths, plan_stages(config, paths, stages, sweep))
     executor = executor_for(config, paths)
     force = {stage.name for stage in config.force}
+    if config.deployment.engine.is_program and Stage.export in config.force:
+        force.add(Stage.convert.name)  # there is nothing else that export would make again
     jobs = make_jobs(config, paths, plans)
     if config.dry_run:
         if Stage.convert in stages:
@@ -63,7 +65,8 @@ def ordered_stages(config: Config, paths: RunPaths) -> list[Stage]:
     wanted = set(config.stages)
     if not wanted:
         raise ConfigError("no stages", f"say which: stages=[{','.join(stage.name for stage in Stage)}]")
-    if Stage.export in wanted and (paths.checkpoint.exists() or not (paths.ft_checkpoint / FILE_NAME).exists()):
+    converted = convert.output(config, paths) / FILE_NAME
+    if Stage.export in wanted and (paths.checkpoint.exists() or not converted.exists()):
         wanted.add(Stage.convert)
     return [stage for stage in Stage if stage in wanted]
 
@@ -122,7 +125,7 @@ def show_size(config: Config, paths: RunPaths) -> None:
         return
     size, data_type = model.tensor_model_parallel_size, str(model.weight_data_type)
     given = GivenFiles(paths.adapter, paths.tokenizer)
-    if model.format is ModelFormat.huggingface:
+    if convert.writes_huggingface(config):
         sizing = measure_huggingface(paths.checkpoint, data_type, model.processes, given)
     else:
         sizing = measure(paths.checkpoint, size, data_type, model.processes, given)

@@ -36,6 +36,8 @@ def find_training_dir(project_dir: Path, base_results_dir: str, model_train_name
 def name_variant(*, _root_: DictConfig) -> str:
     """What makes a served model another one and is not in its name yet: ``_int8_decoupled``; empty for the defaults.
 
+    An engine that reads another form than FasterTransformer's shards is in it too: ``_vllm``.
+
     Args:
         _root_: the whole configuration, which OmegaConf passes under this name.
     """
@@ -45,6 +47,7 @@ def name_variant(*, _root_: DictConfig) -> str:
         "decoupled": triton.decoupled,
         f"sessions{triton.interactive_sessions}": triton.interactive_sessions,
         "random": model.random_weights,
+        str(_root_.deployment.engine): not _root_.deployment.engine.reads_shards,
     }
     return "".join(f"_{word}" for word, is_meant in words.items() if is_meant)
 

@@ -17,6 +17,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from handover.ranges import (
     BATCH,
     CHUNK,
+    COUNT,
     DAY_MS,
     DAY_S,
     GPUS,
@@ -33,6 +34,7 @@ from handover.ranges import (
     REPEATS,
     SEED,
     SESSIONS,
+    SHARE,
     SPEED,
     TEN_MINUTES_US,
     TOKEN_ID,
@@ -84,10 +86,28 @@ class DataType(Choice):
 
 
 class Engine(Choice):
-    """What stands behind ``backend: "fastertransformer"``."""
+    """What serves the model: one of two behind ``backend: "fastertransformer"``, or one that reads Hugging Face's form.
+
+    vllm, sglang and trtllm_serve are programs with an OpenAI API of their own; vllm_triton is vLLM as a backend of
+    Triton, for which a model repository is written.
+    """
 
     slipway = "slipway"
     fastertransformer = "fastertransformer"
+    vllm = "vllm"
+    sglang = "sglang"
+    trtllm_serve = "trtllm_serve"
+    vllm_triton = "vllm_triton"
+
+    @property
+    def reads_shards(self) -> bool:
+        """Whether it serves FasterTransformer's shards; the others read a Hugging Face directory."""
+        return self in (Engine.slipway, Engine.fastertransformer)
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is started by a program of its own, without a Triton server."""
+        return not self.reads_shards and self is not Engine.vllm_triton
 
 
 class TritonApi(Choice):
@@ -259,12 +279,17 @@ class DeploymentConfig:
     torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving
     gemm_binary: str = "/workspace/build/fastertransformer_backend/build/bin/gpt_gemm"  # in the container
+    command: Any = None  # of an engine with a program of its own: text or a list; None: vllm serve and the like
+    max_model_len: int | None = number(None, TOKENS)  # of the same: tokens of prompt and answer; None: the model's
+    max_num_seqs: int | None = number(None, COUNT)  # of the same: requests that are computed together; None: its own
+    gpu_memory_utilization: float | None = number(None, SHARE)  # of the same: share of a GPU's memory; None: its own
+    engine_args: list[str] = field(default_factory=list)  # of the same: more flags
     exit_timeout_s: int = number(10, DAY_S)  # for requests in flight when the server is stopped
     restart: int = number(0, UNCOUNTED)  # times that a server which has died is started again, at most
     endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
     open_apis: list[TritonApi] = field(default_factory=list)  # those that clients may use without the secret header
     edited_files: list[str] = field(default_factory=list)  # patterns; files of the repository edited after the export
-    server_args: list[str] = field(default_factory=list)
+    server_args: list[str] = field(default_factory=list)  # more flags for tritonserver
 
 
 @dataclass

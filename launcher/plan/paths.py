@@ -18,7 +18,8 @@ class RunPaths:
 
         <base_results_dir>/<model_train_name>/
             ft_tp<T>_<weight>/<T>-gpu/            convert: the FT checkpoint
-            hf_<weight>/                          convert with export.model.format=huggingface: its directory
+            hf_<weight>/                          convert with export.model.format=huggingface or for an engine that
+                                                  reads it: the directory; vllm and the like serve it as it is
             export_tp<T>_pp<P>_<weight>_<data>/   run.results_dir; with _int8 and the like where that is asked for
                 model_repo/                       export: the Triton model repository
                 deployment/                       deploy: endpoint.json, server.log
@@ -55,6 +56,8 @@ class RunPaths:
         ft_name = f"ft_tp{tensor_para_size}_{model.weight_data_type}" + ("_random" if model.random_weights else "")
         deployment = _absolute(config.deployment.run.results_dir)
         name = hub_name(model.checkpoint_path)
+        huggingface = train_root / f"hf_{model.weight_data_type}"
+        repository = _absolute(config.export.triton_deployment.triton_model_dir).parent
         data = _absolute(config.data_dir)
         return cls(
             project=_absolute(config.launcher_scripts_path),
@@ -68,9 +71,9 @@ class RunPaths:
             tokenizer=_absolute(model.tokenizer) if model.tokenizer else None,
             hub_name=name,
             ft_checkpoint=train_root / ft_name / f"{tensor_para_size}-gpu",
-            huggingface=train_root / f"hf_{model.weight_data_type}",
+            huggingface=huggingface,
             results=results,
-            model_repository=_absolute(config.export.triton_deployment.triton_model_dir).parent,
+            model_repository=huggingface if config.deployment.engine.is_program else repository,
             deployment=deployment,
             endpoint=deployment / ENDPOINT_FILE,
             evaluation=_absolute(config.evaluation.run.results_dir),

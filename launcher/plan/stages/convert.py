@@ -12,6 +12,7 @@ from pathlib import Path
 from export_scripts.arguments import HUGGINGFACE, ConvertArguments
 from handover.errors import ConfigError
 from launcher.config.schema import Config, Engine, ModelFormat, ModelType, Stage
+from launcher.plan.engine_checks import check_served
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.evaluate import check_model
@@ -52,8 +53,8 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
                 "export.model.random_weights=true makes weights of its shape, to measure them",
             )
         return
-    if model.format is ModelFormat.huggingface:
-        _check_huggingface(config, paths)
+    if writes_huggingface(config):
+        _check_huggingface(config, paths, stages)
         return
     _check_shards(config, paths, stages)
 
@@ -78,12 +79,17 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
 
 def output(config: Config, paths: RunPaths) -> Path:
     """Say where the result goes."""
-    return paths.huggingface if config.export.model.format is ModelFormat.huggingface else paths.ft_checkpoint
+    return paths.huggingface if writes_huggingface(config) else paths.ft_checkpoint
+
+
+def writes_huggingface(config: Config) -> bool:
+    """Whether the conversion writes a Hugging Face directory: that is asked for, or the engine reads nothing else."""
+    return config.export.model.format is ModelFormat.huggingface or not config.deployment.engine.reads_shards
 
 
 def _arguments(config: Config, paths: RunPaths) -> ConvertArguments:
     model = config.export.model
-    is_huggingface = model.format is ModelFormat.huggingface
+    is_huggingface = writes_huggingface(config)
     return ConvertArguments(
         checkpoint=paths.checkpoint,
         output=partial(output(config, paths)),
@@ -110,21 +116,29 @@ def check_format(config: Config, stages: Collection[Stage]) -> None:
         ConfigError: naming the stages, and what to do.
     """
     model = config.export.model
-    if model.format is not ModelFormat.huggingface:
+    if not writes_huggingface(config):
         return
-    if needing := [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]:
+    is_asked_for = config.deployment.engine.reads_shards
+    if is_asked_for and (needing := [stage.name for stage in (Stage.export, Stage.deploy) if stage in stages]):
         raise ConfigError(
             f"export.model.format=huggingface with stages=[{','.join(stage.name for stage in stages)}]: "
             f"no shards of FasterTransformer are written, which {' and '.join(needing)} must have",
             "take stages=[convert] for the Hugging Face directory, and a run of its own with "
-            "export.model.format=fastertransformer to serve the model",
+            "export.model.format=fastertransformer to serve the model, or an engine that reads such a directory: "
+            "deployment.engine=vllm",
         )
     if model.random_weights:
         raise ConfigError(
-            "export.model.random_weights=true with export.model.format=huggingface: weights are made up for "
+            f"export.model.random_weights=true with {_why_huggingface(config)}: weights are made up for "
             "FasterTransformer's shards alone",
-            "take export.model.format=fastertransformer",
+            "take export.model.format=fastertransformer and deployment.engine=slipway",
         )
+
+
+def _why_huggingface(config: Config) -> str:
+    if config.deployment.engine.reads_shards:
+        return "export.model.format=huggingface"
+    return f"deployment.engine={config.deployment.engine}"
 
 
 def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -155,16 +169,22 @@ def _check_shards(config: Config, paths: RunPaths, stages: Collection[Stage]) ->
         check_model(config, str(checkpoint), source.family.name == _T5)
 
 
-def _check_huggingface(config: Config, paths: RunPaths) -> None:
-    """Work the conversion out, as it will.
+def _check_huggingface(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Work the conversion out, as it will, and ask whether the engine serves the result.
 
     Raises:
         CheckpointError: it does not work out; see ``plan_huggingface``.
+        ConfigError: the engine does not serve the result.
     """
     from export_scripts.targets.huggingface.convert import inspect_huggingface
 
     planned = inspect_huggingface(paths.checkpoint, _arguments(config, paths))
-    _check_family(config, str(paths.checkpoint), planned.source.family.name)
+    source = planned.source
+    _check_family(config, str(paths.checkpoint), source.family.name)
+    if not config.deployment.engine.reads_shards and {Stage.export, Stage.deploy} & set(stages):
+        check_served(config, str(paths.checkpoint), planned.architecture, vars(source.dims))
+    if Stage.evaluate in stages and not config.deployment.endpoint:
+        check_model(config, str(paths.checkpoint), source.family.name == _T5)
 
 
 def _check_engine(config: Config, checkpoint: str, beyond: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from handover.manifest import FILE_NAME
 from launcher.config.schema import ClusterType, Config, Engine, Stage
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import Command, StagePlan, python_module
+from launcher.plan.stages import deploy_program
 from launcher.plan.stages.settings import environment, resources, serving_topology
 
 
@@ -20,15 +21,28 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     """Look for the repository and try the ports.
 
     Raises:
-        ConfigError: there is no repository, a port is taken, the engine does not tune its GEMMs, or there are keys for
-            an API that is off.
+        ConfigError: the engine is not started from here, there is no repository, a port is taken, the engine does not
+            tune its GEMMs, or there are keys for an API that is off.
     """
+    engine = config.deployment.engine
+    if engine.is_program:
+        deploy_program.check(config, paths, stages)
+        if config.cluster_type is ClusterType.interactive:
+            _check_ports(config)
+        return
+    if engine is Engine.vllm_triton:
+        raise ConfigError(
+            "deployment.engine=vllm_triton with deploy: Triton's vLLM backend is in NVIDIA's container alone, which "
+            "is not started from here",
+            f"take stages=[export], start tritonserver --model-repository={paths.model_repository} in "
+            "nvcr.io/nvidia/tritonserver:<yy.mm>-vllm-python-py3, or take deployment.engine=vllm",
+        )
     if config.deployment.api_keys_file and config.deployment.openai_port is None:
         raise ConfigError(
             "deployment.api_keys_file is given, and the OpenAI API is off",
             "give deployment.openai_port too, 0 for a free one",
         )
-    if config.deployment.engine is Engine.slipway and config.deployment.gemm_autotune:
+    if engine is Engine.slipway and config.deployment.gemm_autotune:
         raise ConfigError(
             "deployment.gemm_autotune=true: the drop-in engine does not read gemm_config.ini",
             "take gemm_autotune=false, or deployment.engine=fastertransformer in its container",
@@ -48,6 +62,8 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     cluster's steps start them (Slurm); elsewhere one process runs all ranks of a node.
     """
     deployment = config.deployment
+    if deployment.engine.is_program:
+        return [deploy_program.plan(config, paths)]
     layout = serving_topology(config)
     keys = Path(deployment.api_keys_file).absolute() if deployment.api_keys_file else None
     has_clients = deployment.endpoint is None and bool({Stage.evaluate, Stage.benchmark} & set(config.stages))

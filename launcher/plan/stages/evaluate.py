@@ -71,7 +71,9 @@ def check_model(config: Config, model: str, is_encoder_decoder: bool) -> None:
     Raises:
         ConfigError: one of them cannot.
     """
-    can_score_answers = config.deployment.engine is Engine.slipway or config.deployment.endpoint is not None
+    can_score_answers = (
+        config.deployment.engine is not Engine.fastertransformer or config.deployment.endpoint is not None
+    )
     for task in config.evaluation.tasks:
         check_task(task, model, is_encoder_decoder, can_score_answers)
 

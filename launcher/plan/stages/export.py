@@ -28,7 +28,12 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
 
 
 def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
-    """Plan the export: one command on one node; shards are linked, so it takes no space."""
+    """Plan the export: one command on one node; shards are linked, so it takes no space.
+
+    There is none where the engine serves the Hugging Face directory as the conversion has written it.
+    """
+    if config.deployment.engine.is_program:
+        return []
     run, triton = config.export.run, config.export.triton_deployment
     arguments = ExportArguments(
         ft_checkpoint=paths.ft_checkpoint,

@@ -1,0 +1,87 @@
+"""Serve a Hugging Face directory with another project's server: ``python3 -m deployment.engines.serve --help``.
+
+The order: take the endpoint file's lock, sweep what a killed run left, prove the files, choose a port, start the
+program, wait for a real generation of one token, publish the endpoint file, watch. SIGTERM, SIGUSR1, Ctrl-C or the end
+of the parent process stop the server; nothing stays in the process table, in /dev/shm or as a temporary file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from deployment.address import with_address
+from deployment.arguments import EngineArguments
+from deployment.engines.running import EngineDeployment, find_port
+from deployment.engines.table import PROGRAMS, build_argv
+from deployment.files import prove_files
+from deployment.gpus import visible_devices
+from deployment.kill_wait import within_kill_wait
+from deployment.leftovers import sweep_earlier, sweep_node
+from deployment.lock import lock
+from deployment.stop_request import StopRequest
+from handover.errors import ArtefactError, ServerError, exit_status, nearest
+from handover.progress import say
+
+_CONFIG = "config.json"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve until stopped; a server that dies is an error."""
+    given = within_kill_wait(with_address(EngineArguments.from_argv(argv, __doc__), os.environ), os.environ)
+    os.environ.update(visible_devices(given.cuda_devices, given.engine, os.environ))
+    stop = StopRequest()
+    given.endpoint.parent.mkdir(parents=True, exist_ok=True)
+    with lock(given.endpoint):
+        edited = prepare(given)
+        with stop.listening():
+            EngineDeployment(given, stop, edited).run()
+
+
+def prepare(arguments: EngineArguments) -> list[str]:
+    """Do everything that can be done without a server; nothing is left when this is cut off.
+
+    Returns:
+        Which files of the directory were edited.
+
+    Raises:
+        ArtefactError: the directory's files are not what they must be.
+        ServerError: there is no such engine or program, a port is in use, or a deployment with the same endpoint file
+            is running.
+    """
+    if sweep_earlier(arguments.endpoint):
+        say("swept      what a killed deployment had left")
+    if count := sweep_node():
+        say(f"swept      what {count} killed deployments of other results had left on this node")
+    if arguments.engine not in PROGRAMS:
+        raise ServerError(f"unknown engine '{arguments.engine}'", nearest(arguments.engine, PROGRAMS))
+    check_program(build_argv(PROGRAMS[arguments.engine], arguments, 0)[0], PROGRAMS[arguments.engine].title)
+    find_port(arguments)  # before the long part: a port in use is said at once
+    if not (arguments.model_repository / _CONFIG).is_file():
+        raise ArtefactError(
+            f"{arguments.model_repository} is no directory of Hugging Face: it has no {_CONFIG}",
+            "give the directory that stages=[export] with this engine made",
+        )
+    proved, edited = prove_files(arguments.model_repository, (), arguments.edited_files)
+    if proved or edited:
+        say(f"files      {proved} are as they were written, the weights too")
+    for name in edited:
+        say(f"edited     {name}")
+    return edited
+
+
+def check_program(program: str, title: str) -> None:
+    """Look for an engine's program; ServerError: there is none."""
+    if shutil.which(program) is None:
+        where = "" if Path(program).is_absolute() else " on PATH"
+        raise ServerError(
+            f"{title} is not here: there is no program '{program}'{where}",
+            "give it in deployment.command, such as /path/to/venv/bin/vllm serve, or a container that has it in "
+            "deployment.container",
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "deploy"))

@@ -1,0 +1,143 @@
+"""What can be known of an engine that reads a Hugging Face directory before anything is submitted."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from deployment.engines.table import PROGRAMS, VLLM, EngineProgram
+from handover.errors import ConfigError, shortened
+from launcher.config.schema import ClusterType, Config, ContainerRuntime, Engine
+from launcher.plan.stages.settings import serving_topology
+
+_TRITONS = "it is a setting of the Triton model repository or its engine"
+_API = "the engine has an OpenAI API itself, at deployment.http_port"
+
+
+def program_of(config: Config) -> EngineProgram:
+    """The program that computes: vLLM also where it is a backend of Triton."""
+    return PROGRAMS.get(str(config.deployment.engine), VLLM)
+
+
+def command_of(config: Config) -> tuple[str, ...]:
+    """Words of ``deployment.command``; empty where it is not given.
+
+    Raises:
+        ConfigError: it is neither text nor a list of words, or its quotes are not closed.
+    """
+    given = config.deployment.command
+    try:
+        words = shlex.split(given) if isinstance(given, str) else list(map(str, given or ()))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"deployment.command is {shortened(repr(given))}: {error}",
+            "it is text such as '/path/to/venv/bin/vllm serve', or a list of words",
+        ) from None
+    if given is not None and not any(words):
+        raise ConfigError(
+            "deployment.command is empty", f"leave it at null for '{shlex.join(program_of(config).command)}'"
+        )
+    return tuple(words)
+
+
+def check_engine(config: Config) -> None:
+    """Refuse keys that the engine has no use for, a program that is not here, and more nodes than one.
+
+    Raises:
+        ConfigError: naming the key, and what to do.
+    """
+    _check_keys(config)
+    layout = serving_topology(config)
+    if layout.nodes > 1:
+        raise ConfigError(
+            f"deployment.engine={config.deployment.engine} on {layout.nodes} nodes: TP x PP = {layout.gpus} GPUs do "
+            f"not fit a node of {config.cluster.gpus_per_node}, and these engines are started on one node",
+            "lower export.model.tensor_model_parallel_size or export.triton_deployment.pipeline_model_parallel_size, "
+            "or start the engine by its own means and attach: deployment.endpoint=http://host:port/v1",
+        )
+    data_type, weights = config.export.triton_deployment.data_type, config.export.model.weight_data_type
+    if config.deployment.engine is Engine.trtllm_serve and data_type is not weights:
+        raise ConfigError(
+            f"export.triton_deployment.data_type={data_type} with weights in {weights}: trtllm-serve computes in the "
+            "type of the weights",
+            f"take the same for both: export.model.weight_data_type={data_type}",
+        )
+    if config.deployment.engine.is_program:
+        _check_command(config)
+
+
+def _check_keys(config: Config) -> None:
+    deployment, triton, engine = config.deployment, config.export.triton_deployment, config.deployment.engine
+    of_api = "openai_port", "openai_processes", "api_keys_file"
+    others = "grpc_port", "metrics_port", "open_apis", "gemm_autotune", "torch_kernels", "server_args"
+    reasons = {
+        **{f"deployment.{name}": (getattr(deployment, name) is not None, _API) for name in of_api},
+        **{
+            f"deployment.{name}": (bool(getattr(deployment, name)), "it is a setting of tritonserver")
+            for name in others
+        },
+        "export.triton_deployment.int8_mode": (triton.int8_mode, f"{_TRITONS}; its own quantization is a flag"),
+        **{
+            f"export.triton_deployment.{name}": (bool(getattr(triton, name)), _TRITONS)
+            for name in ("interactive_sessions", "request_timeout_s", "text_deltas", "enable_custom_all_reduce")
+        },
+        "export.triton_deployment.prefill_chunk_tokens": (triton.prefill_chunk_tokens is not None, _TRITONS),
+    }
+    for key, (is_given, reason) in reasons.items():
+        if is_given:
+            raise ConfigError(
+                f"{key} is given with deployment.engine={engine}: {reason}",
+                "leave it out; more flags for the engine's program go to deployment.engine_args",
+            )
+
+
+def _check_command(config: Config) -> None:
+    """Look for the program where the stage runs on this very host."""
+    command = command_of(config) or program_of(config).command
+    is_contained = config.container or config.deployment.container
+    runs_here = config.cluster_type is ClusterType.interactive and not config.dry_run
+    if runs_here and not (is_contained and config.cluster.container_runtime is not ContainerRuntime.none):
+        program = str(Path(command[0]).expanduser()) if command[0].startswith("~") else command[0]
+        if shutil.which(program) is None:
+            raise ConfigError(
+                f"deployment.engine={config.deployment.engine}: there is no program '{command[0]}' on this host",
+                f"give it in deployment.command, such as '/path/to/venv/bin/{shlex.join(program_of(config).command)}'",
+            )
+
+
+def check_served(config: Config, checkpoint: str, architecture: str, dims: Mapping[str, object]) -> None:
+    """Refuse a model that the engine does not serve, or not over so many GPUs.
+
+    Args:
+        config: of the run.
+        checkpoint: for the error.
+        architecture: transformers' class of the Hugging Face directory.
+        dims: numbers of the model, by the names of ``ft_format``.
+
+    Raises:
+        ConfigError: naming the engine and why.
+    """
+    program, engine = program_of(config), config.deployment.engine
+    if not program.serves(architecture):
+        legal = sorted(program.architectures or ())
+        raise ConfigError(
+            f"deployment.engine={engine}: {program.title} does not serve {architecture}, which {checkpoint} is"
+            + (f"; it serves {', '.join(legal)}" if legal else "; it serves decoders"),
+            "take deployment.engine=slipway, or stages=[convert] with export.model.format=huggingface for another one",
+        )
+    size = config.export.model.tensor_model_parallel_size
+    heads, kv_heads = dims.get("head_num"), dims.get("kv_head_num")
+    if isinstance(heads, int) and heads % size:
+        raise ConfigError(
+            f"export.model.tensor_model_parallel_size={size} does not divide the {heads} attention heads of "
+            f"{checkpoint}, which {program.title} demands",
+            "take a divisor of the number of heads",
+        )
+    if isinstance(kv_heads, int) and kv_heads and kv_heads % size and size % kv_heads:
+        raise ConfigError(
+            f"export.model.tensor_model_parallel_size={size} neither divides the {kv_heads} key and value heads of "
+            f"{checkpoint} nor is a multiple of them, which {program.title} demands",
+            "take a divisor or a multiple of the number of key and value heads",
+        )

@@ -1,0 +1,66 @@
+"""Another project's server over the Hugging Face directory: vLLM, SGLang, TensorRT-LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from deployment.arguments import NODE, EngineArguments
+from handover.errors import ConfigError
+from handover.manifest import FILE_NAME
+from launcher.config.schema import Config, Stage
+from launcher.plan.engine_checks import check_engine, command_of
+from launcher.plan.paths import RunPaths
+from launcher.plan.plan import StagePlan, python_module
+from launcher.plan.stages.settings import environment, resources, serving_topology
+
+
+def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
+    """Look for the directory and the program, and for keys that the engine has no use for.
+
+    Raises:
+        ConfigError: there is no directory, or see ``check_engine``.
+    """
+    check_engine(config)
+    if not {Stage.convert, Stage.export} & set(stages) and not (paths.huggingface / FILE_NAME).is_file():
+        raise ConfigError(
+            f"there is no Hugging Face directory at {paths.huggingface}", "add export to stages: stages=[export,deploy]"
+        )
+
+
+def plan(config: Config, paths: RunPaths) -> StagePlan:
+    """Plan the server: one process on one node, which starts those of its other GPUs itself."""
+    deployment, layout = config.deployment, serving_topology(config)
+    has_clients = deployment.endpoint is None and bool({Stage.evaluate, Stage.benchmark} & set(config.stages))
+    arguments = EngineArguments(
+        engine=str(deployment.engine),
+        model_repository=paths.model_repository,
+        model_name=config.export.run.model_train_name,
+        endpoint=paths.endpoint,
+        log=paths.deployment / "server.log",
+        data_type=str(config.export.triton_deployment.data_type),
+        command=command_of(config),
+        http_port=deployment.http_port,
+        host=deployment.host or ("127.0.0.1" if has_clients else NODE),
+        tensor_para_size=config.export.model.tensor_model_parallel_size,
+        pipeline_para_size=config.export.triton_deployment.pipeline_model_parallel_size,
+        max_model_len=deployment.max_model_len,
+        max_num_seqs=deployment.max_num_seqs,
+        gpu_memory_utilization=deployment.gpu_memory_utilization,
+        engine_args=tuple(deployment.engine_args),
+        cuda_devices=layout.cuda_devices or "",
+        start_timeout_s=deployment.start_timeout_s,
+        exit_timeout_s=deployment.exit_timeout_s,
+        restart=deployment.restart,
+        edited_files=tuple(deployment.edited_files),
+    )
+    return StagePlan(
+        stage="deploy",
+        name=deployment.run.name,
+        commands=(python_module("deployment.engines.serve", arguments),),
+        resources=resources(config, deployment.run.time_limit, 1, layout.gpus, deployment.container),
+        inputs=(paths.model_repository,),
+        output=paths.deployment,
+        log=paths.log("deploy"),
+        env=environment(config),
+        service=True,
+    )
