@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deployment import supervise
+from deployment import stopped
 from deployment.processes import look_up
 from deployment.supervise import Server, ServerDiedError, last_lines
 from handover.errors import ServerError
@@ -100,7 +100,7 @@ def test_a_child_that_ended_while_the_server_goes_on_is_noticed(tmp_path: Path) 
 
 
 def test_a_server_that_is_stopped_for_long_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "_STOPPED_S", 0.5)
+    monkeypatch.setattr(stopped, "STOPPED_S", 0.5)
     server = start("import time; time.sleep(60)", tmp_path)
     try:
         os.kill(server.pid, signal.SIGSTOP)
@@ -114,7 +114,7 @@ def test_a_server_that_is_stopped_for_long_is_noticed(tmp_path: Path, monkeypatc
 
 def test_a_server_that_goes_on_soon_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops do not add up; time in which the supervisor was stopped too, as in a suspended job, does not count."""
-    monkeypatch.setattr(supervise, "_STOPPED_S", 1.5)
+    monkeypatch.setattr(stopped, "STOPPED_S", 1.5)
     server = start("import time; time.sleep(60)", tmp_path)
     try:
         for signals in ((signal.SIGSTOP, signal.SIGCONT), (signal.SIGSTOP, signal.SIGCONT)):

@@ -35,13 +35,37 @@ CASES = {
     "huggingface": ["stages=[convert]", "export.model.format=huggingface", "export.model.weight_data_type=bf16"],
     "openai": ["stages=[deploy]", "deployment.openai_port=0", "deployment.api_keys_file=/secrets/keys.txt"],
     "attached": ["stages=[evaluate,benchmark]", "deployment.endpoint=server:8001"],
+    "vllm": [
+        *("stages=[export,deploy,evaluate,benchmark]", "deployment.engine=vllm", "deployment.max_model_len=2048"),
+        *("deployment.command='/opt/vllm venv/bin/vllm serve'", "deployment.engine_args=[--enforce-eager]"),
+    ],
+    "sglang": [
+        *("stages=[export,deploy]", "deployment.engine=sglang", "deployment.gpu_memory_utilization=0.8"),
+        *("cluster_type=bcm", "export.model.tensor_model_parallel_size=4", "deployment.container=lmsysorg/sglang:v0.5"),
+    ],
+    "trtllm_serve": [
+        *("stages=[export,deploy,evaluate]", "deployment.engine=trtllm_serve", "deployment.max_num_seqs=64"),
+        *("export.model.tensor_model_parallel_size=8", "cluster_type=bcp"),
+    ],
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_plans_are_as_reviewed(case: str, request: pytest.FixtureRequest) -> None:
-    text = "".join(plan.to_json() for plan in plans_of(compose(CASES[case])))
+    cluster = "bcp" if case == "trtllm_serve" else "bcm"
+    text = "".join(plan.to_json() for plan in plans_of(compose(CASES[case], cluster)))
     compare(text, HERE / f"{case}.json", request)
+
+
+def test_engines_that_read_the_same_form_share_one_directory_and_nothing_else() -> None:
+    """So a sweep converts once, and no engine's results are another's."""
+    engines = ("slipway", "vllm", "sglang", "trtllm_serve", "vllm_triton")
+    paths = {engine: RunPaths.of(compose([f"deployment.engine={engine}"])) for engine in engines}
+    assert {path.huggingface for path in paths.values()} == {paths["slipway"].huggingface}
+    assert len({path.results for path in paths.values()}) == len(engines)
+    assert {engine for engine in engines if paths[engine].model_repository == paths[engine].huggingface} == {
+        *("vllm", "sglang", "trtllm_serve")
+    }
 
 
 def test_a_server_and_its_clients_are_one_job() -> None:

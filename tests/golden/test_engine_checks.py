@@ -1,0 +1,120 @@
+"""What is refused of a run with another project's engine before anything is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.composed import compose
+from support.t5_models import huggingface_t5
+
+from handover.errors import SlipwayError
+from launcher.pipeline import ordered_stages, plan_stages
+from launcher.plan import checks
+from launcher.plan.engine_checks import command_of
+from launcher.plan.paths import RunPaths
+
+PROJECT = Path(__file__).resolve().parents[2]
+GPT = PROJECT / "examples" / "gpt3_demo" / "checkpoints"
+LLAMA = PROJECT / "examples" / "llama_demo" / "checkpoints" / "llama_demo.nemo"
+STAGES = "stages=[export,deploy]"
+HERE = "deployment.command=python3"
+SAME = ("export.triton_deployment.data_type=fp32",)
+
+
+def refusal(root: Path, checkpoint: Path, *overrides: str, cluster: str = "interactive") -> SlipwayError:
+    given = [f"base_results_dir={root}", f"export.model.checkpoint_path={checkpoint}", f"cluster_type={cluster}"]
+    config = compose([*given, STAGES, "export.model.weight_data_type=fp32", *overrides], cluster)
+    paths = RunPaths.of(config)
+    with pytest.raises(SlipwayError) as refused:
+        checks.check(config, paths, ordered_stages(config, paths))
+    assert not list(root.iterdir()), "something was written"
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "overrides", "words"),
+    [
+        (
+            GPT,
+            ("deployment.engine=trtllm_serve", HERE, "export.triton_deployment.data_type=fp32"),
+            "TensorRT-LLM does not serve GPT2LMHeadModel",
+        ),
+        (
+            LLAMA,
+            ("deployment.engine=sglang", HERE, "export.model.tensor_model_parallel_size=3"),
+            "tensor_model_parallel_size=3 does not divide the 8 attention heads",
+        ),
+        (LLAMA, ("deployment.engine=vllm",), "there is no program 'vllm' on this host"),
+        (
+            LLAMA,
+            ("deployment.engine=vllm", "deployment.command=/no/such/vllm serve"),
+            "there is no program '/no/such/vllm' on this host",
+        ),
+        (LLAMA, ("deployment.engine=vllm", 'deployment.command="vllm \'serve"'), "No closing quotation"),
+        (LLAMA, ("deployment.engine=vllm", "deployment.command=[]"), "deployment.command is empty"),
+        (LLAMA, ("deployment.engine=vllm", HERE, "deployment.openai_port=0"), "deployment.openai_port is given with"),
+        (LLAMA, ("deployment.engine=vllm", HERE, "deployment.server_args=[--verbose]"), "deployment.server_args"),
+        (
+            LLAMA,
+            ("deployment.engine=sglang", HERE, "export.triton_deployment.int8_mode=true"),
+            "export.triton_deployment.int8_mode is given with deployment.engine=sglang",
+        ),
+        (
+            LLAMA,
+            ("deployment.engine=trtllm_serve", HERE, "export.triton_deployment.data_type=bf16"),
+            "data_type=bf16 with weights in fp32",
+        ),
+        (LLAMA, ("deployment.engine=vllm_triton",), "Triton's vLLM backend is in NVIDIA's container alone"),
+        (
+            LLAMA,
+            ("deployment.engine=vllm", "export.model.random_weights=true"),
+            "random_weights=true with deployment.engine=vllm",
+        ),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(
+    tmp_path: Path, checkpoint: Path, overrides: tuple[str, ...], words: str
+) -> None:
+    error = refusal(tmp_path, checkpoint, *overrides)
+    assert words in error.problem and error.hint
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm_serve", "vllm_triton"])
+def test_an_encoder_decoder_is_refused(tmp_path: Path, engine: str) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    huggingface_t5().save_pretrained(tmp_path / "t5")
+    error = refusal(results, tmp_path / "t5", f"deployment.engine={engine}", HERE, "stages=[export]", *SAME)
+    assert "does not serve T5ForConditionalGeneration" in error.problem
+
+
+def test_more_nodes_than_one_are_refused(tmp_path: Path) -> None:
+    sizes = ("export.model.tensor_model_parallel_size=8", "export.triton_deployment.pipeline_model_parallel_size=2")
+    error = refusal(tmp_path, LLAMA, "deployment.engine=vllm", *sizes, cluster="bcm")
+    assert "deployment.engine=vllm on 2 nodes" in error.problem
+    assert "deployment.endpoint=http://host:port/v1" in error.hint
+
+
+def test_a_program_is_not_looked_for_where_it_runs_elsewhere(tmp_path: Path) -> None:
+    """On a login node nothing says what compute nodes or containers have."""
+    given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={LLAMA}", "cluster_type=bcm", STAGES]
+    config = compose([*given, "deployment.engine=vllm", "deployment.command=/only/on/nodes/vllm serve"])
+    paths = RunPaths.of(config)
+    checks.check(config, paths, ordered_stages(config, paths))
+    assert command_of(config) == ("/only/on/nodes/vllm", "serve")
+
+
+def test_the_directory_is_made_once_for_all_engines(tmp_path: Path) -> None:
+    """The conversion's plan is the same word for word, so the second engine finds it current."""
+    given = [f"base_results_dir={tmp_path}", f"export.model.checkpoint_path={LLAMA}", STAGES]
+    prints, outputs = set(), set()
+    for engine in ("vllm", "sglang", "trtllm_serve", "vllm_triton"):
+        config = compose([*given, f"deployment.engine={engine}"])
+        paths = RunPaths.of(config)
+        convert, *_ = plan_stages(config, paths, ordered_stages(config, paths))
+        assert convert.stage == "convert"
+        prints.add(convert.fingerprint)
+        outputs.add(os.fspath(convert.output))
+    assert len(prints) == 1 and outputs == {f"{tmp_path}/gpt3_demo/hf_fp16"}
