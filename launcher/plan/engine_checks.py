@@ -108,7 +108,7 @@ def _check_command(config: Config) -> None:
 
 
 def check_served(config: Config, checkpoint: str, architecture: str, dims: Mapping[str, object]) -> None:
-    """Refuse a model that the engine does not serve, or not over so many GPUs.
+    """Refuse a model that the engine does not serve, or cannot split over the GPUs that are asked for.
 
     Args:
         config: of the run.
