@@ -15,7 +15,7 @@ def static_row(batch_size: int, latencies_ms: list[float], **changes: Any) -> Ro
     row = Row("demo", "ft", "slipway", "1", "1", "fp16", "fp32", "60/20", batch_size=batch_size)
     row = with_latencies(row, [round(latency * 1e6) for latency in latencies_ms])
     counts = {"warmup_requests": 1, "repeats": len(latencies_ms)}
-    return dataclasses.replace(row, model_digest="sha256:m", **{**counts, **changes})
+    return dataclasses.replace(row, **{"model_digest": "sha256:m", **counts, **changes})
 
 
 def load_row(concurrency: int | None = 4, rate: float | None = None, **changes: Any) -> Row:

@@ -1,0 +1,87 @@
+"""The load generator over Slipway's own OpenAI endpoint, in front of the real tritonserver, beside its way by gRPC.
+
+Oracles: what the engine itself counts, and the same requests by gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.served import Deployment
+
+from evaluation import benchmark, load, recompute
+from evaluation.arguments import BenchmarkArguments
+from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.raw_records import read_records
+from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Row
+from export_scripts.arguments import ConvertArguments, ExportArguments
+from export_scripts.convert import convert
+from export_scripts.repository.model_repository import build_repository
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+GIVEN, WANTED = 12, 10
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The endpoint file of a streaming deployment, and the base URL of its OpenAI API."""
+    shards, repository = tmp_path_factory.mktemp("convert") / "1-gpu", tmp_path_factory.mktemp("export") / "model_repo"
+    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", shards, 1, "fp32"))
+    build_repository(ExportArguments(shards, repository, "gpt", 1, 1, "fp32", 0, 0, max_batch_size=8, decoupled=True))
+    deployment = Deployment(repository, tmp_path_factory.mktemp("deployment"), openai_port=0)
+    published = deployment.wait_until_published()
+    yield str(deployment.endpoint_file), f"http://127.0.0.1:{published.openai_port}/v1"
+    assert deployment.stop() == 0, deployment.text
+
+
+def measure(endpoint: str, output: Path) -> list[Row]:
+    given = LoadArguments(
+        endpoint=endpoint,
+        output=output,
+        lengths=(f"{GIVEN}/{WANTED}",),
+        concurrencies=(2,),
+        request_rates=(8.0,),
+        requests=16,
+        repeats=1,
+        min_repeats=1,
+        vocab_size=100,
+    )
+    load.main(given.to_argv())
+    return LOAD_TABLE.read(output / "load.csv")
+
+
+def test_a_load_by_http_is_the_load_by_grpc(deployed: tuple[str, str], tmp_path: Path) -> None:
+    file, url = deployed
+    by_grpc, by_http = measure(file, tmp_path / "grpc"), measure(url, tmp_path / "http")
+    assert [row.endpoint_kind for row in (*by_grpc, *by_http)] == ["triton", "triton", "openai", "openai"]
+    for row in by_http:
+        assert (row.state, row.failed_requests, row.requests, row.engine) == ("ok", 0, 16, "slipway")
+        found = read_records(tmp_path / "http" / row.directory)
+        assert found is not None
+        assert {(r.input_tokens, r.output_tokens, sum(r.chunk_tokens)) for r in found.records} == {(12, 10, 10)}
+        figures = {name: value or 0.0 for name, value in row.figures.items()}
+        # The engine's own times are a part of what the client waits for; its counters begin and end with the repeat,
+        # give or take the requests in flight and the fifth of a second between two publications.
+        assert 0 < figures["server_request_mean_ms"] < figures["e2e_mean_ms"]
+        assert figures["server_requests"] == pytest.approx(16, abs=6)
+        assert 0 < figures["ttft_p50_ms"] < figures["e2e_p50_ms"]
+    recompute.main([f"--output={tmp_path}"])
+
+
+def test_whole_answers_and_a_static_sweep(deployed: tuple[str, str], tmp_path: Path) -> None:
+    _, url = deployed
+    given = BenchmarkArguments(
+        url, tmp_path, batch_sizes=(1, 4), lengths=((GIVEN, WANTED),), warmup=1, repeats=3, vocab_size=100
+    )
+    benchmark.main(given.to_argv())
+    rows = STATIC_TABLE.read(tmp_path / "benchmark.csv")
+    assert [(row.state, row.batch_size, row.endpoint_kind) for row in rows] == [
+        ("ok", 1, "openai"),
+        ("ok", 4, "openai"),
+    ]
+    found = read_records(tmp_path / rows[1].directory)
+    assert found is not None
+    assert {record.output_tokens for record in found.records} == {4 * WANTED}
+    recompute.main([f"--output={tmp_path}"])
