@@ -1,0 +1,106 @@
+"""The model that benchmarks.compare gives both engines: a checkpoint of Hugging Face, or random weights of a shape."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_sizes import LlamaSize, Size, find_size
+from export_scripts.arguments import ConvertArguments
+from export_scripts.checkpoints.formats import find_archive, open_source
+from export_scripts.convert import convert
+from export_scripts.repository.interfaces.serving import MODEL_TYPES
+from handover.errors import ConfigError
+
+_PROCESSES = 8
+_TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """A model as both engines read it.
+
+    Attributes:
+        directory: of Hugging Face; a made-up model has its config.json alone.
+        vocab: size of the vocabulary.
+        is_made_up: whether the weights are random.
+        checkpoint: the same model's FasterTransformer shards; ``directory`` itself if it is made up.
+        model_type: of config.pbtxt; empty if it is made up.
+    """
+
+    directory: Path
+    vocab: int
+    is_made_up: bool
+    checkpoint: Path
+    model_type: str = ""
+
+
+def made_up_model(name: str, data_type: str, directory: Path) -> ComparedModel:
+    """Write the config.json of a shape.
+
+    Raises:
+        ConfigError: there is no such shape, or vLLM has no network of it.
+    """
+    size = find_size(name)
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(hugging_face_config(size, data_type), indent=1))
+    return ComparedModel(directory, size.vocab, True, directory)
+
+
+def real_model(directory: Path, data_type: str, shards: Path) -> ComparedModel:
+    """Convert a checkpoint of Hugging Face for the drop-in engine.
+
+    Raises:
+        ConfigError: it is none, or is not a decoder.
+        CheckpointError: it cannot be read.
+    """
+    directory = directory.expanduser().absolute()
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"{directory} has no config.json", "give a directory of Hugging Face")
+    family = open_source(find_archive(directory)).family.name
+    if family == "t5":
+        raise ConfigError(f"{directory} holds an encoder-decoder", "take a model that continues its prompt")
+    convert(ConvertArguments(directory, shards, 1, data_type, _PROCESSES))
+    vocab = int(json.loads((directory / "config.json").read_text())["vocab_size"])
+    return ComparedModel(directory, vocab, False, shards, MODEL_TYPES[family])
+
+
+def hugging_face_config(size: Size, data_type: str) -> dict[str, Any]:
+    """Describe a shape as Hugging Face does.
+
+    Raises:
+        ConfigError: it is neither a Llama, a Qwen3 nor a GPT.
+    """
+    common = {"vocab_size": size.vocab, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": _TYPES[data_type]}
+    if isinstance(size, LlamaSize):
+        kind = "Qwen3" if size.qk_norm else "Llama"
+        return common | {
+            "architectures": [f"{kind}ForCausalLM"],
+            "model_type": kind.lower(),
+            "hidden_size": size.hidden,
+            "intermediate_size": size.inter,
+            "num_hidden_layers": size.layers,
+            "num_attention_heads": size.heads,
+            "num_key_value_heads": size.kv_heads,
+            "head_dim": size.head_size,
+            "max_position_embeddings": size.positions,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": size.rope_theta,
+            "hidden_act": "silu",
+            "tie_word_embeddings": size.is_tied,
+        }
+    if size.model_type != "GPT":
+        raise ConfigError(f"a made-up {size.model_type} cannot be compared", "take a Llama's, Qwen3's or GPT's shape")
+    return common | {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": size.hidden,
+        "n_layer": size.layers,
+        "n_head": size.heads,
+        "n_positions": 2048,
+        "n_ctx": 2048,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": True,
+    }
