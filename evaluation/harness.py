@@ -28,16 +28,21 @@ except ModuleNotFoundError as error:
     raise
 
 from evaluation.client.client import Client
+from evaluation.client.connecting import check_tokenizer
+from evaluation.client.model_connection import ModelFiles
+from evaluation.client.openai_client import OpenAIClient
+from evaluation.client.openai_connection import OpenAIConnection
 from evaluation.client.served_identity import check_still_served
 from evaluation.client.served_model import open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.harness_writing import TextGenerator
 from evaluation.tasks.scoring import Scorer
-from evaluation.tasks.target import ask_all, check_takes_rows, in_batches
+from evaluation.tasks.target import Closing, ask_all, check_takes_rows, in_batches
 from handover.errors import ConfigError, ServerError, exit_status
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Connection = TypeVar("Connection", bound=Closing)
 _T5_POSITIONS = 512
 
 
@@ -50,7 +55,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
     to the same token ids and the ensemble has the tensors; all others go to the model inside it.
 
     Args:
-        url: endpoint.json, its directory, or host:port of gRPC.
+        url: endpoint.json, its directory, host:port of gRPC, or http://host:port/v1 of an OpenAI API.
         model: Triton's name of the model, or of an ensemble.
         tokenizer: directory of tokenizer files, if they are not beside the shards.
         max_length: positions of the model; config.ini's by default, 512 of a T5 that has no limit.
@@ -62,6 +67,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         max_gen_toks: number of tokens to generate where a task does not say.
         timeout_s: limit of one request in seconds.
         model_digest: digest of the model repository that must be served.
+        endpoint_key_env: environment variable with the bearer key of an OpenAI API.
     """
 
     def __init__(
@@ -78,18 +84,20 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         max_gen_toks: int = 256,
         timeout_s: float = 600.0,
         model_digest: str | None = None,
+        endpoint_key_env: str | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
     ) -> None:
         super().__init__()
         wanted = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else rows  # it may be "auto:4"
-        target = open_target(url, model, model_digest, batch_size=wanted)
+        target = open_target(url, model, model_digest, batch_size=wanted, key_env=endpoint_key_env)
         check_takes_rows(target)
         interface, served = target.interface, target.served
         is_t5 = self._is_t5 = interface.is_encoder_decoder
         self.backend = "seq2seq" if is_t5 else "causal"  # the harness then encodes context and target apart
-        self._endpoint, self._model, self._timeout_s = served.endpoint, model, timeout_s
+        self._target, self._endpoint, self._timeout_s = target, served.endpoint, timeout_s
         self._tokenizer = load_tokenizer(Path(_known(tokenizer or served.directory, "tokenizer", "its directory")))
+        check_tokenizer(target, self._tokenizer)
         positions = max_length or served.max_positions or (_T5_POSITIONS if is_t5 else None)
         self.max_length: int = _known(positions, "max_length", "the model's positions")
         self._end_id: int = _known(served.end_id if end_id is None else end_id, "end_id")
@@ -98,15 +106,15 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         self.batch_size, self._concurrency = target.batch_size, max(1, concurrency)
         self.max_gen_toks = max_gen_toks
         self._generator = TextGenerator(
-            *(model, not interface.takes_ids, target.ids_model, self._tokenizer, self.max_length, max_gen_toks),
+            *(target.model, not interface.takes_ids, target.ids_model, self._tokenizer, self.max_length, max_gen_toks),
             *(self._prefix_id, self._end_id, is_t5),
         )
 
     @cached_property
     def _text_length(self) -> int:
         """Maximum number of tokens of context and target together."""
-        with Client(self._endpoint.grpc_url, self._timeout_s) as client:
-            return self.max_length - self._scorer(client).spare_positions(self._prefix_id)
+        with self._scorer() as scorer:
+            return self.max_length - scorer.spare_positions(self._prefix_id)
 
     @property
     def eot_token_id(self) -> int:
@@ -121,7 +129,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
     @property
     def tokenizer_name(self) -> str:
         """Key of the harness's cache of requests, which depend on the served model."""
-        return self._endpoint.model_digest or self._endpoint.grpc_url
+        return self._endpoint.model_digest or self._endpoint.address
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what identifies the model in the harness's results."""
@@ -134,8 +142,14 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
             return self._tokenizer.encode_part(string)
         return self._tokenizer.encode(string) + ([self._end_id] if self._is_t5 else [])
 
-    def _scorer(self, client: Client) -> Scorer:
-        return Scorer(client, self._model, self.batch_size, self._tokenizer, self._end_id)
+    def _scorer(self) -> Scorer:
+        return Scorer(self._target, self._timeout_s, self._tokenizer, self._end_id)
+
+    def _writer(self) -> Client | OpenAIConnection:
+        if self._target.capabilities is None:
+            return Client(self._target.url, self._timeout_s)
+        files = ModelFiles(self._tokenizer, self._end_id)
+        return OpenAIConnection(OpenAIClient(self._endpoint, self._timeout_s), self._target.capabilities, files)
 
     def _cut(self, context: Sequence[int], target: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Cut context and target on the left to the model's positions: together, or each for an encoder-decoder."""
@@ -150,15 +164,15 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         if not self._is_t5:
             self._text_length  # noqa: B018 (computed once, before several threads need it)
 
-        def score(client: Client, batch: Sequence[tuple[Any, list[int], list[int]]]) -> list[tuple[float, bool]]:
+        def score(scorer: Scorer, batch: Sequence[tuple[Any, list[int], list[int]]]) -> list[tuple[float, bool]]:
             pairs = [self._cut(context, target) for _, context, target in batch]
-            found = self._scorer(client).score(pairs)
+            found = scorer.score(pairs)
             return [
                 (sum(scores.log_probs), scores.argmax == target)
                 for scores, (_, target) in zip(found, pairs, strict=True)
             ]
 
-        answers = self._ask(requests, lambda request: len(request[1]) + len(request[2]), score)
+        answers = self._ask(requests, self._scorer, lambda request: len(request[1]) + len(request[2]), score)
         for request, answer in zip(requests, answers, strict=True):
             if request[0] is not None:
                 self.cache_hook.add_partial("loglikelihood", request[0], answer)
@@ -185,10 +199,10 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue contexts up to the first of their stop strings, which is left out."""
 
-        def write(client: Client, batch: Sequence[Any]) -> list[str]:
-            return self._generator.generate(client, [request.args for request in batch])
+        def write(writer: Client | OpenAIConnection, batch: Sequence[Any]) -> list[str]:
+            return self._generator.generate(writer, [request.args for request in batch])
 
-        texts = self._ask(requests, lambda request: len(request.args[0]), write)
+        texts = self._ask(requests, self._writer, lambda request: len(request.args[0]), write)
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
@@ -196,22 +210,23 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
     def _ask(
         self,
         items: Sequence[Item],
+        connect: Callable[[], Connection],
         cost: Callable[[Item], int],
-        send: Callable[[Client, Sequence[Item]], Sequence[Answer]],
+        send: Callable[[Connection, Sequence[Item]], Sequence[Answer]],
     ) -> list[Answer]:
         """Send requests for all items, the longest first, several in flight; answers are in the order of items."""
         order = sorted(range(len(items)), key=lambda place: -cost(items[place]))
 
-        def ask(client: Client, places: Sequence[int]) -> list[tuple[Answer]]:
-            return [(answer,) for answer in send(client, [items[place] for place in places])]
+        def ask(connection: Connection, places: Sequence[int]) -> list[tuple[Answer]]:
+            return [(answer,) for answer in send(connection, [items[place] for place in places])]
 
         batches = in_batches(order, self.batch_size)
-        found = ask_all(self._endpoint.grpc_url, self._timeout_s, batches, self._concurrency, ask, "lm_eval")
+        found = ask_all(connect, batches, self._concurrency, ask, "lm_eval")
         answers = [found[place] for place in range(len(items))]
         errors = [answer for answer in answers if isinstance(answer, str)]
         if errors:
             raise ServerError(f"{len(errors)} of {len(items)} requests failed; the first: {errors[0]}")
-        check_still_served(self._endpoint, self._model)
+        check_still_served(self._endpoint, self._target.model)
         return [answer[0] for answer in answers if not isinstance(answer, str)]
 
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from evaluation.arguments import SquadArguments
+from evaluation.client.model_connection import Continuation
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.outcome import Outcome
 from evaluation.tasks.prompt_learning import read_task
 from evaluation.tasks.prompt_template import Template
-from evaluation.tasks.prompting import Completer, Prompt, PromptAnswer, Prompter
+from evaluation.tasks.prompting import Completer, Prompt, Prompter
 from evaluation.tasks.squad.data import FIELDS, Question, check_squad
 from evaluation.tasks.squad.score import QuestionScore, exact_match, f1_score, summarise
 from evaluation.tasks.target import find_target, find_tokenizer
@@ -73,7 +74,7 @@ def score_question(
     index: int,
     question: Question,
     prompt: Prompt,
-    answer: PromptAnswer | str,
+    answer: Continuation | str,
     template: Template,
     tokenizer: Tokenizer,
     version: str,

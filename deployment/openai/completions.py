@@ -33,6 +33,7 @@ class CompletionForm:
         is_echoed: whether an answer begins with its prompt.
         is_scored: whether log probabilities are given.
         has_ids: whether token ids are returned.
+        names_ids: whether log probabilities name tokens by id.
     """
 
     texts: Texts
@@ -41,6 +42,7 @@ class CompletionForm:
     is_echoed: bool
     is_scored: bool
     has_ids: bool
+    names_ids: bool = False
     kind: str = "text_completion"
     chunk_kind: str = "text_completion"
     _scores: dict[int, CompletionScores] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class CompletionForm:
         return {**self._part(index, piece.text, piece.tokens, piece.scores), **_ended(so_far), **ids}
 
     def _part(self, index: int, text: str, tokens: Sequence[int], scores: Sequence[Score | None]) -> dict[str, Any]:
-        writer = self._scores.setdefault(index, CompletionScores(self.texts))
+        writer = self._scores.setdefault(index, CompletionScores(self.texts, self.names_ids))
         return {"index": index, "text": text, "logprobs": writer.write(tokens, scores) if self.is_scored else None}
 
     def _of_prompt(self, prompt: Prompt, answer: Answer) -> list[Score | None]:
@@ -104,6 +106,7 @@ async def _plan(request: web.Request, values: Values, model: Model) -> Plan:
             values["echo"],
             values["logprobs"] is not None,
             values["return_token_ids"],
+            values["return_tokens_as_token_ids"],
         ),
         wants_usage=values["stream_options"],
     )

@@ -105,6 +105,7 @@ COMPLETIONS: Mapping[str, Field] = {
     "best_of": _integer(_CHOICES, None, "is_return_raw_log_probs"),
     "echo": _boolean(),
     "logprobs": Field(top_candidates(_TOP), f"whole number, {_TOP}", None, "num_top_log_probs", True),
+    "return_tokens_as_token_ids": _boolean(),
     **_COMMON,
 }
 """The body of ``/v1/completions``."""

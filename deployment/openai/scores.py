@@ -8,7 +8,7 @@ from typing import Any
 
 from tritonclient.grpc import InferResult
 
-from deployment.openai.texts import Texts
+from deployment.openai.texts import Texts, name_by_id
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,17 @@ class CompletionScores:
 
     Attributes:
         texts: of the model.
+        is_by_id: whether tokens are named by their ids, as vLLM does it: two tokens may have the same text.
         offset: characters of the tokens that were written.
     """
 
     texts: Texts
+    is_by_id: bool = False
     offset: int = field(default=0)
 
     def write(self, tokens: Sequence[int], scores: Sequence[Score | None]) -> dict[str, Any]:
         """Write tokens; a prompt's first token has no score."""
-        names, offsets = [self.texts.name(token) for token in tokens], []
+        names, offsets = [self._name(token) for token in tokens], []
         for name in names:
             offsets.append(self.offset)
             self.offset += len(name)
@@ -85,9 +87,12 @@ class CompletionScores:
         """Name the most probable tokens and the one that came; of tokens of one name the most probable counts."""
         top: dict[str, float] = {}
         for token, log_prob in score.top:
-            top.setdefault(self.texts.name(token), log_prob)
+            top.setdefault(self._name(token), log_prob)
         top.setdefault(name, score.log_prob)
         return top
+
+    def _name(self, token: int) -> str:
+        return name_by_id(token) if self.is_by_id else self.texts.name(token)
 
 
 def write_chat_scores(texts: Texts, tokens: Sequence[int], scores: Sequence[Score]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Texts:
 
     def name(self, token: int) -> str:
         """Return a token's text; its number, as vLLM writes it, where its text is only a part of a character."""
-        return self.text_of(token) or f"token_id:{token}"
+        return self.text_of(token) or name_by_id(token)
 
     def prompt_text(self, ids: Sequence[int]) -> str:
         """Return the text of a prompt without the tokens that stand around it."""
@@ -85,6 +85,11 @@ class Texts:
         if after and tuple(own[-after:]) == self.ids.after:
             own = own[:-after]
         return self.tokenizer.decode(own)
+
+
+def name_by_id(token: int) -> str:
+    """Return the name that a token has by its number, as vLLM writes it."""
+    return f"token_id:{token}"
 
 
 def load_texts(directory: Path, start_id: int, end_id: int, ends_inputs: bool) -> Texts:

@@ -14,11 +14,12 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from evaluation.client.deadline_reader import Clock, DeadlineReader
 from evaluation.client.errors import RequestError, UnreachableError
+from evaluation.client.http_wording import message, retry_after_s, summary
 from handover.errors import shortened
 
 _FIRST_PAUSE_S = 0.2
@@ -47,38 +48,6 @@ class Answer:
     content: bytes
 
 
-class _Clock:
-    """The deadline of the request that a connection is on."""
-
-    def __init__(self) -> None:
-        self.until = 0.0
-
-    def left_s(self) -> float:
-        left = self.until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
-
-
-class _DeadlineReader(io.RawIOBase):
-    """Reads a socket; each read may take what is left until the deadline."""
-
-    def __init__(self, connected: socket.socket, clock: _Clock) -> None:
-        self._socket, self._clock = connected, clock
-        self._file = connected.makefile("rb", buffering=0)  # keeps the socket open while it is read
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._socket.settimeout(self._clock.left_s())
-        return self._socket.recv_into(buffer)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 class HttpConnection:
     """One connection to a server, which belongs to one thread.
 
@@ -96,7 +65,7 @@ class HttpConnection:
 
     def __init__(self, url: str, key: str = "", key_name: str = "", timeout_s: float = 600.0, retries: int = 3) -> None:
         self.url, self.timeout_s, self.retries = url, timeout_s, retries
-        self._key, self._key_name, self._clock, parts = key, key_name, _Clock(), urlsplit(url)
+        self._key, self._key_name, self._clock, parts = key, key_name, Clock(), urlsplit(url)
         self._path = parts.path
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname or "", parts.port, timeout=min(timeout_s, _CONNECT_S))
@@ -144,7 +113,7 @@ class HttpConnection:
     def _open_answer(self, connected: socket.socket, *given: Any, **named: Any) -> http.client.HTTPResponse:
         answer = http.client.HTTPResponse(connected, *given, **named)
         answer.fp.close()
-        answer.fp = io.BufferedReader(_DeadlineReader(connected, self._clock), _PIECE_BYTES)
+        answer.fp = io.BufferedReader(DeadlineReader(connected, self._clock), _PIECE_BYTES)
         return answer
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> http.client.HTTPResponse:
@@ -159,7 +128,7 @@ class HttpConnection:
                 answer = self._attempt(method, self._path + path, content, headers)
                 if 200 <= answer.status < 300:
                     return answer
-                asked_s = _retry_after_s(answer.headers) if answer.status in _BUSY else None
+                asked_s = retry_after_s(answer.headers) if answer.status in _BUSY else None
                 refusal = self._refusal(answer, path)
                 if answer.status not in _BUSY:
                     raise refusal
@@ -271,7 +240,7 @@ class HttpConnection:
 
     def _said(self, content: bytes) -> str:
         """Return a server's own words, or the beginning of what it sent, without the key."""
-        said = _message(content) or _summary(content)
+        said = message(content) or summary(content)
         return said.replace(self._key, "***") if self._key else said
 
     def _broken(self, error: Exception, path: str) -> UnreachableError | RequestError:
@@ -300,37 +269,3 @@ class HttpConnection:
         if isinstance(found, dict) and found.get("error"):
             raise RequestError(f"{self.url}: {self._said(answer.content)}")
         return found
-
-
-def _retry_after_s(headers: http.client.HTTPMessage) -> float | None:
-    """Return the pause that a server asks for; a date counts from the server's own clock, where it tells it."""
-    given = (headers.get("Retry-After") or "").strip()
-    if not given:
-        return None
-    if given.replace(".", "", 1).isdigit():
-        return float(given)
-    try:
-        until = parsedate_to_datetime(given).timestamp()
-        now = parsedate_to_datetime(headers["Date"]).timestamp() if headers["Date"] else time.time()
-    except (TypeError, ValueError):
-        return None
-    return max(0.0, until - now)
-
-
-def _message(content: bytes) -> str:
-    """Return a server's own words for an error: OpenAI's form, vLLM's older one, or that of FastAPI."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return ""
-    if not isinstance(found, dict):
-        return ""
-    error = found.get("error")
-    said = error.get("message") if isinstance(error, dict) else error
-    said = said or found.get("message") or found.get("detail") or ""
-    return shortened(said if isinstance(said, str) else json.dumps(said), 500)
-
-
-def _summary(content: bytes) -> str:
-    """Show the beginning of what is no JSON on one line."""
-    return shortened(" ".join(content.decode(errors="replace").split()), 120) or "nothing"

@@ -63,8 +63,8 @@ class Capabilities:
 
     @property
     def can_score(self) -> bool:
-        """Whether given tokens are scored: their ids go in, and their log probabilities come back."""
-        return self.takes_ids and self.scores_prompts
+        """Whether given tokens are scored."""
+        return self.scores_prompts
 
     def why_not(self, ability: str) -> str:
         """Return the endpoint's own words for what it cannot do; empty where it can, or was not asked."""
@@ -210,9 +210,11 @@ def _scores_prompts(questions: _Questions, prompt: str | tuple[int, ...]) -> boo
 
 def _scores_alone(questions: _Questions, prompt: str | tuple[int, ...]) -> bool:
     answer = questions.ask("max_tokens=0 with echo", prompt, 0, echo=True, logprobs=1)
-    if answer is None or not isinstance(prompt, tuple):
+    if answer is None:
         return False
-    return questions.lacks("max_tokens=0 with echo", len(answer.choices[0].log_probs or ()) != len(prompt))
+    scores = answer.choices[0].log_probs or ()
+    given = len(prompt) if isinstance(prompt, tuple) else answer.prompt_tokens
+    return questions.lacks("max_tokens=0 with echo", given is None or len(scores) != given)
 
 
 def _are_named(choice: Choice) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evaluation.client.client import Client, ModelInterface
@@ -138,6 +138,18 @@ def _open_openai(endpoint: Endpoint, model: str, batch_size: int, may_chat: bool
     served = DeployedModel(identity_of(endpoint, card, found.version), card.id, max_positions=card.max_positions)
     rows = max(1, min(batch_size, found.max_batch_size))
     return Target(served, card.id, found, card.id if found.takes_ids else None, rows)
+
+
+def target_inside(target: Target) -> Target | None:
+    """Return the model inside an ensemble that takes token ids, as a target of its own; None if there is none.
+
+    Raises:
+        ServerError: no server answers.
+    """
+    if target.ids_model is None or target.capabilities:
+        return None
+    with Client(target.url) as client:
+        return replace(target, model=target.ids_model, interface=client.describe(target.ids_model))
 
 
 def model_inside(client: Client, ensemble: ModelInterface) -> tuple[str, ModelInterface] | None:

@@ -6,35 +6,14 @@ A query is sent to an ensemble only if the tokenizer encodes its text to the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from evaluation.client.answer_tensors import Completion, Generation, read_completions
 from evaluation.client.client import Client, ModelInterface
+from evaluation.client.model_connection import Ids, Query
 from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids, prepare_texts
 from evaluation.client.tokenizer import Tokenizer
 from handover.errors import ServerError
-
-Ids = tuple[int, ...]
-
-
-@dataclass(frozen=True, order=True)
-class Query:
-    """One row of a request: it is decoded greedily, and no end token stops it.
-
-    Attributes:
-        output_length: number of tokens to generate.
-        prompt: token ids; for an encoder they end with its end token.
-        begun: the decoder's input of an encoder-decoder, without the start token.
-        wants_sum: whether the log probability of the whole prompt is requested.
-        wants_each: whether the log probability of each prompt token is requested; for an encoder-decoder, of each
-            token in ``begun``.
-    """
-
-    output_length: int
-    prompt: Ids
-    begun: Ids = ()
-    wants_sum: bool = False
-    wants_each: bool = False
 
 
 class Asker:
@@ -68,6 +47,7 @@ class Asker:
                 [query.output_length for query in queries],
                 sampling=GREEDY_UNDER_THE_MODEL,
                 end_id=NEVER_END_ID,
+                log_probs=queries[0].wants_log_probs,
                 context_log_probs=queries[0].wants_sum,
                 prompt_log_probs=queries[0].wants_each,
                 is_encoder_decoder=self._interface.is_encoder_decoder,

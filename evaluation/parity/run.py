@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 
-from evaluation.client.client import Client
-from evaluation.client.request_tensors import GREEDY_UNDER_THE_MODEL, NEVER_END_ID, prepare_ids
+from evaluation.client.connecting import connect
+from evaluation.client.model_connection import ModelFiles, Query
+from evaluation.client.openai_capabilities import Capabilities
 from evaluation.client.served_identity import check_unchanged
 from evaluation.client.served_model import DeployedModel, Target, open_target
 from evaluation.client.tokenizer import load_tokenizer
@@ -74,25 +76,22 @@ def ask(arguments: ParityArguments, target: Target, prompts: Sequence[Ids]) -> l
     """
     is_t5, rows = target.interface.is_encoder_decoder, target.batch_size
     answers: list[Served] = []
-    with Client(target.url, arguments.timeout_s) as client, Progress("parity", len(prompts), "prompts") as progress:
-        scorer = None if is_t5 else Scorer(client, arguments.model, rows)
+    with (
+        closing(connect(target, arguments.timeout_s, ModelFiles())) as connection,
+        Scorer(target, arguments.timeout_s) as its_scorer,
+        Progress("parity", len(prompts), "prompts") as progress,
+    ):
+        scorer = None if is_t5 else its_scorer
         for start in range(0, len(prompts), rows):
             batch = [tuple(prompt) for prompt in prompts[start : start + rows]]
-            request = prepare_ids(
-                batch,
-                arguments.output_length,
-                sampling=GREEDY_UNDER_THE_MODEL,
-                end_id=NEVER_END_ID,
-                log_probs=True,
-                is_encoder_decoder=is_t5,
-            )
-            generations = client.generate(request, arguments.model)
+            queries = [Query(arguments.output_length, prompt, wants_log_probs=True) for prompt in batch]
+            generations = connection.ask(queries)
             # A prompt of one token has nothing before it to be scored by.
             scored = [row for row, prompt in enumerate(batch) if scorer and len(prompt) > 1]
             found = scorer.score([(batch[row][:1], batch[row][1:]) for row in scored]) if scorer else []
             scores = dict(zip(scored, found, strict=True))
             for row, (prompt, made) in enumerate(zip(batch, generations, strict=True)):
-                if made.log_probs is None or len(made.tokens) != arguments.output_length:
+                if made is None or made.log_probs is None or len(made.tokens) != arguments.output_length:
                     raise ServerError(f"prompt {start + row + 1}: the answer lacks tokens or log probabilities")
                 own = scores.get(row)
                 log_probs, argmax = (own.log_probs, own.argmax) if own else ((), ())
@@ -116,9 +115,32 @@ def _open(arguments: ParityArguments) -> Target:
     target = open_target(
         arguments.endpoint, arguments.model, repository=repository, batch_size=rows, key_env=arguments.endpoint_key_env
     )
-    if target.capabilities or not target.interface.takes_ids:
+    if target.capabilities:
+        _check_api(target, target.capabilities)
+    if not target.interface.takes_ids:
         raise ConfigError(f"model '{arguments.model}' takes no token ids", "take model=fastertransformer")
     return target
+
+
+def _check_api(target: Target, can: Capabilities) -> None:
+    """Say what the endpoint is, and refuse one that does not tell what parity compares.
+
+    Raises:
+        ConfigError: it does not tell the log probabilities or the ids of tokens.
+    """
+    sys.stdout.write(f"{can.line()}\n")
+    needed = {
+        "token ids as prompts": can.takes_ids,
+        "echo with logprobs": can.scores_prompts,
+        "return_tokens_as_token_ids": can.names_ids,
+        "ignore_eos": can.ignores_end,
+    }
+    lacking = [f"{name} ({can.why_not(name)})" for name, is_there in needed.items() if not is_there]
+    if lacking:
+        raise ConfigError(
+            f"parity compares tokens by id, and {target.url} does not tell them: it has no {', no '.join(lacking)}",
+            "give an endpoint that has these, such as vLLM's or Slipway's own",
+        )
 
 
 def _encode(arguments: ParityArguments, prompts: list[str | Ids], served: DeployedModel) -> list[Ids]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from evaluation.client.client import Client
 from evaluation.client.served_model import Target
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.comparison import Served
@@ -79,8 +78,7 @@ def _room(target: Target, reference: Reference) -> Room:
 def _ask(arguments: ParityArguments, target: Target, room: Room) -> _Asked | str:
     """Have the server score passages; a str says why it cannot."""
     rows = target.batch_size
-    with Client(target.url, arguments.timeout_s) as client:
-        scorer = Scorer(client, arguments.model, rows)
+    with Scorer(target, arguments.timeout_s) as scorer:
         try:
             spare = 0 if room.has_encoder else scorer.spare_positions(0)
             free = replace(room, positions=None if room.positions is None else room.positions - spare)
@@ -101,8 +99,8 @@ def _compare(
         def more(first: int, wanted: int) -> tuple[Passages, Scores]:
             rows = target.batch_size
             extra = make_more_passages(room, first, wanted, arguments.longest_passage)
-            with Client(target.url, arguments.timeout_s) as client:
-                return extra, ask_scores(Scorer(client, arguments.model, rows), extra, rows)
+            with Scorer(target, arguments.timeout_s) as scorer:
+                return extra, ask_scores(scorer, extra, rows)
 
         return twin.compare(passages, scores, arguments.scale_error, arguments.max_passages, more)
     lacking = "the reference is the engine" if formats.are_known else f"the number formats are not known: {formats}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from evaluation.client.answer_tensors import read_completions
 from evaluation.client.client import Client
+from evaluation.client.model_connection import WrittenPrompt
+from evaluation.client.openai_connection import OpenAIConnection
 from evaluation.client.request_tensors import Sampling, prepare_ids, prepare_texts
 from evaluation.client.tokenizer import Tokenizer
 
@@ -53,20 +55,37 @@ class TextGenerator:
     end_id: int
     is_t5: bool
 
-    def generate(self, client: Client, contexts: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    def generate(self, writer: Client | OpenAIConnection, contexts: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
         """Continue contexts with the harness's settings, up to the first stop string, which is left out."""
         entries = [self._entry(*context) for context in contexts]
         texts = [""] * len(entries)
         for sampling in dict.fromkeys(entry.sampling for entry in entries):  # all rows of a request share it
             rows = [row for row, entry in enumerate(entries) if entry.sampling == sampling]
-            as_texts = [row for row in rows if self.by_text and (self._is_text(entries[row]) or not self.ids_model)]
-            as_ids = [row for row in rows if row not in as_texts]
-            for part, send in ((as_texts, self._send_texts), (as_ids, self._send_ids)):
-                made = send(client, [entries[row] for row in part], sampling) if part else ()
-                for row, text in zip(part, made, strict=True):
-                    until = entries[row].until
-                    texts[row] = text[: min((text.find(stop) for stop in until if stop in text), default=len(text))]
+            for row, text in self._write(writer, rows, entries, sampling):
+                until = entries[row].until
+                texts[row] = text[: min((text.find(stop) for stop in until if stop in text), default=len(text))]
         return texts
+
+    def _write(
+        self,
+        writer: Client | OpenAIConnection,
+        rows: Sequence[int],
+        entries: Sequence[Continuation],
+        sampling: Sampling,
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the text of each row."""
+        if isinstance(writer, OpenAIConnection):
+            for kind in dict.fromkeys((entries[row].count, entries[row].until) for row in rows):
+                part = [row for row in rows if (entries[row].count, entries[row].until) == kind]
+                prompts = [WrittenPrompt(self._prompt(entries[row]), tuple(entries[row].ids)) for row in part]
+                made = writer.complete(prompts, kind[0], sampling, kind[1])
+                yield from zip(part, (each.text for each in made), strict=True)
+            return
+        as_texts = [row for row in rows if self.by_text and (self._is_text(entries[row]) or not self.ids_model)]
+        as_ids = [row for row in rows if row not in as_texts]
+        for part, send in ((as_texts, self._send_texts), (as_ids, self._send_ids)):
+            if part:
+                yield from zip(part, send(writer, [entries[row] for row in part], sampling), strict=True)
 
     def _entry(self, context: str, settings: dict[str, Any]) -> Continuation:
         how = normalize_gen_kwargs(settings, self.max_gen_toks)

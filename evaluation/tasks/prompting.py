@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluation.arguments import TaskArguments
-from evaluation.client.answer_tensors import read_completions
-from evaluation.client.client import Client
-from evaluation.client.request_tensors import LearntPrompt, Sampling, prepare_ids, prepare_texts
+from evaluation.client.connecting import connect
+from evaluation.client.model_connection import Continuation, ModelConnection, ModelFiles, WrittenPrompt
+from evaluation.client.request_tensors import LearntPrompt, Sampling
 from evaluation.client.served_model import Target
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.prompt_template import Template, split_virtual
@@ -33,21 +33,6 @@ class Prompt:
     ids: Ids
     cut_tokens: int = 0
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class PromptAnswer:
-    """A model's answer to a prompt.
-
-    Attributes:
-        text: the answer without the prompt and the end token.
-        tokens: token ids of the text.
-        generated: number of generated tokens with the end token.
-    """
-
-    text: str
-    tokens: Ids
-    generated: int
 
 
 class Prompter:
@@ -77,9 +62,10 @@ class Prompter:
         self._ending = (end_id,) if target.interface.is_encoder_decoder and end_id is not None else ()
         if template.virtual_token_splits and learnt is None:
             raise ConfigError("the prompt has learnt tokens, and no task that learnt them", "give the task's name")
-        if learnt is not None and not target.interface.takes_ids:
+        if learnt is not None and (target.capabilities or not target.interface.takes_ids):
             raise ConfigError(
-                "learnt tokens are ids: a model for text cannot take them", "take model=fastertransformer"
+                "learnt tokens are ids of Triton's model fastertransformer: no text and no OpenAI API can hold them",
+                "take model=fastertransformer at host:port of Triton's gRPC",
             )
         if self._limit is not None and self._limit < 1:
             raise ConfigError(f"{output_length} tokens of output leave no room for a prompt in {limit} positions")
@@ -137,7 +123,7 @@ class Completer:
     learnt: LearntPrompt | None = None
     sampling: Sampling | None = None
 
-    def complete(self, prompts: Sequence[Prompt]) -> list[PromptAnswer | str]:
+    def complete(self, prompts: Sequence[Prompt]) -> list[Continuation | str]:
         """Send all prompts; a str in place of an answer is the error of its request, or why it was not sent.
 
         Raises:
@@ -146,41 +132,15 @@ class Completer:
         sendable = [row for row, prompt in enumerate(prompts) if not prompt.problem]
         sendable.sort(key=lambda row: len(prompts[row].ids), reverse=True)  # long ones must not start last
         batches = in_batches(sendable, self.target.batch_size)
+        files = ModelFiles(self.tokenizer, self.target.served.end_id, self.learnt)
         found = ask_all(
-            self.target.url,
-            self.arguments.timeout_s,
+            lambda: connect(self.target, self.arguments.timeout_s, files),
             batches,
             self.arguments.concurrency,
-            lambda client, rows: self._send(client, [prompts[row] for row in rows]),
+            lambda connection, rows: self._send(connection, [prompts[row] for row in rows]),
         )
         return [prompt.problem or found[row] for row, prompt in enumerate(prompts)]
 
-    def _send(self, client: Client, prompts: Sequence[Prompt]) -> list[PromptAnswer]:
-        interface, model = self.target.interface, self.arguments.model
-        if not interface.takes_ids:
-            texts = [prompt.text for prompt in prompts]
-            inputs = prepare_texts(texts, self.output_length, self.sampling)
-            completions = read_completions(len(texts), client.send(model, inputs))
-            given = [0 if interface.is_encoder_decoder else len(prompt.ids) for prompt in prompts]
-            return [
-                self._of_text(prompt.text if count else "", count, completion.text, completion.length)
-                for prompt, count, completion in zip(prompts, given, completions, strict=True)
-            ]
-        request = prepare_ids(
-            [prompt.ids for prompt in prompts],
-            self.output_length,
-            sampling=self.sampling,
-            is_encoder_decoder=interface.is_encoder_decoder,
-            learnt=self.learnt,
-        )
-        generations = client.generate(request, model)
-        return [self._of_tokens(generation.tokens) for generation in generations]
-
-    def _of_tokens(self, tokens: Ids) -> PromptAnswer:
-        end_id = self.target.served.end_id
-        shown = tokens[: tokens.index(end_id)] if end_id in tokens else tokens
-        return PromptAnswer(self.tokenizer.decode(shown), shown, len(tokens))
-
-    def _of_text(self, prompt: str, given: int, text: str, length: int | None) -> PromptAnswer:
-        tokens = tuple(self.tokenizer.encode(text)[given:])
-        return PromptAnswer(text.removeprefix(prompt), tokens, len(tokens) if length is None else length - given)
+    def _send(self, connection: ModelConnection, prompts: Sequence[Prompt]) -> list[Continuation]:
+        written = [WrittenPrompt(prompt.text, prompt.ids) for prompt in prompts]
+        return connection.complete(written, self.output_length, self.sampling)

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evaluation.client.answer_tensors import Generation
-from evaluation.client.client import DECODER_INPUT, Client
-from evaluation.client.served_model import model_inside
-from evaluation.client.token_queries import Asker, Ids, Query
+from evaluation.client.client import DECODER_INPUT
+from evaluation.client.connecting import connect
+from evaluation.client.model_connection import Ids, ModelConnection, ModelFiles, Query
+from evaluation.client.served_model import Target, target_inside
 from evaluation.client.tokenizer import Tokenizer
 from handover.errors import ConfigError, ServerError
 from handover.provenance import PROGRAM
@@ -37,45 +38,58 @@ class TokenScores:
 
 
 class Scorer:
-    """Scores token ids over one connection.
+    """Scores token ids over connections that belong to one thread.
 
     An ensemble scores the texts that its tokenizer encodes to the same token ids, if it has the tensors; all others are
-    scored by the model inside it that takes token ids.
+    scored by the model inside it that takes token ids. An OpenAI API is asked by token ids, if it takes them.
 
     Args:
-        client: connection, which belongs to one thread.
-        model: Triton's name of the model.
-        batch_size: maximum number of rows in a request.
-        tokenizer: tokenizer of a text model.
+        target: the served model.
+        timeout_s: limit of one request in seconds.
+        tokenizer: tokenizer of a model that takes texts.
         end_id: the token that a text model appends to an encoder's input.
     """
 
     def __init__(
-        self,
-        client: Client,
-        model: str,
-        batch_size: int,
-        tokenizer: Tokenizer | None = None,
-        end_id: int | None = None,
+        self, target: Target, timeout_s: float, tokenizer: Tokenizer | None = None, end_id: int | None = None
     ) -> None:
-        self._client, self._batch_size = client, batch_size
-        self._name, interface = model, client.describe(model)
-        self._texts: Asker | None = None
-        if not interface.takes_ids:
-            if interface.takes_text and interface.can_score:
-                self._texts = Asker(model, interface, tokenizer, end_id)
-            self._name, interface = model_inside(client, interface) or ("", interface)
+        files = ModelFiles(tokenizer, end_id)
+        self._url, self._batch_size = target.url, target.batch_size
+        self._texts: ModelConnection | None = None
+        inside: Target | None = target
+        if not target.interface.takes_ids:
+            if target.interface.takes_text and target.interface.can_score:
+                self._texts = connect(target, timeout_s, files)
+            inside = target_inside(target)
+        self._ids = connect(inside, timeout_s, files) if inside else None
+        interface, self._name = (inside or target).interface, (inside or target).model
         self._is_t5, self._may_score = interface.is_encoder_decoder, interface.can_score
-        self._ids = Asker(self._name, interface) if self._name else None
+        self._is_api, self._spare = bool(target.capabilities), 0
+        if target.capabilities and not target.capabilities.scores_alone:
+            self._spare = 1  # with each score a token is generated
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in (self._texts, self._ids):
+            if connection is not None:
+                connection.close()
 
     def spare_positions(self, token: int) -> int:
-        """Score one token to find how many positions more than its tokens a text needs: 1 if it is scored by prefixes.
+        """Score one token to find how many positions more than its tokens a text needs.
+
+        It is 1 if a text is scored by prefixes, or by an OpenAI API that generates a token with each score.
 
         Raises:
             ServerError: the server failed, or returns no log probabilities.
         """
         self.score([((token,), (token,))])
-        return 0 if self._may_score else 1
+        return self._spare if self._may_score else 1
 
     def score(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[TokenScores]:
         """Score the tokens of targets given their contexts.
@@ -94,7 +108,7 @@ class Scorer:
             part = [(tuple(context), tuple(target)) for context, target in pairs[start : start + self._batch_size]]
             scores: list[TokenScores | None] = [None] * len(part)
             if self._texts:
-                scores = _in_one_pass(self._texts, self._client, part, self._is_t5)
+                scores = _in_one_pass(self._texts, part, self._is_t5)
             if missing := [row for row, each in enumerate(scores) if each is None]:
                 for row, each in zip(missing, self._by_ids([part[row] for row in missing]), strict=True):
                     scores[row] = each
@@ -108,30 +122,30 @@ class Scorer:
                 " cut or begin with a special token, and no model inside it that takes token ids is served",
                 f"serve the ensemble's models side by side, as {PROGRAM} stages=[export,deploy] does",
             )
-        if self._may_score:
-            scores = [each for each in _in_one_pass(self._ids, self._client, pairs, self._is_t5) if each is not None]
-            if len(scores) == len(pairs):
+        if self._may_score or self._is_api:  # an API that cannot says so in its own words
+            scores = [each for each in _in_one_pass(self._ids, pairs, self._is_t5) if each is not None]
+            if len(scores) == len(pairs) or self._is_api:
                 return scores
             self._may_score = False  # FasterTransformer ignores the input
         if self._is_t5:
-            check_answers(f"'{self._name}' at {self._client.url}", False)
+            check_answers(f"'{self._name}' at {self._url}", False)
         return [self._by_prefixes(self._ids, (*context, *target), len(context)) for context, target in pairs]
 
-    def _by_prefixes(self, asker: Asker, ids: Ids, first: int) -> TokenScores:
+    def _by_prefixes(self, asker: ModelConnection, ids: Ids, first: int) -> TokenScores:
         prefixes = [Query(1, ids[:end], wants_sum=True) for end in range(first, len(ids) + 1)]
         answers: list[Generation] = []
         for start in range(0, len(prefixes), self._batch_size):
-            found = asker.ask(self._client, prefixes[start : start + self._batch_size])
+            found = asker.ask(prefixes[start : start + self._batch_size])
             answers += [answer for answer in found if answer is not None]
         sums = [prompt_log_prob(answer) for answer in answers]
         log_probs = tuple(whole - before for before, whole in zip(sums, sums[1:], strict=False))
         return TokenScores(log_probs, tuple(answer.tokens[0] for answer in answers[:-1]))
 
 
-def _in_one_pass(asker: Asker, client: Client, pairs: Sequence[Pair], is_t5: bool) -> list[TokenScores | None]:
+def _in_one_pass(asker: ModelConnection, pairs: Sequence[Pair], is_t5: bool) -> list[TokenScores | None]:
     """Score pairs in one request; None where the model cannot."""
     given = [(context, target) if is_t5 else (context + target, ()) for context, target in pairs]
-    answers = asker.ask(client, [Query(0, prompt, begun, wants_each=True) for prompt, begun in given])
+    answers = asker.ask([Query(0, prompt, begun, wants_each=True) for prompt, begun in given])
     found: list[TokenScores | None] = []
     for answer, (_, target) in zip(answers, pairs, strict=True):
         if answer is None or answer.prompt_log_probs is None or answer.prompt_argmax is None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from evaluation.arguments import TaskArguments
-from evaluation.client.client import Client
+from evaluation.client.connecting import check_tokenizer
 from evaluation.client.errors import RequestError
 from evaluation.client.served_model import Target, open_target
 from evaluation.client.tokenizer import Tokenizer, load_tokenizer
@@ -19,6 +20,16 @@ from handover.progress import Progress
 
 Question = TypeVar("Question", bound=Hashable)
 Answer = TypeVar("Answer")
+
+
+class Closing(Protocol):
+    """What is closed when it is not needed any more."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+Connection = TypeVar("Connection", bound=Closing)
 
 
 def find_target(task: str, arguments: TaskArguments) -> Target:
@@ -31,6 +42,8 @@ def find_target(task: str, arguments: TaskArguments) -> Target:
     repository, rows = arguments.model_repository, arguments.batch_size
     key_env = arguments.endpoint_key_env
     target = open_target(arguments.endpoint, arguments.model, arguments.model_digest, repository, rows, key_env)
+    if target.capabilities:
+        sys.stdout.write(f"{target.capabilities.line()}\n")
     check_takes_rows(target)
     interface = target.interface
     check_task(task, _name(target), interface.is_encoder_decoder, interface.can_score)
@@ -44,8 +57,6 @@ def check_takes_rows(target: Target) -> None:
         ConfigError: the model is such a one.
     """
     interface = target.interface
-    if target.capabilities:
-        raise ConfigError(f"{_name(target)} is an OpenAI API, which the tasks do not ask", "give host:port of gRPC")
     if not (interface.takes_ids or interface.takes_text) or interface.has_sessions:
         raise ConfigError(
             f"{_name(target)} takes neither FasterTransformer's token ids nor an ensemble's texts, row by row",
@@ -57,7 +68,7 @@ def find_tokenizer(target: Target, source: Path | None) -> Tokenizer:
     """Load the served model's tokenizer from a directory of its files; None for the served checkpoint's.
 
     Raises:
-        ConfigError: the files are not on this machine.
+        ConfigError: the files are not on this machine, or they are not those of an OpenAI API.
     """
     source = source or target.served.directory
     if source is None:
@@ -65,22 +76,22 @@ def find_tokenizer(target: Target, source: Path | None) -> Tokenizer:
             f"the tokenizer of the model at {target.url} is not on this machine",
             "name a directory of tokenizer files with --tokenizer",
         )
-    return load_tokenizer(source)
+    tokenizer = load_tokenizer(source)
+    check_tokenizer(target, tokenizer)
+    return tokenizer
 
 
 def ask_all(
-    url: str,
-    timeout_s: float,
+    connect: Callable[[], Connection],
     batches: Sequence[Sequence[Question]],
     concurrency: int,
-    send: Callable[[Client, Sequence[Question]], Sequence[Answer]],
+    send: Callable[[Connection, Sequence[Question]], Sequence[Answer]],
     label: str = "evaluate",
 ) -> dict[Question, Answer | str]:
     """Send every batch; the rows of a batch that fails are sent again one by one, and a str is the error of a row.
 
     Args:
-        url: ``host:port`` of gRPC.
-        timeout_s: limit of one request in seconds.
+        connect: opens a connection for a thread, which is closed at the end.
         batches: batches of questions, all of which differ.
         concurrency: number of requests in flight.
         send: sends one batch and returns an answer for each row.
@@ -90,15 +101,15 @@ def ask_all(
         UnreachableError: no server answers.
     """
     local = threading.local()
-    clients: list[Client] = []
+    connections: list[Connection] = []
 
-    def connect() -> None:
-        local.client = Client(url, timeout_s)
-        clients.append(local.client)
+    def begin() -> None:
+        local.connection = connect()
+        connections.append(local.connection)
 
     def ask(batch: Sequence[Question]) -> Sequence[Answer | str]:
         try:
-            return send(local.client, batch)
+            return send(local.connection, batch)
         except RequestError as error:
             if len(batch) == 1:
                 return [str(error)]
@@ -107,7 +118,7 @@ def ask_all(
     answers: dict[Question, Answer | str] = {}
     with (
         Progress(label, sum(map(len, batches)), "queries") as progress,
-        ThreadPoolExecutor(max_workers=max(1, concurrency), initializer=connect) as pool,
+        ThreadPoolExecutor(max_workers=max(1, concurrency), initializer=begin) as pool,
     ):
         pending: dict[Future[Sequence[Answer | str]], Sequence[Question]] = {pool.submit(ask, b): b for b in batches}
         try:
@@ -116,8 +127,8 @@ def ask_all(
                 progress.advance(len(pending[future]))
         finally:
             pool.shutdown(cancel_futures=True)
-            for client in clients:
-                client.close()
+            for connection in connections:
+                connection.close()
     return answers
 
 

@@ -17,7 +17,7 @@ from support.served import PROJECT
 from support.t5_models import huggingface_t5
 from support.task_runs import OUTPUT_LEN, SQUAD, TEMPLATE, Run, predictions_of
 
-from evaluation.client.client import Client
+from evaluation.client.served_model import open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.scoring import Scorer
 from evaluation.tasks.squad.data import read_dataset
@@ -154,9 +154,9 @@ def test_given_answers_of_a_t5_are_scored_as_transformers_scores_them(
         ((*tokenizer.encode(text), 1), tuple(tokenizer.encode(answer)))
         for text, answer in zip(texts, ["to Normandy", "people", "who in the 10th and 11th"], strict=True)
     ]
-    with Client(run.endpoint.grpc_url) as client:
-        own = load_tokenizer(next(run.results.glob("model_repo/fastertransformer/1/*-gpu")))
-        found = Scorer(client, name, 2, own, 1).score(pairs)
+    own = load_tokenizer(next(run.results.glob("model_repo/fastertransformer/1/*-gpu")))
+    with Scorer(open_target(run.endpoint.grpc_url, name, batch_size=2), 600, own, 1) as scorer:
+        found = scorer.score(pairs)
     for (source, target), scores in zip(pairs, found, strict=True):
         decoder = torch.tensor([[0, *target[:-1]]])
         with torch.no_grad():

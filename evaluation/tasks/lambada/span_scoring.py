@@ -5,19 +5,22 @@ is sent once. FasterTransformer cannot do so: a span is generated greedily, and 
 sequence minus that of what precedes it (``is_return_context_cum_log_probs``). Both work through ``fastertransformer``
 and, as text, through ``ensemble``; see ``evaluation.client.token_queries``. For an encoder-decoder, what precedes the
 span is the encoder's input and the span the decoder's (``decoder_input_ids``), which FasterTransformer does not take.
+An OpenAI API scores a sequence by ``echo`` with ``logprobs``; one without it generates the spans, and has no log
+probabilities of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 
 from evaluation.arguments import TaskArguments
 from evaluation.client.answer_tensors import Generation
-from evaluation.client.client import Client, ModelInterface
+from evaluation.client.connecting import connect
 from evaluation.client.errors import RequestError
+from evaluation.client.model_connection import ModelConnection, ModelFiles, Query
 from evaluation.client.served_model import Target
-from evaluation.client.token_queries import Asker, Query
 from evaluation.client.tokenizer import Tokenizer
 from evaluation.tasks.lambada.score import SpanAnswer, Verdict, judge_scored
 from evaluation.tasks.lambada.spans import Span
@@ -36,8 +39,7 @@ class SpanScorer:
 
     def __init__(self, target: Target, arguments: TaskArguments, tokenizer: Tokenizer) -> None:
         self._target, self._arguments, end_id = target, arguments, target.served.end_id
-        assert isinstance(target.interface, ModelInterface)
-        self._asker = Asker(arguments.model, target.interface, tokenizer, end_id)
+        self._files = ModelFiles(tokenizer, end_id)
         self._ending = () if end_id is None else (end_id,)  # of an encoder's input
 
     def score(self, spans: Mapping[Span, bool]) -> dict[Span, SpanAnswer]:
@@ -65,15 +67,17 @@ class SpanScorer:
         """Try to score one span: FasterTransformer also accepts the inputs that request scores, and ignores them."""
         if not self._target.interface.can_score:
             return False
-        with Client(self._target.url, self._arguments.timeout_s) as client:
+        with closing(self._connect()) as connection:
             try:
-                found = (self._asker.ask(client, [self._scoring(span)])[0] for span in spans)
+                found = (connection.ask([self._scoring(span)])[0] for span in spans)
                 answer = next((each for each in found if each is not None), None)
             except RequestError:
                 return True  # the scoring request itself will report what is wrong
         return answer is not None and answer.prompt_argmax is not None
 
     def _by_generation(self, spans: Mapping[Span, bool]) -> dict[Span, SpanAnswer]:
+        if self._target.capabilities:  # without echo an OpenAI API gives no prompt's log probability: it is missing
+            spans = dict.fromkeys(spans, False)
         queries = {span: _queries(span, wants_log_prob) for span, wants_log_prob in spans.items()}
         answers = self._ask(query for each in queries.values() for query in each)
         return {span: _generated(span, [answers[query] for query in each]) for span, each in queries.items()}
@@ -89,8 +93,12 @@ class SpanScorer:
         for query in ordered:
             kinds.setdefault((query.wants_each, query.wants_sum), []).append(query)
         batches = [batch for kind in kinds.values() for batch in in_batches(kind, self._target.batch_size)]
-        arguments = self._arguments
-        return ask_all(self._target.url, arguments.timeout_s, batches, arguments.concurrency, self._asker.ask)
+        return ask_all(
+            self._connect, batches, self._arguments.concurrency, lambda connection, batch: connection.ask(batch)
+        )
+
+    def _connect(self) -> ModelConnection:
+        return connect(self._target, self._arguments.timeout_s, self._files)
 
 
 def _queries(span: Span, wants_log_prob: bool) -> list[Query]:

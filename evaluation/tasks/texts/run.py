@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.arguments import TextPairArguments
+from evaluation.client.model_connection import Continuation
 from evaluation.client.request_tensors import Sampling
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.tasks.metric import Metric
 from evaluation.tasks.outcome import Outcome
-from evaluation.tasks.prompting import Completer, PromptAnswer, Prompter
+from evaluation.tasks.prompting import Completer, Prompter
 from evaluation.tasks.target import find_target, find_tokenizer
 from evaluation.tasks.texts.pairs import Pair, check_pairs
 from handover.digests import file_digest
@@ -102,7 +103,7 @@ def run_text_task(task: str, arguments: TextPairArguments, score: Callable[[Pred
     outcome.show()
 
 
-def _sample(index: int, given: int, cut: int, answer: PromptAnswer | str, read: Callable[[str], str]) -> TextSample:
+def _sample(index: int, given: int, cut: int, answer: Continuation | str, read: Callable[[str], str]) -> TextSample:
     if isinstance(answer, str):
         return TextSample(index, given, cut, None, "", answer)
     return TextSample(index, given, cut, answer.generated, read(answer.text), "")
