@@ -119,15 +119,16 @@ def visible(before: int, count: int, window: int) -> int:
 def make_decode(shape: Shape, rows: int, cached: int, dtype: torch.dtype, tiles: tuple[int, ...] | None) -> Work:
     """Prepare a decode step behind ``cached`` tokens."""
     from backends.fastertransformer.engine.ops.kernels.grouped_decode import GroupTiles, attend_groups
+    from backends.fastertransformer.engine.ops.kernels.row_plan import plan_rows
 
     spec, memories, tables = _prepare(shape, rows, cached + 1, dtype)
     qkv = torch.randn(rows, shape.heads + 2 * shape.kv_heads, shape.size, device=_DEVICE).to(dtype)
     q, k, v = qkv[:, :, None].split((shape.heads, shape.kv_heads, shape.kv_heads), 1)
     positions, windows = (torch.full((rows,), each, device=_DEVICE) for each in (cached, 1 << 31))
-    given = GroupTiles(*tiles) if tiles else None
+    given, plan = GroupTiles(*tiles) if tiles else None, plan_rows(positions, windows)
 
     def run(memory: Tensor) -> Tensor:
-        return attend_groups(q, k, v, memory, tables, positions, windows, spec, tiles=given)
+        return attend_groups(q, k, v, memory, tables, plan, spec, tiles=given)
 
     assert spec.rotary
     turn = Rotation(positions[:, None], spec.rotary, torch.float32)

@@ -36,7 +36,9 @@ def _rotary(width: int, is_by_pairs: bool) -> Rotary:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(3, 3, 64), (2, 1, 256), (5, 5, 80), (12, 3, 32)])
-@pytest.mark.parametrize("rotary", [None, _rotary(16, True), _rotary(32, False), _rotary(20, False)])
+@pytest.mark.parametrize(
+    "rotary", [None, _rotary(16, True), _rotary(32, False), _rotary(20, False), _rotary(64, False)]
+)
 def test_tokens_are_normed_and_turned_and_kept(
     heads: int, kv_heads: int, size: int, rotary: Rotary | None, has_norm: bool, dtype: torch.dtype
 ) -> None:

@@ -145,6 +145,24 @@ def test_a_token_is_drawn_as_from_the_sorted_nucleus(columns: int) -> None:
         assert torch.equal(draw_tokens(logits, rows, top_k, top_p, uniform), draw(kept, uniform))
 
 
+@pytest.mark.parametrize("columns", [40, 4001, 70000])
+def test_a_token_is_drawn_of_all(columns: int) -> None:
+    from backends.fastertransformer.engine.ops.kernels.sampling import draw_tokens
+
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(4, columns, device=DEVICE)
+    logits[1, 1:] = -float("inf")
+    logits[2, : columns // 2] = -float("inf")
+    logits[3, 7] = 30.0  # weighs more than all others
+    rows = torch.tensor([0, 1, 2, 3, 0, 2], device=DEVICE)
+    top_k = torch.tensor([0, 0, columns, 0, 5, 0], device=DEVICE)  # one row of another kind among them
+    top_p, scales = torch.ones(6, device=DEVICE), torch.tensor([1.0, 0.5, 2.0, 1.5, 1.0, 0.1], device=DEVICE)
+    scaled = keep_top_k(logits[rows] * scales[:, None], torch.where(top_k == columns, 0, top_k), 5)
+    for part in (0.0, 0.3, 0.999999, *torch.rand(3).tolist()):
+        uniform = torch.full((6,), part, dtype=torch.float64, device=DEVICE)
+        assert torch.equal(draw_tokens(logits, rows, top_k, top_p, uniform, scales), draw(scaled, uniform))
+
+
 def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:
     from backends.fastertransformer.engine.ops.kernels.sampling import draw_tokens, warm_up
 

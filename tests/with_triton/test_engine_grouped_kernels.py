@@ -59,6 +59,7 @@ def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
     heads: int, kv_heads: int, size: int, softcap: float, window: int, dtype: torch.dtype
 ) -> None:
     from backends.fastertransformer.engine.ops.kernels.grouped_decode import attend_groups
+    from backends.fastertransformer.engine.ops.kernels.row_plan import plan_rows
 
     torch.manual_seed(0)
     ends = [1, 64, 65, 290]  # cells of each row with its own
@@ -77,7 +78,7 @@ def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
         tables[row, : pages_behind(end - 1, window)] = 0  # given back
     memory[:, 0] = kept[:, 0] = torch.inf  # which is never read
     for _ in range(2):  # what the first one leaves must not matter
-        found = attend_groups(q, k, v, memory, tables, positions, windows, spec)
+        found = attend_groups(q, k, v, memory, tables, plan_rows(positions, windows), spec)
         assert found.shape == q.shape
         assert error(found, torch.stack(expected)) < LIMITS[dtype]
         assert torch.equal(memory, kept)
@@ -86,6 +87,7 @@ def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
 @pytest.mark.parametrize("window", [0, 30])
 def test_a_row_that_keeps_its_last_tokens_only_attends_to_these(window: int) -> None:
     from backends.fastertransformer.engine.ops.kernels.grouped_decode import attend_groups
+    from backends.fastertransformer.engine.ops.kernels.row_plan import plan_rows
 
     torch.manual_seed(0)
     ring, position, size = 50, 77, 32
@@ -98,7 +100,7 @@ def test_a_row_that_keeps_its_last_tokens_only_attends_to_these(window: int) -> 
     keys, values = torch.cat((before, torch.stack((k[0], v[0]))), 2)
     expected = attended(q[0], keys, values, spec, ring - 1)
     where = torch.tensor([position], device=DEVICE), torch.tensor([ring], device=DEVICE)
-    found = attend_groups(q, k, v, memory, tables, *where, spec)
+    found = attend_groups(q, k, v, memory, tables, plan_rows(*where), spec)
     assert error(found[0], expected) < LIMITS[torch.float32]
     assert torch.equal(memory[0, 2, :, position % ring], k[0, :, 0])
 
@@ -108,6 +110,7 @@ def test_a_row_that_keeps_its_last_tokens_only_attends_to_these(window: int) -> 
 )
 def test_queries_and_keys_are_normed_and_turned_on_the_way(width: int, by_pairs: bool, has_norm: bool) -> None:
     from backends.fastertransformer.engine.ops.kernels.grouped_decode import attend_groups
+    from backends.fastertransformer.engine.ops.kernels.row_plan import plan_rows
 
     torch.manual_seed(0)
     memory = torch.randn(2, 25, 2, PAGE, 64, device=DEVICE)
@@ -117,15 +120,67 @@ def test_queries_and_keys_are_normed_and_turned_on_the_way(width: int, by_pairs:
     rotary = Rotary(width, by_pairs, torch.rand(width // 2, device=DEVICE)) if width else None
     gains = 1 + 0.3 * torch.randn(2, 64, device=DEVICE)
     norms = HeadNorms(*(Norm(gain, None, 1e-3, is_rms=True) for gain in gains)) if has_norm else None
-    found = attend_groups(q, k, v, memory, tables, positions, windows, AttentionSpec(0.3, rotary=rotary), norms)
+    found = attend_groups(
+        q, k, v, memory, tables, plan_rows(positions, windows), AttentionSpec(0.3, rotary=rotary), norms
+    )
     if norms:
         q, k = F.rms_norm(q, (64,), gains[0], 1e-3), F.rms_norm(k, (64,), gains[1], 1e-3)
     if rotary:
         turn = Rotation(positions[:, None], rotary, torch.float32)
         q, k = turn(q), turn(k)
     other = memory.clone()
-    expected = attend_groups(q.contiguous(), k.contiguous(), v, other, tables, positions, windows, AttentionSpec(0.3))
+    expected = attend_groups(
+        q.contiguous(), k.contiguous(), v, other, tables, plan_rows(positions, windows), AttentionSpec(0.3)
+    )
     assert (found - expected).abs().max() < 1e-4 and (memory - other).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("count", [1, 5, 64, 150])
+def test_a_plan_has_the_rows_with_most_cells_first(count: int) -> None:
+    from backends.fastertransformer.engine.ops.kernels.row_plan import plan_rows
+
+    torch.manual_seed(0)
+    positions, windows = torch.randint(0, 300, (count,), device=DEVICE), torch.full((count,), UNBOUNDED, device=DEVICE)
+    windows[::3] = 100
+    plan = plan_rows(positions, windows)
+    rows, tokens, slots, places, limits = plan[:-1].view(5, count)
+    cells = torch.minimum(positions + 1, windows)
+    assert torch.equal(rows, cells.argsort(descending=True, stable=True)) and int(plan[-1]) == int(cells.sum())
+    assert torch.equal(tokens, rows) and torch.equal(slots, rows)
+    assert torch.equal(places, positions[rows]) and torch.equal(limits, windows[rows])
+
+
+def test_a_plan_of_packed_rows_has_those_of_one_token() -> None:
+    from backends.fastertransformer.engine.ops.kernels.row_plan import plan_rows
+
+    ends = torch.tensor([0, 1, 4, 5, 5, 6], dtype=torch.int32, device=DEVICE)  # of 1, 3, 1, 0 and 1 tokens
+    positions, slots = (
+        torch.tensor([7, 0, 1, 2, 90, 30], device=DEVICE),
+        torch.tensor([3, 1, 1, 1, 0, 8], device=DEVICE),
+    )
+    plan = plan_rows(positions, None, slots, ends)
+    rows, tokens, chosen, places, _ = plan[:-1].view(5, 5).tolist()
+    assert (rows[:3], tokens[:3], chosen[:3]) == ([2, 4, 0], [4, 5, 0], [0, 8, 3])
+    assert places == [90, 30, 7, -1, -1] and int(plan[-1]) == 91 + 31 + 8
+
+
+@pytest.mark.parametrize("tiles", [(16, 7, 16, 4, 0), (16, 16, 16, 4, 2)])
+def test_a_row_much_longer_than_the_others_is_attended_to_in_pieces(tiles: tuple[int, ...]) -> None:
+    from backends.fastertransformer.engine.ops.kernels.grouped_decode import GroupTiles, attend_groups
+    from backends.fastertransformer.engine.ops.kernels.row_plan import plan_rows
+
+    torch.manual_seed(0)
+    lengths, size = [3, 20, 290, 7, 33], 32
+    memory = torch.randn(2, 51, 2, PAGE, size, device=DEVICE)
+    tables = (torch.randperm(50) + 1).view(5, 10).to(DEVICE, torch.int32)
+    q, k, v = (each.transpose(0, 1)[:, :, None] for each in split(4, 2, size, 5, torch.float32))
+    positions, windows = torch.tensor(lengths, device=DEVICE) - 1, torch.full((5,), UNBOUNDED, device=DEVICE)
+    spec, plan, before = AttentionSpec(0.3), plan_rows(positions, windows), memory.clone()
+    found = attend_groups(q, k, v, memory, tables, plan, spec, tiles=GroupTiles(*tiles))
+    for row, length in enumerate(lengths):
+        past = before[:, tables[row].long()].transpose(1, 2).flatten(2, 3)[:, :, : length - 1]
+        keys, values = torch.cat((past, torch.stack((k[row], v[row]))), 2)
+        assert error(found[row], attended(q[row], keys, values, spec, length - 1)) < LIMITS[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", [*LIMITS] if HAS_GPU else [torch.float32], ids=str)

@@ -32,7 +32,7 @@ POINTERS = {
     "frequencies": "*fp32",
 }
 POINTERS |= {"parts": "*fp32", "gain_sums": "*fp32", "units": "*fp32", "logits": "*fp32", "places": "*fp16"}
-POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses", "lengths", "slots"), "*i64")
+POINTERS |= dict.fromkeys(("positions", "windows", "ids", "offsets", "addresses", "lengths", "slots", "plan"), "*i64")
 POINTERS |= {"top_k": "*i64", "top_p": "*fp32", "uniform": "*fp64"}
 POINTERS |= dict.fromkeys(
     (
@@ -75,6 +75,11 @@ def keeping(rotation: int) -> dict[str, Any]:
     return {"page_tokens": 32, **heads, "size": 128, "width": 128, "many": 16, "blocks": 3, "rotation": rotation}
 
 
+def halves(has_norm: bool) -> dict[str, Any]:
+    return {"page_tokens": 32, "heads": 32, "kv_heads": 8, "half": 64, "many": 16, "has_norm": has_norm}
+
+
+DRAWN = {"tokens": "*i64", "rows": "*i64", "scales": "*fp32"}
 SINGLE: dict[str, Any] = {"is_gated": False, "other": None, "other_scales": None, "other_bias": None}
 GATED = {"is_gated": True, "has_bias": False, "has_residual": False, "activation": "silu"}
 INT8 = {"weight": "*i8", "other": "*i8"}
@@ -161,6 +166,8 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "keep": ("kv_write", "_kv_write", 4, keeping(rotation=0), {}),
     "turn by pairs": ("kv_write", "_kv_write", 4, keeping(rotation=1), {}),
     "turn by halves": ("kv_write", "_kv_write", 4, keeping(rotation=2), {}),
+    "turn whole heads": ("kv_write", "_kv_write_halves", 4, halves(has_norm=False), {}),
+    "turn and norm whole heads": ("kv_write", "_kv_write_halves", 4, halves(has_norm=True), {}),
     "turn and norm groups": ("kv_write", "_kv_write", 4, {**keeping(2), "kv_heads": 8, "has_norm": True}, {}),
     "dequantize": (
         "elementwise",
@@ -169,6 +176,8 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
         DEQUANTIZE,
         {"weight": "*i8"},
     ),
+    "plan": ("row_plan", "_plan_rows", 4, {"block": 64, "is_packed": False, "slots": None, "ends": None}, {}),
+    "plan of packed rows": ("row_plan", "_plan_rows", 4, {"block": 64, "is_packed": True, "windows": None}, {}),
     "cut": (PREFILL, "_cut", 1, {"queries": 64, "skips_single": False}, {}),
     "cut without rows of one token": (PREFILL, "_cut", 1, {"queries": 16, "skips_single": True}, {}),
     "causal rows": (PREFILL, "_attend_rows", SHORT[2], rows(SHORT, 0, is_causal=True), ROWS),
@@ -217,7 +226,9 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "older: rows of groups": (GROUP_PREFILL, "_attend_causally", 4, causal(OLDER_SHORT, True), GROUPED),
     "older: capped rows of groups": (GROUP_PREFILL, "_attend_causally", 8, causal(OLDER, True, True, 256), GROUPED),
     "norm": ("elementwise", "_norm_rows", 8, {"is_rms": False, "has_shift": True, "block": 8192}, {}),
-    "draw": ("sampling", "_draw", 16, {"block": 4096}, {"tokens": "*i64", "rows": "*i64"}),
+    "draw": ("sampling", "_draw", 16, {"block": 4096, "scales": None}, {"tokens": "*i64", "rows": "*i64"}),
+    "draw with temperature": ("sampling", "_draw", 16, {"block": 4096}, DRAWN),
+    "draw of all": ("sampling", "_draw_of_all", 4, {"parts": 32, "block": 1024}, DRAWN),
     "small m": ("small_m_gemm", "small_m_gemm", 4, products(8, 6, 2, False), {}),
     "small m, int8": ("small_m_gemm", "small_m_gemm", 4, products(8, 4, 4, True), {"x": "*i8", "weight": "*i8"}),
     "64 rows, int8": ("small_m_gemm", "small_m_gemm", 4, products(64, 4, 1, True), {"x": "*i8", "weight": "*i8"}),

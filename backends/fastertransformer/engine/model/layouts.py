@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .config import ModelConfig
-from .linear import Linear, Norm
+from .linear import Linear, Norm, join
 
 if TYPE_CHECKING:
     from .weights import Reader
@@ -70,6 +70,11 @@ class LayerWeights:
     key_norm: Norm | None = None
     attention_output_norm: Norm | None = None
     mlp_output_norm: Norm | None = None
+
+    def __post_init__(self) -> None:
+        """Prepare the products of a gated MLP."""
+        if self.mlp_gate:
+            join(self.mlp_in, self.mlp_gate)
 
 
 @dataclass(frozen=True)

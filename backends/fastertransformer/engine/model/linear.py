@@ -71,9 +71,11 @@ class Linear:
         scales: [out] of an int8 weight; None: the weight is not int8.
         size_bytes: of weight and bias.
         folded: what kernels have computed once of this weight and a norm, by the norm's weight; see gemm.fold.
+        joined: this weight and another one behind it, [out + other's out, in]; see join.
     """
 
     scales: Tensor | None = None
+    joined: Tensor | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_lent: bool = False) -> None:
         self.bias, self.folded = bias, dict[Tensor, Any]()
@@ -120,6 +122,17 @@ class Int8Linear(Linear):
         """[..., in] -> [..., out], same type."""
         y = F.linear(x, self.weight.to(x.dtype)) * self.scales
         return y if self.bias is None else y + self.bias
+
+
+def join(first: Linear, second: Linear) -> None:
+    """Lay two weights of products with one input behind each other, on a GPU: one product of both is faster there.
+
+    On an H200 two of 3072 x 1024 take 12 us for 24 to 256 rows and both at once 7 to 8; of 14336 x 4096, 195 and 171
+    us for 512 rows.
+    """
+    if first.weight.is_cuda and first.scales is None and second.scales is None:
+        first.joined = torch.cat((first.weight, second.weight))
+        first.weight, second.weight = first.joined.split((len(first.weight), len(second.weight)))
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

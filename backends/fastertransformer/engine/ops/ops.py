@@ -158,7 +158,15 @@ class Ops:
         return tokens
 
     def draw_tokens(
-        self, logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, largest: int, is_narrow: bool
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        uniform: Tensor,
+        largest: int,
+        is_narrow: bool,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """Draw a token for some rows: top-k, then top-p, then by the uniform random number.
 
@@ -170,11 +178,12 @@ class Ops:
             uniform: fp64 [n] in [0, 1).
             largest: of top_k, known on the host.
             is_narrow: whether no top_k is 0.
+            scales: fp32 [n], by which the rows' logits are multiplied first; None: they are not.
 
         Returns:
             int64 [n].
         """
-        logits = logits[rows]
+        logits = logits[rows] if scales is None else logits[rows] * scales[:, None]
         if not is_narrow:
             return sampling.draw(sampling.keep_top_p(sampling.keep_top_k(logits, top_k, largest), top_p), uniform)
         values, ids = sampling.narrow_to_top_k(logits, top_k, largest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from ..cache.kv_cache import PAGE, KvCache
@@ -17,6 +18,7 @@ from .kernels import (
     grouped_prefill,
     kv_write,
     prefill_attention,
+    row_plan,
     sampling,
 )
 from .ops import Ops
@@ -58,6 +60,8 @@ class TritonOps(Ops):
         if tiling := _choose_tiling(linear, x, matrices=2):
             return self._by_kernel(linear, x, tiling, norm, activation, gate=gate)
         x = self.norm(x, norm) if norm else x
+        if linear.joined is not None and linear.bias is gate.bias is None and not _choose_tiling(linear, x):
+            return elementwise.gate_halves(F.linear(x, linear.joined), activation)
         y = self.linear(linear, x)
         elementwise.multiply_activated(y, self.linear(gate, x), activation)
         return y
@@ -115,10 +119,18 @@ class TritonOps(Ops):
         return sampling.argmax_step(logits, ids, positions)
 
     def draw_tokens(
-        self, logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, largest: int, is_narrow: bool
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        uniform: Tensor,
+        largest: int,
+        is_narrow: bool,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """See Ops."""
-        return sampling.draw_tokens(logits, rows, top_k, top_p, uniform)
+        return sampling.draw_tokens(logits, rows, top_k, top_p, uniform, scales)
 
     def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """See Ops."""
@@ -186,11 +198,13 @@ class TritonOps(Ops):
         """See Ops."""
         bias = spec.bias.by_distance if spec.bias else None
         places = tables, positions, windows, spec.scale, bias, spec.rotary
-        is_plain = not spec.softcap and not spec.window
+        is_plain, plan = not spec.softcap and not spec.window, None
 
         def attend(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, norms: HeadNorms | None = None) -> Tensor:
+            nonlocal plan
             if norms or not is_plain or q.shape[1] != k.shape[1]:
-                return grouped_decode.attend_groups(q, k, v, memory, tables, positions, windows, spec, norms)
+                plan = row_plan.plan_rows(positions, windows) if plan is None else plan
+                return grouped_decode.attend_groups(q, k, v, memory, tables, plan, spec, norms)
             return decode_attention.attend(q, k, v, memory, *places)
 
         return attend

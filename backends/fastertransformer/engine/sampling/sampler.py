@@ -148,6 +148,10 @@ class Sampler:
         has_penalty = self._has_penalty or self._has_output_penalty
         changes_logits = self._has_temperature or has_penalty or self._has_min_length or self._bias or self._guided
         needs_logits = changes_logits or sampled or scored or self._raw_slots
+        # Where nothing but a draw needs the logits with temperature, the draw applies it.
+        has_later = self._has_penalty or self._has_min_length or self._has_min_p or scored or self._searched
+        self._draw_scales = self._has_temperature and not has_later
+        self._is_all_sampled = len(sampled) == len(rows)
         # In every row the argmax of unchanged logits is taken.
         self._is_greedy = not (needs_logits or any(each.needs_host for each, _ in owners))
 
@@ -197,9 +201,12 @@ class Sampler:
         logits, log_probs, raw_scores = self._penalise(raw_logits), None, None
         if self._guided:
             logits = self._guided.keep(logits, [each.by_sequence() for each in pending])
-        tokens = logits.argmax(dim=-1)
-        if len(self._sampled):
-            tokens[self._sampled] = self._draw(logits, self._sampled)
+        if self._is_all_sampled:
+            tokens = self._draw(logits, self._sampled)
+        else:
+            tokens = logits.argmax(dim=-1)
+            if len(self._sampled):
+                tokens[self._sampled] = self._draw(logits, self._sampled)
         if len(index := self._scored):
             chosen = logits[index], self._columns["top_k"][index], tokens[index]
             log_probs = logits.new_zeros(2, len(logits))
@@ -213,7 +220,7 @@ class Sampler:
         return tokens, log_probs, raw_scores
 
     def _penalise(self, logits: Tensor) -> Tensor:
-        """Apply bad words, bias, penalties, temperature and minimum length: [N, V] -> [N, V]."""
+        """Apply bad words, bias, penalties, temperature (or leave it to _draw) and minimum length: [N, V] -> [N, V]."""
         columns = self._columns
         if self._has_bad_words:
             words = [(row.bad_words, row.tail(row.beams[beam], row.bad_words.reach)) for row, beam in self._owners]
@@ -223,7 +230,7 @@ class Sampler:
         if self._has_output_penalty:
             penalties = columns["frequency_penalty"], columns["output_presence_penalty"]
             logits = sampling.apply_output_penalty(logits, *penalties, self._counts.of(len(logits)))
-        if self._has_temperature:
+        if self._has_temperature and not self._draw_scales:
             logits = sampling.apply_temperature(logits, columns["temperature"])
         if self._has_penalty and self._occurred is not None:  # add_rows has made it
             penalties = columns["repetition_penalty"], columns["presence_penalty"]
@@ -242,7 +249,8 @@ class Sampler:
             logits = sampling.keep_min_p(logits, columns["min_p"])
         uniform = sampling.draw_uniform(columns["random_seed"][slots], columns["generated"][slots])
         limits = columns["top_k"][slots], columns["top_p"][slots], uniform, self._largest_top_k, self._is_narrow
-        return self._steps.network.ops.draw_tokens(logits, slots, *limits)
+        scales = sampling.scale_of(columns["temperature"][slots]) if self._draw_scales else None
+        return self._steps.network.ops.draw_tokens(logits, slots, *limits, scales)
 
     def _search(self, sequence: Sequence, logits: Tensor, tokens: Tensor) -> None:
         """Choose a sequence's next beams and write their tokens into [N]."""

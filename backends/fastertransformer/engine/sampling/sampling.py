@@ -47,9 +47,13 @@ def ban(logits: Tensor, banned: Sequence[Iterable[int]]) -> Tensor:
 
 
 def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Multiply by 1 / (temperature + 1e-6): [B, V], [B] -> [B, V]. The 1e-6 is FasterTransformer's; 1 is neutral."""
-    scale = torch.where(temperature == 1.0, torch.ones_like(temperature), 1.0 / (temperature + 1e-6))
-    return logits * scale[:, None]
+    """Multiply by scale_of(temperature): [B, V], [B] -> [B, V]."""
+    return logits * scale_of(temperature)[:, None]
+
+
+def scale_of(temperature: Tensor) -> Tensor:
+    """Give 1 / (temperature + 1e-6), [B] -> [B]. The 1e-6 is FasterTransformer's; 1 is neutral."""
+    return torch.where(temperature == 1.0, torch.ones_like(temperature), 1.0 / (temperature + 1e-6))
 
 
 def apply_repetition_penalty(logits: Tensor, penalty: Tensor, presence: Tensor, occurred: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from ..model.network import Network
 from ..model.packed_rows import NumberedRows, Rows
 
 Chosen = tuple[Tensor, Tensor]  # logits, fp32 [N, V], and the argmax tokens, see sampling.argmax
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+ROWS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, *range(48, 257, 16))
 # Few enough to be captured in seconds, and close enough that beyond 64 tokens padding is less than a quarter.
 _SMALL_TOKENS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64))
 TOKENS = (*_SMALL_TOKENS, *range(1024, 2048, 128), *range(2048, 4097, 256))

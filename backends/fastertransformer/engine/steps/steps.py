@@ -117,9 +117,14 @@ class Steps(RowSlots, Predictions):
         return not self.config.encoder and (not network.ops.can_capture or network.can_capture_continued)
 
     def can_mix(self, rows: int, tokens: int, contexts: int = 1) -> bool:
-        """Say whether a step in which some rows decode, and others run some tokens, is best taken as one pass."""
-        has_graph = self._graphs is not None and self._graphs.size_of_mixed(rows, tokens, contexts) > 0
-        return has_graph and not self.cache.has_windows
+        """Say whether a step in which some rows decode, and others run some tokens, is best taken as one pass.
+
+        It is if there is a graph of it, and for inputs so large that they need no graph: see warmup.py.
+        """
+        if self._graphs is None or self.cache.has_windows:
+            return False
+        is_large = tokens > self._graphs.largest_input > 0
+        return is_large or self._graphs.size_of_mixed(rows, tokens, contexts) > 0
 
     @collective_step
     def mix(self, ids: Array, starts: Array, lengths: Array, first: int) -> tuple[Chosen, Tensor]:

@@ -117,3 +117,19 @@ def multiply_activated(y: Tensor, gate: Tensor, activation: str) -> None:
     """Replace y by activation(y) * gate, both contiguous and of one shape."""
     count = y.numel()
     _gate[(triton.cdiv(count, _BLOCK),)](y, gate, count, activation=activation, block=_BLOCK, num_warps=4)
+
+
+@triton.jit
+def _gate_halves(both, out, width, activation: tl.constexpr, block: tl.constexpr):
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * block + tl.arange(0, block)
+    own = tl.load(both + 2 * row * width + at, at < width, 0).to(tl.float32)
+    other = tl.load(both + (2 * row + 1) * width + at, at < width, 0).to(tl.float32)
+    tl.store(out + row * width + at, (activated(own, activation) * other).to(out.dtype.element_ty), at < width)
+
+
+def gate_halves(both: Tensor, activation: str) -> Tensor:
+    """Give activation(first half) * second half of the last axis, [..., 2 n] without gaps -> [..., n]."""
+    width = both.shape[-1] // 2
+    out = both.new_empty(*both.shape[:-1], width)
+    _gate_halves[(out.numel() // width, triton.cdiv(width, _BLOCK))](both, out, width, activation=activation, block=_BLOCK, num_warps=4)
+    return out

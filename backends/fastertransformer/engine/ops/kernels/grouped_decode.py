@@ -22,17 +22,19 @@ from .decode_attention import LEAST_SCORE, pages_of, place_of
 from .elements import capped, rotary_factors
 from .grouped_pieces import MOST_PIECES, merge_pieces
 from .launch import scores_of, scratch_of, uses_pdl
+from .row_plan import FIELDS
 
 _HELD = 16384  # bytes of keys, and of values, that a program holds at a time
-_VARYING = ("table_stride", "pieces", "rotary_size", "reach", "least", "positions", "slots")
+_SHARES = 6  # pieces that a processor has at least before rows are split into shorter ones: two turns of three programs
+_VARYING = ("table_stride", "pieces", "rotary_size", "reach", "least", "shares")
 
 
 class GroupTiles(NamedTuple):
     """How rows' cells are split over programs.
 
     Attributes:
-        least: cells of a piece at least; up to twice as many are one piece.
-        programs: for each processor at least, if there are enough cells.
+        least: cells of a piece at least; up to twice as many are one piece. It is more where the step has many cells.
+        programs: for each processor at most, so that a row much longer than the others is split.
         block: the most cells that a program holds at a time.
         warps: of a program; heads wider than 128 take more.
         stages: of the pipeline that copies cells to shared memory; 0: to registers, a block ahead.
@@ -47,9 +49,9 @@ class GroupTiles(NamedTuple):
 
 # If all rows have together as many KV heads as a quarter of the processors or fewer, as twice the processors, and more.
 # With few of them latency counts: the first cells are loaded before the kernel before this one has ended. With many,
-# small blocks let four programs share a processor. On an H200, with 8 groups of 4 heads: 1 row of 200 cells takes 5.9,
-# 6.9 and 8.7 us with these, 8 of 500 16.8, 11.2 and 15.8, 64 of 1000 136, 90 and 71.
-_FEW, _SOME, _MANY = GroupTiles(64, 2, 64, 8), GroupTiles(64, 2), GroupTiles(128, 2, 32, 4, 5)
+# small blocks let three programs share a processor. On an H200, with 8 groups of 4 heads: 1 row of 200 cells takes 5.9,
+# 6.9 and 8.7 us with these, 8 of 500 16.8, 11.5 and 15.8, 64 of 1000 136, 90 and 71.
+_FEW, _SOME, _MANY = GroupTiles(64, 2, 64, 8), GroupTiles(128, 7, 64), GroupTiles(256, 16, 32, 4, 5)
 
 
 @triton.jit
@@ -75,34 +77,30 @@ def _weigh(query, keys, is_seen, most, total, scale, cap, has_cap: tl.constexpr)
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_group(  # noqa: C901 (one kernel)
-    q, k, v, memory, tables, positions, windows, slots, ends, out, frequencies, q_gain, k_gain, partial, finished,
+    q, k, v, memory, tables, plan, out, frequencies, q_gain, k_gain, partial, finished,
     q_stride, kv_stride, q_head_stride, kv_head_stride, table_stride, page_stride, values_at, scale, cap, reach, eps,
-    pieces, least, rotary_size, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr, size: tl.constexpr,
-    page_tokens: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr, has_cap: tl.constexpr,
-    is_packed: tl.constexpr, has_norm: tl.constexpr, rotation: tl.constexpr, uses_pdl: tl.constexpr,
+    pieces, least, shares, rotary_size, group: tl.constexpr, many: tl.constexpr, padded: tl.constexpr,
+    size: tl.constexpr, page_tokens: tl.constexpr, width: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
+    has_cap: tl.constexpr, is_packed: tl.constexpr, has_norm: tl.constexpr, rotation: tl.constexpr,
+    uses_pdl: tl.constexpr,
 ):  # fmt: skip
-    row, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    heads = tl.num_programs(1)
+    head, piece, place = tl.program_id(0), tl.program_id(1), plan + tl.program_id(2)
+    heads, rows = tl.num_programs(0), tl.num_programs(2)
     if uses_pdl:
         gdc_launch_dependents()
-    # Results of earlier steps are complete; see decode_attention.
-    token, table_row, count = row.to(tl.int64), row.to(tl.int64), 1
-    if is_packed:
-        token = tl.load(ends + row).to(tl.int64)
-        count = (tl.load(ends + row + 1) - token).to(tl.int32)
-        is_served = count == 1
-        table_row = tl.load(slots + token, is_served, 0)
-        position = tl.load(positions + token, is_served, 0).to(tl.int32)
-        ring = 0x7FFFFFFF
-        last = position
-    else:
-        place = tl.load(positions + row, cache_modifier=".cg")
-        window = tl.load(windows + row, cache_modifier=".cg")
-        position = place.to(tl.int32)
-        ring = tl.minimum(window, 0x7FFFFFFF).to(tl.int32)
-        last = (place % window).to(tl.int32)
+    # Results of earlier steps are complete; see decode_attention, and row_plan for the plan.
+    row = tl.load(place, cache_modifier=".cg").to(tl.int32)
+    token = tl.load(place + rows, cache_modifier=".cg")
+    table_row = tl.load(place + 2 * rows, cache_modifier=".cg")
+    absolute = tl.load(place + 3 * rows, cache_modifier=".cg")
+    window = tl.load(place + 4 * rows, cache_modifier=".cg")
+    share = tl.load(plan + 5 * rows, cache_modifier=".cg") * heads // shares
+    least = tl.maximum(least, tl.cdiv(share, block).to(tl.int32) * block)
+    position = absolute.to(tl.int32)
+    ring = tl.minimum(window, 0x7FFFFFFF).to(tl.int32)
+    last = (absolute % window).to(tl.int32)
     newest = -1 if is_packed else last  # cell that the token itself is written to
-    length = tl.where(count == 1, tl.minimum(position + 1, ring), 0)
+    length = tl.minimum(position + 1, ring)
     begin = tl.where(position < ring, tl.maximum(position + 1 - reach, 0) // block * block, 0)
     piece_cells = tl.maximum(tl.cdiv(tl.cdiv(length - begin, pieces), block) * block, least)
     piece_cells = tl.where(length - begin <= 2 * least, 2 * least, piece_cells)
@@ -223,31 +221,16 @@ def _attend_group(  # noqa: C901 (one kernel)
     tl.store(target, (sums / totals[:, None]).to(out.dtype.element_ty), is_query[:, None] & is_dim[None, :])
 
 
-class PackedSteps(NamedTuple):
-    """Packed rows, of which those of one token attend: what else is needed to find them.
-
-    Attributes:
-        slots: int64 [T], whose table is each token's.
-        ends: int32 [B + 1].
-        out: [T, H, D], which takes their results.
-    """
-
-    slots: Tensor
-    ends: Tensor
-    out: Tensor
-
-
 def attend_groups(
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
     memory: Tensor,
     tables: Tensor,
-    positions: Tensor,
-    windows: Tensor | None,
+    plan: Tensor,
     spec: AttentionSpec,
     norms: HeadNorms | None = None,
-    packed: PackedSteps | None = None,
+    packed: Tensor | None = None,
     tiles: GroupTiles | None = None,
 ) -> Tensor:
     """Attend from the newest token of each row to its earlier tokens, and write its key and value.
@@ -258,11 +241,10 @@ def attend_groups(
         v: as k.
         memory: of a layer, [2, pages, Hkv, PAGE, D].
         tables: int32 [B, width], pages of each row; of packed rows, of each slot.
-        positions: int64 [B], of packed rows [T].
-        windows: int64 [B]; see kv_cache.py. None with packed rows: no row has one.
+        plan: of these rows; see plan_rows.
         spec: scale, cap, window and rotary positions; not a bias.
         norms: RMS norms with one epsilon, before the rotation; None: none.
-        packed: None: there is one token of each row.
+        packed: [T, H, D], which takes the results of packed rows of one token; None: there is one token of each row.
         tiles: None: by shape.
 
     Returns:
@@ -270,7 +252,7 @@ def attend_groups(
     """
     assert spec.bias is None, "a bias with groups of heads has no kernel"
     heads, size, kv_heads = q.shape[1], q.shape[3], memory.shape[2]
-    rows, token_axis = (len(q), 0) if packed is None else (len(packed.ends) - 1, 2)
+    rows, token_axis = len(plan) // FIELDS, 0 if packed is None else 2
     if k is not None and v is not None and k.stride() != v.stride():
         k, v = k.contiguous(), v.contiguous()
     kv = q if k is None else k
@@ -282,19 +264,18 @@ def attend_groups(
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(size))
     partial, finished = scratch.get(programs, programs * pieces * group * (width + 4) if pieces > 1 else 0)
     block = max(16, min(tiles.block, _HELD // (width * q.dtype.itemsize)))
-    out = packed.out if packed else torch.empty((rows, 1, heads, size), dtype=q.dtype, device=q.device)
+    out = torch.empty((rows, 1, heads, size), dtype=q.dtype, device=q.device) if packed is None else packed
     scores, rotary = scores_of(spec), spec.rotary if packed is None else None
-    _attend_group[(rows, kv_heads, pieces)](
-        q, kv, q if v is None else v, memory, tables, positions, windows, packed.slots if packed else None,
-        packed.ends if packed else None, out, rotary.inverse_frequencies if rotary else None,
+    _attend_group[(kv_heads, pieces, rows)](
+        q, kv, q if v is None else v, memory, tables, plan, out, rotary.inverse_frequencies if rotary else None,
         norms.query.weight if norms else None, norms.key.weight if norms else None, partial, finished,
         q.stride(token_axis), kv.stride(token_axis), q.stride(1), kv.stride(1), tables.stride(0), memory.stride(1),
         memory.stride(0), scores.scale, scores.cap, scores.reach, norms.query.eps if norms else 0.0,
-        pieces, tiles.least, rotary.width if rotary else 0,
+        pieces, tiles.least, _SHARES * processors, rotary.width if rotary else 0,
         group=group, many=triton.next_power_of_2(group), padded=max(16, triton.next_power_of_2(group)),
         page_tokens=memory.shape[3], size=size, width=width, block=block, stages=tiles.stages,
         has_cap=spec.softcap != 0, is_packed=packed is not None, has_norm=norms is not None,
         rotation=0 if rotary is None else 1 if rotary.is_by_pairs else 2, uses_pdl=has_pdl,
         num_warps=max(tiles.warps, width // 32), launch_pdl=has_pdl,
     )  # fmt: skip
-    return out[None].transpose(1, 2) if packed else out.transpose(1, 2)
+    return out.transpose(1, 2) if packed is None else out[None].transpose(1, 2)

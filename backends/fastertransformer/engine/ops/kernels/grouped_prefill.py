@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...model.positions import AttentionSpec
 from .elements import capped
-from .grouped_decode import PackedSteps, attend_groups
+from .grouped_decode import attend_groups
 from .launch import scores_of, uses_pdl
 from .prefill_attention import PackedRows, Tiles, shared_bytes
 
@@ -190,7 +190,7 @@ def extend(
     """
     heads, tokens, size = q.shape
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
-    attend_groups(q[None], None, None, memory, tables, positions, None, spec, packed=PackedSteps(slots, rows.ends, out))
+    attend_groups(q[None], None, None, memory, tables, rows.plan(positions, slots), spec, packed=out)
     paged, stride = (tables, slots, positions), memory.stride(1)
     _launch(q, memory[0], memory[1], out, rows, spec, memory.shape[2], paged, tiles, 0, 0, stride, memory.shape[3])
     return out.transpose(0, 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...model.linear import HeadNorms
 from ...model.positions import Rotary
-from .elements import rotary_factors
+from .elements import cos_sin, rotary_factors
 
 _BLOCK = 2048  # numbers that a program holds at a time
 _MANY_TOKENS = 512  # fill the GPU by one program each
@@ -31,6 +31,65 @@ def _turned(
             partner *= factor * tl.load(gain + other, is_rotated, 0).to(tl.float32)
         y = y * cos + partner * sin
     return y.to(own.dtype)
+
+
+@triton.jit
+def _turn_halves(
+    x, target, head_stride, target_stride, gain, head, dim, cos, sin, is_in, eps, half: tl.constexpr,
+    has_norm: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotate heads of twice ``half`` numbers, whose halves turn together; store them back, and to a target."""
+    first = tl.load(x + head * head_stride + dim, is_in, 0)
+    second = tl.load(x + head * head_stride + half + dim, is_in, 0)
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    if has_norm:
+        factor = tl.rsqrt(tl.sum(a * a + b * b, 1) / (2 * half) + eps)[:, None]
+        a *= factor * tl.load(gain + dim).to(tl.float32)
+        b *= factor * tl.load(gain + half + dim).to(tl.float32)
+    turned, other = (a * cos - b * sin).to(first.dtype), (b * cos + a * sin).to(first.dtype)
+    tl.store(x + head * head_stride + dim, turned, is_in)
+    tl.store(x + head * head_stride + half + dim, other, is_in)
+    if target is not None:
+        tl.store(target + head * target_stride + dim, turned, is_in)
+        tl.store(target + head * target_stride + half + dim, other, is_in)
+
+
+@triton.jit(do_not_specialize=("positions",))
+def _kv_write_halves(
+    q, k, v, memory, pages, offsets, positions, frequencies, q_gain, k_gain,
+    q_stride, q_head_stride, token_stride, head_stride, page_stride, values_at, eps,
+    page_tokens: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, many: tl.constexpr,
+    has_norm: tl.constexpr,
+):  # fmt: skip
+    """Do as _kv_write for heads that rotate as a whole, by halves: both are read in the order in which they lie.
+
+    A program has ``many`` heads of a token: of the queries, or behind these of the keys and values.
+    """
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    dim = tl.arange(0, half)[None, :]
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + dim)
+    cos, sin = cos_sin(angle)
+    queries: tl.constexpr = (heads + many - 1) // many
+    lane = tl.arange(0, many)[:, None]
+    if part < queries:
+        head = part * many + lane
+        is_in = (head < heads) & (dim < half)
+        _turn_halves(
+            q + token * q_stride, None, q_head_stride, 0, q_gain, head, dim, cos, sin, is_in, eps, half, has_norm
+        )
+    else:
+        head = (part - queries) * many + lane
+        is_in = (head < kv_heads) & (dim < half)
+        cell = tl.load(pages + token).to(tl.int64) * page_stride + tl.load(offsets + token) * (2 * half)
+        stride: tl.constexpr = page_tokens * 2 * half
+        _turn_halves(
+            k + token * token_stride, memory + cell, head_stride, stride, k_gain, head, dim, cos, sin, is_in, eps, half,
+            has_norm,
+        )  # fmt: skip
+        own = v + token * token_stride + head * head_stride + dim
+        place = memory + values_at + cell + head * stride + dim
+        tl.store(place, tl.load(own, is_in, 0), is_in)
+        tl.store(place + half, tl.load(own + half, is_in, 0), is_in)
 
 
 # Triton would compile again for arguments that differ between calls: for positions too, which after an odd number of
@@ -112,6 +171,16 @@ def rotate_and_write(
     if k.stride() != v.stride():
         k, v = k.contiguous(), v.contiguous()
     (heads, tokens, size), kv_heads = q.shape, len(k)
+    if rotary and not rotary.is_by_pairs and rotary.width == size and size & (size - 1) == 0:
+        many = min(triton.next_power_of_2(heads), max(1, _BLOCK // size))
+        _kv_write_halves[(tokens, triton.cdiv(heads, many) + triton.cdiv(kv_heads, many))](
+            q, k, v, memory, pages, offsets, positions, rotary.inverse_frequencies,
+            norms.query.weight if norms else None, norms.key.weight if norms else None,
+            q.stride(1), q.stride(0), k.stride(1), k.stride(0), memory.stride(1), memory.stride(0),
+            norms.query.eps if norms else 0.0, page_tokens=memory.shape[3], heads=heads, kv_heads=kv_heads,
+            half=size // 2, many=many, has_norm=norms is not None, num_warps=4,
+        )  # fmt: skip
+        return q, k, v
     width, most = triton.next_power_of_2(size), heads if rotary or norms else kv_heads
     many = min(triton.next_power_of_2(most), max(1, _BLOCK // width))
     parts = triton.cdiv(most, many)

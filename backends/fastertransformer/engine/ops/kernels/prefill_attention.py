@@ -18,6 +18,7 @@ from torch import Tensor
 from .decode_attention import BY_DISTANCE, NO_BIAS, SLOPES
 from .elements import LOG2_E
 from .launch import uses_pdl
+from .row_plan import plan_rows
 
 # Queries and keys of a program at a time, warps, stages, the most registers of a thread (0: no limit): the fastest of
 # 48 on an H200, for 128 heads of a T5, and for causal rows of 32 heads; for wide heads, of those without spills.
@@ -145,6 +146,13 @@ class PackedRows:
     def __init__(self, ends: Tensor, tokens: int, longest: int) -> None:
         self.ends, self._tokens, self.longest = ends, tokens, longest
         self._blocks: dict[tuple[int, bool], Tensor] = {}
+        self._plan: Tensor | None = None
+
+    def plan(self, positions: Tensor, slots: Tensor) -> Tensor:
+        """Order the rows of one token, for all layers; see plan_rows."""
+        if self._plan is None:
+            self._plan = plan_rows(positions, None, slots, self.ends)
+        return self._plan
 
     def cut(self, queries: int, skips_single: bool = False) -> Tensor:
         """Cut rows into blocks of ``queries`` tokens, for all layers; rows of one token may be skipped.

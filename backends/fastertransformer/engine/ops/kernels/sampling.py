@@ -1,8 +1,9 @@
-"""Sampling: each row's argmax, or a random token of its top-k or its nucleus, without sorting.
+"""Sampling: each row's argmax, or a random token of its top-k, its nucleus or all tokens, without sorting.
 
-To draw, a program reads a row some thirty times, mostly from the L2 cache: the smallest logit that is kept is found two
-bits at a time, as in a radix select, once by counting (top-k), once by adding up probabilities (top-p). For the argmax,
-several programs share a row's columns, and the last to finish compares their results.
+To draw from a top-k or a nucleus, a program reads a row some thirty times, mostly from the L2 cache: the smallest logit
+that is kept is found two bits at a time, as in a radix select, once by counting (top-k), once by adding up
+probabilities (top-p). For the argmax, and to draw from all tokens, several programs share a row's columns, and the last
+to finish compares their results; of all tokens it then looks through the part that has the drawn one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ...sampling.sampling import NOT_FINITE
 from .launch import scratch_of, uses_pdl
 
 _BLOCK, _WARPS = 4096, 16  # of drawing
-_PARTS = 32  # programs of a row that find its argmax
+_PARTS = 32  # programs that share a row
+_LEAST_KEY = tl.constexpr(-2147483648)
 
 
 @triton.jit
@@ -28,24 +30,24 @@ def _keys(values):
 
 
 @triton.jit
-def _weights(row_logits, first, columns, most, block: tl.constexpr):
+def _weights(row_logits, first, columns, scale, most, block: tl.constexpr):
     """Give the keys of the columns from ``first`` on, the least key beyond the last one, and exp(value - most)."""
     at = first + tl.arange(0, block)
-    values = tl.load(row_logits + at, at < columns, -float("inf"))
-    return tl.where(at < columns, _keys(values), -2147483648), tl.exp(values - most)
+    values = tl.load(row_logits + at, at < columns, -float("inf")) * scale
+    return tl.where(at < columns, _keys(values), _LEAST_KEY), tl.exp(values - most)
 
 
 @triton.jit
-def _least(row_logits, columns, most, wanted, counts: tl.constexpr, block: tl.constexpr):
+def _least(row_logits, columns, scale, most, wanted, counts: tl.constexpr, block: tl.constexpr):
     """Give the largest key such that the numbers at or above it are at least ``wanted`` (counts), or weigh as much."""
-    found = tl.full((), -2147483648, tl.int64)
+    found = tl.full((), _LEAST_KEY, tl.int64)
     for step in range(16):
         unit = tl.full((), 1, tl.int64) << (30 - 2 * step)
         one = tl.zeros((block,), tl.float32)
         two = tl.zeros((block,), tl.float32)
         three = tl.zeros((block,), tl.float32)
         for first in range(0, columns, block):
-            keys, weights = _weights(row_logits, first, columns, most, block)
+            keys, weights = _weights(row_logits, first, columns, scale, most, block)
             if counts:
                 weights = tl.full((block,), 1.0, tl.float32)
             one += tl.where(keys >= (found + unit).to(tl.int32), weights, 0.0)
@@ -57,48 +59,108 @@ def _least(row_logits, columns, most, wanted, counts: tl.constexpr, block: tl.co
 
 
 @triton.jit
-def _above(row_logits, columns, most, least, block: tl.constexpr):
+def _above(row_logits, columns, scale, most, least, block: tl.constexpr):
     """Give the count and the weight of the numbers above a key, and the weight of one number that has the key."""
     count = tl.zeros((block,), tl.float32)
     weight = tl.zeros((block,), tl.float32)
     own = tl.zeros((block,), tl.float32)
     for first in range(0, columns, block):
-        keys, weights = _weights(row_logits, first, columns, most, block)
+        keys, weights = _weights(row_logits, first, columns, scale, most, block)
         count += tl.where(keys > least, 1.0, 0.0)
         weight += tl.where(keys > least, weights, 0.0)
         own = tl.maximum(own, tl.where(keys == least, weights, 0.0))
     return tl.sum(count), tl.sum(weight), tl.max(own)
 
 
+@triton.jit
+def _keeps_all(top_k, top_p, columns):
+    return ((top_k <= 0) | (top_k >= columns)) & (top_p >= 1)
+
+
 @triton.jit(do_not_specialize=("columns",))
-def _draw(logits, rows, top_k, top_p, uniform, tokens, columns, block: tl.constexpr):
+def _draw_of_all(
+    logits, rows, top_k, top_p, scales, uniform, tokens, partial, finished, columns,
+    parts: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Draw a token of all of a row: add up its parts' weights, find the drawn part, and add up that one's columns."""
+    program, part = tl.program_id(0), tl.program_id(1)
+    if not _keeps_all(tl.load(top_k + program), tl.load(top_p + program), columns):
+        return
+    row_logits, scale = logits + tl.load(rows + program) * columns, 1.0
+    if scales is not None:
+        scale = tl.load(scales + program)
+    share = tl.cdiv(tl.cdiv(columns, parts), block) * block
+    most = tl.full((block,), -1e30, tl.float32)  # of each lane
+    sums = tl.zeros((block,), tl.float32)
+    for first in range(part * share, tl.minimum((part + 1) * share, columns), block):
+        at = first + tl.arange(0, block)
+        values = tl.load(row_logits + at, at < columns, -float("inf")) * scale
+        higher = tl.maximum(most, values)
+        sums = sums * tl.exp(most - higher) + tl.exp(values - higher)
+        most = higher
+    highest = tl.max(most, 0)
+    row_partial = partial + program * parts * 2
+    tl.store(row_partial + part, highest)
+    tl.store(row_partial + parts + part, tl.sum(sums * tl.exp(most - highest), 0))
+    tl.debug_barrier()
+    if tl.atomic_add(finished + program, 1, sem="acq_rel", scope="gpu") != parts - 1:
+        return
+    every_part = tl.arange(0, parts)
+    peaks = tl.load(row_partial + every_part, cache_modifier=".cg")
+    peak = tl.max(peaks, 0)
+    weights = tl.load(row_partial + parts + every_part, cache_modifier=".cg") * tl.exp(peaks - peak)
+    sums_after = tl.cumsum(weights)
+    target = tl.load(uniform + program).to(tl.float32) * tl.sum(weights, 0)
+    # The first part whose sum exceeds the target; where rounding leaves none, the last that has any weight.
+    chosen = tl.min(tl.where((weights > 0) & (sums_after > target), every_part, parts), 0)
+    chosen = tl.minimum(chosen, tl.max(tl.where(weights > 0, every_part, 0), 0))
+    before = tl.sum(tl.where(every_part < chosen, weights, 0.0), 0)
+    found, last = columns, chosen * share
+    for first in range(chosen * share, tl.minimum((chosen + 1) * share, columns), block):
+        at = first + tl.arange(0, block)
+        weight = tl.exp(tl.load(row_logits + at, at < columns, -float("inf")) * scale - peak)
+        is_drawn = (weight > 0) & (before + tl.cumsum(weight) > target)
+        found = tl.minimum(found, tl.min(tl.where(is_drawn, at, columns), 0))
+        last = tl.maximum(last, tl.max(tl.where(weight > 0, at, 0), 0))
+        before += tl.sum(weight, 0)
+    tl.store(tokens + program, tl.minimum(found, last).to(tl.int64))
+    tl.store(finished + program, 0)
+
+
+@triton.jit(do_not_specialize=("columns",))
+def _draw(logits, rows, top_k, top_p, scales, uniform, tokens, columns, block: tl.constexpr):
     program = tl.program_id(0)
     row_logits = logits + tl.load(rows + program) * columns
     k, p = tl.load(top_k + program).to(tl.float32), tl.load(top_p + program)
+    if _keeps_all(k, p, columns):
+        return
+    scale = 1.0
+    if scales is not None:
+        scale = tl.load(scales + program)
     highest = tl.full((block,), -float("inf"), tl.float32)
     for first in range(0, columns, block):
         at = first + tl.arange(0, block)
-        highest = tl.maximum(highest, tl.load(row_logits + at, at < columns, -float("inf")))
+        highest = tl.maximum(highest, tl.load(row_logits + at, at < columns, -float("inf")) * scale)
     most = tl.max(highest)
     # All above ``least`` are kept, and of the ties with it the first ones, up to the weight ``rest``.
-    least = tl.full((), -2147483648, tl.int32)
-    above, whole, own = _above(row_logits, columns, most, least, block)
+    least = tl.full((), _LEAST_KEY, tl.int32)
+    above, whole, own = _above(row_logits, columns, scale, most, least, block)
     rest = whole * 0
     if (k > 0) & (k < columns):
-        least = _least(row_logits, columns, most, k, True, block)
-        above, whole, own = _above(row_logits, columns, most, least, block)
+        least = _least(row_logits, columns, scale, most, k, True, block)
+        above, whole, own = _above(row_logits, columns, scale, most, least, block)
         rest = (k - above) * own
     if p < 1:
         wanted = tl.maximum(p * (whole + rest), 1e-37)
-        least = _least(row_logits, columns, most, wanted, False, block)
-        above, whole, own = _above(row_logits, columns, most, least, block)
+        least = _least(row_logits, columns, scale, most, wanted, False, block)
+        above, whole, own = _above(row_logits, columns, scale, most, least, block)
         rest = wanted - whole
     target = tl.load(uniform + program).to(tl.float32) * (whole + rest)
     sum_before = whole * 0
     ties_before = whole * 0
     chosen, last = columns, 0
     for first in range(0, columns, block):
-        keys, weights = _weights(row_logits, first, columns, most, block)
+        keys, weights = _weights(row_logits, first, columns, scale, most, block)
         is_tie = keys == least
         ties = ties_before + tl.cumsum(is_tie.to(tl.float32))
         share = tl.minimum(weights, tl.maximum(rest - (ties - 1) * own, 0.0))
@@ -112,20 +174,28 @@ def _draw(logits, rows, top_k, top_p, uniform, tokens, columns, block: tl.conste
     tl.store(tokens + program, tl.minimum(chosen, last).to(tl.int64))
 
 
-def draw_tokens(logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    """Draw a token for some rows, as Ops.draw_tokens says."""
-    logits, tokens = logits.contiguous(), torch.empty_like(rows)
-    block = min(_BLOCK, max(32, triton.next_power_of_2(logits.shape[1])))
+def draw_tokens(
+    logits: Tensor, rows: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, scales: Tensor | None = None
+) -> Tensor:
+    """Draw a token for some rows, as Ops.draw_tokens says; rows that keep all tokens have a kernel of their own."""
+    logits, tokens, columns = logits.contiguous(), torch.empty_like(rows), logits.shape[1]
+    partial, finished = scratch_of(logits.device).get(len(rows), len(rows) * _PARTS * 2)
+    _draw_of_all[(len(rows), _PARTS)](
+        logits, rows, top_k, top_p, scales, uniform, tokens, partial, finished, columns,
+        parts=_PARTS, block=1024, num_warps=4,
+    )  # fmt: skip
+    block = min(_BLOCK, max(32, triton.next_power_of_2(columns)))
     _draw[(len(rows),)](
-        logits, rows, top_k, top_p, uniform, tokens, logits.shape[1], block=block, num_warps=min(_WARPS, block // 32)
+        logits, rows, top_k, top_p, scales, uniform, tokens, columns, block=block, num_warps=min(_WARPS, block // 32)
     )
     return tokens
 
 
 def warm_up(columns: int, device: torch.device) -> None:
     """Compile the kernel for logits of this many columns."""
-    row = torch.zeros(1, dtype=torch.long, device=device)
-    draw_tokens(torch.zeros(1, columns, device=device), row, row, row.float(), row.double())
+    row, logits = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(1, columns, device=device)
+    for scales in (None, row.float()):
+        draw_tokens(logits, row, row, row.float(), row.double(), scales)
 
 
 @triton.jit(do_not_specialize=("columns",))
