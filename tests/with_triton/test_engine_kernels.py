@@ -135,11 +135,13 @@ def test_what_is_gated_is_what_torch_gives(rows: int) -> None:
     x = drawn(1, rows, 64, dtype=half, seed=1)
     activated, gate = (Linear(drawn(48, 64, dtype=half, seed=seed) / 8) for seed in (2, 3))
     gate.bias = drawn(48, dtype=half, seed=4)
+    joined = [Linear(drawn(48, 64, dtype=half, seed=seed) / 8) for seed in (2, 3)]
+    joined[0].joined = torch.cat([each.weight for each in joined])  # as join does on a GPU
     gain, shift = drawn(2, 64, dtype=half, seed=6).unbind()
     for norm in (None, Norm(gain, None, 1e-5, is_rms=True), Norm(gain, shift, 1e-5)):
-        given = activated, gate, x, norm, "silu"
-        found, expected = (kind(DEVICE).gated_linear(*given) for kind in (TritonOps, Ops))
-        assert found.shape == expected.shape and relative_error(found, expected.double()) < 3e-3
+        for pair in ((activated, gate), joined):
+            found, expected = (kind(DEVICE).gated_linear(*pair, x, norm, "silu") for kind in (TritonOps, Ops))
+            assert found.shape == expected.shape and relative_error(found, expected.double()) < 3e-3
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)

@@ -252,6 +252,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "gated small m, split": ("small_m_gemm", "small_m_gemm", 4, paired(products(8, 6, 2, False)), {}),
     "gated small m, int8": ("small_m_gemm", "small_m_gemm", 4, paired(products(8, 4, 1, False)), INT8),
     "gated 64 rows, int8": ("small_m_gemm", "small_m_gemm", 4, paired(products(64, 4, 1, True)), INT8 | {"x": "*i8"}),
+    "gate halves": ("elementwise", "_gate_halves", 4, {"activation": "silu", "block": 1024}, {"both": "*fp16"}),
     "gate": ("elementwise", "_gate", 4, {"activation": "silu", "block": 1024}, {"gate": "*fp16"}),
     "gemv, int8, norm": ("gemv", "gemv", 4, product("layer", 2, True), {"weight": "*i8"}),
     "gemv, int8": ("gemv", "gemv", 8, product("", 4, True, 4), {"weight": "*i8"}),

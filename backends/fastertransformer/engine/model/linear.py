@@ -131,8 +131,8 @@ def join(first: Linear, second: Linear) -> None:
     us for 512 rows.
     """
     if first.weight.is_cuda and first.scales is None and second.scales is None:
-        first.joined = torch.cat((first.weight, second.weight))
-        first.weight, second.weight = first.joined.split((len(first.weight), len(second.weight)))
+        first.joined, outputs = torch.cat((first.weight, second.weight)), len(first.weight)
+        first.weight, second.weight = first.joined[:outputs], first.joined[outputs:]
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

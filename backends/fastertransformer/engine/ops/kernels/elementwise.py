@@ -131,5 +131,7 @@ def gate_halves(both: Tensor, activation: str) -> Tensor:
     """Give activation(first half) * second half of the last axis, [..., 2 n] without gaps -> [..., n]."""
     width = both.shape[-1] // 2
     out = both.new_empty(*both.shape[:-1], width)
-    _gate_halves[(out.numel() // width, triton.cdiv(width, _BLOCK))](both, out, width, activation=activation, block=_BLOCK, num_warps=4)
+    _gate_halves[(out.numel() // width, triton.cdiv(width, _BLOCK))](
+        both, out, width, activation=activation, block=_BLOCK, num_warps=4
+    )
     return out
