@@ -94,8 +94,8 @@ def _attend_group(  # noqa: C901 (one kernel)
     table_row = tl.load(place + 2 * rows, cache_modifier=".cg")
     absolute = tl.load(place + 3 * rows, cache_modifier=".cg")
     window = tl.load(place + 4 * rows, cache_modifier=".cg")
-    share = tl.load(plan + 5 * rows, cache_modifier=".cg") * heads // shares
-    least = tl.maximum(least, tl.cdiv(share, block).to(tl.int32) * block)
+    share = tl.load(plan + 5 * rows, cache_modifier=".cg").to(tl.float32) * heads / shares
+    least = tl.maximum(least, tl.cdiv(share.to(tl.int32), block) * block)
     position = absolute.to(tl.int32)
     ring = tl.minimum(window, 0x7FFFFFFF).to(tl.int32)
     last = (absolute % window).to(tl.int32)
