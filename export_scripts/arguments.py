@@ -13,6 +13,7 @@ from handover.errors import ConfigError
 from handover.ranges import (
     BATCH,
     CHUNK,
+    COUNT,
     FILE_BYTES,
     FLAG,
     INSTANCES,
@@ -21,8 +22,10 @@ from handover.ranges import (
     PROCESSES,
     RANGE,
     SESSIONS,
+    SHARE,
     TEN_MINUTES_US,
     TOKEN_ID,
+    TOKENS,
     YEAR_S,
 )
 
@@ -132,4 +135,26 @@ class ExportArguments(ScriptArguments):
     )
     text_deltas: bool = field(
         default=False, metadata={"help": "the ensemble also gives OUTPUT_DELTA, the text that each answer adds"}
+    )
+
+
+@dataclass(frozen=True)
+class ExportVllmArguments(ScriptArguments):
+    """From a Hugging Face directory to a model repository for Triton's vLLM backend."""
+
+    huggingface: Path = field(metadata={"help": "the directory that the conversion made"})
+    output: Path = field(metadata={"help": "directory to write the model repository into"})
+    repository: Path = field(metadata={"help": "where the repository will lie: model.json has absolute paths"})
+    model_name: str = field(metadata={"help": "name under which Triton serves the model"})
+    data_type: str = field(metadata={"help": "fp32, fp16 or bf16: of the computation"})
+    tensor_para_size: int = field(default=1, metadata={RANGE: PARALLEL, "help": "GPUs that share a layer"})
+    pipeline_para_size: int = field(default=1, metadata={RANGE: PARALLEL, "help": "groups of layers"})
+    max_model_len: int | None = field(
+        default=None, metadata={RANGE: TOKENS, "help": "tokens of prompt and answer; left out: what the model allows"}
+    )
+    max_num_seqs: int | None = field(
+        default=None, metadata={RANGE: COUNT, "help": "requests that are computed together; left out: vLLM's choice"}
+    )
+    gpu_memory_utilization: float | None = field(
+        default=None, metadata={RANGE: SHARE, "help": "share of a GPU's memory to use; left out: vLLM's choice"}
     )

@@ -94,7 +94,7 @@ class _Repository:
     def __init__(self, root: Path, ft_checkpoint: Path, checkpoint: Manifest) -> None:
         self.root, self.ft_checkpoint, self.checkpoint = root, ft_checkpoint, checkpoint
         self.records: dict[str, FileRecord] = {}
-        _reopen(root)
+        reopen(root, KIND)
 
     def link_checkpoint(self, directory: str, bar: Progress) -> None:
         for record in self.checkpoint.files:
@@ -148,13 +148,7 @@ class _Repository:
         return manifest
 
     def _link(self, record: FileRecord, path: str) -> None:
-        target = self._clear(path)
-        try:
-            os.link(self.ft_checkpoint / record.path, target)
-        except OSError as error:
-            if error.errno not in _NO_LINK:
-                raise
-            shutil.copyfile(self.ft_checkpoint / record.path, target)
+        link_or_copy(self.ft_checkpoint / record.path, self._clear(path))
         self.records[path] = replace(record, path=path)
 
     def _copy(self, source: Path, path: str) -> None:
@@ -185,14 +179,30 @@ class _Repository:
             )
 
 
-def _reopen(root: Path) -> None:
-    """Take the manifest from a repository that is built again: until it has one it is not finished."""
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file another name, in the place of what has it; across file systems it is copied."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        shutil.copyfile(source, target)
+
+
+def reopen(root: Path, kind: str) -> None:
+    """Take the manifest from a repository that is built again: until it has one it is not finished.
+
+    Raises:
+        ArtefactError: the directory is another artefact.
+    """
     if not (root / MANIFEST_NAME).is_file():
         return
-    kind = Manifest.read(root).kind
-    if kind != KIND:
+    found = Manifest.read(root).kind
+    if found != kind:
         raise ArtefactError(
-            f"{root} is no model repository but has a manifest, of kind {kind}", "give an empty directory"
+            f"{root} is no {kind.replace('_', ' ')} but has a manifest, of kind {found}", "give an empty directory"
         )
     (root / MANIFEST_NAME).unlink()
     sync(root)

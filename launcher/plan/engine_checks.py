@@ -66,6 +66,12 @@ def check_engine(config: Config) -> None:
         )
     if config.deployment.engine.is_program:
         _check_command(config)
+    elif config.deployment.engine_args:
+        raise ConfigError(
+            f"deployment.engine_args is given with deployment.engine={config.deployment.engine}: model.json has "
+            "settings of vLLM, and no flags",
+            "leave it out, edit model.json after the export, or take deployment.engine=vllm",
+        )
 
 
 def _check_keys(config: Config) -> None:

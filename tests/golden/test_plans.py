@@ -43,6 +43,7 @@ CASES = {
         *("stages=[export,deploy]", "deployment.engine=sglang", "deployment.gpu_memory_utilization=0.8"),
         *("cluster_type=bcm", "export.model.tensor_model_parallel_size=4", "deployment.container=lmsysorg/sglang:v0.5"),
     ],
+    "vllm_triton": ["stages=[export]", "deployment.engine=vllm_triton", "deployment.max_num_seqs=64"],
     "trtllm_serve": [
         *("stages=[export,deploy,evaluate]", "deployment.engine=trtllm_serve", "deployment.max_num_seqs=64"),
         *("export.model.tensor_model_parallel_size=8", "cluster_type=bcp"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from export_scripts.arguments import ExportArguments
+from export_scripts.arguments import ExportArguments, ExportVllmArguments
 from handover.errors import ConfigError
 from launcher.config.schema import Config, Engine, Stage
+from launcher.plan.engine_checks import check_engine
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
 from launcher.plan.stages.settings import environment, resources
@@ -16,8 +17,10 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     """Refuse a repository that its engine could not serve.
 
     Raises:
-        ConfigError: ``text_deltas`` for FasterTransformer's own backend.
+        ConfigError: ``text_deltas`` for FasterTransformer's own backend, or a key that vLLM has no use for.
     """
+    if config.deployment.engine is Engine.vllm_triton:
+        check_engine(config)
     triton = config.export.triton_deployment
     if triton.text_deltas and config.deployment.engine is Engine.fastertransformer:
         raise ConfigError(
@@ -34,6 +37,8 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     """
     if config.deployment.engine.is_program:
         return []
+    if config.deployment.engine is Engine.vllm_triton:
+        return [_for_vllm(config, paths)]
     run, triton = config.export.run, config.export.triton_deployment
     arguments = ExportArguments(
         ft_checkpoint=paths.ft_checkpoint,
@@ -65,3 +70,30 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         env=environment(config),
     )
     return [stage]
+
+
+def _for_vllm(config: Config, paths: RunPaths) -> StagePlan:
+    """Plan the repository of Triton's vLLM backend, over the Hugging Face directory."""
+    run, deployment = config.export.run, config.deployment
+    arguments = ExportVllmArguments(
+        huggingface=paths.huggingface,
+        output=partial(paths.model_repository),
+        repository=paths.model_repository,
+        model_name=run.model_train_name,
+        data_type=str(config.export.triton_deployment.data_type),
+        tensor_para_size=config.export.model.tensor_model_parallel_size,
+        pipeline_para_size=config.export.triton_deployment.pipeline_model_parallel_size,
+        max_model_len=deployment.max_model_len,
+        max_num_seqs=deployment.max_num_seqs,
+        gpu_memory_utilization=deployment.gpu_memory_utilization,
+    )
+    return StagePlan(
+        stage="export",
+        name=run.name,
+        commands=(python_module("export_scripts.export_vllm", arguments),),
+        resources=resources(config, run.time_limit, nodes=1, gpus_per_node=0),
+        inputs=(paths.huggingface,),
+        output=paths.model_repository,
+        log=paths.log("export"),
+        env=environment(config),
+    )
