@@ -13,14 +13,14 @@ from deployment.arguments import EngineArguments
 from deployment.engines.table import without_secrets
 from deployment.leftovers import State
 from handover.digests import file_digest
-from handover.endpoint import EDITED, RUN_VARIABLE, VERSIONS, Endpoint, deployment_of
+from handover.endpoint import EDITED, FLAGS, RUN_VARIABLE, VERSIONS, Endpoint, deployment_of
 from handover.errors import ServerError
 from handover.manifest import FILE_NAME as MANIFEST_NAME
 from handover.manifest import Manifest
 from handover.provenance import VERSION
 
-COMMAND, MODEL = "command", "model"
-"""Keys of the endpoint's ``settings``: the server's command line, and the name by which it knows the model."""
+MODEL = "model"
+"""Key of the endpoint's ``settings``: the name by which the server knows the model."""
 
 
 def publish(
@@ -39,7 +39,7 @@ def publish(
         arguments: of this deployment.
         state: names it.
         port: of the OpenAI API.
-        argv: the server's command line.
+        argv: the server's command line, without what differs from start to start.
         model: name by which the server knows the model.
         version: of the engine; empty where it does not say.
         start_s: seconds from starting the server to its first generation.
@@ -62,7 +62,7 @@ def publish(
         "data_type": arguments.data_type,
         **_weights(manifest),
         VERSIONS: ", ".join(filter(None, (f"slipway {VERSION}", version and f"{arguments.engine} {version}"))),
-        COMMAND: shlex.join(without_secrets(argv)),
+        FLAGS: shlex.join(without_secrets(argv)),
         MODEL: model,
     }
     if edited:

@@ -11,7 +11,7 @@ from deployment.arguments import EngineArguments
 from deployment.engines.process import EngineServer, environment_of
 from deployment.engines.publishing import publish
 from deployment.engines.questions import CompletionProbe, ask_version
-from deployment.engines.table import PROGRAMS, build_argv
+from deployment.engines.table import PROGRAMS, build_argv, lasting_argv
 from deployment.leftovers import State, Sweeper, create_state, remove_files, sweep, withdraw
 from deployment.ports import choose_ports
 from deployment.stop_request import StopRequest
@@ -69,7 +69,7 @@ class EngineDeployment:
             environment = environment_of(directory)
             server = EngineServer(self._program.title, argv, environment, directory, self._given.log, restarts > 0)
             try:
-                return self._watch(server, state, port, argv, started)
+                return self._watch(server, state, port, started)
             except ServerDiedError as error:
                 if not self._is_serving or restarts == self._given.restart:
                     raise
@@ -77,14 +77,15 @@ class EngineDeployment:
             finally:
                 self._end(server, state)
 
-    def _watch(self, server: EngineServer, state: State, port: int, argv: Sequence[str], started: float) -> None:
+    def _watch(self, server: EngineServer, state: State, port: int, started: float) -> None:
         address = own_address(self._given.host)
         base = f"http://{f'[{address}]' if ':' in address else address}:{port}"
         model = self._wait_until_it_generates(server, base)
         if not model:
             return
         version, start_s = ask_version(base, self._program), time.monotonic() - started
-        publish(self._given, state, port, argv, model, version, start_s, self._edited)
+        told = lasting_argv(self._program, self._given)
+        publish(self._given, state, port, told, model, version, start_s, self._edited)
         say(f"serving    {self._program.title} {version}  {base}/v1  {self._given.endpoint}")
         self._is_serving = True
         while not self._stop.came(_POLL_S):

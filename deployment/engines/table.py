@@ -9,7 +9,7 @@ Standard library only: the login node checks with it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from deployment.arguments import EngineArguments
@@ -125,6 +125,12 @@ def build_argv(program: EngineProgram, arguments: EngineArguments, port: int) ->
         if value is not None:
             words += [flag, _TORCH_NAMES[str(value)] if name == "data_type" else str(value)]
     return (*words, *arguments.engine_args)
+
+
+def lasting_argv(program: EngineProgram, arguments: EngineArguments) -> tuple[str, ...]:
+    """Build the command line without address and port, which say nothing of what is computed and may differ."""
+    told = {name: flag for name, flag in program.flags.items() if name not in ("host", "http_port")}
+    return build_argv(replace(program, flags=told), arguments, 0)
 
 
 def without_secrets(argv: Sequence[str]) -> tuple[str, ...]:

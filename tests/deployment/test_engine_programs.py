@@ -111,7 +111,8 @@ def test_it_serves_the_weights_says_so_and_leaves_nothing(served: Served, direct
     assert endpoint.model_repository == str(directory)
     settings = endpoint.settings
     assert settings["versions"].endswith(", vllm 0.0.1") and settings["weight_data_type"] == "fp32"
-    assert settings["command"].startswith(f"vllm serve {directory} --host 127.0.0.1 --port {endpoint.openai_port}")
+    sizes = "--tensor-parallel-size 1 --pipeline-parallel-size 1"
+    assert settings["flags"] == f"vllm serve {directory} --served-model-name llama --dtype float32 {sizes}"
     private = Path(json.loads((served.place / ".endpoint.json.state").read_text())["directory"])
     assert (private / "engine.sock").exists()
 
