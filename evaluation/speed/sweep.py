@@ -15,7 +15,7 @@ from pathlib import Path
 from evaluation.client.client import Client
 from evaluation.client.errors import UnreachableError
 from evaluation.client.openai_client import OpenAIClient
-from evaluation.client.served_identity import check_unchanged
+from evaluation.client.served_identity import ADDRESS, check_unchanged
 from evaluation.client.served_model import DeployedModel, has_random_weights
 from evaluation.speed.provenance import describe_machine
 from evaluation.speed.table import FAILED, OK, OPENAI, TRITON, Row, Table
@@ -183,7 +183,9 @@ def describe_deployment(served: DeployedModel, row: Row, decisive: Sequence[obje
         memory_bytes=machine.memory_bytes,
         gpu=machine.gpu,
     )
-    text = json.dumps([repr(row), sorted(settings.items()), *decisive])
+    # Two starts of a deployment have different addresses; their points belong together.
+    lasting = sorted((name, value) for name, value in settings.items() if name != ADDRESS)
+    text = json.dumps([repr(row), lasting, *decisive])
     return replace(row, settings_fingerprint=hashlib.sha256(text.encode()).hexdigest()[:12])
 
 

@@ -11,6 +11,7 @@ import pytest
 from support.results_maker import load_row, write_results
 
 from evaluation import recommend, sweep_report
+from evaluation.client.served_model import DeployedModel
 from evaluation.report.comparable import COMPARABLE, group_comparable
 from evaluation.report.engine_plots import Line, front_of
 from evaluation.report.engine_tables import MISSING, engine_tables
@@ -18,6 +19,9 @@ from evaluation.report.formatting import show_figure
 from evaluation.report.ranking import DeploymentCandidate, rank, ranking_title
 from evaluation.report.sweep_points import read_points
 from evaluation.speed.derived import derive
+from evaluation.speed.sweep import describe_deployment
+from evaluation.speed.table import Row
+from handover.endpoint import Endpoint
 
 PARITY = json.loads((Path(__file__).resolve().parents[2] / "results/reference/demo/parity.json").read_text())
 SPEED = {"slipway": 1000.0, "vllm": 900.0, "sglang": 2000.0}
@@ -155,3 +159,13 @@ def test_the_recommendation_of_several_engines_names_the_engine(sweep: Path) -> 
     assert set(files) == {"offline", "offline_sglang"}
     assert "deployment:\n  engine: slipway\n" in files["offline"]
     assert "deployment:\n  engine: sglang\n" in files["offline_sglang"]
+
+
+def test_points_of_an_engine_that_was_started_again_are_kept_and_those_with_other_flags_are_not() -> None:
+    def fingerprint(port: int, flags: str) -> str:
+        settings = {"address": f"http://h:{port}/v1", "flags": flags}
+        endpoint = Endpoint("h", openai_url=f"http://h:{port}/v1", engine="vllm", settings=settings)
+        return describe_deployment(DeployedModel(endpoint), Row(triton_model="m"), ()).settings_fingerprint
+
+    assert fingerprint(8000, "--dtype=half") == fingerprint(9000, "--dtype=half")
+    assert fingerprint(8000, "--dtype=half") != fingerprint(8000, "--dtype=bfloat16")
