@@ -70,7 +70,7 @@ def check_fields(body: Any, table: Mapping[str, Field]) -> Values:
     return values
 
 
-_NEUTRAL: tuple[Any, ...] = (None, {"type": "text"}, [], False)
+_NEUTRAL: tuple[Any, ...] = (None, [], False)
 """Values with which a refused field asks for nothing."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deployment.openai import guides
 from deployment.openai.values import (
     boolean,
     integer,
@@ -75,6 +76,10 @@ def _boolean(goes_to: str = ENDPOINT) -> Field:
     return Field(boolean, "true or false", False, goes_to)
 
 
+def _guide(read: Reader, kind: str) -> Field:
+    return Field(read, kind, None, "guided_decoding_guide_type", is_optional=True)
+
+
 _COMMON: Mapping[str, Field] = {
     "model": Field(text, "text"),
     "stream": _boolean(),
@@ -95,6 +100,14 @@ _COMMON: Mapping[str, Field] = {
     "logit_bias": Field(
         token_biases, "object of token id to a number, at least -100 and at most 100", (), "logit_bias_ids", True
     ),
+    "response_format": _guide(guides.response_format, "object with type text, json_object or json_schema"),
+    "structured_outputs": _guide(
+        guides.structured_outputs, "object with one of json, json_object, regex, choice, grammar"
+    ),
+    "guided_json": _guide(guides.json_schema, "JSON schema, an object or its text"),
+    "guided_regex": _guide(guides.regex, "regular expression"),
+    "guided_choice": _guide(guides.choice, "list of 1 to 10000 texts"),
+    "guided_grammar": _guide(guides.grammar, "grammar in GBNF or Lark's form"),
     "beam_width": _integer(_BEAMS, 1, "beam_width"),
     "return_token_ids": _boolean(),
     "user": Field(text, "text", "", UNUSED),
@@ -133,15 +146,10 @@ DETOKENIZE: Mapping[str, Field] = {
 }
 """The body of ``/detokenize``."""
 
-_STRUCTURED = "structured output is not offered; ask for it in words, and check what comes back"
 _TOOLS = "tools are not offered; describe them in a message, and read the answer yourself"
 _TEXT_ONLY = "the models take and give text alone"
 _SPECIAL = "an answer has the text of every token but those that end it"
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        _STRUCTURED,
-    ),
     **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"), _TOOLS),
     **dict.fromkeys(("audio", "modalities", "mm_processor_kwargs", "prediction", "web_search_options"), _TEXT_ONLY),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"), _SPECIAL),

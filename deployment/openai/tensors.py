@@ -13,6 +13,7 @@ import numpy.typing as npt
 from deployment.openai.body import Values
 from deployment.openai.errors import ApiError
 from deployment.openai.fields import Field
+from deployment.openai.guides import guide_of
 from deployment.openai.models import Model
 from deployment.openai.scores import GENERATED, GIVEN
 from export_scripts.repository.tokenizer_models.slipway_words import encode_word_lists
@@ -110,7 +111,7 @@ def sequence_tensors(
     }
     tensors: Tensors = {"input_ids": np.array([prompt], np.uint32)}
     tensors |= {name: np.array([[value]], kind) for name, (value, kind) in columns.items()}
-    return tensors | _stop_tensors(values, model) | _bias_tensors(values)
+    return tensors | _stop_tensors(values, model) | _bias_tensors(values) | _guide_tensors(values)
 
 
 def _stop_tensors(values: Values, model: Model) -> Tensors:
@@ -129,6 +130,13 @@ def _bias_tensors(values: Values) -> Tensors:
         return {}
     ids, biases = zip(*values["logit_bias"], strict=True)
     return {"logit_bias_ids": np.array([ids], np.int32), "logit_bias_values": np.array([biases], np.float32)}
+
+
+def _guide_tensors(values: Values) -> Tensors:
+    if not (guide := guide_of(values)):
+        return {}
+    names = "guided_decoding_guide_type", "guided_decoding_guide"
+    return {name: np.array([[text.encode()]], object) for name, text in zip(names, guide, strict=True)}
 
 
 def _sampling(values: Values) -> dict[str, tuple[float, Any]]:

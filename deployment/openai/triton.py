@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tritonclient.grpc import InferenceServerException, InferResult
 from tritonclient.grpc import aio as triton
 from tritonclient.grpc import service_pb2 as messages
-from tritonclient.utils import np_to_triton_dtype
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from deployment.openai.errors import ApiError
 from deployment.openai.streams import Streams
@@ -102,7 +102,8 @@ def _request(model: str, tensors: Tensors, outputs: Sequence[str], request_id: s
     request = messages.ModelInferRequest(model_name=model, id=request_id)
     for name, array in tensors.items():
         request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
-        request.raw_input_contents.append(array.tobytes())
+        content = serialize_byte_tensor(array).item() if array.dtype == object else array.tobytes()
+        request.raw_input_contents.append(content)
     for name in outputs:
         request.outputs.add(name=name)
     return request

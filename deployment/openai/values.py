@@ -133,7 +133,7 @@ def token_biases(value: Any, name: str) -> tuple[tuple[int, float], ...]:
 
 def stream_options(value: Any, name: str) -> bool:
     """Take the options of a stream; returns whether it ends with the usage."""
-    given = _object(value, name, ("include_usage",))
+    given = object_of(value, name, ("include_usage",))
     return boolean(given.get("include_usage") or False, f"{name}.include_usage")
 
 
@@ -145,7 +145,7 @@ def messages(value: Any, name: str) -> tuple[dict[str, Any], ...]:
 
 
 def _message(value: Any, name: str) -> dict[str, Any]:
-    given = _object(value, name, ("role", "content", "name"))
+    given = object_of(value, name, ("role", "content", "name"))
     role = given.get("role")
     if role not in _ROLES:
         raise refuse(f"{name}.role", role, f"one of {', '.join(_ROLES)}")
@@ -156,14 +156,15 @@ def _message(value: Any, name: str) -> dict[str, Any]:
 def _content(value: Any, name: str) -> str:
     if not isinstance(value, list):
         return text(value, name)
-    parts = [_object(part, f"{name}[{index}]", ("type", "text")) for index, part in enumerate(value)]
+    parts = [object_of(part, f"{name}[{index}]", ("type", "text")) for index, part in enumerate(value)]
     for index, part in enumerate(parts):
         if part.get("type") != "text":
             raise refuse(f"{name}[{index}].type", part.get("type"), "'text': the models take nothing else")
     return "\n".join(text(part.get("text"), f"{name}[{index}].text") for index, part in enumerate(parts))
 
 
-def _object(value: Any, name: str, legal: Sequence[str]) -> Mapping[str, Any]:
+def object_of(value: Any, name: str, legal: Sequence[str]) -> Mapping[str, Any]:
+    """Take an object of known keys."""
     if not isinstance(value, dict):
         raise refuse(name, value, f"an object with {', '.join(legal)}")
     for key in value.keys() - set(legal):

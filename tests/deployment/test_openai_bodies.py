@@ -86,7 +86,16 @@ def test_an_encoder_is_given_the_prompt_and_its_end(letters: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("min_tokens", 1), ("min_p", 0.1), ("frequency_penalty", 1), ("presence_penalty", 1), ("logit_bias", {"5": 1})],
+    [
+        *[
+            ("min_tokens", 1),
+            ("min_p", 0.1),
+            ("frequency_penalty", 1),
+            ("presence_penalty", 1),
+            ("logit_bias", {"5": 1}),
+        ],
+        *[("guided_regex", "a"), ("response_format", {"type": "json_object"})],
+    ],
 )
 def test_what_the_server_lacks_is_refused_by_name(fake: FakeTriton, letters: Path, name: str, value: Any) -> None:
     async def ask(client: TestClient[Any, Any]) -> None:

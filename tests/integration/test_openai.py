@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from urllib.request import urlopen
 import numpy as np
 import openai
 import pytest
+from jsonschema import Draft202012Validator
 from support.openai_endpoint import OpenAIEndpoint, openai_endpoint
 from support.served import Deployment
 from transformers import GPT2Tokenizer
@@ -354,13 +356,58 @@ def test_refusals_are_openais_errors(client: openai.OpenAI) -> None:
         ({"max_token": 3}, "did you mean 'max_tokens'"),
         ({"temperature": 3}, "at least 0 and at most 2"),
         ({"max_tokens": 10_000}, "positions"),
-        ({"response_format": {"type": "json_object"}}, "structured output is not offered"),
+        ({"guided_regex": "(a", "guided_json": {}}, "guided_json and guided_regex exclude each other"),
         ({"prompt": [1, 10_000]}, "the vocabulary has"),
     ):
         with pytest.raises(openai.BadRequestError) as raised:
             client.completions.create(**{"model": "gpt", "prompt": PROMPT, "extra_body": extra})
         assert words in raised.value.message and raised.value.type == "invalid_request_error"
         assert raised.value.param == next(iter(extra))
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"n": {"enum": ["Zoë", "Max"]}, "a": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["n", "a"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": ""},  # the model has few positions
+}
+CITIES = ["Paris", "São Paulo", "東京"]
+
+
+def test_answers_follow_what_openais_client_asks_for(client: openai.OpenAI) -> None:
+    """A model of random weights: nothing but the grammar makes its answers valid."""
+    settings: dict[str, Any] = {"model": "gpt", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 23}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    for seed in range(4):
+        (choice,) = client.chat.completions.create(**settings, seed=seed, response_format=wanted).choices
+        assert choice.finish_reason == "stop"
+        Draft202012Validator(SCHEMA).validate(json.loads(choice.message.content or ""))
+    fields: list[tuple[dict[str, Any], str]] = [
+        ({"guided_regex": r"\d{3}-[a-f]{2}"}, r"\d{3}-[a-f]{2}"),
+        ({"guided_choice": CITIES}, "|".join(CITIES)),
+        ({"structured_outputs": {"choice": CITIES}}, "|".join(CITIES)),
+        ({"guided_grammar": 'root ::= "(" [a-c] ")"'}, r"\([a-c]\)"),
+        ({"guided_json": json.dumps({"const": 12345})}, "12345"),
+    ]
+    for extra, regex in fields:
+        found = client.completions.create(model="gpt", prompt=PROMPT, max_tokens=24, n=3, extra_body=extra)
+        assert [choice.finish_reason for choice in found.choices] == ["stop"] * 3
+        assert all(re.fullmatch(regex, choice.text) for choice in found.choices), (extra, found.choices)
+    stream = client.chat.completions.create(**settings, seed=1, response_format=wanted, stream=True)
+    streamed = "".join(event.choices[0].delta.content or "" for event in stream if event.choices)
+    Draft202012Validator(SCHEMA).validate(json.loads(streamed))
+
+
+def test_a_grammar_that_is_wrong_is_the_requests_fault(client: openai.OpenAI) -> None:
+    for extra, words in (
+        ({"guided_regex": "(ab"}, "unclosed group"),
+        ({"guided_json": {"type": "objekt"}}, "Invalid type: objekt"),
+        ({"guided_json": {"not": {"type": "null"}}}, "Unimplemented keys"),
+    ):
+        for is_stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match=words):
+                client.completions.create(model="gpt", prompt=PROMPT, extra_body=extra, stream=is_stream)
 
 
 def test_tokens_are_transformers(endpoint: OpenAIEndpoint, tokenizer: GPT2Tokenizer) -> None:
