@@ -7,7 +7,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from handover.arguments import ScriptArguments
-from handover.ranges import BEAMS, COUNT, DAY_S, INSTANCES, PARALLEL, PORT, RANGE, SHARE, TOKENS, UNCOUNTED, WEEK_S
+from handover.ranges import (
+    BEAMS,
+    COUNT,
+    DAY_S,
+    FILE_BYTES,
+    IN_FLIGHT,
+    INSTANCES,
+    PARALLEL,
+    PORT,
+    RANGE,
+    SHARE,
+    TOKENS,
+    UNCOUNTED,
+    WEEK_S,
+)
 
 NODE = "node"
 """As host: the address of the node, where Slurm starts the server for clients on other nodes."""
@@ -41,6 +55,21 @@ class ServeArguments(ScriptArguments):
     )
     api_keys_file: Path | None = field(
         default=None, metadata={"help": "file with a bearer key a line for the OpenAI API; left out: it needs none"}
+    )
+    openai_access_log: Path | None = field(
+        default=None, metadata={"help": "file that gets a JSON line a request to the OpenAI API"}
+    )
+    openai_chat_template: Path | None = field(
+        default=None, metadata={"help": "Jinja template of conversations; left out: the tokenizer's own"}
+    )
+    openai_max_requests: int | None = field(
+        default=None, metadata={RANGE: IN_FLIGHT, "help": "to the OpenAI API at a time; left out: 1024"}
+    )
+    openai_max_sequences: int | None = field(
+        default=None, metadata={RANGE: IN_FLIGHT, "help": "answers of one request to the OpenAI API; left out: 512"}
+    )
+    openai_max_body_bytes: int | None = field(
+        default=None, metadata={RANGE: FILE_BYTES, "help": "of a request to the OpenAI API; left out: 8 MiB"}
     )
     host: str = field(default="127.0.0.1", metadata={"help": f"address to listen on; {NODE}: the node's under Slurm"})
     engine: str = field(default="slipway", metadata={"help": "slipway (our drop-in) or fastertransformer"})

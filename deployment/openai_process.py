@@ -10,12 +10,14 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from deployment.address import own_address
 from deployment.arguments import ServeArguments
 from deployment.openai.arguments import OpenAIArguments
 from deployment.ports import Ports
 from deployment.processes import die_with_parent
+from deployment.restarts import MOST_RESTARTS, Restarts
 from deployment.supervise import ServerDiedError, describe, last_lines
 from handover.errors import ServerError
 
@@ -48,7 +50,8 @@ class OpenAIProcess:
         address = own_address(arguments.host)
         self.url = f"http://{f'[{address}]' if ':' in address else address}:{ports.openai}"
         self._log = arguments.log.with_name("openai.log")
-        given = OpenAIArguments(
+        self._restarts = Restarts()
+        self._arguments = OpenAIArguments(
             endpoint=f"{address}:{ports.grpc}",
             host=arguments.host,
             port=ports.openai,
@@ -57,10 +60,14 @@ class OpenAIProcess:
             processes=arguments.openai_processes or 1,
             metrics_url=f"http://{address}:{ports.metrics}/metrics",
             exit_timeout_s=max(0.0, arguments.exit_timeout_s),
+            **_settings(arguments),
         )
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as stream:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "deployment.openai", *given.to_argv()],
+            return subprocess.Popen(
+                [sys.executable, "-m", "deployment.openai", *self._arguments.to_argv()],
                 cwd=_PROJECT,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -68,6 +75,25 @@ class OpenAIProcess:
                 start_new_session=True,  # Ctrl-C is for the supervisor, which stops this one in good order
                 preexec_fn=die_with_parent,
             )
+
+    def watch(self) -> str:
+        """Start it again if it has died; the server and its other clients go on meanwhile.
+
+        Returns:
+            What happened, for the operator; empty: it runs.
+
+        Raises:
+            ServerDiedError: it has died too often.
+        """
+        status = self._process.poll()
+        if status is None:
+            return ""
+        number = self._restarts.take()
+        if number is None:
+            problem = f"the OpenAI endpoint {describe(status)}, for the fourth time within ten minutes"
+            raise ServerDiedError(problem + self._quoted_log())
+        self._process = self._start()
+        return f"the endpoint {describe(status)}; started again, {number} of {MOST_RESTARTS} within ten minutes"
 
     def wait_until_up(self, is_stopped: Callable[[float], bool]) -> None:
         """Wait until it answers, or the deployment is asked to stop.
@@ -78,13 +104,13 @@ class OpenAIProcess:
         """
         deadline = time.monotonic() + _PATIENCE_S
         while not is_stopped(0.1):
-            self.check()
+            self._check()
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=_QUESTION_S):
                 return
             if time.monotonic() > deadline:
                 raise ServerError(f"the OpenAI endpoint does not answer at {self.url}{self._quoted_log()}")
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Look whether it runs; ServerDiedError: it ended."""
         status = self._process.poll()
         if status is not None:
@@ -101,3 +127,15 @@ class OpenAIProcess:
 
     def _quoted_log(self) -> str:
         return "".join(f"\n    {line}" for line in last_lines(self._log))
+
+
+def _settings(arguments: ServeArguments) -> dict[str, Any]:
+    """Return what the deployment sets of the endpoint; what it leaves out has the endpoint's own default."""
+    files = {"access_log": arguments.openai_access_log, "chat_template": arguments.openai_chat_template}
+    limits = {
+        "max_body_bytes": arguments.openai_max_body_bytes,
+        "max_sequences": arguments.openai_max_sequences,
+        "max_requests": arguments.openai_max_requests,
+    }
+    found = {name: path.absolute() for name, path in files.items() if path is not None}
+    return found | {name: limit for name, limit in limits.items() if limit is not None}

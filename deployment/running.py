@@ -140,8 +140,8 @@ class Deployment:
         self._is_serving = True
         while not self._stop.came(_POLL_S):
             server.check()
-            if self._openai is not None:
-                self._openai.check()
+            if self._openai is not None and (event := self._openai.watch()):
+                say(f"openai     {event}")
 
     def _end(self, server: Server, state: State) -> None:
         """Stop the server; requests in flight are waited for where it was asked to stop, and no other time."""

@@ -15,6 +15,8 @@ from types import FrameType
 
 from deployment.openai.arguments import OpenAIArguments
 from deployment.processes import die_with_parent
+from deployment.restarts import MOST_RESTARTS, Restarts
+from deployment.supervise import describe
 from handover.errors import ServerError
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -26,8 +28,10 @@ _GRACE_S = 3.0
 def run_processes(arguments: OpenAIArguments) -> None:
     """Run the endpoint in as many processes as the arguments say, until SIGTERM or Ctrl-C.
 
+    One that has died is started again, while the others go on.
+
     Raises:
-        ServerError: the port is taken, or a process ended; the others are stopped then.
+        ServerError: the port is taken, or processes died too often; the others are stopped then.
     """
     stopped: list[int] = []
 
@@ -39,13 +43,14 @@ def run_processes(arguments: OpenAIArguments) -> None:
     with _held_port(arguments.host, arguments.port) as port:
         share = -(-arguments.max_requests // arguments.processes)
         one = replace(arguments, port=port, processes=1, shares_port=True, max_requests=share)
+        restarts = Restarts()
         children = [_start(one) for _ in range(arguments.processes)]
         try:
             while not stopped:
                 time.sleep(_POLL_S)
-                ended = [child.returncode for child in children if child.poll() is not None]
-                if ended and not stopped:
-                    raise ServerError(f"a process of the OpenAI endpoint ended with exit status {ended[0]}")
+                for place, child in enumerate(children):
+                    if child.poll() is not None and not stopped:
+                        children[place] = _replace(child, one, restarts)
         finally:
             _end(children, arguments.exit_timeout_s + _GRACE_S)
 
@@ -53,6 +58,17 @@ def run_processes(arguments: OpenAIArguments) -> None:
 def _start(arguments: OpenAIArguments) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "deployment.openai", *arguments.to_argv()]
     return subprocess.Popen(command, cwd=_PROJECT, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+
+
+def _replace(child: subprocess.Popen[bytes], arguments: OpenAIArguments, restarts: Restarts) -> subprocess.Popen[bytes]:
+    """Start a process in place of one that has ended; ServerError: that has happened too often."""
+    ended = f"a process of the OpenAI endpoint {describe(child.returncode)}"
+    number = restarts.take()
+    if number is None:
+        raise ServerError(f"{ended}, the fourth within ten minutes", "see what they printed before")
+    sys.stdout.write(f"      openai     {ended}; started again, {number} of {MOST_RESTARTS} within ten minutes\n")
+    sys.stdout.flush()
+    return _start(arguments)
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:

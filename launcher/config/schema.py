@@ -20,6 +20,7 @@ from handover.ranges import (
     COUNT,
     DAY_MS,
     DAY_S,
+    FILE_BYTES,
     GPUS,
     IDS,
     IN_FLIGHT,
@@ -275,6 +276,11 @@ class DeploymentConfig:
     openai_port: int | None = number(None, PORT)  # of the OpenAI API, see docs/openai.md; None: it is off
     openai_processes: int | None = number(None, INSTANCES)  # that share its port; None: one
     api_keys_file: str | None = None  # a bearer key a line for the OpenAI API; None: it needs none
+    openai_access_log: str | None = None  # file that gets a JSON line a request; None: there is no access log
+    openai_chat_template: str | None = None  # file of Jinja; None: the tokenizer's own
+    openai_max_requests: int | None = number(None, IN_FLIGHT)  # at a time; None: 1024
+    openai_max_sequences: int | None = number(None, IN_FLIGHT)  # answers of one request; None: 512
+    openai_max_body_bytes: int | None = number(None, FILE_BYTES)  # of one request; None: 8 MiB
     start_timeout_s: int = number(300, WEEK_S)  # until a real generation has come back
     torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving

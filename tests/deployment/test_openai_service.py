@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,9 +276,28 @@ def test_several_processes_share_a_port_and_end_together(slow: SlowTriton, lette
             assert status == 200 and answer["choices"][0]["text"] == "BC"
         assert len(pids) == 2
     assert not [pid for pid in pids if look_up(pid)]
-    ended = pytest.raises(AssertionError, match="a process of the OpenAI endpoint ended")
+
+
+def has_started(endpoint: OpenAIEndpoint, times: int) -> bool:
+    return endpoint.text.count("/v1") == times
+
+
+def test_a_process_that_dies_is_replaced_three_times(slow: SlowTriton, letters: Path, tmp_path: Path) -> None:
+    settings = {"tokenizer": letters, "end_id": 1, "processes": 2}
+
+    def children() -> list[int]:
+        return [each.pid for each in list_processes() if each.parent == endpoint.process.pid and each.state not in "ZX"]
+
+    ended = pytest.raises(AssertionError, match="was killed by SIGKILL, the fourth within ten minutes")
     with ended, openai_endpoint(slow.url, tmp_path, **settings) as endpoint:
-        os.kill(children(endpoint)[0], signal.SIGKILL)
+        wait_for(lambda: endpoint.text.count("/v1") == 2, 60)
+        for number in range(1, 4):
+            dead = children()[0]
+            os.kill(dead, signal.SIGKILL)
+            wait_for(partial(has_started, endpoint, 2 + number), 60)
+            assert f"started again, {number} of 3" in endpoint.text and dead not in children()
+            assert endpoint.get("/health")[0] == 200
+        os.kill(children()[0], signal.SIGKILL)
         endpoint.process.wait(30)
 
 

@@ -33,7 +33,16 @@ CASES = {
     ],
     "parity": [FIVE, "evaluation=parity", "evaluation.parity.data_path=/data/prompts.jsonl"],
     "huggingface": ["stages=[convert]", "export.model.format=huggingface", "export.model.weight_data_type=bf16"],
-    "openai": ["stages=[deploy]", "deployment.openai_port=0", "deployment.api_keys_file=/secrets/keys.txt"],
+    "openai": [
+        "stages=[deploy]",
+        "deployment.openai_port=0",
+        "deployment.api_keys_file=/secrets/keys.txt",
+        "deployment.openai_access_log=/logs/access.jsonl",
+        "deployment.openai_chat_template=/files/chat.jinja",
+        "deployment.openai_max_requests=64",
+        "deployment.openai_max_sequences=32",
+        "deployment.openai_max_body_bytes=65536",
+    ],
     "attached": ["stages=[evaluate,benchmark]", "deployment.endpoint=server:8001"],
     "vllm": [
         *("stages=[export,deploy,evaluate,benchmark]", "deployment.engine=vllm", "deployment.max_model_len=2048"),

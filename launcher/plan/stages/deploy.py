@@ -16,13 +16,23 @@ from launcher.plan.plan import Command, StagePlan, python_module
 from launcher.plan.stages import deploy_program
 from launcher.plan.stages.settings import environment, resources, serving_topology
 
+_OF_OPENAI = (
+    "api_keys_file",
+    "openai_access_log",
+    "openai_chat_template",
+    "openai_max_requests",
+    "openai_max_sequences",
+    "openai_max_body_bytes",
+)
+"""Settings of the OpenAI API, which ask for it to be on."""
+
 
 def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
     """Look for the repository and try the ports.
 
     Raises:
         ConfigError: the engine is not started from here, there is no repository, a port is taken, the engine does not
-            tune its GEMMs, or there are keys for an API that is off.
+            tune its GEMMs, or there are settings for an API that is off.
     """
     engine = config.deployment.engine
     if engine.is_program:
@@ -37,9 +47,10 @@ def check(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
             f"take stages=[export], start tritonserver --model-repository={paths.model_repository} in "
             "nvcr.io/nvidia/tritonserver:<yy.mm>-vllm-python-py3, or take deployment.engine=vllm",
         )
-    if config.deployment.api_keys_file and config.deployment.openai_port is None:
+    given = [name for name in _OF_OPENAI if getattr(config.deployment, name) is not None]
+    if given and config.deployment.openai_port is None:
         raise ConfigError(
-            "deployment.api_keys_file is given, and the OpenAI API is off",
+            f"deployment.{given[0]} is given, and the OpenAI API is off",
             "give deployment.openai_port too, 0 for a free one",
         )
     if engine is Engine.slipway and config.deployment.gemm_autotune:
@@ -65,7 +76,7 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
     if deployment.engine.is_program:
         return [deploy_program.plan(config, paths)]
     layout = serving_topology(config)
-    keys = Path(deployment.api_keys_file).absolute() if deployment.api_keys_file else None
+    keys, template = _file(deployment.api_keys_file), _file(deployment.openai_chat_template)
     has_clients = deployment.endpoint is None and bool({Stage.evaluate, Stage.benchmark} & set(config.stages))
     arguments = ServeArguments(
         model_repository=paths.model_repository,
@@ -77,6 +88,11 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
         openai_port=deployment.openai_port,
         openai_processes=deployment.openai_processes,
         api_keys_file=keys,
+        openai_access_log=_file(deployment.openai_access_log),
+        openai_chat_template=template,
+        openai_max_requests=deployment.openai_max_requests,
+        openai_max_sequences=deployment.openai_max_sequences,
+        openai_max_body_bytes=deployment.openai_max_body_bytes,
         host=deployment.host or ("127.0.0.1" if has_clients else NODE),
         engine=str(deployment.engine),
         cuda_devices=layout.cuda_devices or "",
@@ -98,13 +114,17 @@ def plan(config: Config, paths: RunPaths) -> list[StagePlan]:
             replace(python_module("deployment.serve", arguments), tasks_per_node=tasks_per_node),
         ),
         resources=resources(config, deployment.run.time_limit, layout.nodes, gpus_per_node, deployment.container),
-        inputs=(paths.model_repository, *([] if keys is None else [keys])),
+        inputs=(paths.model_repository, *(path for path in (keys, template) if path is not None)),
         output=paths.deployment,
         log=paths.log("deploy"),
         env=environment(config) | ({"SLIPWAY_TORCH_KERNELS": "1"} if deployment.torch_kernels else {}),
         service=True,
     )
     return [stage]
+
+
+def _file(given: str | None) -> Path | None:
+    return Path(given).absolute() if given else None
 
 
 def _check_ports(config: Config) -> None:
