@@ -9,6 +9,7 @@ are kept.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
@@ -24,11 +25,12 @@ from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from evaluation.speed.load_requests import LoadTarget
 from evaluation.speed.openai_dialect import open_dialect
 from evaluation.speed.prompt_file import read_prompt_file
+from evaluation.speed.rate_search import RateSearch, search_rates, write_found
 from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
-from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, Row
+from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, SLO_FIGURES, Row
 from evaluation.speed.tokens import RandomIds, Words
 from evaluation.speed.trace import Trace, read_trace
-from evaluation.speed.under_load import measure_point, probe
+from evaluation.speed.under_load import longest_probe, measure_point, probe
 from evaluation.speed.workload import LoadPrompt, Tokens
 from handover.errors import ConfigError, exit_status
 from handover.regular_file import read_bytes
@@ -52,15 +54,33 @@ def main(argv: Sequence[str]) -> None:
         table=LOAD_TABLE,
         points=points,
         seed=arguments.seed,
-        steps=arguments.repeats,
+        steps=arguments.repeats if arguments.search_percentile is None else longest_probe(arguments),
         unit="repeats",
         measure=measure,
         describe=_line,
-        prepare=lambda: probe(arguments, target, points[0]),
+        prepare=functools.cache(lambda: probe(arguments, target, points[0])),
     )
-    rows = sweep.run()
+    if arguments.remark:
+        sys.stdout.write(f"{arguments.remark}\n")
+    if arguments.search_percentile is None:
+        rows = sweep.run()
+    else:
+        rows = _search(arguments, sweep, arguments.search_percentile)
     write_summary(arguments.output, rows)
     sweep.finish(rows)
+
+
+def _search(arguments: LoadArguments, sweep: Sweep, percentile: float) -> list[Row]:
+    """Search for the highest rate of each workload, write what was found, and say it."""
+
+    def new_search() -> RateSearch:
+        return RateSearch(arguments.search_low, arguments.search_high, arguments.search_precision)
+
+    rows, found = search_rates(sweep, new_search, percentile, dict(arguments.slos))
+    write_found(arguments.output, found, rows)
+    for one in found:
+        sys.stdout.write(f"{one}\n")
+    return rows
 
 
 def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[Row]]:
@@ -84,6 +104,7 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
     if arguments.streaming not in (None, is_streaming):
         have = "streams its answers (decoupled)" if is_streaming else "does not stream (it is not decoupled)"
         raise ConfigError(f"model '{arguments.model}' {have}", f"take streaming={str(is_streaming).lower()}")
+    _check_streaming(arguments, is_streaming)
     arguments = dataclasses.replace(arguments, streaming=is_streaming, model=target.model)
     prompts = _read_prompts(arguments, served)
     needs_text = not dialect.takes_ids if dialect else interface.takes_text
@@ -95,6 +116,7 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
     trace = _read_trace(arguments)
     row = Row(
         mode=CLOSED,
+        remark=arguments.remark,
         triton_model=arguments.model,
         max_batch_size=interface.max_batch_size,
         max_queue_delay_us=interface.max_queue_delay_us,
@@ -119,6 +141,15 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
     return arguments, load_target, plan_points(arguments, row, served.max_positions)
 
 
+def _check_streaming(arguments: LoadArguments, is_streaming: bool) -> None:
+    streamed = [name for name, _ in arguments.slos if name in ("ttft", "tpot", "itl")]
+    if arguments.search_percentile is not None and streamed and not is_streaming:
+        raise ConfigError(
+            f"model '{arguments.model}' does not stream, so no request has a {streamed[0]}",
+            "give benchmark.slos.e2e_ms, or export with export.triton_deployment.decoupled=true",
+        )
+
+
 def plan_points(arguments: LoadArguments, template: Row, max_positions: int | None) -> list[Row]:
     """List the points by their lengths, with increasing loads."""
     if arguments.prompt_file is not None:
@@ -126,6 +157,9 @@ def plan_points(arguments: LoadArguments, template: Row, max_positions: int | No
     else:
         usual = ["{}/{}".format(*usual_lengths(max_positions)[0])]
         workloads = list(dict.fromkeys(arguments.lengths or usual))
+    if arguments.search_percentile is not None:
+        probed = dataclasses.replace(template, mode=OPEN, request_rate_per_s=arguments.search_low, arrival="poisson")
+        return [dataclasses.replace(probed, workload=name) for name in workloads]
     closed = [
         dataclasses.replace(template, mode=CLOSED, concurrency=level) for level in sorted(set(arguments.concurrencies))
     ]
@@ -197,6 +231,10 @@ def _line(row: Row) -> str:
         return f"{name} failed: {row.error}"
     failed = f"  {row.failed_requests} failed" if row.failed_requests else ""
     clipped = f"  {row.clipped_share:.1%} shortened to the model's positions" if row.clipped_share else ""
+    if row.slo_verdict:
+        share, low, high = (figures[name] for name in SLO_FIGURES)
+        kept = f"{row.slo_verdict}: {row.slo_limit} kept by {share:.2%} ({low:.2%} to {high:.2%})"
+        return f"{name} {rate:10.1f} tokens/s  {kept}{failed}{clipped}"
     shaky = "" if row.is_stable else "  not stable"
     return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{failed}{clipped}{shaky}"
 

@@ -49,6 +49,8 @@ TOKEN_ID = Range(0, 2**31 - 1)
 SEED = Range(0, 2**31 - 1)
 RATE = Range(0, 1_000_000, is_above=True)  # requests per second
 PRICE = Range(0, 1_000_000, is_above=True)  # of a GPU for an hour, in any currency
+PERCENTILE = Range(50, 99.9)
+PRECISION = Range(0.001, 1)  # of a search, relative
 SPEED = Range(0, 10_000, is_above=True)  # of a recorded trace
 DAY_S = Range(0, 86_400)
 WEEK_S = Range(0, 604_800, is_above=True)

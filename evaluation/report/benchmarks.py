@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from evaluation.report.published import PARTIAL, newest_results
+from evaluation.speed.slo_verdict import EXCEEDED, HOLDS
 from evaluation.speed.table import FAILED, LOAD_TABLE, SUMMARY, TABLES, Row, Table
 
 _CLIENT_LIMIT = 0.8
@@ -104,7 +106,9 @@ def _load_remarks(load: Benchmark) -> list[str]:
     if losses:
         count = sum(row.failed_requests for row in losses)
         said.append(f"{count} requests of benchmark {load.name} failed: {losses[0].error}.")
-    unstable = [row.label for row in load.measured if not row.is_stable]
+    said += [f"Benchmark {load.name}: {remark}." for remark in dict.fromkeys(row.remark for row in load.rows) if remark]
+    said += _highest_rates(load)
+    unstable = [row.label for row in load.measured if not (row.is_stable or row.slo_verdict)]
     if unstable:
         labels = ", ".join(dict.fromkeys(unstable))
         said.append(f"The repeats of benchmark {load.name} did not agree closely at {labels}.")
@@ -112,4 +116,19 @@ def _load_remarks(load: Benchmark) -> list[str]:
         said.append(
             f"The client of benchmark {load.name} was near one core's limit: the server may do more than is shown."
         )
+    return said
+
+
+def _highest_rates(load: Benchmark) -> list[str]:
+    """Say, for each workload of a search, at which highest rate the SLOs hold."""
+    said = []
+    for workload in dict.fromkeys(row.workload for row in load.measured if row.slo_verdict):
+        levels: dict[str, list[float]] = {}
+        for row in load.measured:
+            if row.workload == workload:
+                levels.setdefault(row.slo_verdict, []).append(row.level)
+        held, exceeded = max(levels.get(HOLDS, [0.0])), min(levels.get(EXCEEDED, [math.inf]))
+        above = f"; they are exceeded at {exceeded:g}" if math.isfinite(exceeded) else ""
+        found = f"hold at up to {held:g} requests/s" if held else "were not shown to hold at any rate"
+        said.append(f"The SLOs of benchmark {load.name} {found} of {workload}{above}.")
     return said

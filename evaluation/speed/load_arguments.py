@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evaluation.speed.figures import DISTRIBUTIONS
+from evaluation.speed.slo_verdict import fewest_requests
 from evaluation.speed.workload import WORKLOAD_HINT, Workload
 from handover.arguments import ScriptArguments
 from handover.errors import ConfigError, nearest
@@ -14,6 +15,8 @@ from handover.ranges import (
     DAY_S,
     IDS,
     IN_FLIGHT,
+    PERCENTILE,
+    PRECISION,
     PRICE,
     RANGE,
     RATE,
@@ -89,6 +92,29 @@ class LoadArguments(ScriptArguments):
             "help": "a point ends when the 95% intervals of throughput and latency are this narrow, relative",
         },
     )
+    samples: int = field(
+        default=0,
+        metadata={
+            RANGE: UNCOUNTED,
+            "help": "different requests, sent again and again; 0: all are different, 8192 of a search",
+        },
+    )
+    remark: str = field(default="", metadata={"help": "stands in every row and in the report"})
+    search_percentile: float | None = field(
+        default=None,
+        metadata={RANGE: PERCENTILE, "help": "search for the highest rate at which it keeps every SLO"},
+    )
+    search_low: float = field(default=2.0, metadata={RANGE: RATE, "help": "lowest rate of the search, requests/s"})
+    search_high: float = field(default=1024.0, metadata={RANGE: RATE, "help": "highest rate of the search, requests/s"})
+    search_precision: float = field(
+        default=0.05, metadata={RANGE: PRECISION, "help": "distance of the rates that hold and do not, relative"}
+    )
+    search_duration_s: float = field(
+        default=60.0, metadata={RANGE: WEEK_S, "help": "seconds of measuring before a rate holds"}
+    )
+    search_max_duration_s: float = field(
+        default=600.0, metadata={RANGE: WEEK_S, "help": "seconds after which a rate stays undecided"}
+    )
     max_in_flight: int = field(default=1024, metadata={RANGE: IN_FLIGHT, "help": "open loop: more wait in the client"})
     max_point_s: float = field(
         default=300.0, metadata={RANGE: WEEK_S, "help": "seconds after which a point ends in any case"}
@@ -120,9 +146,12 @@ def check_arguments(arguments: LoadArguments) -> None:
     Raises:
         ConfigError: nothing to measure, a number out of range, or an unknown name.
     """
+    is_search = arguments.search_percentile is not None
+    if is_search:
+        _check_search(arguments)
     if arguments.trace is not None and arguments.prompt_file is not None:
         raise ConfigError("trace and prompt_file are both given", "leave one of them out")
-    if arguments.trace is None and not arguments.concurrencies and not arguments.request_rates:
+    if arguments.trace is None and not is_search and not arguments.concurrencies and not arguments.request_rates:
         raise ConfigError(
             "a load needs concurrencies or request rates", "give concurrencies=[1,4] or request_rates=[2]"
         )
@@ -135,3 +164,24 @@ def check_arguments(arguments: LoadArguments) -> None:
     for name, limit_ms in arguments.slos:
         if name not in known:
             raise ConfigError(f"SLO {name}={limit_ms} ms is none", nearest(name, known))
+
+
+def _check_search(arguments: LoadArguments) -> None:
+    if not arguments.slos:
+        raise ConfigError(
+            "a search for the highest rate needs limits", "give benchmark.slos.ttft_ms, tpot_ms, itl_ms or e2e_ms"
+        )
+    if arguments.trace is not None:
+        raise ConfigError("a trace has its own rate, which cannot be searched for", "leave trace or the search out")
+    for low, high in (("search_low", "search_high"), ("search_duration_s", "search_max_duration_s")):
+        if getattr(arguments, low) > getattr(arguments, high):
+            raise ConfigError(
+                f"{low} {getattr(arguments, low):g} is above {high} {getattr(arguments, high):g}", "swap them"
+            )
+    percentile, longest_s = arguments.search_percentile or 0.0, arguments.search_max_duration_s
+    if arguments.search_low * longest_s < (fewest := fewest_requests(percentile)):
+        raise ConfigError(
+            f"{arguments.search_low:g} requests/s for search_max_duration_s {longest_s:g} are fewer than the {fewest} "
+            f"requests that a verdict on the {percentile:g}th percentile takes",
+            f"give search_low {fewest / longest_s:.3g} or more, or a longer search_max_duration_s",
+        )

@@ -93,13 +93,16 @@ class Sweep:
     describe: Callable[[Row], str]
     prepare: Callable[[], None] = lambda: None
 
-    def run(self) -> list[Row]:
+    def run(self, known: Sequence[Row] = ()) -> list[Row]:
         """Measure every point that no earlier run finished; the table is written after each.
+
+        Args:
+            known: rows of points that are not measured again, whatever their state.
 
         Raises:
             ServerError: the deployment was replaced, or is gone.
         """
-        rows = self._finished_rows()
+        rows = self.finished_rows() | {row.point: row for row in known}
         outstanding = [point for point in self.points if point.point not in rows]
         self.output.mkdir(parents=True, exist_ok=True)
         if rows:  # the table of an interrupted run may have other points too
@@ -142,7 +145,7 @@ class Sweep:
         kept = [rows[point.point] for point in self.points if point.point in rows]
         self.table.write(self.output / self.table.file_name, kept)
 
-    def _finished_rows(self) -> dict[tuple[str, str, float], Row]:
+    def finished_rows(self) -> dict[tuple[str, str, float], Row]:
         """Return the rows of an interrupted run with the same settings; none if the model has no digest."""
         file, first = self.output / self.table.file_name, self.points[0]
         if not file.is_file() or not first.model_digest:

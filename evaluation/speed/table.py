@@ -23,7 +23,13 @@ DERIVED_FIGURES = {
     "gpu_energy_per_output_token_j": "gpu_power_mean_watts / output_tokens_per_s",
 }
 """Figures that ``derived`` computes from others of a row, with their formulas."""
-_WORKLOAD_COLUMNS = ("clipped_share",)
+SLO_FIGURES = {
+    "slo_kept_share": "share of requests within the limit that the fewest keep",
+    "slo_kept_low": "lower end of the 99% interval of that share",
+    "slo_kept_high": "upper end of it",
+}
+"""Figures of a rate that a search for the highest one measured; empty for other points."""
+_WORKLOAD_COLUMNS = ("clipped_share", "remark", "slo_verdict", "slo_limit", *SLO_FIGURES)
 _ENGINE_COLUMNS = ("flags", "gpu_hour_price", *ENERGY_FIGURES, *DERIVED_FIGURES, "endpoint_kind")
 NEWER_COLUMNS = ("int8_mode", "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS)
 """Columns that tables of earlier versions do not have; such tables are still read. A new column is added here."""
@@ -59,6 +65,9 @@ class Row:
         warmup_requests: answers before the measured ones.
         requests, failed_requests: measured answers of a load, and failures among all.
         clipped_share: share of the prepared requests of a load that were made shorter to fit the model's positions.
+        remark: what a reader must know of the load, such as that it is no MLPerf result.
+        slo_verdict: of a search: ``holds``, ``exceeded`` or ``undecided``.
+        slo_limit: the limit that the fewest requests keep.
         repeats: windows of equal size that the measured answers were cut into.
         is_stable: whether the repeats of a load agreed as closely as asked for.
         duration_s: of all repeats of a load.
@@ -119,6 +128,9 @@ class Row:
     endpoint_kind: str = ""
     gpu_hour_price: float | None = None
     clipped_share: float | None = None
+    remark: str = ""
+    slo_verdict: str = ""
+    slo_limit: str = ""
 
     @property
     def point(self) -> tuple[str, str, float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,12 +21,16 @@ from evaluation.speed.provenance import timestamp
 from evaluation.speed.raw_records import Counters, PointRecords
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.server_metrics import read_counters, server_figures
-from evaluation.speed.table import CLOSED, FAILED, OK, Row
+from evaluation.speed.slo_verdict import EXCEEDED, UNDECIDED, judge
+from evaluation.speed.table import CLOSED, FAILED, OK, SLO_FIGURES, Row
 from evaluation.speed.wire import Wire
 from evaluation.speed.workload import arrivals_ns, seeded
 from handover.errors import ServerError
 
 _LEAST_REQUESTS = 20
+_PROBE_WINDOWS = 20
+_FEWEST_WINDOWS = 3
+_SEARCH_SAMPLES = 8192
 _SPARE_REPEATS = 1
 """Requests are prepared for one repeat more than planned: the load goes on until the last answer is counted."""
 
@@ -58,7 +64,7 @@ def measure_point(
 ) -> Measured:
     """Fill in a point's row, calling ``advance`` after each repeat; without a single success it is failed and empty."""
     plan = plan_point(arguments, row, target, advance)
-    requests = prepare_requests(arguments, target, row, plan.warmup + (plan.repeats + _SPARE_REPEATS) * plan.requests)
+    requests = prepare_requests(arguments, target, row, _count_requests(arguments, plan))
     with CostMeter(target.endpoint, target.log, arguments.model) as costs:
         recorder, counters = asyncio.run(_load(arguments, target, row, plan, requests))
     windows, context = recorder.windows, _context(arguments, target)
@@ -88,7 +94,7 @@ def measure_point(
         duration_s=(windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S,
         figures={**compute_figures(windows, context), **server_figures(*counters), **costs.figures},
     )
-    return Measured(derive(row), raw)
+    return Measured(derive(_with_verdict(arguments, row, records)), raw)
 
 
 def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
@@ -115,6 +121,8 @@ def plan_point(
     context = _context(arguments, target)
     if target.trace is not None:
         return MeasuringPlan(0, len(target.trace.requests), 1, arguments.max_point_s, lambda windows: True)
+    if arguments.search_percentile is not None:
+        return _plan_probe(arguments, row, advance)
     if row.mode == CLOSED:
         in_flight = round(row.level)
         requests = arguments.requests or max(_LEAST_REQUESTS, 4 * in_flight)
@@ -128,6 +136,51 @@ def plan_point(
         return len(windows) >= arguments.min_repeats and is_stable(windows, context, arguments.stable_within)
 
     return MeasuringPlan(warmup, requests, arguments.repeats, arguments.max_point_s, is_enough)
+
+
+def _plan_probe(arguments: LoadArguments, row: Row, advance: Callable[[], None]) -> MeasuringPlan:
+    """Plan a rate of a search: it is measured until the limits hold or are exceeded with confidence."""
+    slos, percentile = dict(arguments.slos), arguments.search_percentile
+    assert percentile is not None
+    requests = max(_LEAST_REQUESTS, math.ceil(row.level * arguments.search_duration_s / _PROBE_WINDOWS))
+
+    def is_enough(windows: Sequence[Window]) -> bool:
+        advance()
+        verdict = judge([record for window in windows for record in window.records], slos, percentile).verdict
+        lasted_s = (windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S
+        if verdict == EXCEEDED and len(windows) >= _FEWEST_WINDOWS:
+            return True
+        is_decided = verdict != UNDECIDED and lasted_s >= arguments.search_duration_s
+        return is_decided or lasted_s >= arguments.search_max_duration_s
+
+    warmup = arguments.warmup or _LEAST_REQUESTS
+    longest_s = arguments.search_max_duration_s + arguments.max_point_s
+    return MeasuringPlan(warmup, requests, sys.maxsize, longest_s, is_enough)
+
+
+def longest_probe(arguments: LoadArguments) -> int:
+    """Return the largest number of repeats of a rate that a search measures."""
+    return math.ceil(_PROBE_WINDOWS * arguments.search_max_duration_s / arguments.search_duration_s)
+
+
+def _count_requests(arguments: LoadArguments, plan: MeasuringPlan) -> int:
+    wanted = plan.warmup + (plan.repeats + _SPARE_REPEATS) * plan.requests
+    most = arguments.samples or (_SEARCH_SAMPLES if arguments.search_percentile is not None else wanted)
+    return min(wanted, most)
+
+
+def _with_verdict(arguments: LoadArguments, row: Row, records: Sequence[RequestRecord]) -> Row:
+    if arguments.search_percentile is None:
+        return row
+    judgement = judge(records, dict(arguments.slos), arguments.search_percentile)
+    shares = zip(SLO_FIGURES, (judgement.share, judgement.low, judgement.high), strict=True)
+    return dataclasses.replace(
+        row,
+        slo_verdict=judgement.verdict,
+        slo_limit=judgement.limit,
+        is_stable=judgement.verdict != UNDECIDED,
+        figures={**row.figures, **dict(shares)},
+    )
 
 
 async def _load(

@@ -30,13 +30,9 @@ from handover.ranges import (
     PORT,
     PRICE,
     PROCESSES,
-    RATE,
-    RELATIVE,
     REPEATS,
-    SEED,
     SESSIONS,
     SHARE,
-    SPEED,
     TEN_MINUTES_US,
     TOKEN_ID,
     TOKENS,
@@ -47,6 +43,7 @@ from handover.ranges import (
     number,
 )
 from launcher.config.evaluation import LambadaConfig, ParityConfig, SquadConfig, TaskConfig, TextPairConfig
+from launcher.config.load import LoadConfig
 from launcher.config.run_names import find_training_dir, name_variant, sweep_directory, work_directory
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
@@ -324,31 +321,6 @@ class EvaluationConfig:
         """The evaluations that were chosen, by name, in the order of their sections here."""
         sections = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: section for name, section in sections.items() if isinstance(section, TaskConfig)}
-
-
-@dataclass
-class LoadConfig:
-    """A serving load; the keys are those of ``evaluation.speed.load_arguments``."""
-
-    concurrencies: list[int] = number([], IN_FLIGHT)  # closed loop: requests in flight
-    request_rates: list[float] = number([], RATE)  # open loop: requests per second
-    arrival: str = "poisson"  # or constant
-    ramp_s: float = number(0.0, DAY_S)
-    lengths: list[str] = field(default_factory=list)  # workloads, as 60/20, sharegpt or agent:5:200/50
-    prompt_file: str | None = None
-    trace: str | None = None  # Mooncake's JSON lines
-    trace_speed: float = number(1.0, SPEED)
-    trace_block_size: int = number(512, TOKENS)
-    think_s: float = number(0.0, DAY_S)  # mean, between turns
-    streaming: bool | None = None  # None: what the served model does
-    warmup: int = number(0, UNCOUNTED)  # answers; 0: twice those in flight
-    requests: int = number(0, UNCOUNTED)  # answers a repeat; 0: 20, or four times those in flight
-    min_repeats: int = number(3, REPEATS)
-    repeats: int = number(10, REPEATS)  # at most
-    stable_within: float = number(0.05, RELATIVE)  # relative 95% interval at which a point ends
-    max_in_flight: int = number(1024, IN_FLIGHT)
-    max_point_s: float = number(300.0, WEEK_S)
-    seed: int = number(0, SEED)
 
 
 @dataclass

@@ -11,10 +11,12 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from evaluation.speed.workload import Workload
 from handover.errors import ConfigError
 from launcher.config.schema import PROJECT_DIR, Config, Stage, register, to_typed
 from launcher.plan.checks import check
 from launcher.plan.paths import RunPaths
+from launcher.plan.stages.benchmark import load_arguments
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,28 @@ def test_a_mistake_is_named_before_anything_is_submitted(tmp_path: Path, overrid
 def test_a_load_that_can_be_measured_passes(tmp_path: Path) -> None:
     config = compose(tmp_path, "benchmark.load.request_rates=[0.5]", "benchmark.slos.e2e_ms=2000")
     check(config, RunPaths.of(config), [Stage.benchmark])
+
+
+@pytest.mark.parametrize(
+    ("preset", "samples", "limits"),
+    [  # of loadgen/mlperf.conf in MLCommons' inference repository
+        ("mlperf_llama3_1_8b_server", 13368, (("ttft", 2000), ("tpot", 100))),
+        ("mlperf_llama3_1_8b_interactive", 13368, (("ttft", 500), ("tpot", 30))),
+        ("mlperf_llama2_70b_server", 24576, (("ttft", 2000), ("tpot", 200))),
+        ("mlperf_llama2_70b_interactive", 24576, (("ttft", 450), ("tpot", 40))),
+        ("mlperf_gptj_server", 13368, (("e2e", 20000),)),
+    ],
+)
+def test_presets_have_the_shape_of_mlperf_and_say_that_they_are_none(
+    tmp_path: Path, preset: str, samples: int, limits: tuple[tuple[str, float], ...]
+) -> None:
+    config = compose(tmp_path, f"benchmark={preset}")
+    check(config, RunPaths.of(config), [Stage.benchmark])
+    arguments = load_arguments(config, RunPaths.of(config))
+    assert (arguments.slos, arguments.samples) == (limits, samples)
+    assert (arguments.search_percentile, arguments.search_duration_s, arguments.arrival) == (99, 600, "poisson")
+    assert arguments.remark.startswith("not an MLPerf result")
+    assert len(set(map(Workload.parse, arguments.lengths))) == 1
 
 
 def test_the_check_needs_no_heavy_library() -> None:

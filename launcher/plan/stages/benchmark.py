@@ -81,6 +81,7 @@ def load_arguments(config: Config, paths: RunPaths) -> LoadArguments:
     given = dataclasses.asdict(load)
     given |= {name: tuple(given[name]) for name in ("concurrencies", "request_rates", "lengths")}
     given |= {name: _absolute(given[name]) for name in ("prompt_file", "trace")}
+    given |= {f"search_{name}": value for name, value in given.pop("search").items()}
     limits = dataclasses.asdict(config.benchmark.slos)
     return LoadArguments(
         endpoint=config.deployment.endpoint or str(paths.endpoint),

@@ -1,0 +1,109 @@
+"""Whether a percentile of the requests keeps every limit, with confidence.
+
+For each limit, the share of requests within it is an estimate with a 99% interval (Wilson's, of as many independent
+requests as the spread between batches of consecutive requests shows: requests that queue behind each other are no
+independent ones). The limit holds if the whole interval is at least the percentile, it is exceeded if the whole
+interval is below, and undecided otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evaluation.speed import formulas
+from evaluation.speed.figures import BY_NAME
+from evaluation.speed.record import RequestRecord
+
+HOLDS, EXCEEDED, UNDECIDED = "holds", "exceeded", "undecided"
+FROM_SCHEDULE = ("ttft", "e2e")
+"""Durations that count from when a request was due: a wait in the client is no less a wait."""
+_Z_99 = 2.5758
+_BATCHES = 20
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether every limit holds, and the limit that is kept by the fewest requests.
+
+    Attributes:
+        verdict: HOLDS, EXCEEDED or UNDECIDED.
+        limit: name of that limit's distribution; empty without requests.
+        share: share of requests within it.
+        low, high: 99% interval of the share.
+    """
+
+    verdict: str
+    limit: str = ""
+    share: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def judge(records: Sequence[RequestRecord], slos: Mapping[str, float], percentile: float) -> Judgement:
+    """Judge whether ``percentile`` of 100 requests keep each limit.
+
+    Args:
+        records: requests that ended; one that failed exceeds every limit.
+        slos: limits in milliseconds by the name of a distribution, at least one.
+        percentile: above 0 and below 100.
+    """
+    in_order = sorted(records, key=_due)
+    judged = [_judge_limit(name, [is_within(r, name, slos[name]) for r in in_order], percentile / 100) for name in slos]
+    worst = min(judged, key=lambda judgement: judgement.share if judgement.share is not None else -1.0)
+    verdicts = {judgement.verdict for judgement in judged}
+    verdict = EXCEEDED if EXCEEDED in verdicts else UNDECIDED if UNDECIDED in verdicts else HOLDS
+    return Judgement(verdict, worst.limit, worst.share, worst.low, worst.high)
+
+
+def is_within(record: RequestRecord, name: str, limit_ms: float) -> bool:
+    """Whether a request succeeded within a limit; one without such a duration does if it has one token only."""
+    if record.error:
+        return False
+    values = BY_NAME[name].values_ms([record])
+    if not values:
+        return name in ("tpot", "itl") and record.output_tokens == 1
+    waited_ms = (record.sent_ns - record.scheduled_ns) / formulas.NANOSECONDS_PER_MS if name in FROM_SCHEDULE else 0.0
+    return max(values) + waited_ms <= limit_ms
+
+
+def fewest_requests(percentile: float) -> int:
+    """Return the number of requests below which a limit cannot hold with confidence, even if all keep it."""
+    return math.ceil(_Z_99**2 * percentile / (100 - percentile))
+
+
+def share_interval(kept: Sequence[bool]) -> tuple[float, float, float]:
+    """Return the share of True and its 99% interval; the values are in the order of time and may be correlated.
+
+    The number of values is divided by the design effect: the variance of the means of batches over what it would be
+    for independent values (at least 1).
+    """
+    share = sum(kept) / len(kept)
+    size = len(kept) / max(1.0, _design_effect(kept, share))
+    spread = _Z_99**2 / size
+    centre = (share + spread / 2) / (1 + spread)
+    half = _Z_99 * math.sqrt(share * (1 - share) / size + spread / (4 * size)) / (1 + spread)
+    return share, max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _design_effect(kept: Sequence[bool], share: float) -> float:
+    each = len(kept) // _BATCHES
+    if each < 2 or share in (0.0, 1.0):
+        return 1.0
+    means = [sum(kept[start : start + each]) / each for start in range(0, each * _BATCHES, each)]
+    centre = sum(means) / _BATCHES
+    variance = sum((mean - centre) ** 2 for mean in means) / (_BATCHES - 1)
+    return variance * each / (share * (1 - share))
+
+
+def _judge_limit(name: str, kept: Sequence[bool], wanted: float) -> Judgement:
+    if not kept:
+        return Judgement(UNDECIDED, name)
+    share, low, high = share_interval(kept)
+    verdict = HOLDS if low >= wanted else EXCEEDED if high < wanted else UNDECIDED
+    return Judgement(verdict, name, share, low, high)
+
+
+def _due(record: RequestRecord) -> int:
+    return record.scheduled_ns
