@@ -42,8 +42,6 @@ def check_identity(endpoint: Endpoint, model_digest: str | None) -> None:
     Raises:
         ServerError: the endpoint has another digest, or its repository was replaced after it started.
     """
-    if endpoint.is_openai and model_digest is None:
-        return  # such an API tells no digest
     if model_digest is not None and endpoint.model_digest != model_digest:
         raise ServerError(
             f"the endpoint serves model {endpoint.model_digest or 'of unknown digest'}, not {model_digest}",
@@ -112,10 +110,11 @@ def identity_of(endpoint: Endpoint, card: ModelCard, version: str) -> Endpoint:
         ADDRESS: endpoint.openai_url,
         "model_root": card.root,
         "max_model_len": "" if card.max_positions is None else str(card.max_positions),
-        VERSIONS: " ".join(part for part in (card.owned_by, version) if part),
+        "server": " ".join(part for part in (card.owned_by, version) if part),
     }
     settings = endpoint.settings | {name: text for name, text in known.items() if text}
-    return replace(endpoint, engine=card.owned_by or endpoint.engine, settings=settings)
+    settings.setdefault(VERSIONS, known["server"])  # a deployment of ours has said more in its file
+    return replace(endpoint, engine=endpoint.engine or card.owned_by, settings=settings)
 
 
 def _check_same(began: Endpoint, now: Endpoint) -> None:

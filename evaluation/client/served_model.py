@@ -26,6 +26,7 @@ from handover.errors import ArtefactError
 from handover.manifest import RANDOM_WEIGHTS, Manifest
 
 _MODEL = "fastertransformer"
+_HUGGING_FACE_CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class DeployedModel:
     Attributes:
         endpoint: address and identity of the running server.
         name: the name that the model was exported under; empty if unknown.
-        directory: directory of the served FT checkpoint, ``fastertransformer/1/<T>-gpu``; None where it is
-            not on this machine.
+        directory: directory of the served FT checkpoint, ``fastertransformer/1/<T>-gpu``, or of Hugging Face's files
+            for an engine that reads those; None where it is not on this machine.
         vocab_size: number of tokens with padding; None if unknown.
         max_positions: input and output tokens of one sequence; None if unknown, or if there is no limit.
         weight_data_type: data type of the shards according to config.ini; empty if unknown.
@@ -135,9 +136,20 @@ def _open_openai(endpoint: Endpoint, model: str, batch_size: int, may_chat: bool
     with OpenAIClient(endpoint) as client:
         card = client.find_model(model)
         found = find_capabilities(client, card, may_chat)
-    served = DeployedModel(identity_of(endpoint, card, found.version), card.id, max_positions=card.max_positions)
+    served = DeployedModel(
+        identity_of(endpoint, card, found.version),
+        card.id,
+        _hugging_face_directory(endpoint),
+        max_positions=card.max_positions,
+    )
     rows = max(1, min(batch_size, found.max_batch_size))
     return Target(served, card.id, found, card.id if found.takes_ids else None, rows)
+
+
+def _hugging_face_directory(endpoint: Endpoint) -> Path | None:
+    """Return the directory that an engine of another project serves, where it is on this machine."""
+    directory = Path(endpoint.model_repository)
+    return directory if endpoint.model_repository and (directory / _HUGGING_FACE_CONFIG).is_file() else None
 
 
 def target_inside(target: Target) -> Target | None:

@@ -46,6 +46,10 @@ class ParityArguments(ScriptArguments):
     )
     output_length: int = field(default=32, metadata={RANGE: TOKENS, "help": "tokens to generate for each prompt"})
     reference: str = field(default=AUTO, metadata={"help": "auto, huggingface or engine: what computes the source"})
+    precision: str | None = field(
+        default=None,
+        metadata={"help": "fp32, fp16, bf16 or int8, for a server that does not say it: whose limits count"},
+    )
     passages: int = field(
         default=48, metadata={RANGE: PASSAGES, "help": "made-up passages to average over, 16 or more; 0: none"}
     )
@@ -102,6 +106,8 @@ def check_arguments(arguments: ParityArguments) -> None:
         raise ConfigError(
             f"parity: there is no reference '{arguments.reference}'", nearest(arguments.reference, REFERENCES)
         )
+    if arguments.precision is not None and arguments.precision not in PRECISIONS:
+        raise ConfigError(f"parity: precision is '{arguments.precision}'", nearest(arguments.precision, PRECISIONS))
     if arguments.passages and arguments.passages < LEAST_PASSAGES:
         hint = f"it is 0, or at least {LEAST_PASSAGES}: fewer have no standard error worth the name"
         raise ConfigError(f"parity: passages is {arguments.passages}", hint)

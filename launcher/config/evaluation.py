@@ -85,6 +85,7 @@ class ParityConfig(TaskConfig):
 
     prompts: list[str] = field(default_factory=list, metadata={IS_TEXT: True})  # texts; data_path brings more
     output_length: int = number(32, TOKENS)  # tokens to generate for each
+    precision: str | None = None  # whose limits count; None: what the server says, fp32 where it does not
     reference: str = "auto"  # huggingface, engine, or auto: the first that can compute the checkpoint
     passages: int = number(48, PASSAGES)  # made up, of 64 tokens, to average over; 0: only prompts are compared
     max_passages: int = number(512, PASSAGES)  # as many are scored as the measured noise needs, up to this

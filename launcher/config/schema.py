@@ -290,6 +290,10 @@ class DeploymentConfig:
     exit_timeout_s: int = number(10, DAY_S)  # for requests in flight when the server is stopped
     restart: int = number(0, UNCOUNTED)  # times that a server which has died is started again, at most
     endpoint: str | None = None  # evaluate and benchmark attach to this one instead of their own
+    endpoint_key_env: str | None = (
+        None  # environment variable with the bearer key of an OpenAI API, see docs/endpoints.md
+    )
+    endpoint_tokenizer: str | None = None  # directory of an OpenAI API's tokenizer; None: that of this run's checkpoint
     open_apis: list[TritonApi] = field(default_factory=list)  # those that clients may use without the secret header
     edited_files: list[str] = field(default_factory=list)  # patterns; files of the repository edited after the export
     server_args: list[str] = field(default_factory=list)  # more flags for tritonserver

@@ -22,6 +22,7 @@ _PLACES = ("PATH", "FILE", "DIR", "URL")  # a name that ends so says where a sec
 _ASSIGNMENT = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=(?=[\"']?([^\s,;'\"]+))")
 _BY_NAME = re.compile(r"\$\{oc\.env:\w+\}")
 _ENVIRONMENT = "env_vars"
+_KEY_NAME = "deployment.endpoint_key_env"
 
 
 def is_secret(name: str) -> bool:
@@ -40,6 +41,8 @@ def check_command_line(words: Sequence[str]) -> None:
         ConfigError: one is written there.
     """
     for word in words:
+        if word.lstrip("+").startswith(f"{_KEY_NAME}="):
+            _check_key_name(word.partition("=")[2].strip("'\""))
         if _ENVIRONMENT not in word:
             continue
         try:
@@ -47,6 +50,15 @@ def check_command_line(words: Sequence[str]) -> None:
         except Exception:  # whatever is wrong with it, Hydra says so next
             continue
         _check_variables(dict(_variables(override.key_or_group, override.value())), is_written=True)
+
+
+def _check_key_name(name: str) -> None:
+    """Refuse what is not the name of a variable that is set: it may be the key itself, which is not shown."""
+    if name not in ("", "null") and name not in os.environ:
+        raise ConfigError(
+            f"{_KEY_NAME} does not name a variable of this environment",
+            f"export the key, and give the variable's name: export API_KEY=...; {_KEY_NAME}=API_KEY",
+        )
 
 
 def check_secrets(config: Config) -> None:
@@ -70,8 +82,10 @@ def plain_variables(config: Config) -> dict[str, str]:
 
 def passed_by_name(config: Config) -> list[str]:
     """Flags that have a container of docker, which inherits nothing, take secrets from the environment of the job."""
+    key = config.deployment.endpoint_key_env
     contained = config.cluster_type is ClusterType.bcm and config.cluster.container_runtime is ContainerRuntime.docker
-    return [f"--env={name}" for name in sorted(config.env_vars) if is_secret(name)] if contained else []
+    named = {name for name in config.env_vars if is_secret(name)} | ({key} if key else set())
+    return [f"--env={name}" for name in sorted(named)] if contained else []
 
 
 def _check_variables(given: Mapping[str, Any], is_written: bool) -> None:

@@ -253,7 +253,8 @@ def test_a_target_says_what_serves_and_notices_another_server() -> None:
         assert target.capabilities and target.interface.can_score
         assert target.identity == {
             **{"model": NAME, "engine": "vllm", "model_digest": "", "api": "OpenAI", "address": served.url},
-            **{"model_root": "/models/tiny", "max_model_len": "128", "versions": "vllm 0.19.0"},
+            **{"model_root": "/models/tiny", "max_model_len": "128"},
+            **{"server": "vllm 0.19.0", "versions": "vllm 0.19.0"},
         }
         check_still_served(target.served.endpoint, target.model)
         served.version = "0.20.0"

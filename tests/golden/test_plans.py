@@ -44,6 +44,11 @@ CASES = {
         "deployment.openai_max_body_bytes=65536",
     ],
     "attached": ["stages=[evaluate,benchmark]", "deployment.endpoint=server:8001"],
+    "openai_api": [
+        *("stages=[evaluate,benchmark]", "deployment.endpoint=http://server:8000/v1", "evaluation=[lambada,parity]"),
+        *("deployment.endpoint_key_env=API_KEY", "deployment.endpoint_tokenizer=/models/mine"),
+        *("evaluation.parity.precision=bf16", "evaluation.lambada.model=org/model"),
+    ],
     "vllm": [
         *("stages=[export,deploy,evaluate,benchmark]", "deployment.engine=vllm", "deployment.max_model_len=2048"),
         *("deployment.command='/opt/vllm venv/bin/vllm serve'", "deployment.engine_args=[--enforce-eager]"),

@@ -17,6 +17,7 @@ from launcher.config.secrets import check_secrets, is_secret
 from launcher.config.values import check_values
 from launcher.pipeline import executor_for, make_jobs, plan_stages
 from launcher.plan.paths import RunPaths
+from launcher.plan.stages.clients import check_server
 
 VALUE = "hf_opensesame"
 NEMO = PROJECT_DIR / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
@@ -53,6 +54,38 @@ def test_a_secret_on_the_command_line_is_refused_before_hydra_keeps_it(word: str
     with pytest.raises(ConfigError, match="HF_TOKEN looks like a secret") as refused:
         command_line.read([word])
     assert VALUE not in str(refused.value) and "export HF_TOKEN" in refused.value.hint
+
+
+@pytest.mark.parametrize("word", [f"deployment.endpoint_key_env={VALUE}", f"+deployment.endpoint_key_env='{VALUE}'"])
+def test_a_key_in_the_place_of_its_variables_name_is_refused_before_hydra_keeps_it(word: str) -> None:
+    with pytest.raises(ConfigError, match="does not name a variable of this environment") as refused:
+        command_line.read([word])
+    assert VALUE not in str(refused.value)
+
+
+def test_the_key_of_an_openai_api_is_in_no_plan_and_goes_to_docker_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORK_KEY", VALUE)
+    words = ["deployment.endpoint=http://host:8000/v1", "deployment.endpoint_key_env=WORK_KEY", "container=org/image"]
+    command_line.read(words)
+    config = compose(*words, "cluster.container_runtime=docker")
+    paths = RunPaths.of(config)
+    plans = plan_stages(config, paths, [Stage.evaluate, Stage.benchmark])
+    assert all("--endpoint-key-env=WORK_KEY" in plan.commands[0].argv for plan in plans[:2])  # the third is the report
+    files = executor_for(config, paths).preview(make_jobs(config, paths, plans), [])
+    assert "--env=WORK_KEY" in files and VALUE not in files
+    assert not any(VALUE in plan.to_json() for plan in plans)
+
+
+def test_a_key_that_is_not_there_is_said_before_anything_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORK_KEY", raising=False)
+    config = compose("deployment.endpoint=http://host:8000/v1", "deployment.endpoint_key_env=WORK_KEY")
+    with pytest.raises(ConfigError, match=r"\$WORK_KEY, .* is not set in this environment"):
+        check_server(config, RunPaths.of(config), [Stage.evaluate])
+    monkeypatch.setenv("WORK_KEY", VALUE)
+    check_server(config, RunPaths.of(config), [Stage.evaluate])
+    alone = compose("deployment.endpoint_key_env=WORK_KEY")
+    with pytest.raises(ConfigError, match="given without deployment.endpoint, to which it belongs"):
+        check_server(alone, RunPaths.of(alone), [Stage.evaluate])
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def _static(config: Config, paths: RunPaths) -> Command:
         vocab_size=sweep.vocab_size,
         max_batch_size=config.export.triton_deployment.max_batch_size,
         model_repository=expected_repository(config, paths),
+        endpoint_key_env=config.deployment.endpoint_key_env,
         gpu_hour_price=sweep.gpu_hour_price,
     )
     return python_module("evaluation.benchmark", arguments)
@@ -90,6 +91,7 @@ def load_arguments(config: Config, paths: RunPaths) -> LoadArguments:
         vocab_size=config.benchmark.vocab_size,
         slos=tuple((name.removesuffix("_ms"), limit) for name, limit in limits.items() if limit is not None),
         model_repository=expected_repository(config, paths),
+        endpoint_key_env=config.deployment.endpoint_key_env,
         gpu_hour_price=config.benchmark.gpu_hour_price,
         **given,
     )

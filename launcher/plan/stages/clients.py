@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from evaluation.client.openai_client import read_key
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
 from launcher.config.schema import Config, Stage
 from launcher.plan.paths import RunPaths
+
+_TOKENIZERS = "tokenizer.json", "vocab.json", "gpt2-vocab.json", "tokenizer.model"
 
 
 def check_server(config: Config, paths: RunPaths, stages: Collection[Stage]) -> None:
@@ -19,8 +22,11 @@ def check_server(config: Config, paths: RunPaths, stages: Collection[Stage]) -> 
         ServerError: the given endpoint cannot be read.
     """
     _check_sessions(config, stages)
+    _check_keys(config)
     if config.deployment.endpoint:
-        Endpoint.read(config.deployment.endpoint)
+        endpoint = Endpoint.read(config.deployment.endpoint, config.deployment.endpoint_key_env)
+        if endpoint.is_openai and not config.dry_run:
+            read_key(endpoint)
     elif Stage.deploy not in stages:
         _check_standing(paths)
 
@@ -37,13 +43,45 @@ def _check_sessions(config: Config, stages: Collection[Stage]) -> None:
         )
 
 
+def _check_keys(config: Config) -> None:
+    """Refuse keys of an API that is not asked."""
+    deployment = config.deployment
+    for key in ("endpoint_key_env", "endpoint_tokenizer"):
+        if getattr(deployment, key) and not deployment.endpoint:
+            raise ConfigError(
+                f"deployment.{key} is given without deployment.endpoint, to which it belongs",
+                "give deployment.endpoint=http://host:port/v1 too, or leave it out",
+            )
+    if deployment.endpoint_tokenizer and not Path(deployment.endpoint_tokenizer).expanduser().is_dir():
+        raise ConfigError(
+            f"deployment.endpoint_tokenizer: there is no directory {deployment.endpoint_tokenizer}",
+            "name the directory of the served model's tokenizer files",
+        )
+
+
+def api_tokenizer(config: Config, paths: RunPaths) -> Path | None:
+    """Tokenizer files for an OpenAI API that was given: those that are named, or those of this run's checkpoint.
+
+    None where another server is asked, which has its own beside the shards, or where nothing of this run is there.
+    """
+    endpoint, named = config.deployment.endpoint, config.deployment.endpoint_tokenizer
+    if named:
+        return Path(named).expanduser().absolute()
+    if not endpoint or "://" not in endpoint:
+        return None
+    places = [paths.ft_checkpoint, paths.huggingface, *([paths.tokenizer] if paths.tokenizer else []), paths.checkpoint]
+    return next(
+        (path for path in places if path.is_dir() and any((path / name).is_file() for name in _TOKENIZERS)), None
+    )
+
+
 def _check_standing(paths: RunPaths) -> None:
     try:
         served = Endpoint.read(paths.endpoint).model_repository
     except ServerError:
         raise ConfigError(
             f"nothing is deployed: there is no {paths.endpoint}",
-            "add deploy to stages, or give deployment.endpoint=<file or host:port>",
+            "add deploy to stages, or give deployment.endpoint=<file, host:port or http://host:port/v1>",
         ) from None
     exist = bool(served) and Path(served).is_dir() and paths.model_repository.is_dir()
     if exist and not paths.model_repository.samefile(served):

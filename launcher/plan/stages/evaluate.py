@@ -27,7 +27,7 @@ from launcher.config.schema_help import legal_options, options
 from launcher.plan.evaluation_files import check_files
 from launcher.plan.paths import RunPaths
 from launcher.plan.plan import StagePlan, partial, python_module
-from launcher.plan.stages.clients import check_server
+from launcher.plan.stages.clients import api_tokenizer, check_server
 from launcher.plan.stages.settings import environment, expected_repository, resources
 
 _ARGUMENTS: dict[type[TaskConfig], type[TaskArguments]] = {
@@ -108,6 +108,8 @@ def task_arguments(config: Config, paths: RunPaths, name: str, task: TaskConfig)
         endpoint=config.deployment.endpoint or str(paths.endpoint),
         output=partial(paths.evaluation / name),
         model_repository=expected_repository(config, paths),
+        endpoint_key_env=config.deployment.endpoint_key_env,
+        tokenizer=api_tokenizer(config, paths),
         **given,
     )
 
