@@ -48,8 +48,8 @@ def look(pid: int) -> Holdings:
     prefix = next(part.split("=")[-1] for part in below[server].split(" ") if "shm-region-prefix-name" in part)
     regions = [path.stat().st_size for path in _SHARED.iterdir() if path.name.startswith(prefix)]
     return Holdings(
-        server_mb=_resident_mb(server),
-        stubs_mb=sum(map(_resident_mb, stubs)),
+        server_mb=resident_mb(server),
+        stubs_mb=sum(map(resident_mb, stubs)),
         stubs=len(stubs),
         regions=len(regions),
         regions_mb=sum(regions) / 1e6,
@@ -57,6 +57,7 @@ def look(pid: int) -> Holdings:
     )
 
 
-def _resident_mb(pid: int) -> float:
+def resident_mb(pid: int) -> float:
+    """Read how much memory a process has resident."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1e3

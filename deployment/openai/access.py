@@ -86,9 +86,12 @@ class AccessLog:
             response = await handler(request)
             status = response.status
             return response
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             status = _HUNG_UP
             raise
+        except ConnectionError:  # the client has gone in the middle of its body or of the answer
+            status = _HUNG_UP
+            return web.Response(status=status)
         finally:
             self._write(request, status, time.monotonic() - started)
 

@@ -76,7 +76,8 @@ def check_engine(config: Config) -> None:
 
 def _check_keys(config: Config) -> None:
     deployment, triton, engine = config.deployment, config.export.triton_deployment, config.deployment.engine
-    of_api = "openai_port", "openai_processes", "api_keys_file"
+    own = ("access_log", "chat_template", "max_requests", "max_sequences", "max_body_bytes")
+    of_api = "openai_port", "openai_processes", "api_keys_file", *(f"openai_{name}" for name in own)
     others = "grpc_port", "metrics_port", "open_apis", "gemm_autotune", "torch_kernels", "server_args"
     reasons = {
         **{f"deployment.{name}": (getattr(deployment, name) is not None, _API) for name in of_api},
