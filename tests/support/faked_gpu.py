@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
 from backends.fastertransformer.engine.model import network
 from backends.fastertransformer.engine.ops.triton_ops import TritonOps
-from backends.fastertransformer.engine.steps import graphs
-
-
-class DoneAgain:
-    """In place of CUDA graphs, by size."""
-
-    def __init__(self, run: Callable[[int], Any], pool: object) -> None:
-        self.run, self.sizes = run, list[int]()
-
-    def capture(self, size: int) -> None:
-        self.sizes.append(size)
-        self.run(size)
-
-    def replay(self, size: int) -> Any:
-        return self.run(size)
-
-    def size_of(self, count: int, has_room: Callable[[int], bool] = lambda _: True) -> int:
-        return min((size for size in self.sizes if size >= count and has_room(size)), default=0)
+from support.faked_graphs import fake_graphs
 
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on networks have Triton's operations; products of fp32 numbers are torch's all the same."""
     monkeypatch.setattr(network, "choose_ops", TritonOps)
-    monkeypatch.setattr(graphs, "Graphs", DoneAgain)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    fake_graphs(monkeypatch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)

@@ -46,7 +46,7 @@ def answers_of(steps: Steps, budget: int) -> list[Tensors]:
     return [each[0].tensors or {} for each in answers]
 
 
-@pytest.mark.parametrize("family", ["gpt", "gptj", "llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["gpt", "gptj", "llama", "qwen3", "gemma2", "bloom"])
 @torch.inference_mode()
 def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_checkpoint(AgreementArguments(layers=2, hidden=128, vocab=50), family, tmp_path / "1-gpu")
@@ -74,7 +74,8 @@ def test_mixed_steps_give_what_whole_prompts_give(family: str, tmp_path: Path, m
     monkeypatch.setattr(StepGraphs, "mix", note_and_run)
     warmup.warm_up(by_kernels, 600.0, BUDGET)
     found = answers_of(by_kernels, BUDGET)
-    assert captured == [(3, True)] + [(10, True)] * 3 + [(3, True)]
+    # With a bias a context is run whole, before the step of the rows that decode.
+    assert captured == ([] if family == "bloom" else [(3, True)] + [(10, True)] * 3 + [(3, True)])
     for ours, theirs in zip(found, expected, strict=True):
         assert set(ours) == set(theirs)
         for name, values in theirs.items():

@@ -114,9 +114,13 @@ class StepGraphs:
             (self._decode if rows else self._begin if tokens else self._continue).capture(rows or tokens or continued)
         self.largest_step, self.largest_input = max(self.largest_step, rows), max(self.largest_input, tokens)
 
+    def rows_of_step(self, count: int) -> int:
+        """Give the rows of the graph that runs a decode step, padding included; 0: no graph is large enough."""
+        return self._decode.size_of(count)
+
     def decode(self, count: int) -> Chosen | None:
         """Run a decode step; None: no graph is large enough."""
-        if not (size := self._decode.size_of(count)):
+        if not (size := self.rows_of_step(count)):
             self._warn_uncaptured("decode step", f"{count} rows", f"steps of up to {self.largest_step} rows")
             return None
         logits, tokens = self._decode.replay(size)

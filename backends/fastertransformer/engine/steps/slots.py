@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -29,12 +30,14 @@ class RowSlots:
     Attributes:
         ids: int64 [MOST_SLOTS], on the device: the next input token of each slot.
         positions: int64 [MOST_SLOTS], on the device: the position of that token.
+        count: slots in use, which are the first ones.
     """
 
     def __init__(self, network: Network, cache: KvCache, prefixes: Sequence[Prefix] = ()) -> None:
         self.network, self.cache, self._prefixes = network, cache, prefixes
         self.device = network.weights.like.device
         self.ids, self.positions = torch.zeros(2, MOST_SLOTS, dtype=torch.long, device=self.device)
+        self.count = 0
 
     def allocate(
         self,
@@ -72,6 +75,7 @@ class RowSlots:
     ) -> None:
         """Write the block tables, int32 [n, pages], and the state of new rows; see allocate."""
         self.cache.place(first, tables, source_tables, windows)
+        self.count = first + len(tables)
         self.positions[first : first + len(tables)] = upload(positions, self.device)
         if ids is not None:
             self.ids[first : first + len(tables)] = upload(ids, self.device)
@@ -95,9 +99,22 @@ class RowSlots:
             sources: int64 [n], the slots that move.
         """
         self.cache.free(count, kept, targets, sources)
+        self.count = kept
         if len(targets):
             to, of = upload(np.stack((targets, sources)), self.device)
             self.ids[to], self.positions[to] = self.ids[of], self.positions[of]
+
+    @contextmanager
+    def hidden(self, first: int, end: int) -> Iterator[None]:
+        """Let the rows in the slots from ``first`` to ``end`` look like free ones to the device for a while."""
+        slots = slice(first, min(end, self.count))
+        state = self.ids[slots], self.positions[slots], self.cache.block_tables[slots]
+        before = [part.clone() for part in state] if slots.stop > first else []
+        for part in state[: len(before)]:
+            part.zero_()
+        yield
+        for part, content in zip(state, before, strict=False):
+            part.copy_(content)
 
     def set_tokens(self, first: int, tokens: Tensor) -> None:
         """Set the next input tokens, [N], of the slots from ``first`` on, in all processes."""

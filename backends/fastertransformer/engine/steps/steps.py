@@ -164,11 +164,16 @@ class Steps(RowSlots, Predictions):
     def decode(self, count: int) -> Chosen:
         """Run one token of each of the first rows, and advance their positions.
 
+        Rows behind them, which have just joined, stay as they are.
+
         Returns:
             Logits and argmax tokens, where this process predicts: valid until the next step. The tokens are the next
             step's input, unless set_tokens sets others.
         """
-        chosen = self._graphs.decode(count) if self._graphs else None
+        chosen = None
+        if self._graphs:
+            with self.hidden(count, self._graphs.rows_of_step(count)):  # its padding would write to rows that joined
+                chosen = self._graphs.decode(count)
         chosen = chosen or self._decode(count)
         self._decoded = chosen[0]
         return chosen

@@ -1,0 +1,51 @@
+"""Decode steps that are captured for more rows than decode: rows that join in the same step must not be its padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.asking import Tensors, ask, prompts, tiny_gpt2
+from support.faked_graphs import fake_graphs
+from support.llama_shards import settings_of
+from support.paged_steps import paged_steps
+
+from backends.fastertransformer.engine.cache.kv_cache import PAGE
+from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
+from backends.fastertransformer.engine.steps.steps import Steps
+
+NEVER = 4000  # an end_id outside the vocabulary
+
+
+def answers_of(steps: Steps, requests: list[Tensors]) -> list[Tensors]:
+    """Each request joins while those before it decode."""
+    scheduler, answers = Scheduler(steps, 8, steps_ahead=True), list[list[Answer]]()
+    for tensors in requests:
+        answers.append([])
+        scheduler.add(Job(parse_request(tensors, steps.config), answers[-1].append))
+        scheduler.step()
+    while not scheduler.is_idle:
+        scheduler.step()
+    return [each[0].tensors or {} for each in answers]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+def test_a_row_that_joins_a_padded_step_gets_what_it_gets_alone(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny_gpt2(tmp_path)[1] if family == "gpt2" else settings_of(family, tmp_path)[1]
+    # At the end of a page, so that what padding writes behind a context would be in the cache of the next row.
+    lines = prompts(5, PAGE - 1, PAGE, 3)
+    ways = [{}, {"runtime_top_k": 5, "random_seed": 7}, {"is_return_log_probs": True}, {"beam_width": 2}]
+    requests = [ask([line], 8, end_id=NEVER, **way) for line, way in zip(lines, ways, strict=True)]
+    alone = [answers_of(paged_steps(settings), [tensors])[0] for tensors in requests]
+    fake_graphs(monkeypatch)
+    steps = paged_steps(settings)
+    steps.capture(8, 0)
+    for ours, theirs in zip(answers_of(steps, requests), alone, strict=True):
+        assert set(ours) == set(theirs)
+        for name, values in theirs.items():
+            np.testing.assert_allclose(ours[name], values, atol=1e-4, err_msg=name)
