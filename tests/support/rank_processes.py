@@ -92,11 +92,13 @@ class RankProcesses:
         data_type: str = "fp32",
         has_peer_sums: bool = True,
         is_one_host: bool = True,
+        chunk_tokens: int = 256,
+        is_together: bool = False,
     ) -> None:
         self.answers_file = directory / "answers"
         (directory / "requests").write_bytes(pickle.dumps(requests))
         worker = ["-m", "backends.fastertransformer.worker"]
-        numbers = map(str, (tensor, pipeline, engines, int(has_peer_sums)))
+        numbers = map(str, (tensor, pipeline, engines, int(has_peer_sums), chunk_tokens, int(is_together)))
         leader = [__file__, str(shards), str(directory), model_type, data_type, *numbers]
         hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         size = tensor * pipeline
@@ -146,6 +148,29 @@ def answer_of(engine: Any, tensors: Tensors) -> Tensors:
     return found
 
 
+def answers_together(engine: Any, requests: list[Tensors]) -> list[Tensors]:
+    """What requests get of which the first one decodes while the others come."""
+    answers: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in requests]
+    engine.submit(engine.parse(requests[0]), answers[0].put, is_streaming=True)
+    first = answers[0].get()
+    for tensors, answer in zip(requests[1:], answers[1:], strict=True):
+        engine.submit(engine.parse(tensors), answer.put)
+    while not first.is_final:
+        first = answers[0].get()
+    return [first.tensors, *(answer.get().tensors for answer in answers[1:])]
+
+
+def _print_inputs(engine: Any) -> None:
+    """Print how many tokens of how many rows each prefill pass of an engine runs."""
+    extend = engine._steps.extend
+
+    def print_and_run(ids: Any, starts: Any, lengths: Any, *more: Any) -> Any:
+        sys.stdout.write(f"prefill of {lengths.tolist()} tokens from {starts.tolist()}\n")
+        return extend(ids, starts, lengths, *more)
+
+    engine._steps.extend = print_and_run
+
+
 def rank_environment(
     rank: int, world_size: int, directory: Path, on_gpu: bool = False, is_one_host: bool = True
 ) -> dict[str, str]:
@@ -167,14 +192,18 @@ def main(shards: str, directory: str, model_type: str, data_type: str, *numbers:
 
     ranks = read_ranks(os.environ)
     device = choose_device(local_rank=ranks.local_rank if ranks else 0)
-    tensor, pipeline, engines, has_peer_sums = map(int, numbers)
+    tensor, pipeline, engines, has_peer_sums, chunk_tokens, is_together = map(int, numbers)
     settings = Settings(Path(shards), tensor, pipeline, data_type, 1, model_type)
     settings = replace(settings, has_process_per_rank=ranks is None, has_peer_sums=bool(has_peer_sums))
-    settings = replace(settings, kv_cache_bytes=CACHE_BYTES)
+    settings = replace(settings, kv_cache_bytes=CACHE_BYTES, prefill_chunk_tokens=chunk_tokens)
     answers = []
     for _ in range(engines):
         engine = open_engine(settings, device, Group(ranks, device, settings) if ranks else None)
-        for request in pickle.loads((Path(directory) / "requests").read_bytes()):
+        requests = pickle.loads((Path(directory) / "requests").read_bytes())
+        if is_together:
+            _print_inputs(engine)
+            answers += answers_together(engine, requests)
+        for request in () if is_together else requests:
             answers.append(answer_of(engine, request))
             sys.stdout.write("answered\n")
             sys.stdout.flush()
