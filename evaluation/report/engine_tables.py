@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from evaluation.report.comparable import engines_of, why_not_comparable
@@ -41,6 +42,8 @@ _SPEED = {
     "Cost of 1M tokens": "cost_per_million_tokens",
     "Cost of 1M output tokens": "cost_per_million_output_tokens",
 }
+_LONG_HEX = r"\b([0-9a-f]{12})[0-9a-f]{20,}"
+"""Commits and digests, of which the beginning tells two apart."""
 Load = tuple[str, str]
 """Lengths, as ``60/20``, and the load's label, as ``concurrency 4``."""
 
@@ -121,4 +124,5 @@ def _facts(point: Point) -> Mapping[str, str]:
     """Return what identifies an engine: from its first measured row, else from what its evaluations say."""
     rows = [row for benchmark in point.benchmarks for row in benchmark.rows[:1]]
     told = {name: str(row.value(name) or "") for row in rows[:1] for name in _IDENTITY.values()}
-    return {**point.identity, **{name: text for name, text in told.items() if text}, "engine": point.engine}
+    known = {**point.identity, **{name: text for name, text in told.items() if text}, "engine": point.engine}
+    return {name: re.sub(_LONG_HEX, r"\1", text) for name, text in known.items()}

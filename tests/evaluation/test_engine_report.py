@@ -11,6 +11,8 @@ import pytest
 from support.results_maker import load_row, write_results
 
 from evaluation import recommend, sweep_report
+from evaluation.client.openai_client import ModelCard
+from evaluation.client.served_identity import identity_of
 from evaluation.client.served_model import DeployedModel
 from evaluation.report.comparable import COMPARABLE, group_comparable
 from evaluation.report.engine_plots import Line, front_of
@@ -43,7 +45,11 @@ def run(root: Path, engine: str, verdict: str, **changes: Any) -> dict[str, str]
         }
         figures |= {"output_tokens_per_s_per_user": SPEED[engine] / rate, "gpu_power_mean_watts": 600.0}
         told = {"versions": f"{engine} 1.0", "flags": f"--of-{engine}", "gpu_hour_price": 2.0, "is_streaming": True}
-        rows.append(derive(load_row(None, rate, engine=engine, **told, **figures, **changes)))
+        rows.append(
+            derive(
+                load_row(None, rate, engine=engine, commit="c0ffee" * 6 + "1234-dirty", **told, **figures, **changes)
+            )
+        )
     results = write_results(root / engine, load=rows, accuracy={"last_token_accuracy": (0.5, 0.01)})
     for row in rows:
         requests = [{"timestamp": 0, "response_timestamps": [5_000_000 * n, 9_000_000 * n]} for n in (1, 2, 3)]
@@ -85,6 +91,7 @@ def test_every_figure_of_the_engines_is_that_of_the_runs_own_table(sweep: Path) 
     assert identity.columns[1:] == ("engine slipway", "engine vllm", "engine sglang (not comparable)")
     cells = {row[0]: row[1:] for row in identity.rows}
     assert cells["Engine"] == tuple(SPEED) and cells["Flags"] == ("--of-slipway", "--of-vllm", "--of-sglang")
+    assert cells["Commit that measured"] == ("c0ffeec0ffee-dirty",) * 3
     assert cells["Parity with the checkpoint"] == ("HOLDS", "HOLDS", "FAILS")
     assert cells["lambada last_token_accuracy"] == ("50.00%",) * 3
     tables = [pandas.read_csv(sweep / engine / "benchmark" / "load" / "load.csv") for engine in SPEED]
@@ -169,3 +176,9 @@ def test_points_of_an_engine_that_was_started_again_are_kept_and_those_with_othe
 
     assert fingerprint(8000, "--dtype=half") == fingerprint(9000, "--dtype=half")
     assert fingerprint(8000, "--dtype=half") != fingerprint(8000, "--dtype=bfloat16")
+
+
+def test_an_engine_that_this_project_has_started_keeps_its_name() -> None:
+    card = ModelCard("llama", owned_by="tensorrt_llm")
+    assert identity_of(Endpoint("h", engine="trtllm_serve"), card, "1.0").engine == "trtllm_serve"
+    assert identity_of(Endpoint("h"), card, "1.0").engine == "tensorrt_llm"
