@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,11 @@ def test_what_the_last_batch_left_in_the_cache_does_not_matter(engine_settings: 
         for block in engine._steps.cache.memory:
             block.fill_(1e4)
     assert generated_rows(answer(engine, tensors)) == expected
+
+
+def test_a_served_model_is_no_work_for_the_garbage_collector(engine_settings: Settings) -> None:
+    engine = open_engine(engine_settings, CPU)
+    assert gc.get_freeze_count() > 10_000  # torch alone has more objects
+    assert not gc.is_tracked(engine.config) or all(each is not engine.config for each in gc.get_objects())
+    engine.close()
+    assert gc.get_freeze_count() == 0

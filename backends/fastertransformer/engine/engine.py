@@ -68,6 +68,8 @@ class Engine:
         self._scheduler = Scheduler(loaded.steps, self._max_rows, is_inflight, idle_s, *ways)
         if loaded.group:
             loaded.group.control.at_loss.append(lambda: self._arrivals.put(None))
+        # A collection that looks through all that torch and the model consist of stops the steps for some 100 ms.
+        gc.freeze()
 
     def parse(self, tensors: Mapping[str, Array]) -> Request:
         """Check one request; see request.parse_request."""
@@ -198,6 +200,7 @@ class Engine:
 
     def _free_memory(self) -> None:
         """Free memory that nothing refers to; reference cycles keep some of it until they are collected."""
+        gc.unfreeze()
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
