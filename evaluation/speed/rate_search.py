@@ -32,24 +32,32 @@ class RateSearch:
         low, high: lowest and highest rate to measure, in requests per second.
         precision: the search ends where the rates that hold and do not are this close, relative.
         held: highest rate that holds; None if none does.
-        not_held: lowest rate that was not shown to hold; None if there is none.
         exceeded: lowest rate that is exceeded with confidence; None if there is none.
+        verdicts: by rate.
     """
 
     low: float
     high: float
     precision: float
     held: float | None = None
-    not_held: float | None = None
     exceeded: float | None = None
     verdicts: dict[float, str] = field(default_factory=dict)
 
+    @property
+    def not_held(self) -> float | None:
+        """Lowest rate above those that hold that was not shown to hold; None if there is none."""
+        above = [rate for rate, verdict in self.verdicts.items() if verdict != HOLDS and rate > (self.held or 0)]
+        return min(above, default=None)
+
     def next_rate(self) -> float | None:
         """Return the rate to measure next; None at the end of the search."""
-        if self.held is None:
-            return self.low if self.not_held is None else None
-        if self.not_held is None:
-            return None if self.held >= self.high else _rounded(min(2 * self.held, self.high))
+        if not self.verdicts:
+            return self.low
+        if self.not_held is None or self.held is None:
+            # A low rate may stay undecided for want of requests, of which a higher one has more.
+            highest = max(self.verdicts)
+            is_over = highest >= self.high or self.exceeded is not None
+            return None if is_over else _rounded(min(2 * highest, self.high))
         if self.not_held <= self.held * (1 + self.precision):
             return None
         middle = _rounded(math.sqrt(self.held * self.not_held))
@@ -60,8 +68,6 @@ class RateSearch:
         self.verdicts[rate] = verdict
         if verdict == HOLDS:
             self.held = rate if self.held is None else max(rate, self.held)
-            return
-        self.not_held = rate if self.not_held is None else min(rate, self.not_held)
         if verdict == EXCEEDED:
             self.exceeded = rate if self.exceeded is None else min(rate, self.exceeded)
 

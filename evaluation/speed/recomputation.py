@@ -13,10 +13,10 @@ from evaluation.speed.figures import BY_NAME, FigureContext, compute_figures, co
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.raw_records import PointRecords
 from evaluation.speed.server_metrics import server_figures
-from evaluation.speed.table import OK, STATIC, Row, Table
+from evaluation.speed.table import OK, SLO_FIGURES, STATIC, Row, Table
 
-READINGS = {*COST_FIGURES, *ENERGY_FIGURES, "gpu_energy_per_output_token_j"}
-"""Figures that do not follow from requests."""
+READINGS = {*COST_FIGURES, *ENERGY_FIGURES, *SLO_FIGURES, "gpu_energy_per_output_token_j"}
+"""Figures that do not follow from requests alone."""
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,18 @@ def test_a_search_without_a_boundary_ends_at_its_bounds() -> None:
     assert (none_holds.held, none_holds.exceeded) == (None, 3)
 
 
+def test_a_low_rate_that_stays_undecided_for_want_of_requests_does_not_end_the_search() -> None:
+    search = RateSearch(1.0, 100.0, 0.2)
+    asked = []
+    while (rate := search.next_rate()) is not None:
+        asked.append(rate)
+        search.add(rate, UNDECIDED if rate < 3 else HOLDS if rate <= 11 else EXCEEDED)
+    assert asked[:6] == [1, 2, 4, 8, 16, 11.314]
+    assert search.held is not None
+    assert search.exceeded is not None
+    assert search.held <= 11 < search.exceeded <= search.held * 1.2
+
+
 def one_at_a_time(tensors: Tensors) -> Tensors:
     """Answer after 20 ms, one request after the other: no more than 50 in a second."""
     with LOCK:
