@@ -142,7 +142,7 @@ class Turns:
             model_type=model.model_type,
             data_type=given.data_type,
             vocab=model.vocab,
-            longest=given.longest,
+            longest=min(given.longest, model.positions or given.longest),
             memory=given.memory,
             kv_cache_bytes=given.kv_cache_bytes,
             rows=given.rows,

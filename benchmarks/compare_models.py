@@ -28,6 +28,7 @@ class ComparedModel:
         is_made_up: whether the weights are random.
         checkpoint: the same model's FasterTransformer shards; ``directory`` itself if it is made up.
         model_type: of config.pbtxt; empty if it is made up.
+        positions: tokens of the longest text; None if config.json does not say.
     """
 
     directory: Path
@@ -35,6 +36,7 @@ class ComparedModel:
     is_made_up: bool
     checkpoint: Path
     model_type: str = ""
+    positions: int | None = None
 
 
 def made_up_model(name: str, data_type: str, directory: Path) -> ComparedModel:
@@ -45,8 +47,9 @@ def made_up_model(name: str, data_type: str, directory: Path) -> ComparedModel:
     """
     size = find_size(name)
     directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(hugging_face_config(size, data_type), indent=1))
-    return ComparedModel(directory, size.vocab, True, directory)
+    config = hugging_face_config(size, data_type)
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    return ComparedModel(directory, size.vocab, True, directory, positions=_positions(config))
 
 
 def real_model(directory: Path, data_type: str, shards: Path) -> ComparedModel:
@@ -63,8 +66,13 @@ def real_model(directory: Path, data_type: str, shards: Path) -> ComparedModel:
     if family == "t5":
         raise ConfigError(f"{directory} holds an encoder-decoder", "take a model that continues its prompt")
     convert(ConvertArguments(directory, shards, 1, data_type, _PROCESSES))
-    vocab = int(json.loads((directory / "config.json").read_text())["vocab_size"])
-    return ComparedModel(directory, vocab, False, shards, MODEL_TYPES[family])
+    config = json.loads((directory / "config.json").read_text())
+    return ComparedModel(directory, int(config["vocab_size"]), False, shards, MODEL_TYPES[family], _positions(config))
+
+
+def _positions(config: dict[str, Any]) -> int | None:
+    found = (config.get(name) for name in ("max_position_embeddings", "n_positions"))
+    return next((int(each) for each in found if each), None)
 
 
 def hugging_face_config(size: Size, data_type: str) -> dict[str, Any]:

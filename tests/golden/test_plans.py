@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.composed import FIVE, compare, compose, plans_of
 
+from handover.errors import ConfigError
+from handover.ranges import check_ranges
 from launcher.pipeline import group
 from launcher.plan.paths import RunPaths
 
@@ -142,3 +144,15 @@ def test_going_on_without_the_gpus_kernels_is_told_to_the_server_alone() -> None
     name, plans = "SLIPWAY_TORCH_KERNELS", plans_of(compose([FIVE, "deployment.torch_kernels=true"]))
     assert {plan.stage: plan.env.get(name) for plan in plans if name in plan.env} == {"deploy": "1"}
     assert not [plan for plan in plans_of(compose([FIVE])) if name in plan.env]
+
+
+@pytest.mark.parametrize("kind", ["static", "load"])
+def test_the_price_of_a_gpu_reaches_the_benchmark_that_is_given_one(kind: str) -> None:
+    def arguments(*more: str) -> tuple[str, ...]:
+        plans = plans_of(compose([*CASES["attached"], f"benchmark={kind}", *more]))
+        return next(plan for plan in plans if plan.stage == "benchmark").commands[0].argv
+
+    assert "--gpu-hour-price=2.5" in arguments("benchmark.gpu_hour_price=2.5")
+    assert not [word for word in arguments() if "price" in word]
+    with pytest.raises(ConfigError, match="gpu_hour_price"):
+        check_ranges(compose([*CASES["attached"], "benchmark.gpu_hour_price=0"]))

@@ -15,7 +15,7 @@ import transformers
 from support.vllm_stand_in import VERSION, write_package
 
 from benchmarks import compare
-from benchmarks.compare_models import hugging_face_config
+from benchmarks.compare_models import hugging_face_config, made_up_model
 from benchmarks.compare_table import agreement_of, comparison_rows
 from benchmarks.compare_workloads import (
     Ask,
@@ -111,6 +111,11 @@ def test_a_shape_is_described_as_hugging_face_does(name: str) -> None:
     if isinstance(size, LlamaSize):
         assert (config.head_dim, config.num_key_value_heads) == (size.head_size, size.kv_heads)
         assert config.rope_parameters["rope_theta"] == size.rope_theta
+
+
+def test_a_model_says_how_long_its_texts_may_be(tmp_path: Path) -> None:
+    assert made_up_model("1.3B", "fp16", tmp_path / "gpt").positions == 2048
+    assert made_up_model("Llama 3.1 8B", "fp16", tmp_path / "llama").positions == 131072
 
 
 def test_a_shape_that_vllm_cannot_make_up_is_refused() -> None:
