@@ -140,7 +140,9 @@ def test_what_is_gated_is_what_torch_gives(rows: int) -> None:
     gain, shift = drawn(2, 64, dtype=half, seed=6).unbind()
     for norm in (None, Norm(gain, None, 1e-5, is_rms=True), Norm(gain, shift, 1e-5)):
         for pair in ((activated, gate), joined):
-            found, expected = (kind(DEVICE).gated_linear(*pair, x, norm, "silu") for kind in (TritonOps, Ops))
+            found, expected = (
+                kind(DEVICE).gated_linear(pair[0], pair[1], x, norm, "silu") for kind in (TritonOps, Ops)
+            )
             assert found.shape == expected.shape and relative_error(found, expected.double()) < 3e-3
 
 
