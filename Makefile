@@ -10,7 +10,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama test torture test-nemo test-lm-eval test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama test torture test-nemo test-lm-eval test-aiperf test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
@@ -43,6 +43,9 @@ test-lm-eval-decoder: .venv-lm-eval/.ready
 test-lm-eval-encoder-decoder: .venv-lm-eval/.ready
 	.venv-lm-eval/bin/python -m pytest tests/with_lm_eval/test_encoder_decoder.py
 
+test-aiperf: $(VENV)/.tests .venv-aiperf/.ready ## drive a deployment's OpenAI endpoint by NVIDIA's aiperf, in a virtual environment of its own
+	AIPERF=.venv-aiperf/bin/aiperf $(RUN) -m pytest tests/with_aiperf
+
 test-kernels: test-kernels-interpreted test-kernels-compiled test-kernels-compiled-3.6 ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
 
 test-kernels-interpreted: $(VENV)/.tests .triton/.ready
@@ -54,7 +57,7 @@ test-kernels-compiled: $(VENV)/.tests .triton/.ready
 test-kernels-compiled-3.6: $(VENV)/.tests .triton-3.6/.ready
 	PYTHONPATH=.triton-3.6 $(RUN) -m pytest tests/with_triton/test_engine_kernels_compile.py
 
-environments: .venv-nemo/.ready .venv-lm-eval/.ready .triton/.ready .triton-3.6/.ready ## install what test-nemo, test-lm-eval and test-kernels need
+environments: .venv-nemo/.ready .venv-lm-eval/.ready .venv-aiperf/.ready .triton/.ready .triton-3.6/.ready ## install what test-nemo, test-lm-eval, test-aiperf and test-kernels need
 
 # mypy's second run takes what the first one knows of torch and numpy from its cache.
 check: $(VENV)/.tests ## lint, formatting and types
@@ -123,5 +126,11 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	  'transformers==5.20.2' accelerate
 	touch $@
 
+# For benchmarks.load_clients.
+.venv-aiperf/.ready:
+	$(PYTHON) -m venv .venv-aiperf
+	.venv-aiperf/bin/python -m pip install --quiet --disable-pip-version-check --no-compile aiperf==0.13.0
+	touch $@
+
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo .venv-lm-eval .triton .triton-3.6
+	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .triton .triton-3.6
