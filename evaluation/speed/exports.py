@@ -19,7 +19,7 @@ from evaluation.speed.cells import csv_text
 from evaluation.speed.figures import BY_NAME, DISTRIBUTIONS, PERCENTILES
 from evaluation.speed.raw_records import write_records
 from evaluation.speed.record import RequestRecord
-from evaluation.speed.table import CLOSED, OK, SUMMARY, Row
+from evaluation.speed.table import CLOSED, OK, SUMMARY, TRITON, Row
 from evaluation.speed.under_load import Measured
 from handover.durable import write_atomically
 
@@ -67,8 +67,8 @@ def vllm_result(measured: Measured, slos: Mapping[str, float]) -> dict[str, Any]
     good = [record for record in measured.records if not record.error]
     content: dict[str, Any] = {
         "date": row.timestamp,
-        "backend": "triton",
-        "endpoint_type": "triton",
+        "backend": row.endpoint_kind or TRITON,
+        "endpoint_type": row.endpoint_kind or TRITON,
         "model_id": row.model,
         "model_digest": row.model_digest,
         "tokenizer_id": row.model,
@@ -123,7 +123,12 @@ def profile_export(measured: Measured) -> dict[str, Any]:
     experiments = [
         {"experiment": experiment, "requests": requests, "window_boundaries": list(measured.window_ns)},
     ]
-    return {"experiments": experiments, "version": "2.51.0", "service_kind": "triton", "endpoint": ""}
+    return {
+        "experiments": experiments,
+        "version": "2.51.0",
+        "service_kind": row.endpoint_kind or TRITON,
+        "endpoint": "",
+    }
 
 
 def genai_perf_statistics(measured: Measured) -> dict[str, Any]:
@@ -144,7 +149,7 @@ def genai_perf_statistics(measured: Measured) -> dict[str, Any]:
         if value is not None:
             content[name] = {"unit": unit, "avg": value}
     stimulus = {"concurrency": row.concurrency} if row.mode == CLOSED else {"request_rate": row.level}
-    config = {"model_names": [row.model], "service_kind": "triton", "streaming": row.is_streaming}
+    config = {"model_names": [row.model], "service_kind": row.endpoint_kind or TRITON, "streaming": row.is_streaming}
     content["input_config"] = {**config, "perf_analyzer": {"stimulus": stimulus}}
     return content
 

@@ -22,6 +22,7 @@ from evaluation.speed.table import LOAD_TABLE, STATIC_TABLE, Row
 from evaluation.speed.workload import LoadPrompt
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
+from handover.manifest import Manifest, record_files
 
 FIRST_S, EACH_S = 0.04, 0.015
 NEAR_MS = 6.0  # of a median, on a machine with other work; the delays are several times that
@@ -282,6 +283,24 @@ def test_lengths_need_ids_in_a_static_sweep_and_a_vocabulary_everywhere(tmp_path
         run(arguments(server, tmp_path, vocab_size=None))
 
 
+def test_the_vocabulary_is_that_of_the_directory_which_an_engine_serves(tmp_path: Path) -> None:
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 17}}))
+    Manifest("model_repository", record_files(tmp_path / "served")).write(tmp_path / "served")
+    with RawServer() as server:
+        settings = {"tensor_para_size": "2", "pipeline_para_size": "1"}
+        endpoint = dataclasses.replace(
+            Endpoint.read(server.url), model_repository=str(tmp_path / "served"), settings=settings
+        )
+        endpoint.write(tmp_path / "endpoint.json")
+        given = arguments(server, tmp_path / "out", endpoint=str(tmp_path / "endpoint.json"), vocab_size=None)
+        (row,) = run(dataclasses.replace(given, lengths=("200/6",)))
+        drawn = {token for each in measured(server) for token in each.body["prompt"]}
+    assert drawn == set(range(17))
+    # The endpoint file says the tensor parallelism, so that the number of GPUs is known: on a CPU it counts as one.
+    assert row.figures["output_tokens_per_s_per_gpu"] == row.figures["output_tokens_per_s"]
+
+
 def test_a_server_that_goes_away_ends_the_sweep(tmp_path: Path) -> None:
     with RawServer(first_s=0.01) as server:
         given = arguments(server, tmp_path, concurrencies=(1, 2), timeout_s=5.0)
@@ -301,4 +320,5 @@ def test_requests_are_what_other_servers_take(tmp_path: Path) -> None:
         **{"return_token_ids": True, "stream_options": {"include_usage": True}},
     }
     summary = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
+    assert summary["backend"] == "openai"
     assert summary["total_output_tokens"] == 6 * summary["completed"]
