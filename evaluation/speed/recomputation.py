@@ -13,10 +13,12 @@ from evaluation.speed.figures import BY_NAME, FigureContext, compute_figures, co
 from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.raw_records import PointRecords
 from evaluation.speed.server_metrics import server_figures
+from evaluation.speed.slo_verdict import judge
 from evaluation.speed.table import OK, SLO_FIGURES, STATIC, Row, Table
 
-READINGS = {*COST_FIGURES, *ENERGY_FIGURES, *SLO_FIGURES, "gpu_energy_per_output_token_j"}
-"""Figures that do not follow from requests alone."""
+READINGS = {*COST_FIGURES, *ENERGY_FIGURES, "gpu_energy_per_output_token_j"}
+"""Figures that do not follow from requests."""
+_OF_LIMITS = {"goodput_requests_per_s", *SLO_FIGURES}
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def recompute(row: Row, point: PointRecords) -> dict[str, Any]:
     else:
         counts |= {"requests": len(records), "repeats": len(windows), "warmup_requests": len(point.warmups)}
         figures = {**compute_figures(windows, FigureContext(point.slos, row.gpus)), **server_figures(*point.counters)}
+        figures |= _kept_shares(row, point)
     derived = derive(replace(row, figures=figures)).figures
     figures = {name: value for name, value in derived.items() if name not in READINGS}
     if row.state != OK:
@@ -76,7 +79,14 @@ def recompute(row: Row, point: PointRecords) -> dict[str, Any]:
         counts["duration_s"] = (windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S
     if point.token_times_left_out:
         figures = {name: value for name, value in figures.items() if name not in BY_NAME["itl"].columns()}
-        # A limit on the inter-token latency decides which requests are good.
-        if "itl" in point.slos:
-            del figures["goodput_requests_per_s"]
+        if "itl" in point.slos:  # this limit decides which requests are good
+            figures = {name: value for name, value in figures.items() if name not in _OF_LIMITS}
     return counts | figures
+
+
+def _kept_shares(row: Row, point: PointRecords) -> dict[str, float | None]:
+    """Compute SLO_FIGURES of a rate that a search measured; they do not depend on the percentile that was asked for."""
+    if not row.slo_verdict or not point.slos:
+        return dict.fromkeys(SLO_FIGURES)
+    judgement = judge(point.records, point.slos, percentile=50.0)
+    return dict(zip(SLO_FIGURES, (judgement.share, judgement.low, judgement.high), strict=True))

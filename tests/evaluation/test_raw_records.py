@@ -91,6 +91,17 @@ def test_requests_above_the_limit_are_counted_and_leave_all_figures_unknown(tmp_
     assert {"requests_per_s", "e2e_p50_ms", "server_requests"} <= set(compared.unknown)
 
 
+def test_the_share_that_keeps_a_limit_is_recomputed_where_a_search_judged_it(tmp_path: Path) -> None:
+    write_records(tmp_path, point_of(STREAMED, UNARY, FAILED))  # the first keeps 50 ms, the others have no first token
+    found = read_records(tmp_path)
+    assert found is not None
+    row = Row(mode="open", state="ok", slo_verdict="exceeded", figures={"slo_kept_share": 1 / 3})
+    compared = compare(LOAD_TABLE, row, found)
+    assert "slo_kept_share" in compared.equal
+    assert compared.different["slo_kept_low"][0] == ""
+    assert {"slo_kept_share", "slo_kept_low"} <= set(compare(LOAD_TABLE, Row(mode="open", state="ok"), found).equal)
+
+
 @pytest.mark.parametrize("damage", ["cut", "no json", "no csv", "a repeat too many"])
 def test_damaged_records_are_an_error_that_says_where(tmp_path: Path, damage: str) -> None:
     write_records(tmp_path, point_of(STREAMED, UNARY))
@@ -160,7 +171,7 @@ def test_every_figure_of_a_load_follows_from_its_requests(tmp_path: Path, capsys
         given = load_arguments(fake, tmp_path, request_rates=(20.0,))
         load.main(given.to_argv())
     status, text = recomputed(tmp_path / "run", capsys)
-    assert (status, text.count("46 of 46 cells are equal")) == (0, 3), text
+    assert (status, text.count("49 of 49 cells are equal")) == (0, 3), text
     rows = LOAD_TABLE.read(given.output / "load.csv")
     assert any(row.failed_requests for row in rows)
     for row in rows:
