@@ -25,7 +25,6 @@ from .launch import scores_of, scratch_of, uses_pdl
 from .row_plan import FIELDS
 
 _HELD = 16384  # bytes of keys, and of values, that a program holds at a time
-_SHARES = 6  # pieces that a processor has at least before rows are split into shorter ones: two turns of three programs
 _VARYING = ("table_stride", "pieces", "rotary_size", "reach", "least", "shares")
 
 
@@ -33,11 +32,12 @@ class GroupTiles(NamedTuple):
     """How rows' cells are split over programs.
 
     Attributes:
-        least: cells of a piece at least; up to twice as many are one piece. It is more where the step has many cells.
+        least: cells of a piece at least; up to twice as many are one piece.
         programs: for each processor at most, so that a row much longer than the others is split.
         block: the most cells that a program holds at a time.
         warps: of a program; heads wider than 128 take more.
         stages: of the pipeline that copies cells to shared memory; 0: to registers, a block ahead.
+        shares: pieces for each processor that a step's cells make at most: where it has many, pieces are longer.
     """
 
     least: int
@@ -45,13 +45,15 @@ class GroupTiles(NamedTuple):
     block: int = 64
     warps: int = 4
     stages: int = 0
+    shares: int = 6
 
 
 # If all rows have together as many KV heads as a quarter of the processors or fewer, as twice the processors, and more.
 # With few of them latency counts: the first cells are loaded before the kernel before this one has ended. With many,
 # small blocks let three programs share a processor. On an H200, with 8 groups of 4 heads: 1 row of 200 cells takes 5.9,
-# 6.9 and 8.7 us with these, 8 of 500 16.8, 11.5 and 15.8, 64 of 1000 136, 90 and 71.
-_FEW, _SOME, _MANY = GroupTiles(64, 2, 64, 8), GroupTiles(128, 7, 64), GroupTiles(256, 16, 32, 4, 5)
+# 6.9 and 8.7 us with these, 8 of 500 16.8, 11.5 and 15.8, 64 of 1000 136, 90 and 71. Split pieces are what rows of very
+# different lengths need: 24 rows of a chat's, 244 cells in the mean and 1038 at most, take 19 us, and 35 in one piece.
+_FEW, _SOME, _MANY = GroupTiles(64, 2, 64, 8), GroupTiles(128, 7, 64, shares=2), GroupTiles(256, 16, 32, 4, 5)
 
 
 @triton.jit
@@ -271,7 +273,7 @@ def attend_groups(
         norms.query.weight if norms else None, norms.key.weight if norms else None, partial, finished,
         q.stride(token_axis), kv.stride(token_axis), q.stride(1), kv.stride(1), tables.stride(0), memory.stride(1),
         memory.stride(0), scores.scale, scores.cap, scores.reach, norms.query.eps if norms else 0.0,
-        pieces, tiles.least, _SHARES * processors, rotary.width if rotary else 0,
+        pieces, tiles.least, tiles.shares * processors, rotary.width if rotary else 0,
         group=group, many=triton.next_power_of_2(group), padded=max(16, triton.next_power_of_2(group)),
         page_tokens=memory.shape[3], size=size, width=width, block=block, stages=tiles.stages,
         has_cap=spec.softcap != 0, is_packed=packed is not None, has_norm=norms is not None,
