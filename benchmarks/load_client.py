@@ -188,7 +188,7 @@ class PerfAnalyzer:
         self.url, self.directory = url, directory
         self.data = directory / "inputs.json"
         self.data.write_text(json.dumps({"data": [_tensors(request) for request in requests]}))
-        self.environment = {**os.environ, **_libraries(directory)}
+        self.environment = {**os.environ, **libraries(directory)}
 
     def turn(self, concurrency: int, count: int) -> Turn:
         """Let it measure that many answers."""
@@ -227,7 +227,7 @@ def _tensors(request: Encoded) -> dict[str, Any]:
     }
 
 
-def _libraries(directory: Path) -> dict[str, str]:
+def libraries(directory: Path) -> dict[str, str]:
     """Give perf_analyzer the libcudart that it is linked to, under the name it asks for; nvidia-pytriton ships it."""
     for path in sys.path:
         for library in Path(path).glob("nvidia_pytriton.libs/libcudart-*.so.12*"):

@@ -1,0 +1,150 @@
+"""Compare the load generator's client of OpenAI APIs with aiperf and perf_analyzer on one endpoint in one run.
+
+    make .venv-aiperf/.ready
+    python3 -m benchmarks.load_clients                                                      # fixed delays
+    python3 -m benchmarks.load_clients --endpoint=http://127.0.0.1:9000/v1 --vocab-size=8000  # and a running server
+
+The same bodies go by turns from each of the three, in another order in each round: first to a server that answers after
+fixed delays, which shows the clients alone, then to the given endpoint, whose times change with whatever else the
+machine does. Figures are computed by one set of formulas from each tool's own time stamps: time to the first token,
+end-to-end latency, and answers a second while all slots are busy. Printed are medians over the rounds, and medians of
+each round's ratio of ours to theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.load_client_peers import AiPerf, PerfAnalyzer, Times
+from benchmarks.timed_openai import MODEL, timed_api
+from evaluation.client.served_model import open_target
+from evaluation.speed import formulas
+from evaluation.speed.drive import ClosedLoop, MeasuringPlan, drive
+from evaluation.speed.openai_dialect import open_dialect
+from evaluation.speed.openai_wire import Dialect, OpenAIWire
+from evaluation.speed.tokens import RandomIds
+from evaluation.speed.wire import Encoded
+from evaluation.speed.workload import DrawingContext, Workload, seeded
+from handover.arguments import ScriptArguments
+from handover.endpoint import Endpoint
+from handover.errors import ServerError, exit_status
+
+OURS, AIPERF, PERF_ANALYZER = "slipway", "aiperf", "perf_analyzer"
+_PROMPTS = 64
+_FIGURES = ("ttft mean ms", "ttft p50 ms", "e2e mean ms", "e2e p50 ms", "requests/s")
+Turn = Callable[[int, int], list[Times]]
+
+
+@dataclass(frozen=True)
+class LoadClientsArguments(ScriptArguments):
+    """What to compare on."""
+
+    endpoint: str | None = field(default=None, metadata={"help": "base URL of an OpenAI API, beside the fixed delays"})
+    vocab_size: int = field(default=1000, metadata={"help": "of the random prompts"})
+    concurrencies: tuple[int, ...] = field(default=(1, 4), metadata={"help": "JSON list"})
+    lengths: str = field(default="60/20", metadata={"help": "input and output length in tokens"})
+    rounds: int = field(default=5, metadata={"help": "turns of each tool at each concurrency"})
+    requests: int = field(default=48, metadata={"help": "answers a turn"})
+    first_ms: float = field(default=50.0, metadata={"help": "fixed delay before the first token"})
+    each_ms: float = field(default=5.0, metadata={"help": "fixed delay before each further one"})
+    aiperf: Path = field(default=Path(".venv-aiperf/bin/aiperf"), metadata={"help": "its program"})
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print a table for the fixed delays, and one for the endpoint."""
+    arguments = LoadClientsArguments.from_argv(argv, __doc__)
+    if not arguments.aiperf.is_file():
+        raise ServerError(f"there is no {arguments.aiperf}", "make .venv-aiperf/.ready")
+    with timed_api(arguments.first_ms / 1e3, arguments.each_ms / 1e3) as url:
+        usage = {"stream_options": {"include_usage": True}}
+        dialect = Dialect(MODEL, ends_at_limit=True, stream_fields=usage)
+        what = f"fixed delays of {arguments.first_ms:g} ms and {arguments.each_ms:g} ms"
+        compare(arguments, Endpoint.read(url), dialect, what)
+    if arguments.endpoint is not None:
+        target = open_target(arguments.endpoint, "")
+        found = open_dialect(target, streaming=True)
+        assert found is not None
+        compare(arguments, target.served.endpoint, found, arguments.endpoint)
+
+
+def compare(arguments: LoadClientsArguments, endpoint: Endpoint, dialect: Dialect, what: str) -> None:
+    """Let all tools ask an endpoint by turns, and print what each has seen."""
+    context = DrawingContext(RandomIds(arguments.vocab_size), seeded(0, arguments.lengths))
+    prompts = islice(Workload.parse(arguments.lengths).prompts(context), _PROMPTS)
+    requests = [dialect.encode(prompt, is_streaming=True) for prompt in prompts]
+    bodies = [json.loads(request.payload) for request in requests]
+    root = endpoint.openai_url.removesuffix("/v1")
+    sys.stdout.write(f"\n{what}: {arguments.lengths} tokens, medians of {arguments.rounds} rounds\n")
+    with tempfile.TemporaryDirectory() as directory:
+        tools: dict[str, Turn] = {
+            OURS: lambda concurrency, count: ask(endpoint, dialect, requests, concurrency, count),
+            AIPERF: AiPerf(arguments.aiperf, root, dialect.model, bodies, Path(directory)).turn,
+            PERF_ANALYZER: PerfAnalyzer(root, dialect.model, bodies, Path(directory)).turn,
+        }
+        for concurrency in arguments.concurrencies:
+            show(concurrency, take_turns(tools, concurrency, arguments))
+
+
+def take_turns(
+    tools: Mapping[str, Turn], concurrency: int, arguments: LoadClientsArguments
+) -> dict[str, list[tuple[float, ...]]]:
+    """Return each tool's figures by round; the order of the tools turns round by round."""
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in tools}
+    names = list(tools)
+    for number in range(arguments.rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(figures_of(tools[name](concurrency, arguments.requests), concurrency))
+    return found
+
+
+def ask(endpoint: Endpoint, dialect: Dialect, requests: Sequence[Encoded], concurrency: int, count: int) -> list[Times]:
+    """Let our client ask, with as many requests before as are in flight."""
+
+    async def run() -> list[Times]:
+        plan = MeasuringPlan(concurrency, count, 1, 600.0, lambda windows: False)
+        async with OpenAIWire(endpoint, dialect, 60.0, is_streaming=True) as wire:
+            recorder = await drive(wire, requests, ClosedLoop(concurrency), plan)
+        records = [record for window in recorder.windows for record in window.records]
+        failed = [record.error for record in records if record.error]
+        if failed or not records:
+            raise ServerError(f"requests failed: {failed[:1]}")
+        return [Times(record.sent_ns, record.chunk_ns[0], record.chunk_ns[-1]) for record in records]
+
+    return asyncio.run(run())
+
+
+def figures_of(times: Sequence[Times], concurrency: int) -> tuple[float, ...]:
+    """Compute ``_FIGURES``; the rate is taken between ends at which every slot was busy before and after."""
+    firsts = [(each.first_ns - each.sent_ns) / formulas.NANOSECONDS_PER_MS for each in times]
+    lasts = [(each.last_ns - each.sent_ns) / formulas.NANOSECONDS_PER_MS for each in times]
+    ends = sorted(each.last_ns for each in times)[concurrency - 1 : len(times) - concurrency + 1]
+    rate = (len(ends) - 1) * formulas.NANOSECONDS_PER_S / (ends[-1] - ends[0])
+    return statistics.mean(firsts), statistics.median(firsts), statistics.mean(lasts), statistics.median(lasts), rate
+
+
+def show(concurrency: int, found: Mapping[str, Sequence[tuple[float, ...]]]) -> None:
+    """Print a line for each figure: what each tool has seen, and how far ours is from each."""
+    others = [name for name in found if name != OURS]
+    heads = "".join(f"{name:>15}" for name in found) + "".join(f"{f'ours/{name}':>20}" for name in others)
+    sys.stdout.write(f"{f'{concurrency} in flight':<14}{heads}\n")
+    for index, figure in enumerate(_FIGURES):
+        values = {name: [turn[index] for turn in turns] for name, turns in found.items()}
+        line = "".join(f"{statistics.median(values[name]):15.2f}" for name in found)
+        for name in others:
+            ratio = statistics.median(ours / their for ours, their in zip(values[OURS], values[name], strict=True))
+            line += f"{100 * (ratio - 1):+19.1f}%"
+        sys.stdout.write(f"{figure:<14}{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "load_clients"))
