@@ -6,7 +6,8 @@ The deployment serves one checkpoint twice: as ``whole``, and decoupled as ``str
 Before the load each prompt is generated alone, greedily and sampled with a seed, to its greatest length; the tokens of
 every shorter request are the beginning of those. Each client then asks for random lengths (0, 1 and the greatest among
 them), alone or in batches, cancels some requests, hangs up on some, and sends some that must be refused: too long, over
-max_batch_size, malformed. A wrong answer, a missing refusal or a request without an end fails the run.
+max_batch_size, malformed. A wrong answer, a missing refusal, a request without an end, or a page of a KV cache that is
+still in use when all have ended fails the run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import tritonclient.grpc.aio as triton
@@ -33,6 +35,7 @@ from handover.endpoint import Endpoint
 from handover.errors import ServerError, exit_status
 
 WHOLE, STREAMED = "whole", "streamed"
+_USAGE, _FREED_S = "vllm:kv_cache_usage_perc{", 10.0
 NEVER_END_ID = 2**31 - 1
 _SAMPLED = {"runtime_top_k": (4, np.uint32), "temperature": (0.8, np.float32), "random_seed": (7, np.uint64)}
 
@@ -67,10 +70,10 @@ class Outcome:
     tokens: int = 0
 
 
-def write_models(ft_checkpoint: Path, repository: Path, max_batch_size: int) -> None:
+def write_models(ft_checkpoint: Path, repository: Path, max_batch_size: int, family: str = "gpt") -> None:
     """Write a model repository that serves one checkpoint in both ways, without a copy of it."""
     for name in (WHOLE, STREAMED):
-        serving = Serving("gpt", 1, 1, "fp32", 0, 0, str(ft_checkpoint), max_batch_size, 0, name == STREAMED, 0, 0)
+        serving = Serving(family, 1, 1, "fp32", 0, 0, str(ft_checkpoint), max_batch_size, 0, name == STREAMED, 0, 0)
         spec = replace(engine(serving), name=name)
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(to_text(spec))
@@ -236,6 +239,18 @@ class Crowd:
             await asyncio.sleep(1)
 
 
+async def check_pages(endpoint: Endpoint) -> list[str]:
+    """Wait until all pages of the models' KV caches are free; returns what is wrong if they are not in time."""
+    deadline, used = time.monotonic() + _FREED_S, {"": "no figure"}
+    while used and time.monotonic() < deadline:
+        await asyncio.sleep(0.2)
+        with urlopen(f"http://{endpoint.host}:{endpoint.metrics_port}/metrics", timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if line.startswith(_USAGE)]
+        shares = dict(line.rsplit(" ", 1) for line in lines)
+        used = {name: value for name, value in shares.items() if float(value)} if shares else used
+    return [f"pages are in use after the load: {name} {value}" for name, value in used.items()]
+
+
 async def run(endpoint: Endpoint, arguments: UnderLoadArguments) -> Outcome:
     """Put the deployment under load; afterwards every prompt must still be answered as before."""
     assert endpoint.pid is not None
@@ -245,6 +260,7 @@ async def run(endpoint: Endpoint, arguments: UnderLoadArguments) -> Outcome:
         await asyncio.gather(crowd.watch(endpoint.pid), *(crowd.client(each) for each in range(arguments.clients)))
         if await learn(client, arguments) != known:
             crowd.outcome.problems.append("after the load the solo runs differ from those before")
+    crowd.outcome.problems += await check_pages(endpoint)
     crowd.outcome.holdings.append(look(endpoint.pid))
     return crowd.outcome
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+from support.llama_shards import shards_of
 from support.served import Deployment
 
 from benchmarks.under_load import UnderLoadArguments, run, write_models
@@ -14,12 +16,29 @@ from export_scripts.convert import convert
 DATA = Path(__file__).resolve().parents[1] / "data"
 
 
-def test_no_answer_is_wrong_under_load(tmp_path: Path) -> None:
-    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", tmp_path / "1-gpu", 1, "fp32"))
-    write_models(tmp_path / "1-gpu", tmp_path / "repo", max_batch_size=16)
+def shards_of_family(family: str, folder: Path) -> tuple[Path, int, int]:
+    """Convert a model: its shards, its positions and how many tokens it knows."""
+    if family == "llama":
+        root, model = shards_of("llama", folder, 1)
+        return root, model.config.max_position_embeddings, model.config.vocab_size
+    convert(ConvertArguments(DATA / "nemo" / "gpt122_tp1_pp1.nemo", folder / "1-gpu", 1, "fp32"))
+    return folder / "1-gpu", 32, 1000
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_no_answer_is_wrong_under_load(family: str, tmp_path: Path) -> None:
+    shards, longest, vocab_size = shards_of_family(family, tmp_path)
+    write_models(shards, tmp_path / "repo", max_batch_size=16, family=family)
     deployment = Deployment(tmp_path / "repo", tmp_path / "run")
     endpoint = deployment.wait_until_published()
-    arguments = UnderLoadArguments(str(deployment.endpoint_file), clients=20, duration_s=5, max_batch_size=16)
+    arguments = UnderLoadArguments(
+        str(deployment.endpoint_file),
+        clients=20,
+        duration_s=5,
+        longest=longest,
+        vocab_size=vocab_size,
+        max_batch_size=16,
+    )
     outcome = asyncio.run(run(endpoint, arguments))
     assert not outcome.problems
     assert set(outcome.counts) == {"whole", "streamed", "given up", "hung up", "refused"}
