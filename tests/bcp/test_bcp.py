@@ -14,6 +14,8 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 NEMO = PROJECT / "tests" / "data" / "nemo" / "gpt122_tp1_pp1.nemo"
 PLACE = Path(__file__).resolve().parent
+LLAMA = PROJECT / "examples" / "llama_demo" / "checkpoints"
+STAND_IN = PROJECT / "tests" / "support" / "engine_programs" / "vllm"
 
 
 def in_bcp_job(
@@ -90,6 +92,20 @@ def test_the_ranks_of_the_drop_in_engine_get_a_process_each(tmp_path: Path, moun
     assert served[:4] == ["--nnodes", "2", "--npernode", "2"]
     (log,) = (mount / "results" / "gpt3_126m").rglob("logs/deploy.log")
     assert log.read_text().count("serving ") == 1  # not one whole server a process
+
+
+def test_another_projects_server_is_one_process(tmp_path: Path, mount: Path) -> None:
+    """A stand-in for vLLM's program, which computes with transformers."""
+    where = (f"base_results_dir={mount}/results", "export.run.model_train_name=llama", "evaluation.lambada.samples=4")
+    model = (f"export.model.checkpoint_path={LLAMA}", f"deployment.command=[{sys.executable},{STAND_IN}]")
+    ended, calls = in_bcp_job(tmp_path, "stages=[export,deploy,evaluate]", "deployment.engine=vllm", *where, *model)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (served,) = [call for call in calls if "deployment.engines.serve" in call[-1]]
+    assert served[:4] == ["--nnodes", "1", "--npernode", "1"]
+    (metrics,) = (mount / "results" / "llama").rglob("evaluation/lambada/metrics.json")
+    assert json.loads(metrics.read_text())["samples"] == 4
+    alive = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False).stdout
+    assert alive == ""
 
 
 def test_only_the_first_instance_starts_anything(tmp_path: Path, mount: Path) -> None:
