@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
-from evaluation.client.served_model import DeployedModel, open_target
+from evaluation.client.served_model import DeployedModel, Target, open_target
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.speed.common_words import CommonWords
 from evaluation.speed.costs import server_log
@@ -85,26 +85,10 @@ def _search(arguments: LoadArguments, sweep: Sweep, percentile: float) -> list[R
 
 def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[Row]]:
     """Read what the server serves, and plan the points as rows without figures."""
-    target = open_target(
-        arguments.endpoint,
-        arguments.model,
-        arguments.model_digest,
-        arguments.model_repository,
-        key_env=arguments.endpoint_key_env,
-        may_chat=True,
-    )
+    target = _open(arguments)
     interface, served = target.interface, target.served
-    if not interface.takes_ids and not interface.takes_text:
-        raise ConfigError(
-            f"model '{arguments.model}' takes neither token ids nor text",
-            "take model=fastertransformer or model=ensemble",
-        )
     dialect = open_dialect(target, arguments.streaming)
-    is_streaming = arguments.streaming is not False if dialect else interface.is_decoupled
-    if arguments.streaming not in (None, is_streaming):
-        have = "streams its answers (decoupled)" if is_streaming else "does not stream (it is not decoupled)"
-        raise ConfigError(f"model '{arguments.model}' {have}", f"take streaming={str(is_streaming).lower()}")
-    _check_streaming(arguments, is_streaming)
+    is_streaming = _choose_streaming(arguments, target)
     arguments = dataclasses.replace(arguments, streaming=is_streaming, model=target.model)
     prompts = _read_prompts(arguments, served)
     needs_text = not dialect.takes_ids if dialect else interface.takes_text
@@ -139,6 +123,34 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
     if trace is not None:
         return arguments, load_target, [_replay_point(arguments, trace, row)]
     return arguments, load_target, plan_points(arguments, row, served.max_positions)
+
+
+def _open(arguments: LoadArguments) -> Target:
+    """Find the served model, which must take token ids or text."""
+    target = open_target(
+        arguments.endpoint,
+        arguments.model,
+        arguments.model_digest,
+        arguments.model_repository,
+        key_env=arguments.endpoint_key_env,
+        may_chat=True,
+    )
+    if not target.interface.takes_ids and not target.interface.takes_text:
+        raise ConfigError(
+            f"model '{arguments.model}' takes neither token ids nor text",
+            "take model=fastertransformer or model=ensemble",
+        )
+    return target
+
+
+def _choose_streaming(arguments: LoadArguments, target: Target) -> bool:
+    """Return whether answers will be streamed: as a model of Triton's does it, or as an OpenAI API is asked."""
+    is_streaming = arguments.streaming is not False if target.capabilities else target.interface.is_decoupled
+    if arguments.streaming not in (None, is_streaming):
+        have = "streams its answers (decoupled)" if is_streaming else "does not stream (it is not decoupled)"
+        raise ConfigError(f"model '{arguments.model}' {have}", f"take streaming={str(is_streaming).lower()}")
+    _check_streaming(arguments, is_streaming)
+    return is_streaming
 
 
 def _check_streaming(arguments: LoadArguments, is_streaming: bool) -> None:
