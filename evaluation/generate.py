@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from evaluation.client.client import Client
 from evaluation.client.conversation import Conversation, show, stream_text
+from evaluation.client.openai_client import COMPLETIONS, OpenAIClient
+from evaluation.client.openai_connection import sampling_fields
 from evaluation.client.request_tensors import Sampling, prepare_ids
 from evaluation.client.served_identity import DEFAULT_RESULTS, DEFAULT_URL, find_endpoint
 from evaluation.client.served_model import inspect_endpoint
@@ -31,7 +34,10 @@ def main(argv: Sequence[str]) -> None:
     sampling = Sampling(
         arguments.top_k, arguments.top_p, arguments.temperature, arguments.repetition_penalty, arguments.random_seed
     )
-    endpoint = find_endpoint(arguments.endpoint)
+    endpoint = find_endpoint(arguments.endpoint, key_env=arguments.endpoint_key_env)
+    if endpoint.is_openai:
+        _through_api(endpoint, arguments, sampling)
+        return
     with Client(endpoint.grpc_url, arguments.timeout_s) as client:
         if arguments.session is not None:
             converse(client, endpoint, arguments, sampling)
@@ -43,6 +49,28 @@ def main(argv: Sequence[str]) -> None:
             return
         texts = complete(client, endpoint, arguments.model, arguments.prompts, arguments.output_len, sampling)
     print("\n\n".join(f"> {prompt}\n{text}" for prompt, text in zip(arguments.prompts, texts, strict=True)))
+
+
+def _through_api(endpoint: Endpoint, arguments: argparse.Namespace, sampling: Sampling) -> None:
+    """Complete prompts through an OpenAI API, which encodes them itself."""
+    if arguments.session is not None:
+        raise ConfigError(f"{endpoint.openai_url} keeps no conversations", "leave --session out, or give host:port")
+    with OpenAIClient(endpoint, arguments.timeout_s) as client:
+        model = client.find_model(arguments.model).id
+        fields = {**sampling_fields(sampling), "max_tokens": arguments.output_len}
+        for number, prompt in enumerate(arguments.prompts):
+            sys.stdout.write(f"> {prompt}\n" if arguments.stream or not number else f"\n> {prompt}\n")
+            if arguments.stream:
+                show(_texts_so_far(client, {"model": model, "prompt": prompt, **fields}), is_streaming=True)
+            else:
+                sys.stdout.write(f"{client.complete(model, [prompt], **fields).choices[0].text}\n")
+
+
+def _texts_so_far(client: OpenAIClient, body: dict[str, Any]) -> Iterator[str]:
+    text = ""
+    for event in client.stream(COMPLETIONS, body):
+        text += "".join(str(choice.get("text") or "") for choice in event.get("choices") or ())
+        yield text
 
 
 def complete(
@@ -120,9 +148,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--memory-len", type=int, help="tokens that are remembered, the last ones (None: all)")
     parser.add_argument(
         "--endpoint",
-        help=f"endpoint.json, its directory, or host:port of gRPC (None: the newest below ./{DEFAULT_RESULTS}, "
-        f"else {DEFAULT_URL})",
+        help=f"endpoint.json, its directory, host:port of gRPC, or http://host:port/v1 (None: the newest below "
+        f"./{DEFAULT_RESULTS}, else {DEFAULT_URL})",
     )
+    parser.add_argument("--endpoint-key-env", help="environment variable with the bearer key of an OpenAI API")
     parser.add_argument("--output-len", type=int, default=32, help="tokens to generate")
     parser.add_argument("--model", default="ensemble", help="Triton's name of the model to ask")
     parser.add_argument("--top-k", type=int, default=1, help="candidates; 1 is greedy, 0 leaves the choice to top-p")

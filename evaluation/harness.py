@@ -34,6 +34,7 @@ from evaluation.client.openai_client import OpenAIClient
 from evaluation.client.openai_connection import OpenAIConnection
 from evaluation.client.served_identity import check_still_served
 from evaluation.client.served_model import open_target
+from evaluation.client.special_ids import read_special_ids
 from evaluation.client.tokenizer import load_tokenizer
 from evaluation.tasks.harness_writing import TextGenerator
 from evaluation.tasks.scoring import Scorer
@@ -96,12 +97,14 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         is_t5 = self._is_t5 = interface.is_encoder_decoder
         self.backend = "seq2seq" if is_t5 else "causal"  # the harness then encodes context and target apart
         self._target, self._endpoint, self._timeout_s = target, served.endpoint, timeout_s
-        self._tokenizer = load_tokenizer(Path(_known(tokenizer or served.directory, "tokenizer", "its directory")))
+        directory = Path(_known(tokenizer or served.directory, "tokenizer", "its directory"))
+        self._tokenizer = load_tokenizer(directory)
         check_tokenizer(target, self._tokenizer)
         positions = max_length or served.max_positions or (_T5_POSITIONS if is_t5 else None)
         self.max_length: int = _known(positions, "max_length", "the model's positions")
-        self._end_id: int = _known(served.end_id if end_id is None else end_id, "end_id")
-        start_id = self._end_id if is_t5 else served.start_id  # to an encoder start_id means nothing
+        known = read_special_ids(directory) if target.capabilities else (served.start_id, served.end_id)
+        self._end_id: int = _known(known[1] if end_id is None else end_id, "end_id")
+        start_id = self._end_id if is_t5 else known[0]  # to an encoder start_id means nothing
         self._prefix_id: int = _known(start_id if prefix_token_id is None else prefix_token_id, "prefix_token_id")
         self.batch_size, self._concurrency = target.batch_size, max(1, concurrency)
         self.max_gen_toks = max_gen_toks

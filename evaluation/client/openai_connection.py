@@ -63,7 +63,7 @@ class OpenAIConnection:
 
         What follows another stop string is the caller's to cut.
         """
-        fields = {**_sampling_fields(sampling or _GREEDY_SAMPLING), **self._ids, "max_tokens": output_length}
+        fields = {**sampling_fields(sampling or _GREEDY_SAMPLING), **self._ids, "max_tokens": output_length}
         if stop:
             fields["stop"] = list(stop[:_MOST_STOPS])
         given: Sequence[Any] = [prompt.ids if self._can.takes_ids else prompt.text for prompt in prompts]
@@ -125,7 +125,8 @@ class OpenAIConnection:
             return Generation(self._generated(query.prompt, choice, 0))
         log_probs, top = choice.log_probs or (), choice.top or ()
         first = given if is_scored else 0
-        if len(log_probs) < first or len(log_probs) != len(top) or None in log_probs[1 if is_scored else 0 :]:
+        counts = {len(log_probs), len(top), len(choice.tokens or ())}
+        if len(log_probs) < first or len(counts) > 1 or None in log_probs[1 if is_scored else 0 :]:
             raise RequestError(f"{self._client.url} gave {len(log_probs)} log probabilities for {given} tokens")
         known = [value for value in log_probs if value is not None]  # all but a prompt's first token have one
         made = tuple(known[given - 1 if is_scored else 0 :])
@@ -183,7 +184,7 @@ def _number(name: str) -> int:
     return int(digits) if name != digits and digits.isdigit() else OTHER_TOKEN
 
 
-def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     """Translate sampling parameters; the default is greedy decoding.
 
     Raises:

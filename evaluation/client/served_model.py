@@ -19,6 +19,7 @@ from evaluation.client.served_identity import (
     find_endpoint,
     identity_of,
 )
+from evaluation.client.special_ids import first_id
 from ft_format.config_ini import FILE_NAME as CONFIG_INI
 from ft_format.config_ini import ConfigIni
 from ft_format.values import COUNT, INDEX, Values
@@ -206,8 +207,8 @@ def inspect_endpoint(endpoint: Endpoint, parameters: Mapping[str, str] | None = 
         vocab_size=section.get("vocab_size", COUNT),
         max_positions=_max_positions(ini, section),
         weight_data_type=section.get("weight_data_type", str, ""),
-        start_id=_first(ini, "start_id", "decoder_start_token_id"),
-        end_id=_first(ini, "end_id", "eos_token_id"),
+        start_id=first_id(ini, "start_id", "decoder_start_token_id"),
+        end_id=first_id(ini, "end_id", "eos_token_id"),
         first_prompt_id=section.find("prompt_learning_start_id", INDEX) if section.get("num_tasks", INDEX, 0) else None,
     )
 
@@ -217,12 +218,6 @@ def _max_positions(ini: ConfigIni, section: Values) -> int | None:
     if "structure" in ini and ini["structure"].get("position_embedding_type", str, "") == "absolute":
         return section.find("relative_attention_num_buckets_or_max_pos_seq_len", COUNT)
     return section.find("max_pos_seq_len", INDEX)
-
-
-def _first(ini: ConfigIni, *keys: str) -> int | None:
-    """Return the token id under the first of the keys that exists in any section; None without one."""
-    found = ((key, section) for key in keys if (section := ini.with_key(key)))
-    return next((section.get(key, INDEX) for key, section in found), None)
 
 
 def has_random_weights(endpoint: Endpoint) -> bool:

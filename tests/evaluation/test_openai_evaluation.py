@@ -16,7 +16,7 @@ from support.learnt_gpt2 import POSITIONS, LearntModel, expected_figures, short_
 from support.openai_stand_in import NAME, StandIn, serving
 from support.parity_runs import LENGTH, PROMPTS, SOUND, limits, prompts_file
 
-from evaluation import lambada, summarization
+from evaluation import generate, lambada, summarization
 from evaluation.client.openai_connection import most_probable
 from evaluation.parity.arguments import ParityArguments
 from evaluation.parity.run import main as compare_with_source
@@ -219,3 +219,28 @@ def test_requests_have_the_fields_that_the_server_takes_and_no_others(model: Lea
         == {"model": NAME, "temperature": 0, "max_tokens": 0, "echo": True, "logprobs": 1}
         for body in scoring
     )
+
+
+def test_prompts_are_completed_through_an_api(model: LearntModel, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = [" ".join(text.split()[:6]) for text in short_texts()[1:3]]
+    expected = []
+    for prompt in prompts:
+        ids, made = model.encode(prompt), list[int]()
+        while len(made) < 5:
+            made.append(int(model.log_probs([*ids, *made])[-1].argmax()))
+        expected.append(model.tokenizer.decode([*ids, *made])[len(prompt) :])
+    with serving(stand_in(model)) as served:
+        generate.main([f"--endpoint={served.url}", "--output-len=5", "--prompts", *prompts])
+    assert capsys.readouterr().out == "\n".join(
+        f"> {prompt}\n{text}\n" for prompt, text in zip(prompts, expected, strict=True)
+    )
+
+
+def test_a_streamed_completion_is_printed_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    card = json.dumps({"data": [{"id": NAME}]}).encode()
+    events = [{"choices": [{"text": text}]} for text in (" of", " all")] + [{"choices": [], "usage": {}}]
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    served = StandIn(faults=[(200, {}, card), (200, {"Content-Type": "text/event-stream"}, stream.encode())])
+    with serving(served):
+        generate.main([f"--endpoint={served.url}", "--stream", "--prompts", "first"])
+    assert capsys.readouterr().out == "> first\n of all\n"

@@ -15,6 +15,7 @@ from support.openai_endpoint import openai_endpoint
 from support.served import Deployment
 
 from evaluation.harness import ServedLM
+from handover.endpoint import Endpoint
 
 TEXTS = 60
 TEMPLATE = "{% for each in messages %}{{ each.content }}{% endfor %}"
@@ -30,6 +31,7 @@ def test_lambada_by_local_completions_is_the_direct_paths_to_the_last_digit(depl
     for name, model in (
         ("direct", ServedLM(str(deployment.endpoint_file))),
         ("openai", completions(url)),
+        ("slipway", ServedLM(url.removesuffix("/completions"), tokenizer=_shards(deployment), rows=8)),
     ):
         results = simple_evaluate(
             model, tasks=[harness_task(SUBSET)], task_manager=task_manager(), limit=TEXTS, log_samples=True,
@@ -40,6 +42,13 @@ def test_lambada_by_local_completions_is_the_direct_paths_to_the_last_digit(depl
         found[name] = each, figures["acc,none"], figures["perplexity,none"]
     assert len(found["direct"][0]) == TEXTS
     assert found["openai"] == found["direct"]
+    assert found["slipway"] == found["direct"]
+
+
+def _shards(deployment: Deployment) -> str:
+    """The directory of the served checkpoint, with its tokenizer."""
+    repository = Path(Endpoint.read(deployment.endpoint_file).model_repository)
+    return str(next(repository.glob("fastertransformer/1/*-gpu")))
 
 
 def completions(url: str, **settings: Any) -> Any:
