@@ -89,6 +89,11 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
     interface, served = target.interface, target.served
     dialect = open_dialect(target, arguments.streaming)
     is_streaming = _choose_streaming(arguments, target)
+    if arguments.cancel_share and (dialect or not is_streaming):
+        raise ConfigError(
+            "clients hang up in the middle of a stream over Triton's gRPC only",
+            "take cancel_share=0, or a model that was exported with export.triton_deployment.decoupled=true",
+        )
     arguments = dataclasses.replace(arguments, streaming=is_streaming, model=target.model)
     prompts = _read_prompts(arguments, served)
     needs_text = not dialect.takes_ids if dialect else interface.takes_text
@@ -242,6 +247,8 @@ def _line(row: Row) -> str:
     if row.state != OK or rate is None or latency is None:
         return f"{name} failed: {row.error}"
     failed = f"  {row.failed_requests} failed" if row.failed_requests else ""
+    if row.cancelled_requests:
+        failed += f"  {row.cancelled_requests} cancelled"
     clipped = f"  {row.clipped_share:.1%} shortened to the model's positions" if row.clipped_share else ""
     if row.slo_verdict:
         share, low, high = (figures[name] for name in SLO_FIGURES)

@@ -60,6 +60,7 @@ DAY_MS = Range(0, 86_400_000, is_above=True)
 TEN_MINUTES_US = Range(0, 600_000_000)
 RELATIVE = Range(0, 100)
 SHARE = Range(0, 1)
+MOST_SHARE = Range(0, 0.99)
 NATS = Range(0, 1_000_000)
 PASSAGES = Range(0, 1_000_000)  # 0: none
 PASSAGE_TOKENS = Range(2, 1_048_576)  # the first is not scored

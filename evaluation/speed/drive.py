@@ -170,7 +170,7 @@ async def _converse(wire: Asks, request: Encoded, due_ns: int, recorder: Recorde
         record = await wire.ask(request, due_ns)
         recorder.add(record)
         following = request.follow_up
-        if following is None or record.error or recorder.is_over:
+        if following is None or not record.is_complete or recorder.is_over:
             return record
         think_s = following.prompt.think_s
         if think_s:

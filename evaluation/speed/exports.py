@@ -64,7 +64,7 @@ def vllm_result(measured: Measured, slos: Mapping[str, float]) -> dict[str, Any]
     seconds as in vLLM's.
     """
     row, figures = measured.row, measured.row.figures
-    good = [record for record in measured.records if not record.error]
+    good = [record for record in measured.records if record.is_complete]
     content: dict[str, Any] = {
         "date": row.timestamp,
         "backend": row.endpoint_kind or TRITON,
@@ -118,7 +118,7 @@ def profile_export(measured: Measured) -> dict[str, Any]:
             "scheduled": record.scheduled_ns,
         }
         for record in measured.records
-        if not record.error
+        if record.is_complete
     ]
     experiments = [
         {"experiment": experiment, "requests": requests, "window_boundaries": list(measured.window_ns)},
@@ -137,7 +137,7 @@ def genai_perf_statistics(measured: Measured) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for name, ours in _GENAI_NAMES.items():
         _add(content, name, "ms", BY_NAME[ours].values_ms(measured.records))
-    good = [record for record in measured.records if not record.error]
+    good = [record for record in measured.records if record.is_complete]
     _add(content, "output_sequence_length", "tokens", [float(record.output_tokens) for record in good])
     _add(content, "input_sequence_length", "tokens", [float(record.input_tokens) for record in good])
     for name, unit, value in (
@@ -186,7 +186,9 @@ def _title(name: str, unit: str) -> str:
 
 def _seconds(name: str, record: RequestRecord) -> list[float]:
     """Return the values of a distribution that a request has, in seconds; a failed one has none."""
-    return [] if record.error else [value / formulas.NANOSECONDS_PER_S for value in BY_NAME[name].values_ns(record)]
+    if not record.is_complete:
+        return []
+    return [value / formulas.NANOSECONDS_PER_S for value in BY_NAME[name].values_ns(record)]
 
 
 def _json(content: Any) -> str:

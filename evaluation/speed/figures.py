@@ -41,7 +41,7 @@ class Distribution:
         return [
             value / formulas.NANOSECONDS_PER_MS
             for record in records
-            if not record.error
+            if record.is_complete
             for value in self.values_ns(record)
         ]
 
@@ -116,7 +116,7 @@ def _output_tokens(window: Window) -> int:
 
 def is_good(record: RequestRecord, slos: Mapping[str, float]) -> bool:
     """Return whether a request succeeded within every limit; a duration that it does not have exceeds its limit."""
-    if record.error:
+    if not record.is_complete:
         return False
     for distribution in DISTRIBUTIONS:
         if distribution.name in slos:

@@ -15,6 +15,7 @@ from handover.ranges import (
     DAY_S,
     IDS,
     IN_FLIGHT,
+    MOST_SHARE,
     PERCENTILE,
     PRECISION,
     PRICE,
@@ -91,6 +92,12 @@ class LoadArguments(ScriptArguments):
             RANGE: RELATIVE,
             "help": "a point ends when the 95% intervals of throughput and latency are this narrow, relative",
         },
+    )
+    cancel_share: float = field(
+        default=0.0, metadata={RANGE: MOST_SHARE, "help": "share of requests whose client hangs up; of streams only"}
+    )
+    cancel_after: int = field(
+        default=4, metadata={RANGE: TOKENS, "help": "tokens of the answer after which it hangs up"}
     )
     samples: int = field(
         default=0,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
+
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.openai_wire import Dialect
 from evaluation.speed.table import Row
@@ -72,10 +74,11 @@ def prepare_requests(arguments: LoadArguments, target: LoadTarget, row: Row, cou
     They depend on the seed and the point only, so that two deployments get the same ones.
     """
     conversations, requests, clipped = [], 0, 0
+    hang_ups = seeded(arguments.seed, "hang-ups", row.workload, row.mode, row.level)
     for prompt in _prompts(arguments, target, row, count):
         if requests >= count and target.trace is None:
             break
-        turns = list(_turns(prompt))
+        turns = [_cut_short(turn, arguments, hang_ups) for turn in _turns(prompt)]
         conversations.append(_encode(arguments, target, turns))
         requests += len(turns)
         clipped += sum(turn.is_clipped for turn in turns)
@@ -92,6 +95,15 @@ def _prompts(arguments: LoadArguments, target: LoadTarget, row: Row, count: int)
     if target.trace is not None:
         return target.trace.prompts(context, arguments.seed)
     return Workload.parse(row.workload).prompts(context)
+
+
+def _cut_short(prompt: LoadPrompt, arguments: LoadArguments, random: np.random.Generator) -> LoadPrompt:
+    """Let the client of some requests hang up, of those whose answer is long enough."""
+    if not arguments.cancel_share or random.random() >= arguments.cancel_share:
+        return prompt
+    if prompt.output_length <= arguments.cancel_after:
+        return prompt
+    return dataclasses.replace(prompt, cancel_after=arguments.cancel_after)
 
 
 def _turns(prompt: LoadPrompt | None) -> Iterator[LoadPrompt]:

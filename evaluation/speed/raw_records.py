@@ -28,7 +28,7 @@ COLUMNS = (
     *("repeat", "scheduled_ns", "sent_ns", "first_token_ns", "last_token_ns", "ended_ns"),
     *("input_tokens", "output_tokens", "status", "error", "answers", "token_ns", "token_counts"),
 )
-OK, FAILED = "ok", "failed"
+OK, FAILED, CANCELLED = "ok", "failed", "cancelled"
 MOST_REQUESTS = 500_000
 MOST_TOKEN_TIMES = 2_000_000
 """Limits of one point's file, about 40 MB together. Times above the second are left out of ``token_ns``."""
@@ -137,12 +137,16 @@ def _cells(repeat: int, record: RequestRecord, origin_ns: int, has_times: bool) 
         times[0] if times and record.is_streamed else "",
         times[-1] if times else "",
         record.done_ns - origin_ns,
-        *(record.input_tokens, record.output_tokens, FAILED if record.error else OK),
+        *(record.input_tokens, record.output_tokens, _status(record)),
         plain(shortened(record.error, _ERROR_LENGTH)),
         len(times),
         " ".join(map(str, times)) if has_times else "",
         "" if is_single or not has_times else " ".join(map(str, record.chunk_tokens)),
     )
+
+
+def _status(record: RequestRecord) -> str:
+    return FAILED if record.error else CANCELLED if record.is_cancelled else OK
 
 
 def _write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -198,4 +202,5 @@ def _record(cells: Mapping[str, str]) -> RequestRecord:
         counts,
         is_streamed,
         unquoted(cells["error"]) or ("failed" if cells["status"] == FAILED else ""),
+        cells["status"] == CANCELLED,
     )

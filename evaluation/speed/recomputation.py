@@ -16,7 +16,7 @@ from evaluation.speed.server_metrics import server_figures
 from evaluation.speed.slo_verdict import judge
 from evaluation.speed.table import OK, SLO_FIGURES, STATIC, Row, Table
 
-READINGS = {*COST_FIGURES, *ENERGY_FIGURES, "gpu_energy_per_output_token_j"}
+READINGS = {*COST_FIGURES, *ENERGY_FIGURES, "server_idle_s", "gpu_energy_per_output_token_j"}
 """Figures that do not follow from requests."""
 _OF_LIMITS = {"goodput_requests_per_s", *SLO_FIGURES}
 
@@ -68,6 +68,8 @@ def recompute(row: Row, point: PointRecords) -> dict[str, Any]:
         counts["failed_requests"] += sum(bool(record.error) for record in point.warmups)
         figures = compute_static_figures(windows, row.batch_size, row.gpus)
     else:
+        if row.cancelled_requests is not None:
+            counts["cancelled_requests"] = sum(record.is_cancelled for record in records)
         counts |= {"requests": len(records), "repeats": len(windows), "warmup_requests": len(point.warmups)}
         figures = {**compute_figures(windows, FigureContext(point.slos, row.gpus)), **server_figures(*point.counters)}
         figures |= _kept_shares(row, point)

@@ -19,6 +19,7 @@ class RequestRecord:
         chunk_tokens: number of new tokens in each of these answers.
         is_streamed: whether the answers were streamed.
         error: why the request failed; empty if it succeeded.
+        is_cancelled: whether the client hung up before the last token, as it meant to.
     """
 
     scheduled_ns: int
@@ -29,6 +30,12 @@ class RequestRecord:
     chunk_tokens: tuple[int, ...] = ()
     is_streamed: bool = False
     error: str = ""
+    is_cancelled: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it succeeded and has all its tokens: only then is it in figures."""
+        return not self.error and not self.is_cancelled
 
     @property
     def output_tokens(self) -> int:
@@ -52,8 +59,8 @@ class Window:
 
     @property
     def succeeded(self) -> tuple[RequestRecord, ...]:
-        """Requests that succeeded."""
-        return tuple(record for record in self.records if not record.error)
+        """Requests that succeeded and were not cancelled."""
+        return tuple(record for record in self.records if record.is_complete)
 
     @property
     def duration_ns(self) -> int:

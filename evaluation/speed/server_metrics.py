@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import time
 import urllib.request
 from collections.abc import Mapping
 
@@ -11,7 +12,10 @@ from handover.endpoint import Endpoint
 
 _LINE = re.compile(r"^([\w:]+)\{([^}]*)\}\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)\{([^}]*)\}\s+(\S+)", re.MULTILINE)
 _TIMEOUT_S = 5.0
+LONGEST_IDLE_WAIT_S = 10.0
+_IDLE_POLL_S = 0.05
 
 SERVER_FIGURES = {
     "server_queue_mean_ms": "queue time / successful requests, from nv_inference_queue_duration_us",
@@ -51,7 +55,7 @@ def read_counters(endpoint: Endpoint, model: str) -> dict[str, float]:
         return parse_vllm_counters(_read(f"{endpoint.openai_url.removesuffix(_BASE)}/metrics"), model)
     if endpoint.metrics_port is None:
         return {}
-    return parse_counters(_read(f"http://{endpoint.host}:{endpoint.metrics_port}/metrics"), model)
+    return parse_counters(_read(_page(endpoint)), model)
 
 
 def _read(url: str) -> str:
@@ -126,3 +130,33 @@ def server_figures(before: Mapping[str, float], after: Mapping[str, float]) -> d
         "server_requests": requests,
         "server_failures": risen("request_failure"),
     }
+
+
+def wait_until_idle(endpoint: Endpoint, model: str) -> tuple[float | None, int]:
+    """Wait until a Triton server has no request of a model in its batch or queue.
+
+    Returns:
+        The seconds that it took, None where the server does not say or stays busy; and the requests that are left.
+    """
+    began_s = time.monotonic()
+    while True:
+        busy = None if endpoint.metrics_port is None else count_busy(_read(_page(endpoint)), model)
+        lasted_s = time.monotonic() - began_s
+        if busy is None:
+            return None, 0
+        if not busy:
+            return lasted_s, 0
+        if lasted_s > LONGEST_IDLE_WAIT_S:
+            return None, busy
+        time.sleep(_IDLE_POLL_S)
+
+
+def count_busy(text: str, model: str) -> int | None:
+    """Count the requests of a model that the engine's gauges say run or wait; None without these gauges."""
+    found = [(labels, value) for labels, value in _BUSY.findall(text)]
+    ours = [float(value) for labels, value in found if dict(_LABEL.findall(labels)).get("model_name") == model]
+    return round(sum(ours)) if ours else None
+
+
+def _page(endpoint: Endpoint) -> str:
+    return f"http://{endpoint.host}:{endpoint.metrics_port}/metrics"

@@ -45,11 +45,11 @@ def judge(records: Sequence[RequestRecord], slos: Mapping[str, float], percentil
     """Judge whether ``percentile`` of 100 requests keep each limit.
 
     Args:
-        records: requests that ended; one that failed exceeds every limit.
+        records: requests that ended; one that failed exceeds every limit, one that was cancelled does not count.
         slos: limits in milliseconds by the name of a distribution, at least one.
         percentile: above 0 and below 100.
     """
-    in_order = sorted(records, key=_due)
+    in_order = sorted((record for record in records if not record.is_cancelled), key=_due)
     judged = [_judge_limit(name, [is_within(r, name, slos[name]) for r in in_order], percentile / 100) for name in slos]
     worst = min(judged, key=lambda judgement: judgement.share if judgement.share is not None else -1.0)
     verdicts = {judgement.verdict for judgement in judged}

@@ -29,9 +29,9 @@ SLO_FIGURES = {
     "slo_kept_high": "upper end of it",
 }
 """Figures of a rate that a search for the highest one measured; empty for other points."""
-_WORKLOAD_COLUMNS = ("clipped_share", "remark", "slo_verdict", "slo_limit", *SLO_FIGURES)
+_WORKLOAD_COLUMNS = ("clipped_share", "cancelled_requests", "server_idle_s", "remark", "slo_verdict", "slo_limit")
 _ENGINE_COLUMNS = ("flags", "gpu_hour_price", *ENERGY_FIGURES, *DERIVED_FIGURES, "endpoint_kind")
-NEWER_COLUMNS = ("int8_mode", "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS)
+NEWER_COLUMNS = ("int8_mode", "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS, *SLO_FIGURES)
 """Columns that tables of earlier versions do not have; such tables are still read. A new column is added here."""
 OK, FAILED = "ok", "failed"
 TRITON, OPENAI = "triton", "openai"
@@ -64,6 +64,7 @@ class Row:
         max_queue_delay_us: of its dynamic batcher; None without one.
         warmup_requests: answers before the measured ones.
         requests, failed_requests: measured answers of a load, and failures among all.
+        cancelled_requests: measured requests whose client hung up, which are in no other figure; None without hang-ups.
         clipped_share: share of the prepared requests of a load that were made shorter to fit the model's positions.
         remark: what a reader must know of the load, such as that it is no MLPerf result.
         slo_verdict: of a search: ``holds``, ``exceeded`` or ``undecided``.
@@ -128,6 +129,7 @@ class Row:
     endpoint_kind: str = ""
     gpu_hour_price: float | None = None
     clipped_share: float | None = None
+    cancelled_requests: int | None = None
     remark: str = ""
     slo_verdict: str = ""
     slo_limit: str = ""
@@ -290,7 +292,7 @@ LOAD_TABLE = Table(
         *("repeats", "is_stable", "duration_s", "state", "error"),
         *(*FIGURE_COLUMNS, *SERVER_FIGURES, *COST_FIGURES),
         *("model_digest", "is_random_weights", "commit", *_HOST, "settings_fingerprint", *_ENGINE_COLUMNS),
-        *_WORKLOAD_COLUMNS,
+        *(*_WORKLOAD_COLUMNS, *SLO_FIGURES),
     ),
 )
 TABLES = (STATIC_TABLE, LOAD_TABLE)

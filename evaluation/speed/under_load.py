@@ -20,7 +20,7 @@ from evaluation.speed.openai_wire import OpenAIWire
 from evaluation.speed.provenance import timestamp
 from evaluation.speed.raw_records import Counters, PointRecords
 from evaluation.speed.record import RequestRecord, Window
-from evaluation.speed.server_metrics import read_counters, server_figures
+from evaluation.speed.server_metrics import LONGEST_IDLE_WAIT_S, read_counters, server_figures, wait_until_idle
 from evaluation.speed.slo_verdict import EXCEEDED, UNDECIDED, judge
 from evaluation.speed.table import CLOSED, FAILED, OK, SLO_FIGURES, Row
 from evaluation.speed.wire import Wire
@@ -67,15 +67,19 @@ def measure_point(
     requests = prepare_requests(arguments, target, row, _count_requests(arguments, plan))
     with CostMeter(target.endpoint, target.log, arguments.model) as costs:
         recorder, counters = asyncio.run(_load(arguments, target, row, plan, requests))
+    idle_s, left = wait_until_idle(target.endpoint, arguments.model) if arguments.cancel_share else (None, 0)
     windows, context = recorder.windows, _context(arguments, target)
     raw = PointRecords(tuple(windows), tuple(recorder.warmups), context.slos, counters)
     records = raw.records
     failed = [record for record in records if record.error]
     error = next((record.error for record in (*failed, *recorder.warmups) if record.error), "")
+    if left and not error:
+        error = f"{left} requests were still in the server {LONGEST_IDLE_WAIT_S:g} s after the last client had hung up"
     row = dataclasses.replace(
         row,
         requests=len(records),
         failed_requests=len(failed),
+        cancelled_requests=sum(record.is_cancelled for record in records) if arguments.cancel_share else None,
         warmup_requests=len(recorder.warmups),
         clipped_share=requests.clipped / requests.requests,
         repeats=len(windows),
@@ -83,7 +87,7 @@ def measure_point(
         timestamp=timestamp(),
         state=FAILED,
     )
-    if len(failed) == len(records):
+    if not any(record.is_complete for record in records):
         return Measured(dataclasses.replace(row, error=error or "no request ended in time"), raw)
     row = dataclasses.replace(
         row,
@@ -92,7 +96,12 @@ def measure_point(
         if target.trace
         else is_stable(windows, context, arguments.stable_within),
         duration_s=(windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S,
-        figures={**compute_figures(windows, context), **server_figures(*counters), **costs.figures},
+        figures={
+            **compute_figures(windows, context),
+            **server_figures(*counters),
+            **costs.figures,
+            "server_idle_s": idle_s,
+        },
     )
     return Measured(derive(_with_verdict(arguments, row, records)), raw)
 

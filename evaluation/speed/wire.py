@@ -96,6 +96,9 @@ class Wire:
                 await call.done_writing()
                 async for raw in call:
                     answers.append((time.perf_counter_ns(), raw))
+                    if request.prompt.cancel_after and _has_enough(request, raw):
+                        call.cancel()
+                        break
             else:
                 raw = await self._infer(request.payload, timeout=self.timeout_s)
                 answers.append((time.perf_counter_ns(), raw))
@@ -106,6 +109,14 @@ class Wire:
             reason = error.problem
         failed_ns = time.perf_counter_ns()
         return RequestRecord(scheduled_ns, sent_ns, failed_ns, len(request.prompt.ids), error=reason)
+
+
+def _has_enough(request: Encoded, raw: bytes) -> bool:
+    """Whether a streamed answer has come so far that the client hangs up."""
+    answer = _unwrap(raw)
+    if not answer.outputs:
+        return False
+    return request.prompt.cancel_after <= _generated(answer, request) < request.prompt.output_length
 
 
 def _record(
@@ -122,10 +133,18 @@ def _record(
             times.append(arrived_ns)
             tokens.append(total - generated)
             generated = total
-    if generated != prompt.output_length:
+    is_cancelled = 0 < prompt.cancel_after <= generated < prompt.output_length
+    if generated != prompt.output_length and not is_cancelled:
         raise ServerError(f"{generated} tokens were generated instead of {prompt.output_length}")
     return RequestRecord(
-        scheduled_ns, sent_ns, times[-1], len(prompt.ids), tuple(times), tuple(tokens), is_streamed=is_streamed
+        scheduled_ns,
+        sent_ns,
+        times[-1],
+        len(prompt.ids),
+        tuple(times),
+        tuple(tokens),
+        is_streamed=is_streamed,
+        is_cancelled=is_cancelled,
     )
 
 

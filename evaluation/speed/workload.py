@@ -38,6 +38,7 @@ class LoadPrompt:
         output_length: number of tokens to generate.
         text: the prompt as text, for a text model; empty if unknown.
         is_clipped: whether it, its answer, or its conversation was made shorter to fit the model's positions.
+        cancel_after: tokens of the answer after which the client hangs up; 0 for never.
         think_s: seconds between the answer of the turn before and this request.
         follow_up: the next turn of the same conversation, which is sent after the answer; None for the last.
     """
@@ -46,6 +47,7 @@ class LoadPrompt:
     output_length: int
     text: str = ""
     is_clipped: bool = False
+    cancel_after: int = 0
     think_s: float = 0.0
     follow_up: LoadPrompt | None = None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from handover.ranges import (
     DAY_S,
     IN_FLIGHT,
+    MOST_SHARE,
     PERCENTILE,
     PRECISION,
     RATE,
@@ -55,6 +56,8 @@ class LoadConfig:
     stable_within: float = number(0.05, RELATIVE)  # relative 95% interval at which a point ends
     max_in_flight: int = number(1024, IN_FLIGHT)
     max_point_s: float = number(300.0, WEEK_S)
+    cancel_share: float = number(0.0, MOST_SHARE)  # of requests whose client hangs up
+    cancel_after: int = number(4, TOKENS)  # tokens of the answer
     samples: int = number(0, UNCOUNTED)  # different requests; 0: all, a search 8192
     seed: int = number(0, SEED)
     remark: str = ""  # stands in every row and in the report

@@ -17,7 +17,8 @@ from support.streaming_triton import DELAY_S, StreamingTriton
 
 from evaluation import load as sweep
 from evaluation.speed.load_arguments import LoadArguments
-from evaluation.speed.server_metrics import parse_counters, server_figures
+from evaluation.speed.raw_records import read_records
+from evaluation.speed.server_metrics import count_busy, parse_counters, server_figures
 from evaluation.speed.table import LOAD_TABLE, Row
 from handover.endpoint import Endpoint
 from handover.errors import ConfigError, ServerError
@@ -361,3 +362,61 @@ def test_the_turns_of_a_conversation_follow_each_other(tmp_path: Path) -> None:
         if len(ids) > 4:
             assert asked.index(ids[: len(ids) - 6]) < asked.index(ids), "a turn is asked after the turn before"
     assert opened.figures["requests_per_s"] == pytest.approx(60, rel=0.4)
+
+
+def test_hang_ups_are_counted_apart_and_leave_the_figures_of_the_others(tmp_path: Path) -> None:
+    with StreamingTriton(count_up) as fake:
+        given = arguments(tmp_path / "out", fake.url, lengths=("3/12",), concurrencies=(3,), cancel_share=0.4)
+        (row,) = run(dataclasses.replace(given, cancel_after=2, requests=30, repeats=1))
+    records = read_records(tmp_path / "out" / row.directory)
+    assert records is not None
+    cancelled = [record for record in records.records if record.is_cancelled]
+    assert row.cancelled_requests == len(cancelled)
+    assert 5 <= len(cancelled) <= 20, "four of ten"
+    assert (row.requests, row.failed_requests, row.error) == (30, 0, "")
+    assert {record.output_tokens for record in cancelled} == {2}
+    assert {record.output_tokens for record in records.records if record.is_complete} == {12}
+    figures = row.figures
+    assert figures["e2e_mean_ms"] >= 12 * DELAY_S * 1000, "no latency of two tokens is in the mean"  # type: ignore[operator]
+    assert figures["output_tokens_per_s"] == pytest.approx(12 * figures["requests_per_s"], rel=1e-4)  # type: ignore
+    assert figures["requests_per_s"] == pytest.approx((30 - len(cancelled)) / row.duration_s, rel=1e-4)  # type: ignore
+    assert figures.get("server_idle_s") is None, "there are no metrics here"
+
+
+def test_hang_ups_need_a_stream(tmp_path: Path) -> None:
+    with FakeTriton(count_up) as fake, pytest.raises(ConfigError, match="hang up in the middle of a stream"):
+        run(arguments(tmp_path, fake.url, cancel_share=0.5))
+
+
+BUSY = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="fastertransformer"} %d
+vllm:num_requests_waiting{engine="0",model_name="fastertransformer"} %d
+vllm:num_requests_running{engine="0",model_name="other"} 9
+"""
+
+
+def test_a_server_is_idle_when_nothing_of_the_model_runs_or_waits() -> None:
+    assert count_busy(BUSY % (2, 3), "fastertransformer") == 5
+    assert count_busy(BUSY % (0, 0), "fastertransformer") == 0
+    assert count_busy(BUSY, "third") is None
+
+
+def test_requests_that_a_server_keeps_after_the_hang_ups_are_said(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("evaluation.speed.server_metrics.LONGEST_IDLE_WAIT_S", 0.2)
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write((BUSY % (1, 1)).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as pages, StreamingTriton(count_up) as fake:
+        Thread(target=pages.serve_forever, daemon=True).start()
+        path = endpoint_of(fake, tmp_path / "e.json", metrics_port=pages.server_port)
+        given = arguments(tmp_path / "out", path, lengths=("3/6",), concurrencies=(1,), cancel_share=0.5, repeats=1)
+        (row,) = run(given)
+        pages.shutdown()
+    assert "2 requests were still in the server" in row.error
+    assert (row.state, row.figures.get("server_idle_s")) == ("ok", None)

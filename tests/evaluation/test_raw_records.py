@@ -19,6 +19,7 @@ from support.streaming_triton import StreamingTriton
 
 from evaluation import benchmark, load, recompute
 from evaluation.arguments import BenchmarkArguments
+from evaluation.speed import recomputation
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.raw_records import PointRecords, read_records, write_records
 from evaluation.speed.recomputation import compare
@@ -252,3 +253,15 @@ def test_a_resumed_run_keeps_the_records_of_finished_points(tmp_path: Path, caps
 def test_results_without_a_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match=r"holds no benchmark.csv or load.csv"):
         recompute.main([f"--output={tmp_path}"])
+
+
+def test_a_request_whose_client_hung_up_is_kept_as_such(tmp_path: Path) -> None:
+    hung_up = dataclasses.replace(STREAMED, chunk_ns=(80, 85), chunk_tokens=(1, 1), is_cancelled=True)
+    write_records(tmp_path, PointRecords((Window((STREAMED, hung_up), 0, 100),)))
+    found = read_records(tmp_path)
+    assert found is not None
+    assert [record.is_cancelled for record in found.records] == [False, True]
+    counted = recomputation.recompute(Row(mode="closed", state="ok", cancelled_requests=1), found)
+    assert (counted["cancelled_requests"], counted["failed_requests"], counted["requests"]) == (1, 0, 2)
+    assert counted["ttft_mean_ms"] == 40 / 1e6, "of the complete request alone"
+    assert counted["requests_per_s"] == 1e9 / 100
