@@ -238,7 +238,9 @@ def test_prompts_are_completed_through_an_api(model: LearntModel, capsys: pytest
 
 def test_a_streamed_completion_is_printed_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
     card = json.dumps({"data": [{"id": NAME}]}).encode()
-    events = [{"choices": [{"text": text}]} for text in (" of", " all")] + [{"choices": [], "usage": {}}]
+    events: list[dict[str, Any]] = [{"choices": [{"text": text}]} for text in (" of", " all")] + [
+        {"choices": [], "usage": {}}
+    ]
     stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
     served = StandIn(faults=[(200, {}, card), (200, {"Content-Type": "text/event-stream"}, stream.encode())])
     with serving(served):
