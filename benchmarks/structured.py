@@ -1,0 +1,163 @@
+"""Tokens a second with and without a grammar, by turns in one process, and their ratio.
+
+    python3 -m benchmarks.structured                                                # the demonstration model
+    python3 -m benchmarks.structured --device=cuda --size="Llama 3.1 8B" --data-type=fp16 --csv=structured.csv
+
+With ``--size`` the weights are random, and so are the words of the vocabulary behind those of a byte. The grammar is
+that of a list of objects, too long for any row to end. Both sides choose their tokens in the same way: greedily, and
+drawn at temperature 1. What is to hold is a ratio of at least 0.95.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import string
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from backends.fastertransformer.engine.engine import Engine, open_engine
+from backends.fastertransformer.engine.settings import Settings
+from benchmarks.generate import Ask, tensors_of
+from benchmarks.gpu_models import Table, find_size
+from export_scripts.arguments import ConvertArguments
+from export_scripts.convert import convert
+from handover.arguments import ScriptArguments
+from handover.errors import exit_status
+
+_ARCHIVE = Path(__file__).resolve().parents[1] / "examples/gpt3_demo/checkpoints/gpt3_demo.nemo"
+_CONTEXT = 16  # tokens of each prompt
+_SCHEMA = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "is_member": {"type": "boolean"},
+            "city": {"enum": ["Berlin", "Lagos", "Lima", "Osaka"]},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 4},
+        },
+        "required": ["name", "age", "is_member", "city"],
+        "additionalProperties": False,
+    },
+}
+
+
+@dataclass(frozen=True)
+class StructuredArguments(ScriptArguments):
+    """What to measure."""
+
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
+    size: str = field(default="", metadata={"help": "a model of random weights; empty: the demonstration model"})
+    data_type: str = field(default="fp32", metadata={"help": "fp32, fp16 or bf16"})
+    threads: int = field(default=0, metadata={"help": "of torch on a CPU; 0: one for each core"})
+    rows: tuple[int, ...] = field(default=(1, 8, 32), metadata={"help": "JSON list: rows of a request"})
+    tokens: int = field(default=128, metadata={"help": "of each row"})
+    repeats: int = field(default=7, metadata={"help": "runs of each side that count"})
+    csv: Path | None = field(default=None, metadata={"help": "file to write"})
+    commit: str = field(default="", metadata={"help": "what is measured, for the file"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of rows, in tokens a second of all rows: medians, and the ratio of ``guided`` to ``plain``."""
+
+    model: str
+    data_type: str
+    choice: str
+    rows: int
+    tokens: int
+    plain: float
+    guided: float
+    ratio: float
+
+
+@contextmanager
+def serving(arguments: StructuredArguments) -> Iterator[Engine]:
+    """Open the engine with the model that is asked for."""
+    with tempfile.TemporaryDirectory(prefix="slipway-structured-") as directory:
+        shards, more = Path(directory, "1-gpu"), dict[str, Any]()
+        if arguments.size:
+            shards.mkdir()
+            size = find_size(arguments.size)
+            (shards / "config.ini").write_text(size.config_ini())
+            (shards / "vocab.json").write_text(json.dumps(make_vocabulary(size.vocab)))
+            more = {"model_type": size.model_type, "has_made_up_weights": True}
+        else:
+            convert(ConvertArguments(_ARCHIVE, shards))
+        settings = Settings(shards, 1, 1, arguments.data_type, arguments.threads, has_prefix_cache=False, **more)
+        engine = open_engine(settings, torch.device(arguments.device))
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+def make_vocabulary(size: int) -> dict[str, int]:
+    """Make a byte-level vocabulary of printable characters and drawn words, as ``vocab.json`` writes it."""
+    draw, space = random.Random(1), "\u0120"
+    words = dict.fromkeys([*string.punctuation, *string.digits, *string.ascii_letters, space])
+    while len(words) < size:
+        letters = draw.choices(string.ascii_lowercase, k=draw.randrange(2, 9))
+        words[space * draw.randrange(2) + "".join(letters)] = None
+    return {word: token for token, word in enumerate(list(words)[:size])}
+
+
+def make_request(engine: Engine, rows: int, tokens: int, is_drawn: bool, is_guided: bool) -> dict[str, np.ndarray]:
+    """Make a request whose rows generate as many tokens, with or without the grammar."""
+    draw, vocab_size = random.Random(rows), engine.config.vocab_size
+    asks = [Ask([draw.randrange(vocab_size) for _ in range(_CONTEXT)], tokens) for _ in range(rows)]
+    request = tensors_of(asks, vocab_size)
+    request["random_seed"] = np.arange(rows, dtype=np.uint64)[:, None]
+    request["runtime_top_p"] = np.full((rows, 1), float(is_drawn), np.float32)
+    if is_guided:
+        request["end_id"] = np.full((rows, 1), engine.config.end_id, np.uint32)
+        request["guided_decoding_guide_type"] = np.full((rows, 1), b"json_schema", object)
+        request["guided_decoding_guide"] = np.full((rows, 1), json.dumps(_SCHEMA).encode(), object)
+    return request
+
+
+def measure(engine: Engine, arguments: StructuredArguments, rows: int, is_drawn: bool) -> Row:
+    """Run both sides by turns; the first run of each compiles and does not count."""
+    sides = {
+        is_guided: engine.parse(make_request(engine, rows, arguments.tokens, is_drawn, is_guided))
+        for is_guided in (False, True)
+    }
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(arguments.repeats + 1):
+        for is_guided, request in sides.items():
+            start = time.perf_counter()
+            (answer,) = engine.generate([request])
+            seconds = time.perf_counter() - start
+            made = int(answer["sequence_length"].sum()) - rows * _CONTEXT
+            assert made == rows * arguments.tokens, "no row ends before its length"
+            rates[is_guided].append(made / seconds)
+    plain, guided = (statistics.median(rates[side][1:]) for side in (False, True))
+    known = arguments.size or "demonstration", arguments.data_type, "drawn" if is_drawn else "greedy"
+    return Row(*known, rows, arguments.tokens, plain, guided, guided / plain)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure every number of rows, greedily and drawn."""
+    arguments = StructuredArguments.from_argv(argv, description=__doc__)
+    table = Table(arguments.csv, arguments.commit)
+    with serving(arguments) as engine:
+        print(engine.description, flush=True)
+        for is_drawn in (False, True):
+            for rows in arguments.rows:
+                table.add(measure(engine, arguments, rows, is_drawn))
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_status(main, "benchmarks.structured"))
