@@ -9,11 +9,13 @@ parameters. Nothing here asks the device for a value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
 MASKED = float("-inf")
+_LEAST_ALLOWED = -1e30  # of what a grammar allows: finite, also behind the least temperature
 NOT_FINITE = -1  # in place of the token of a row whose logits are infinite or NaN
 _GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -106,13 +108,18 @@ def keep_allowed(logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
         rows: [n]; None: all of them.
         bits: uint8 [n, at least V / 8], a bit for each token, the lowest of each byte first; 1 is allowed.
     """
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits.shape[-1]]
-    own = (logits if rows is None else logits[rows]).masked_fill(~allowed, MASKED)
+    masks = _masks_of_bytes(logits.device).index_select(0, bits.flatten().int()).view(len(bits), -1)
+    own = logits if rows is None else logits[rows]
     # A minimum length and bad words give way to a grammar that allows only what they mask.
-    is_empty = torch.isneginf(own.amax(dim=-1, keepdim=True))
-    own = torch.where(is_empty & allowed, 0.0, own)
+    own = own.clamp(min=_LEAST_ALLOWED) + masks[:, : logits.shape[-1]]
     return own if rows is None else logits.index_copy(0, rows, own)
+
+
+@cache
+def _masks_of_bytes(device: torch.device) -> Tensor:
+    """Give what is added to the logits of each byte's bits, the lowest first: fp32 [256, 8] of 0 and MASKED."""
+    bits = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) % 2
+    return torch.where(bits == 1, 0.0, MASKED)
 
 
 def decay_top_p(
