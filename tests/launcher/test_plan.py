@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.plan.plan import Command, Resources, StagePlan, partial
@@ -28,12 +28,17 @@ plans = st.builds(
     independent=st.booleans(),
 )
 
+# A plan has many fields, and tests share the cores.
+however_long = settings(suppress_health_check=[HealthCheck.too_slow])
 
+
+@however_long
 @given(plans)
 def test_a_plan_survives_json(plan: StagePlan) -> None:
     assert StagePlan.from_json(plan.to_json()) == plan
 
 
+@however_long
 @given(plans)
 def test_the_fingerprint_ignores_what_does_not_change_the_result(plan: StagePlan) -> None:
     renamed = replace(plan, name=plan.name + "x", resources=Resources(time_limit="9:00:00"), log=plan.log.parent / "x")
