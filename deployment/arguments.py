@@ -9,9 +9,9 @@ from typing import TypeVar
 from handover.arguments import ScriptArguments
 from handover.ranges import (
     BEAMS,
+    BODY_BYTES,
     COUNT,
     DAY_S,
-    FILE_BYTES,
     IN_FLIGHT,
     INSTANCES,
     PARALLEL,
@@ -69,7 +69,7 @@ class ServeArguments(ScriptArguments):
         default=None, metadata={RANGE: IN_FLIGHT, "help": "answers of one request to the OpenAI API; left out: 512"}
     )
     openai_max_body_bytes: int | None = field(
-        default=None, metadata={RANGE: FILE_BYTES, "help": "of a request to the OpenAI API; left out: 8 MiB"}
+        default=None, metadata={RANGE: BODY_BYTES, "help": "of a request to the OpenAI API; left out: 8 MiB"}
     )
     host: str = field(default="127.0.0.1", metadata={"help": f"address to listen on; {NODE}: the node's under Slurm"})
     engine: str = field(default="slipway", metadata={"help": "slipway (our drop-in) or fastertransformer"})

@@ -148,7 +148,10 @@ def sweep_node() -> int:
     count = 0
     for note in Path(_temporary_place()).glob(f"slipway-*/{_INNER_NOTE}"):
         state = _read_note(note)
-        is_own = state is not None and Path(state.directory) == note.parent and note.parent.stat().st_uid == os.getuid()
+        try:
+            is_own = state is not None and Path(state.directory) == note.parent and note.stat().st_uid == os.getuid()
+        except FileNotFoundError:  # another deployment that starts has just swept it
+            continue
         if not state or not is_own or state.place != _place() or _is_supervised(state):
             continue
         sweep(state)

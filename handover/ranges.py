@@ -43,6 +43,7 @@ IN_FLIGHT = Range(1, 1_000_000)  # requests at a time
 INSTANCES = Range(1, 64)  # processes of one Triton model
 PROCESSES = Range(1, 4096)
 FILE_BYTES = Range(1, 1_000_000_000_000)
+BODY_BYTES = Range(1, 2**31 - 1)  # of a request, which is in memory
 PORT = Range(0, 65_535)
 IDS = Range(1, 2**31 - 1)  # of a vocabulary: token ids have 32 bits
 TOKEN_ID = Range(0, 2**31 - 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handover.arguments import ScriptArguments
-from handover.ranges import DAY_S, FILE_BYTES, IN_FLIGHT, INSTANCES, PORT, RANGE, TOKEN_ID
+from handover.ranges import BODY_BYTES, DAY_S, IN_FLIGHT, INSTANCES, PORT, RANGE, TOKEN_ID
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class OpenAIArguments(ScriptArguments):
     metrics_url: str = field(
         default="", metadata={"help": "URL of Triton's metrics, where endpoint.json does not say it"}
     )
-    max_body_bytes: int = field(default=8 << 20, metadata={RANGE: FILE_BYTES, "help": "bytes of a request's body"})
+    max_body_bytes: int = field(default=8 << 20, metadata={RANGE: BODY_BYTES, "help": "bytes of a request's body"})
     max_sequences: int = field(
         default=512, metadata={RANGE: IN_FLIGHT, "help": "answers of one request: prompts times n (or best_of)"}
     )

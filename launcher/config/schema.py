@@ -16,11 +16,11 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from handover.ranges import (
     BATCH,
+    BODY_BYTES,
     CHUNK,
     COUNT,
     DAY_MS,
     DAY_S,
-    FILE_BYTES,
     GPUS,
     IDS,
     IN_FLIGHT,
@@ -277,7 +277,7 @@ class DeploymentConfig:
     openai_chat_template: str | None = None  # file of Jinja; None: the tokenizer's own
     openai_max_requests: int | None = number(None, IN_FLIGHT)  # at a time; None: 1024
     openai_max_sequences: int | None = number(None, IN_FLIGHT)  # answers of one request; None: 512
-    openai_max_body_bytes: int | None = number(None, FILE_BYTES)  # of one request; None: 8 MiB
+    openai_max_body_bytes: int | None = number(None, BODY_BYTES)  # of one request; None: 8 MiB
     start_timeout_s: int = number(300, WEEK_S)  # until a real generation has come back
     torch_kernels: bool = False  # serve on a GPU although no C compiler is there for its kernels: six times slower
     gemm_autotune: bool = False  # engine=fastertransformer: find the fastest matrix products before serving

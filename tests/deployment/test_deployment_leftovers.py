@@ -116,6 +116,22 @@ def test_what_was_killed_on_this_node_is_swept_by_whoever_starts_next(
     assert leftovers.sweep_node() == 0
 
 
+def test_two_that_start_at_once_sweep_what_a_third_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has removed the directory after this one has read its note."""
+    (temporary := tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    killed = create_state(tmp_path / "a.json")
+    read_note = leftovers._read_note
+
+    def read_and_lose(note: Path) -> leftovers.State | None:
+        state = read_note(note)
+        shutil.rmtree(killed.directory)
+        return state
+
+    monkeypatch.setattr(leftovers, "_read_note", read_and_lose)
+    assert leftovers.sweep_node() == 0
+
+
 def test_a_reused_pid_is_not_taken_for_the_supervisor(endpoint: Path) -> None:
     state = create_state(endpoint)
     _rewrite(endpoint, started=state.started - 1)  # our own pid, but of a process that started earlier

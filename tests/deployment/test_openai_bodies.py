@@ -218,4 +218,6 @@ def test_5000_spoilt_bodies_do_no_harm(
     with caplog.at_level(logging.WARNING):
         run(fake, letters, ask, chat_template=tmp_path / "chat.jinja")
     assert statuses.count(200) > 100 and statuses.count(400) > 1000
-    assert not [record for record in caplog.records if record.exc_info], caplog.text
+    # Of gRPC's poller, which serves all event loops of a process, nothing: it may still know one of another test.
+    ours = [record for record in caplog.records if "PollerCompletionQueue" not in record.getMessage()]
+    assert not [record for record in ours if record.exc_info], caplog.text

@@ -130,7 +130,7 @@ def test_sums_are_those_of_the_load_generator(
     for name, seconds in clients.items():
         served = risen(name)
         # What the client sees beyond that is the way there and back; a busy host's is long.
-        assert served < seconds < 1.01 * served + 0.1 * count
+        assert served < seconds < 1.01 * served + 0.5 * count
     parts = [risen(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")]
     assert sum(parts) == pytest.approx(risen("e2e_request_latency_seconds_sum"), rel=0.01)
     decoding = risen("inter_token_latency_seconds_sum")
