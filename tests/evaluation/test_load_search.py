@@ -294,7 +294,9 @@ def test_a_search_leaves_a_row_for_each_rate_and_what_it_found(
     (found,) = written["found"]
     assert 12 <= found["rate_per_s"] < 55, "the server answers 50 in a second"
     assert found["rate_per_s"] == max(row.level for row in again if row.slo_verdict == HOLDS)
-    assert found["exceeded_at_per_s"] == min(row.level for row in again if row.slo_verdict == EXCEEDED)
+    # On a busy machine the rates above may all stay undecided.
+    exceeded = min((row.level for row in again if row.slo_verdict == EXCEEDED), default=None)
+    assert found["exceeded_at_per_s"] == exceeded
     assert [probe["verdict"] for probe in written["probes"]] == [row.slo_verdict for row in again]
     header, line = (given.output / "search.csv").read_text().splitlines()
     assert dict(zip(header.split(","), line.split(","), strict=True))["workload"] == "3/2"
