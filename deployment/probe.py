@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from deployment.background_probe import BackgroundProbe
 from deployment.probe_request import build_inputs, is_generation
 from deployment.served_models import ServedModel
 from handover.errors import ServerError
@@ -20,7 +20,7 @@ _SESSION = "slipway-probe"
 _PAUSE_S = 0.1
 
 
-class Probe:
+class Probe(BackgroundProbe):
     """One generation of one token, tried in the background until the server takes requests.
 
     Args:
@@ -31,46 +31,28 @@ class Probe:
     """
 
     def __init__(self, url: str, repository: Path, model: ServedModel, timeout_s: float) -> None:
-        self._url, self._model, self._deadline = url, model, time.monotonic() + timeout_s
+        self._url, self._model = url, model
         self._has_ensemble = (repository / _ENSEMBLE / "config.pbtxt").is_file()
-        self._finished = threading.Event()
-        self._error: ServerError | None = None
-        threading.Thread(target=self._run, daemon=True).start()
+        super().__init__(timeout_s)
 
-    def is_done(self) -> bool:
-        """Whether the generation came back.
-
-        Raises:
-            ServerError: it failed, or what came back is no generation.
-        """
-        if not self._finished.is_set():
-            return False
-        if self._error:
-            raise self._error
-        return True
-
-    def _run(self) -> None:
+    def _probe(self) -> None:
         try:
             with triton.InferenceServerClient(self._url) as client:
-                if self._wait_until_it_listens(client):
-                    self._generate(client)
+                self._wait_until_it_listens(client)
+                self._generate(client)
         except InferenceServerException as error:
-            self._error = ServerError(f"the server is up, but a generation failed: {error.message()}")
-        except ServerError as error:
-            self._error = error
-        self._finished.set()
+            raise ServerError(f"the server is up, but a generation failed: {error.message()}") from error
 
-    def _wait_until_it_listens(self, client: Any) -> bool:
+    def _wait_until_it_listens(self, client: Any) -> None:
         """Poll; Triton opens its ports only when every model is loaded."""
         while time.monotonic() < self._deadline:
             try:
                 if client.is_server_ready(client_timeout=1):
-                    return True
+                    return
             except InferenceServerException:
                 pass
             time.sleep(_PAUSE_S)
-        self._error = ServerError("the server took no request in time")
-        return False
+        raise ServerError("the server took no request in time")
 
     def _generate(self, client: Any) -> None:
         """Ask over a stream: a decoupled model takes nothing else, and every other takes it too."""

@@ -1,4 +1,4 @@
-"""A deployment while it runs: started, watched, started again if it has died, ended."""
+"""A deployment of tritonserver while it runs; see lifecycle.py for what every deployment has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from deployment.address import own_address
 from deployment.arguments import ServeArguments
-from deployment.leftovers import State, Sweeper, create_state, remove_files, sweep, withdraw
+from deployment.leftovers import State
+from deployment.lifecycle import Lifecycle
 from deployment.openai_process import OpenAIProcess
 from deployment.ports import Ports, choose_ports
 from deployment.probe import Probe
@@ -20,13 +21,10 @@ from deployment.publishing import publish
 from deployment.restriction import Restriction
 from deployment.served_models import ServedModel
 from deployment.stop_request import StopRequest
-from deployment.supervise import ModelVersion, Server, ServerDiedError
+from deployment.supervise import ModelVersion, Server
 from deployment.tritonserver import Installation, assemble_backends, build_argv, link_repository, locate
-from handover.errors import ServerError
-from handover.progress import human_time, say
+from handover.progress import say
 
-_POLL_S = 0.2
-_SAY_EVERY_S = 15.0
 _QUESTION_TIMEOUT_S = 5.0
 
 
@@ -38,8 +36,8 @@ def find_ports(arguments: ServeArguments) -> Ports:
     return choose_ports(arguments.host, given)
 
 
-class Deployment:
-    """One server at a time, and what is left of it swept away.
+class Deployment(Lifecycle[Server]):
+    """A tritonserver.
 
     Args:
         arguments: of this process.
@@ -59,46 +57,15 @@ class Deployment:
         environment: Mapping[str, str],
         edited: Sequence[str],
     ) -> None:
-        self._arguments, self._model, self._stop = arguments, models[0], stop
+        super().__init__(arguments, stop)
+        self._arguments, self._model = arguments, models[0]
         self._takes_requests, self._environment = takes_requests, environment
         self._edited = edited
-        self._is_serving = False
         self._openai: OpenAIProcess | None = None
 
-    def run(self) -> None:
-        """Bring the server up and watch it until it is asked to stop.
-
-        Raises:
-            ServerError: the server did not start in time, or it or a stub died more often than it may be restarted.
-        """
-        if self._stop.came(0):
-            return
-        state = create_state(self._arguments.endpoint)
-        sweeper = Sweeper(state)
-        try:
-            self._run(state, find_ports(self._arguments))
-        finally:
-            sweep(state)
-            remove_files(self._arguments.endpoint, state.prefix)
-            sweeper.dismiss()
-
-    def _run(self, state: State, ports: Ports) -> None:
-        start = self._prepare_start(state, ports)
-        for restarts in range(self._arguments.restart + 1):
-            started = time.monotonic()
-            server = start(restarts > 0)
-            try:
-                return self._watch(server, state, ports, started)
-            except ServerDiedError as error:
-                if not self._is_serving or restarts == self._arguments.restart:
-                    raise
-                say(f"restarting {restarts + 1} of {self._arguments.restart}: {error.problem}")
-            finally:
-                self._end(server, state)
-
-    def _prepare_start(self, state: State, ports: Ports) -> Callable[[bool], Server]:
-        """Lay out what the server reads; give what starts it, for the first time or again."""
+    def _prepare_start(self, state: State) -> Callable[[bool], Server]:
         arguments, directory = self._arguments, Path(state.directory)
+        self._ports = ports = find_ports(arguments)
         installation = locate(arguments.engine)
         backends = assemble_backends(installation, directory)
         repository = link_repository(arguments.model_repository, directory, _is_watched(arguments))
@@ -125,9 +92,13 @@ class Deployment:
                 say(f"open       {', '.join(closed.closed)}: this tritonserver does not know --{closed.unknown[0]}")
         return closed
 
-    def _watch(self, server: Server, state: State, ports: Ports, started: float) -> None:
-        if self._takes_requests and not self._wait_until_it_generates(server, ports):
-            return
+    def _open(self, server: Server, state: State, started: float) -> bool:
+        ports = self._ports
+        if self._takes_requests:
+            url = f"{own_address(self._arguments.host)}:{ports.grpc}"
+            repository, timeout_s = self._arguments.model_repository, self._arguments.start_timeout_s
+            if not self._wait_until_it_generates(server, Probe(url, repository, self._model, timeout_s)):
+                return False
         server.remember_stubs(self._asking_whether_served(ports))
         if self._takes_requests:
             if ports.openai is not None:
@@ -137,55 +108,19 @@ class Deployment:
             publish(self._arguments, state, ports, self._model, time.monotonic() - started, self._edited)
             numbers = f"http {ports.http}  grpc {ports.grpc}  metrics {ports.metrics}"
             say(f"serving    {numbers}  {self._arguments.endpoint}")
-        self._is_serving = True
-        while not self._stop.came(_POLL_S):
-            server.check()
-            if self._openai is not None and (event := self._openai.watch()):
-                say(f"openai     {event}")
+        return True
 
-    def _end(self, server: Server, state: State) -> None:
-        """Stop the server; requests in flight are waited for where it was asked to stop, and no other time."""
-        # First of all: no client shall find a server that is stopping.
-        was_published = withdraw(self._arguments.endpoint, state.prefix)
-        if self._stop.reason:
-            say(f"stopping   {self._stop.reason}")
-        exit_timeout_s = self._end_openai(self._arguments.exit_timeout_s)
-        if not self._is_serving:  # there is no request to wait for, and a server that loads does not listen to SIGTERM
-            server.stop(min(0, exit_timeout_s))
-        elif not self._stop.reason:
-            server.stop(None)
-        elif word := server.word_of_crash(server.stop(exit_timeout_s if was_published else min(0, exit_timeout_s))):
-            say(f"stopped    {word}")
+    def _look(self) -> None:
+        if self._openai is not None and (event := self._openai.watch()):
+            say(f"openai     {event}")
 
-    def _end_openai(self, exit_timeout_s: float) -> float:
+    def _end_beside(self, exit_timeout_s: float) -> float:
         """Stop the OpenAI endpoint, whose requests the server still answers; returns the seconds that are left."""
         if self._openai is None:
             return exit_timeout_s
         started, endpoint, self._openai = time.monotonic(), self._openai, None
         endpoint.stop(exit_timeout_s if self._stop.reason else -1)
         return exit_timeout_s - (time.monotonic() - started)
-
-    def _wait_until_it_generates(self, server: Server, ports: Ports) -> bool:
-        """Wait for the probe's generation and say now and then for how long; False if asked to stop before."""
-        timeout_s = self._arguments.start_timeout_s
-        started = said = time.monotonic()
-        url = f"{own_address(self._arguments.host)}:{ports.grpc}"
-        probe = Probe(url, self._arguments.model_repository, self._model, timeout_s)
-        while not self._stop.came(_POLL_S):
-            server.check()
-            try:
-                if probe.is_done():
-                    say(f"ready      a generation came back after {time.monotonic() - started:.1f} s")
-                    return True
-            except ServerError as error:
-                raise server.explain(error.problem) from error
-            if time.monotonic() - said > _SAY_EVERY_S:
-                said = time.monotonic()
-                waited, most = human_time(said - started), human_time(timeout_s)
-                say(f"starting   for {waited}, at most {most} (deployment.start_timeout_s)")
-            if time.monotonic() - started > timeout_s:
-                raise server.explain(f"no generation came back within {timeout_s:g} s")
-        return False
 
     def _asking_whether_served(self, ports: Ports) -> Callable[[ModelVersion], bool] | None:
         """Give a question for the server, where models come and go through Triton's model control API; else None."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
 from typing import Any
 
+from deployment.background_probe import BackgroundProbe
 from deployment.engines.table import EngineProgram
 from handover.errors import ServerError, shortened
 
@@ -49,7 +49,7 @@ def ask_version(base: str, program: EngineProgram) -> str:
     return ""
 
 
-class CompletionProbe:
+class CompletionProbe(BackgroundProbe):
     """One completion of one token, tried in the background until the server takes requests.
 
     The health path says only that the server listens; that the model computes, only a generation says.
@@ -64,34 +64,16 @@ class CompletionProbe:
     """
 
     def __init__(self, base: str, program: EngineProgram, timeout_s: float) -> None:
-        self._base, self._program, self._deadline = base, program, time.monotonic() + timeout_s
-        self._finished = threading.Event()
-        self._error: ServerError | None = None
-        self.model = ""
-        threading.Thread(target=self._run, daemon=True).start()
+        self._base, self._program, self.model = base, program, ""
+        super().__init__(timeout_s)
 
-    def is_done(self) -> bool:
-        """Whether the generation came back.
-
-        Raises:
-            ServerError: it failed, or what came back is no generation.
-        """
-        if not self._finished.is_set():
-            return False
-        if self._error:
-            raise self._error
-        return True
-
-    def _run(self) -> None:
+    def _probe(self) -> None:
         try:
             self._wait_until_it_listens()
             self.model = self._ask_model()
             self._generate()
-        except ServerError as error:
-            self._error = error
         except OSError as error:
-            self._error = ServerError(f"the server is up, but a generation failed: {_worded(error)}")
-        self._finished.set()
+            raise ServerError(f"the server is up, but a generation failed: {_worded(error)}") from error
 
     def _wait_until_it_listens(self) -> None:
         while time.monotonic() < self._deadline:
