@@ -517,7 +517,7 @@ def test_a_server_that_cannot_load_says_why(repository: Path, tmp_path: Path) ->
     (repository / "preprocessing" / "1" / "vocab.json").unlink()
     (repository / "manifest.json").unlink()  # or the missing file would be refused before the start
     deployment = Deployment(repository, tmp_path / "run")
-    assert deployment.process.wait(60) == 1
+    assert deployment.wait_for_failed_start(60) == 1
     assert "no tokenizer in" in deployment.text
     assert nothing_is_left(deployment, before)
 
@@ -525,6 +525,6 @@ def test_a_server_that_cannot_load_says_why(repository: Path, tmp_path: Path) ->
 def test_a_start_that_takes_too_long_is_ended(repository: Path, tmp_path: Path) -> None:
     before = shared_memory()
     deployment = Deployment(repository, tmp_path / "run", start_timeout_s=0.5)
-    assert deployment.process.wait(30) == 1
+    assert deployment.wait_for_failed_start(30) == 1
     assert "no generation came back within 0.5 s" in deployment.text or "took no request in time" in deployment.text
     assert nothing_is_left(deployment, before)

@@ -43,9 +43,23 @@ class Deployment:
     def wait_until_published(self, timeout_s: float = 60) -> Endpoint:
         wait_for(lambda: "serving" in self.text or self.process.poll() is not None, timeout_s)
         assert self.process.poll() is None, self.text
-        state = json.loads((self.directory / ".endpoint.json.state").read_text())
-        self.prefix, self.private = state["prefix"], Path(state["directory"])
+        assert self._has_noted_itself()
         return Endpoint.read(self.endpoint_file)
+
+    def wait_for_failed_start(self, timeout_s: float) -> int:
+        """Wait for the exit status of a start that fails after it has noted what it creates."""
+        wait_for(lambda: self._has_noted_itself() or self.process.poll() is not None, timeout_s)
+        assert self.prefix, self.text
+        return self.process.wait(timeout_s)
+
+    def _has_noted_itself(self) -> bool:
+        """Learn from the supervisor's note what it creates; by the prefix it is told from other deployments' regions."""
+        try:
+            state = json.loads((self.directory / ".endpoint.json.state").read_text())
+        except FileNotFoundError:
+            return False
+        self.prefix, self.private = state["prefix"], Path(state["directory"])
+        return True
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> int:
         if self.process.poll() is None:
