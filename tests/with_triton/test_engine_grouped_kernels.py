@@ -20,6 +20,16 @@ LIMITS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 DTYPES = [*LIMITS] if HAS_GPU else [torch.float32, torch.float16]
 UNBOUNDED = 1 << 31
 HEADS = [(4, 1, 64), (6, 2, 80), (3, 3, 16), (20, 1, 24)]  # H, Hkv, D
+# Each with every soft cap and window on a GPU; the interpreter takes seconds for one.
+CAPS_AND_WINDOWS = [(0.0, 0), (5.0, 0), (0.0, 40)]
+VARIANTS = (
+    [(*heads, *limits) for heads in HEADS for limits in CAPS_AND_WINDOWS]
+    if HAS_GPU
+    else [
+        *((*HEADS[0], *limits) for limits in CAPS_AND_WINDOWS),
+        *((*heads, *limits) for heads, limits in zip(HEADS[1:], CAPS_AND_WINDOWS, strict=True)),
+    ]
+)
 
 
 def seen(scores: Tensor, spec: AttentionSpec, queries: Tensor, keys: Tensor) -> Tensor:
@@ -53,8 +63,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 40)])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), HEADS)
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "softcap", "window"), VARIANTS)
 def test_each_row_attends_to_its_own_cells_and_keeps_its_token(
     heads: int, kv_heads: int, size: int, softcap: float, window: int, dtype: torch.dtype
 ) -> None:
@@ -184,8 +193,7 @@ def test_a_row_much_longer_than_the_others_is_attended_to_in_pieces(tiles: tuple
 
 
 @pytest.mark.parametrize("dtype", [*LIMITS] if HAS_GPU else [torch.float32], ids=str)
-@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 7)])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), HEADS)
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "softcap", "window"), VARIANTS)
 def test_rows_attend_within_themselves(
     heads: int, kv_heads: int, size: int, softcap: float, window: int, dtype: torch.dtype
 ) -> None:
@@ -205,8 +213,7 @@ def test_rows_attend_within_themselves(
 
 
 @pytest.mark.parametrize("dtype", [*LIMITS] if HAS_GPU else [torch.float32], ids=str)
-@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (5.0, 0), (0.0, 40)])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), HEADS)
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "softcap", "window"), VARIANTS)
 def test_rows_go_on_with_what_their_pages_hold(
     heads: int, kv_heads: int, size: int, softcap: float, window: int, dtype: torch.dtype
 ) -> None:
