@@ -240,6 +240,7 @@ SIZES = {
     "20B": Size(44, 6144, 48, 51200),
     "43B": Size(48, 8192, 64, 256000),
     "GPT-J 6B": Size(28, 4096, 16, 50400, "GPT-J"),
+    "Llama 160M": LlamaSize(12, 768, 12, 32000, kv_heads=12, head_size=64, inter=3072, rope_theta=1e4, positions=2048),
     "Llama 3.1 8B": LlamaSize(32, 4096, 32, 128256, inter=14336),
     "Llama 3.1 70B": LlamaSize(80, 8192, 64, 128256, inter=28672),
     "Qwen3 0.6B": LlamaSize(28, 1024, 16, 151936, inter=3072, qk_norm=True, is_tied=True, **_QWEN3),

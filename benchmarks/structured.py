@@ -5,7 +5,8 @@
 
 With ``--size`` the weights are random, and so are the words of the vocabulary behind those of a byte. The grammar is
 that of a list of objects, too long for any row to end. Both sides choose their tokens in the same way: greedily, and
-drawn at temperature 1. What is to hold is a ratio of at least 0.95.
+drawn at temperature 1. What is to hold is a ratio of at least 0.95. The two sides take turns, and the ratio is the
+median of those of a turn, so that what else the machine does changes it little.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class StructuredArguments(ScriptArguments):
 
 @dataclass(frozen=True)
 class Row:
-    """One number of rows, in tokens a second of all rows: medians, and the ratio of ``guided`` to ``plain``."""
+    """One number of rows, in tokens a second of all rows: medians, also of a turn's ratio of guided to plain."""
 
     model: str
     data_type: str
@@ -96,6 +97,8 @@ def serving(arguments: StructuredArguments) -> Iterator[Engine]:
             more = {"model_type": size.model_type, "has_made_up_weights": True}
         else:
             convert(ConvertArguments(_ARCHIVE, shards))
+        if arguments.device == "cuda":
+            more |= {"prefill_chunk_tokens": 0}  # no prompt is long, and the steps' graphs take seconds to capture
         settings = Settings(shards, 1, 1, arguments.data_type, arguments.threads, has_prefix_cache=False, **more)
         engine = open_engine(settings, torch.device(arguments.device))
         try:
@@ -143,9 +146,11 @@ def measure(engine: Engine, arguments: StructuredArguments, rows: int, is_drawn:
             made = int(answer["sequence_length"].sum()) - rows * _CONTEXT
             assert made == rows * arguments.tokens, "no row ends before its length"
             rates[is_guided].append(made / seconds)
+    turns = list(zip(rates[False], rates[True], strict=True))[1:]
     plain, guided = (statistics.median(rates[side][1:]) for side in (False, True))
+    ratio = statistics.median(guided / plain for plain, guided in turns)
     known = arguments.size or "demonstration", arguments.data_type, "drawn" if is_drawn else "greedy"
-    return Row(*known, rows, arguments.tokens, plain, guided, guided / plain)
+    return Row(*known, rows, arguments.tokens, plain, guided, ratio)
 
 
 def main(argv: Sequence[str]) -> None:

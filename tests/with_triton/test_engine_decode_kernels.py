@@ -8,7 +8,14 @@ from torch import Tensor
 
 from backends.fastertransformer.engine.cache.kv_cache import PAGE
 from backends.fastertransformer.engine.model.positions import Rotary, Rotation, plain_frequencies
-from backends.fastertransformer.engine.sampling.sampling import NOT_FINITE, argmax, draw, keep_top_k, keep_top_p
+from backends.fastertransformer.engine.sampling.sampling import (
+    NOT_FINITE,
+    argmax,
+    draw,
+    keep_allowed,
+    keep_top_k,
+    keep_top_p,
+)
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -171,6 +178,21 @@ def test_what_is_drawn_from_numbers_that_are_none_is_a_token() -> None:
     ones = torch.ones(1, device=DEVICE)
     found = draw_tokens(logits, ones.long() - 1, ones.long() * 3, ones / 2, ones.double() / 2)
     assert 0 <= int(found) < 97
+
+
+@pytest.mark.parametrize("columns", [40, 4001])
+def test_what_a_grammar_does_not_allow_is_masked(columns: int) -> None:
+    from backends.fastertransformer.engine.ops.kernels.sampling import keep_allowed as keep_by_kernel
+
+    torch.manual_seed(0)
+    logits = torch.randn(4, columns, device=DEVICE)
+    logits[2, ::2] = -float("inf")  # a bad word may come where nothing else is allowed
+    for rows in (None, torch.tensor([3, 0, 2], device=DEVICE)):
+        count = len(logits) if rows is None else len(rows)
+        bits = torch.randint(256, (count, columns // 8 + 4), dtype=torch.uint8, device=DEVICE)
+        expected = keep_allowed(logits, rows, bits)
+        assert torch.equal(keep_by_kernel(logits.clone(), rows, bits), expected)
+        assert expected.isinf().any() and expected.isfinite().any()
 
 
 @pytest.mark.parametrize("width", [64, 1536, 2048])

@@ -129,6 +129,7 @@ def causal(tiles: row_kernels.Tiles, is_paged: bool, has_cap: bool = False, size
     return {**given, "has_cap": has_cap, "is_paged": is_paged, "num_stages": stages}
 
 
+GRAMMARS = {"bits": "*u8", "least": "fp32"}
 GROUPED = dict.fromkeys(("q_stride", "q_head_stride", "kv_stride", "kv_head_stride"), "i64")  # multiples of 16 too
 BF16_GROUP = dict.fromkeys(("q", "k", "v", "memory", "out"), "*bf16")
 SHORT, LONG, WIDE = row_kernels._CAUSAL_TILES, row_kernels._TILES, row_kernels._WIDE_TILES
@@ -154,6 +155,8 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], dict[str, str]]] = {
     "by pairs": (DECODE, "_attend", 8, attention(128, False, rotation=1), {}),
     "by halves": (DECODE, "_attend", 4, attention(32, True, rotation=2), {}),
     "argmax": ("sampling", "_argmax_step", 4, {"parts": 32, "block": 1024}, {"tokens": "*i64", "lost": "i32"}),
+    "grammars": ("sampling", "_keep_allowed", 4, {"block": 2048, "rows": None}, GRAMMARS),
+    "grammars of some rows": ("sampling", "_keep_allowed", 4, {"block": 2048}, {**GRAMMARS, "rows": "*i64"}),
     "embedding": ("elementwise", "_embed", 4, {"has_places": True, "block": 1024}, {"tokens": "*fp16"}),
     "peer sum": (
         "all_reduce",

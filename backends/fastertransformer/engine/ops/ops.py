@@ -189,6 +189,19 @@ class Ops:
         values, ids = sampling.narrow_to_top_k(logits, top_k, largest)
         return ids.gather(1, sampling.draw(sampling.keep_top_p(values, top_p), uniform)[:, None])[:, 0]
 
+    def keep_allowed(self, logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
+        """Mask tokens that some rows' grammars do not allow, as sampling.keep_allowed says.
+
+        Args:
+            logits: fp32 [B, V]; may be overwritten with the result.
+            rows: int64 [n]; None: all of them.
+            bits: uint8 [n, at least V / 8].
+
+        Returns:
+            fp32 [B, V].
+        """
+        return sampling.keep_allowed(logits, rows, bits)
+
     def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v, [H, T, D], to the pages, int32 [T], and offsets, int64 [T], of a layer's memory."""
         cached_attention.write_entries(memory, pages * PAGE + offsets, k.transpose(0, 1), v.transpose(0, 1))

@@ -132,6 +132,10 @@ class TritonOps(Ops):
         """See Ops."""
         return sampling.draw_tokens(logits, rows, top_k, top_p, uniform, scales)
 
+    def keep_allowed(self, logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
+        """See Ops; the logits are overwritten."""
+        return sampling.keep_allowed(logits, rows, bits)
+
     def kv_write(self, memory: Tensor, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """See Ops."""
         kv_write.kv_write(k, v, memory, pages, offsets)

@@ -86,6 +86,9 @@ class Sampler:
     """The sampling parameters of the row in each slot, and the sampling of all slots at once.
 
     A row's parameters are uploaded when it joins, and move with it between slots. Later only bad words are uploaded.
+
+    Attributes:
+        guided: the rows that have a grammar.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -94,7 +97,7 @@ class Sampler:
         self._integers = torch.zeros(MOST_SLOTS, len(_INTEGERS) + 1, dtype=torch.long, device=self._device)
         self._occurred: Tensor | None = None  # bool [slots, V]; made for the first row with a penalty
         self._counts = TokenCounts(steps.config.vocab_size, self._device)
-        self._guided = GuidedRows(steps.config.vocab_size, self._device)
+        self.guided = GuidedRows(steps.network.ops, steps.config.vocab_size, self._device)
 
     def add_rows(self, first: int, owners: Owners) -> None:
         """Upload the parameters of the rows in the slots from ``first`` on, and what depends on tokens they have."""
@@ -138,7 +141,6 @@ class Sampler:
         if not self._has_output_penalty:
             self._counts.drop()
         self._set_lists(rows)
-        self._guided.set_owners(owners)
         self._searched = [each for each, beam in owners if each.width > 1 and each.max_tokens and not beam]
         sampled = [slot for slot, row in enumerate(rows) if row.is_sampled]
         scored = [slot for slot, row in enumerate(rows) if row.needs_token_log_probs]
@@ -146,13 +148,13 @@ class Sampler:
         self._is_narrow = all(rows[slot].top_k for slot in sampled)
         self._largest_top_k = max((rows[slot].top_k for slot in (*sampled, *scored)), default=0)
         has_penalty = self._has_penalty or self._has_output_penalty
-        changes_logits = self._has_temperature or has_penalty or self._has_min_length or self._bias or self._guided
+        changes_logits = self._has_temperature or has_penalty or self._has_min_length or self._bias
         needs_logits = changes_logits or sampled or scored or self._raw_slots
         # Where nothing but a draw needs the logits with temperature, the draw applies it.
         has_later = self._has_penalty or self._has_min_length or self._has_min_p or scored or self._searched
         self._draw_scales = self._has_temperature and not has_later
         self._is_all_sampled = len(sampled) == len(rows)
-        # In every row the argmax of unchanged logits is taken.
+        # In every row the argmax of unchanged logits is taken, or of those that its grammar allows.
         self._is_greedy = not (needs_logits or any(each.needs_host for each, _ in owners))
 
     def _set_lists(self, rows: list[SamplingParams]) -> None:
@@ -183,13 +185,16 @@ class Sampler:
         the sequences do not have yet, the oldest first.
         """
         tokens, log_probs, raw_scores = _joined([each[1] for each in parts]), None, None
-        if self._is_greedy:
+        if self._is_greedy and not self.guided:
             if before < len(tokens):
                 self._steps.set_tokens(before, tokens[before:].clamp(min=0))
+            return PendingTokens(self._owners, tokens, None, None, [])
+        logits = _joined([self._steps.full_logits(each) for each in parts])
+        if self._is_greedy:
+            tokens = self.guided.choose(logits, tokens, [each.by_sequence() for each in pending])
+            self._steps.set_tokens(0, tokens.clamp(min=0))
         else:
-            chosen, log_probs, raw_scores = self._sample(
-                _joined([self._steps.full_logits(each) for each in parts]), pending
-            )
+            chosen, log_probs, raw_scores = self._sample(logits, pending)
             self._steps.set_tokens(0, chosen)
             tokens = torch.where(tokens == sampling.NOT_FINITE, sampling.NOT_FINITE, chosen)
         return PendingTokens(self._owners, tokens, log_probs, raw_scores, self._raw_slots)
@@ -198,9 +203,10 @@ class Sampler:
         self, raw_logits: Tensor, pending: Iterable[PendingTokens]
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Choose by fp32 logits [N, V]; returns tokens, and the log-probabilities and raw scores that rows request."""
+        raw_rows = None if self._raw_index is None else raw_logits[self._raw_index]  # masking may overwrite them
         logits, log_probs, raw_scores = self._penalise(raw_logits), None, None
-        if self._guided:
-            logits = self._guided.keep(logits, [each.by_sequence() for each in pending])
+        if self.guided:
+            logits = self.guided.keep(logits, [each.by_sequence() for each in pending])
         if self._is_all_sampled:
             tokens = self._draw(logits, self._sampled)
         else:
@@ -213,9 +219,8 @@ class Sampler:
             log_probs[:, index] = torch.stack(sampling.token_log_probs(*chosen, self._largest_top_k))
         for sequence in self._searched:
             self._search(sequence, logits, tokens)
-        if self._raw_index is not None:
-            asked = raw_logits[self._raw_index], tokens[self._raw_index]
-            raw_scores = scoring.score_rows(*asked, self._most_tops)
+        if raw_rows is not None:
+            raw_scores = scoring.score_rows(raw_rows, tokens[self._raw_index], self._most_tops)
         self._record(tokens)
         return tokens, log_probs, raw_scores
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 MASKED = float("-inf")
-_LEAST_ALLOWED = -1e30  # of what a grammar allows: finite, also behind the least temperature
+LEAST_ALLOWED = -1e30  # of what a grammar allows: finite, also behind the least temperature
 NOT_FINITE = -1  # in place of the token of a row whose logits are infinite or NaN
 _GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -105,13 +105,16 @@ def keep_allowed(logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
 
     Args:
         logits: [B, V].
-        rows: [n]; None: all of them.
+        rows: int64 [n]; None: all of them.
         bits: uint8 [n, at least V / 8], a bit for each token, the lowest of each byte first; 1 is allowed.
+
+    Returns:
+        [B, V].
     """
     masks = _masks_of_bytes(logits.device).index_select(0, bits.flatten().int()).view(len(bits), -1)
     own = logits if rows is None else logits[rows]
     # A minimum length and bad words give way to a grammar that allows only what they mask.
-    own = own.clamp(min=_LEAST_ALLOWED) + masks[:, : logits.shape[-1]]
+    own = own.clamp(min=LEAST_ALLOWED).add_(masks[:, : logits.shape[-1]])
     return own if rows is None else logits.index_copy(0, rows, own)
 
 

@@ -14,11 +14,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...sampling.sampling import NOT_FINITE
+from ...sampling.sampling import LEAST_ALLOWED, NOT_FINITE
 from .launch import scratch_of, uses_pdl
 
 _BLOCK, _WARPS = 4096, 16  # of drawing
 _PARTS = 32  # programs that share a row
+_MASKED_COLUMNS = 2048  # of a program that masks
 _LEAST_KEY = tl.constexpr(-2147483648)
 
 
@@ -191,11 +192,36 @@ def draw_tokens(
     return tokens
 
 
+@triton.jit(do_not_specialize=("columns", "mask_bytes"))
+def _keep_allowed(logits, rows, bits, columns, mask_bytes, least, block: tl.constexpr):
+    program, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * block + tl.arange(0, block)
+    row = program
+    if rows is not None:
+        row = tl.load(rows + program)
+    held = tl.load(bits + program * mask_bytes + (at >> 3), at < columns, 0).to(tl.int32)
+    values = tl.load(logits + row * columns + at, at < columns, 0.0)
+    kept = tl.where((held >> (at & 7)) & 1 == 1, tl.maximum(values, least), -float("inf"))
+    tl.store(logits + row * columns + at, kept, at < columns)
+
+
+def keep_allowed(logits: Tensor, rows: Tensor | None, bits: Tensor) -> Tensor:
+    """Overwrite logits as Ops.keep_allowed says, in one launch."""
+    logits, columns = logits.contiguous(), logits.shape[1]
+    grid = len(bits), triton.cdiv(columns, _MASKED_COLUMNS)
+    _keep_allowed[grid](
+        logits, rows, bits, columns, bits.shape[1], LEAST_ALLOWED, block=_MASKED_COLUMNS, num_warps=4
+    )  # fmt: skip
+    return logits
+
+
 def warm_up(columns: int, device: torch.device) -> None:
     """Compile the kernel for logits of this many columns."""
     row, logits = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(1, columns, device=device)
     for scales in (None, row.float()):
         draw_tokens(logits, row, row, row.float(), row.double(), scales)
+    bits = torch.zeros(1, columns // 8 + 1, dtype=torch.uint8, device=device)
+    for rows in (None, row):
+        keep_allowed(logits, rows, bits)
 
 
 @triton.jit(do_not_specialize=("columns",))

@@ -1,0 +1,89 @@
+"""Which tokens may follow in each of several rows, computed by the library's threads.
+
+The library works without Python's global lock, so the masks may be computed in a thread while the network runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import EngineError
+from .guided_row import GuidedRow
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
+
+Bits = npt.NDArray[np.uint8]  # [rows, mask_bytes], a bit for each token, the lowest of each byte first; 1 is allowed
+_WORD_BYTES = 4
+
+
+def mask_bytes(vocab_size: int) -> int:
+    """Give the bytes of a row's bits: whole words, with at least a bit more than there are tokens."""
+    return _WORD_BYTES * (vocab_size // (8 * _WORD_BYTES) + 1)
+
+
+@cache
+def _executor() -> LLExecutor:
+    """Make the library's threads, which all engines of this process share."""
+    from llguidance import LLExecutor
+
+    return LLExecutor()
+
+
+class RowMasks:
+    """Follows some rows, and computes which tokens may follow in each.
+
+    Args:
+        rows: each has a grammar.
+        vocab_size: of the model.
+    """
+
+    def __init__(self, rows: Sequence[GuidedRow], vocab_size: int) -> None:
+        # The bit behind those of the tokens says that the text may be complete.
+        self._rows, self._complete = rows, vocab_size
+        # The first end token of each row that has one, then the second ones and so on: row and token, int64 [2, n].
+        most = max((len(row.end_ids) for row in rows), default=0)
+        self._ends = [_pairs_of([(at, row.end_ids[rank:]) for at, row in enumerate(rows)]) for rank in range(most)]
+
+    def compute(self, tokens: Iterable[tuple[Sequence[int], Sequence[int]]], bits: Bits) -> None:
+        """Set the bits of the tokens that may follow each row's: every token, once a row has ended.
+
+        Args:
+            tokens: of each row; the last of them, which its sequence does not have yet, apart.
+            bits: are overwritten.
+
+        Raises:
+            EngineError: the library has failed.
+        """
+        new = [(row, row.follow(*own)) for row, own in zip(self._rows, tokens, strict=True)]
+        consumed = [(row.matcher, token) for row, token in new if token is not None]
+        live = [(row.matcher, at) for at, row in enumerate(self._rows) if not row.has_ended]
+        try:
+            if consumed:
+                _executor().consume_token_par(consumed)
+            if live:
+                _executor().unsafe_compute_mask_ptr(live, bits.ctypes.data, bits.shape[1], len(bits))
+        except BaseException as error:  # a failure inside the library is no Exception
+            raise EngineError(f"llguidance has failed: {error}") from None
+        for row in self._rows:
+            row.check()
+        if len(live) < len(bits):
+            bits[[row.has_ended for row in self._rows]] = 0xFF
+        self._set_ends(bits)
+
+    def _set_ends(self, bits: Bits) -> None:
+        """Allow the tokens that end a row where its text may be complete, and nowhere else."""
+        is_complete = bits[:, self._complete >> 3] >> (self._complete & 7) & 1
+        for rows, tokens in self._ends:
+            at, bit = (rows, tokens >> 3), (1 << (tokens & 7)).astype(np.uint8)
+            bits[at] = np.where(is_complete[rows], bits[at] | bit, bits[at] & ~bit)
+
+
+def _pairs_of(tokens: Iterable[tuple[int, Sequence[int]]]) -> npt.NDArray[np.int64]:
+    """Give the rows that have a token left and the first of each, int64 [2, n]."""
+    return np.array([(row, left[0]) for row, left in tokens if left], np.int64).T

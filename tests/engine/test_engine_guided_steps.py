@@ -1,0 +1,199 @@
+"""Steps of rows with a grammar: what is computed at one time, what a device is never asked, and what fails alone."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.asking import CPU, ask, generated
+from support.guided_model import END, guided, guided_gpt2, texts
+from support.paged_steps import paged_steps
+
+from backends.fastertransformer.engine.engine import open_engine
+from backends.fastertransformer.engine.grammar import masks
+from backends.fastertransformer.engine.grammar.compiled import Grammars
+from backends.fastertransformer.engine.grammar.guided_row import Grammar, GuidedRow
+from backends.fastertransformer.engine.ops.ops import Ops
+from backends.fastertransformer.engine.request.guides import Guide
+from backends.fastertransformer.engine.request.parse import parse_request
+from backends.fastertransformer.engine.sampling.guided import GuidedRows
+from backends.fastertransformer.engine.sampling.sampler import PendingTokens
+from backends.fastertransformer.engine.sampling.sampling import NOT_FINITE
+from backends.fastertransformer.engine.scheduling.scheduler import Scheduler
+from backends.fastertransformer.engine.scheduling.sequence import Answer, Job
+from backends.fastertransformer.engine.steps.steps import Steps
+
+WAIT_S = 60
+REGEXES = ["[0-9]+", "(no|yes) (maybe|the) .{3,}", "[^a-z]{9,}", "ab|12"]
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    return Grammars(guided_gpt2(tmp_path_factory.mktemp("grammars")).checkpoint, END + 1)
+
+
+def answer_of(scheduler: Scheduler, grammars: Grammars, steps: Steps, tensors: dict[str, Any]) -> Answer:
+    answers: list[Answer] = []
+    request = parse_request(tensors, steps.config)
+    guides = [row.sampling.guide for row in request.rows]
+    compiled = tuple(grammars.compile(guide) if guide else None for guide in guides)
+    scheduler.add(Job(request, answers.append, grammars=compiled))
+    while not scheduler.is_idle:
+        scheduler.step()
+    return answers[-1]
+
+
+def test_masks_are_computed_while_the_network_runs(
+    grammars: Grammars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network's pass waits here for the masks, and the masks for the pass, which no order but this one survives."""
+    steps = paged_steps(guided_gpt2(tmp_path))
+    running, computed = threading.Event(), threading.Event()
+    decode, compute, met = steps.decode, masks.RowMasks.compute, []
+
+    def wait_in_decode(count: int) -> Any:
+        running.set()
+        met.append(computed.wait(WAIT_S))
+        computed.clear()
+        return decode(count)
+
+    def wait_in_compute(self: masks.RowMasks, *given: Any) -> None:
+        if has_decoded:
+            met.append(running.wait(WAIT_S))
+            running.clear()
+        compute(self, *given)
+        if has_decoded:
+            computed.set()
+        has_decoded.append(True)  # the first token comes of the context
+
+    has_decoded: list[bool] = []
+    monkeypatch.setattr(steps, "decode", wait_in_decode)
+    monkeypatch.setattr(masks.RowMasks, "compute", wait_in_compute)
+    found = answer_of(Scheduler(steps, 8), grammars, steps, guided(["regex"] * 4, ["[x-z]{9}"] * 4, 9))
+    assert found.tensors and len(met) == 2 * 8 and all(met)
+
+
+def test_ahead_of_the_tokens_the_next_pass_is_launched_before_they_are_read(
+    grammars: Grammars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a GPU computes logits while the host waits for the last tokens and computes masks."""
+    steps, events = paged_steps(guided_gpt2(tmp_path)), []
+
+    def note(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def noted(*given: Any) -> Any:
+            events.append(name)
+            return original(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner, name in ((steps, "decode"), (PendingTokens, "by_sequence"), (PendingTokens, "wait")):
+        note(owner, name)
+    note(masks.RowMasks, "compute")
+    note(steps, "set_tokens")
+    tensors = guided(["regex", ""], ["[0-9]{6}", ""], 6, runtime_top_p=0.0)
+    assert answer_of(Scheduler(steps, 8, steps_ahead=True), grammars, steps, tensors).tensors
+    step = ["decode", "by_sequence", "compute", "set_tokens", "wait"]  # this last one is of the step before
+    assert events[:2] == ["compute", "set_tokens"] and events[2 : 2 + 5 * 5] == step * 5
+
+
+def rows_on(device: torch.device, grammars: Grammars, tokens: int = 0) -> tuple[GuidedRows, list[GuidedRow | None]]:
+    """Rows of which the one before the last has no grammar; each has the first tokens of a text that follows it."""
+    rows = [grammars.compile(Guide("regex", regex)).begin([END]) for regex in REGEXES]
+    given: list[GuidedRow | None] = [*rows[:3], None, rows[3]]
+    followed = [np.frombuffer(b"12no the xyz+-"[at : at + tokens], np.uint8).tolist() for at in (0, 2, 12, 0, 0)]
+    owners = [
+        (SimpleNamespace(guided=row, beams=[SimpleNamespace(tokens=list(own))]), 0)
+        for row, own in zip(given, followed, strict=True)
+    ]
+    guided_rows = GuidedRows(Ops(device), END + 1, device)
+    guided_rows.begin(owners, is_known=False)  # type: ignore[arg-type]
+    return guided_rows, given
+
+
+def test_a_device_is_never_asked_for_a_value(grammars: Grammars) -> None:
+    """Tensors on "meta" have none: whatever reads one on the host fails."""
+    device = torch.device("meta")
+    logits, tokens = torch.empty(5, END + 1, device=device), torch.empty(5, dtype=torch.long, device=device)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        tokens.tolist()
+    guided_rows, _ = rows_on(device, grammars)
+    assert guided_rows.keep(logits, []).shape == logits.shape
+    assert guided_rows.choose(logits, tokens, []).shape == tokens.shape
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_argmax_of_what_is_allowed_is_chosen(grammars: Grammars, seed: int) -> None:
+    """Oracle: the library's other way, which asks token by token."""
+    guided_rows, rows = rows_on(CPU, grammars, tokens=seed % 3)
+    logits = torch.randn(5, END + 1, generator=torch.Generator().manual_seed(seed))
+    logits[2] += torch.arange(END + 1)  # its argmax is the end token, which may not come yet
+    tokens = logits.argmax(-1)
+    tokens[1] = NOT_FINITE
+    chosen = guided_rows.choose(logits.clone(), tokens.clone(), []).tolist()
+    masked = guided_rows.keep(logits.clone(), []).argmax(-1).tolist()
+    assert chosen[1] == NOT_FINITE and chosen[3] == masked[3] == int(tokens[3])
+    for slot in (0, 2, 4):
+        row = rows[slot]
+        assert row
+        best = logits[slot].argsort(descending=True).tolist()
+        is_complete = row.matcher.is_accepting()
+        allowed = (token for token in best if (is_complete if token == END else row.matcher.validate_tokens([token])))
+        assert chosen[slot] == masked[slot] == next(allowed)
+        assert chosen[slot] != int(tokens[slot]) or slot != 2
+
+
+def test_while_a_grammar_is_compiled_other_rows_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, allowed, has_begun = open_engine(guided_gpt2(tmp_path), CPU), threading.Event(), threading.Event()
+    compile_ = Grammars.compile
+
+    def wait_and_compile(self: Grammars, guide: Guide) -> Grammar:
+        has_begun.set()
+        assert allowed.wait(WAIT_S)
+        return compile_(self, guide)
+
+    monkeypatch.setattr(Grammars, "compile", wait_and_compile)
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    names = {f"property {number}": {"enum": [f"value {number}"]} for number in range(800)}
+    schema = json.dumps({"type": "object", "properties": names, "required": ["property 0"]})
+    assert len(schema) > 30_000
+    engine.submit(engine.parse(guided(["json_schema"], [schema], 300)), answers.put)
+    assert has_begun.wait(WAIT_S)
+    plain = engine.generate([engine.parse(ask([[5, 6, 7]] * 3, 40, end_id=END))])[0]
+    assert [len(generated(plain, row)) for row in range(3)] == [40] * 3 and answers.empty()
+    allowed.set()
+    found = answers.get(timeout=WAIT_S)
+    assert found.tensors and texts(found.tensors)[0].startswith(b"{")
+    engine.close()
+
+
+class LibraryPanic(BaseException):
+    """As pyo3's own is, no Exception."""
+
+
+def test_a_failure_inside_the_library_fails_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine(guided_gpt2(tmp_path), CPU)
+    executor = masks._executor()
+
+    def panic(*_: Any) -> None:
+        raise LibraryPanic("unreachable state")
+
+    broken = SimpleNamespace(consume_token_par=executor.consume_token_par, unsafe_compute_mask_ptr=panic)
+    monkeypatch.setattr(masks, "_executor", lambda: broken)
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    engine.submit(engine.parse(guided(["choice"], ['["yes"]'])), answers.put)
+    plain = engine.generate([engine.parse(ask([[5, 6, 7]], 20, end_id=END))])[0]
+    assert len(generated(plain, 0)) == 20
+    found = answers.get(timeout=WAIT_S)
+    assert found.code == "INTERNAL" and "llguidance has failed: unreachable state" in (found.problem or "")
+    monkeypatch.undo()
+    assert texts(engine.generate([engine.parse(guided(["choice"], ['["yes"]']))])[0]) == [b"yes"]
+    engine.close()
