@@ -53,7 +53,7 @@ class Deployment:
         return self.process.wait(timeout_s)
 
     def _has_noted_itself(self) -> bool:
-        """Learn from the supervisor's note what it creates; by the prefix it is told from other deployments' regions."""
+        """Learn from the supervisor's note what it creates; the prefix tells it from other deployments' regions."""
         try:
             state = json.loads((self.directory / ".endpoint.json.state").read_text())
         except FileNotFoundError:
