@@ -18,19 +18,22 @@ from pathlib import Path
 
 from evaluation.client.served_model import DeployedModel, Target, open_target
 from evaluation.client.tokenizer import load_tokenizer
+from evaluation.speed.backlog import BACKLOG_FIGURES
 from evaluation.speed.common_words import CommonWords
 from evaluation.speed.costs import server_log
 from evaluation.speed.exports import write_point, write_summary
 from evaluation.speed.load_arguments import LoadArguments, check_arguments
 from evaluation.speed.load_requests import LoadTarget
 from evaluation.speed.openai_dialect import open_dialect
+from evaluation.speed.probe import longest_probe
 from evaluation.speed.prompt_file import read_prompt_file
 from evaluation.speed.rate_search import RateSearch, search_rates, write_found
+from evaluation.speed.slo_verdict import BACKLOG
 from evaluation.speed.sweep import MeasuredDeployment, Sweep, describe_deployment, find_vocab_size, usual_lengths
 from evaluation.speed.table import CLOSED, LOAD_TABLE, OK, OPEN, SLO_FIGURES, Row
 from evaluation.speed.tokens import RandomIds, Words
 from evaluation.speed.trace import Trace, read_trace
-from evaluation.speed.under_load import longest_probe, measure_point, probe
+from evaluation.speed.under_load import measure_point, probe
 from evaluation.speed.workload import LoadPrompt, Tokens
 from handover.errors import ConfigError, exit_status
 from handover.regular_file import read_bytes
@@ -89,11 +92,6 @@ def _prepare(arguments: LoadArguments) -> tuple[LoadArguments, LoadTarget, list[
     interface, served = target.interface, target.served
     dialect = open_dialect(target, arguments.streaming)
     is_streaming = _choose_streaming(arguments, target)
-    if arguments.cancel_share and (dialect or not is_streaming):
-        raise ConfigError(
-            "clients hang up in the middle of a stream over Triton's gRPC only",
-            "take cancel_share=0, or a model that was exported with export.triton_deployment.decoupled=true",
-        )
     arguments = dataclasses.replace(arguments, streaming=is_streaming, model=target.model)
     prompts = _read_prompts(arguments, served)
     needs_text = not dialect.takes_ids if dialect else interface.takes_text
@@ -159,6 +157,11 @@ def _choose_streaming(arguments: LoadArguments, target: Target) -> bool:
 
 
 def _check_streaming(arguments: LoadArguments, is_streaming: bool) -> None:
+    if arguments.cancel_share and not is_streaming:
+        raise ConfigError(
+            "clients hang up in the middle of a stream, and these answers are not streamed",
+            "take cancel_share=0; or export with export.triton_deployment.decoupled=true, or streaming=true of an API",
+        )
     streamed = [name for name, _ in arguments.slos if name in ("ttft", "tpot", "itl")]
     if arguments.search_percentile is not None and streamed and not is_streaming:
         raise ConfigError(
@@ -251,11 +254,20 @@ def _line(row: Row) -> str:
         failed += f"  {row.cancelled_requests} cancelled"
     clipped = f"  {row.clipped_share:.1%} shortened to the model's positions" if row.clipped_share else ""
     if row.slo_verdict:
-        share, low, high = (figures[name] for name in SLO_FIGURES)
-        kept = f"{row.slo_verdict}: {row.slo_limit} kept by {share:.2%} ({low:.2%} to {high:.2%})"
-        return f"{name} {rate:10.1f} tokens/s  {kept}{failed}{clipped}"
+        return f"{name} {rate:10.1f} tokens/s  {row.slo_verdict}: {_reason(row)}{failed}{clipped}"
     shaky = "" if row.is_stable else "  not stable"
     return f"{name} {rate:10.1f} tokens/s  e2e p50 {latency:9.1f} ms{failed}{clipped}{shaky}"
+
+
+def _reason(row: Row) -> str:
+    """Say which figure decides the verdict on a rate."""
+    growth, low, high = (row.figures[name] for name in BACKLOG_FIGURES)
+    if row.slo_limit != BACKLOG:
+        share, least, most = (row.figures[name] for name in SLO_FIGURES)
+        return f"{row.slo_limit} kept by {share:.2%} ({least:.2%} to {most:.2%})"
+    if growth is None:
+        return "too few repeats show whether answers keep up with arrivals"
+    return f"{growth:.3g} requests/s more arrive than are answered ({low:.3g} to {high:.3g})"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ class Recorder:
         warmups: answers before the first repeat.
         is_over: whether no further request may be sent.
         started: set when the first repeat begins.
+        in_flight: requests or conversations that were due, have been taken from the load, and have not ended.
+        count_waiting: counts those that are due at a time of the clock and have not been taken yet.
     """
 
     def __init__(self, plan: MeasuringPlan, ramp_s: float) -> None:
@@ -91,6 +94,8 @@ class Recorder:
         self.warmups: list[RequestRecord] = []
         self.is_over = False
         self.started = asyncio.Event()
+        self.in_flight = 0
+        self.count_waiting: Callable[[int], int] = lambda now_ns: 0
         self._current: list[RequestRecord] = []
         self._begin_ns = time.perf_counter_ns()
         self._ramp_end_ns = self._begin_ns + round(ramp_s * NANOSECONDS_PER_S)
@@ -115,12 +120,43 @@ class Recorder:
         self.is_over = self.is_over or is_late
 
     def _close(self, now_ns: int) -> None:
-        window = Window(tuple(self._current), self._window_ns, now_ns)
+        backlog = self.in_flight + self.count_waiting(now_ns)
+        window = Window(tuple(self._current), self._window_ns, now_ns, backlog)
         self.windows.append(window)
         self._current, self._window_ns = [], now_ns
         is_hopeless = not window.succeeded
         is_last = len(self.windows) >= self.plan.repeats
         self.is_over = is_hopeless or is_last or self.plan.is_enough(self.windows)
+
+
+class Arrivals:
+    """Due times of an open loop, taken one after another; those that have passed are counted before they are taken.
+
+    Args:
+        due_ns: nanoseconds after the start, ascending.
+        begin_ns: start of the load by the clock.
+    """
+
+    def __init__(self, due_ns: Iterator[int], begin_ns: int) -> None:
+        self._due_ns, self._begin_ns = due_ns, begin_ns
+        self._drawn: deque[int] = deque()
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield due times by the clock."""
+        while self._drawn or self._draw():
+            yield self._drawn.popleft()
+
+    def count_due(self, now_ns: int) -> int:
+        """Count the due times up to now that have not been taken."""
+        while (not self._drawn or self._drawn[-1] <= now_ns) and self._draw():
+            pass
+        return sum(due_ns <= now_ns for due_ns in self._drawn)
+
+    def _draw(self) -> bool:
+        for due_ns in self._due_ns:
+            self._drawn.append(self._begin_ns + due_ns)
+            return True
+        return False
 
 
 async def drive(
@@ -156,6 +192,7 @@ async def _closed(wire: Asks, load: ClosedLoop, given: Iterator[Encoded], record
             await asyncio.sleep(load.ramp_s * number / load.concurrency)
         free_ns = time.perf_counter_ns()
         for request in given:
+            recorder.in_flight += 1
             record = await _converse(wire, request, free_ns, recorder)
             free_ns = record.done_ns
             if record.error:
@@ -168,9 +205,11 @@ async def _converse(wire: Asks, request: Encoded, due_ns: int, recorder: Recorde
     """Send a request and what follows it in its conversation, each after the answer before; return the last record."""
     while True:
         record = await wire.ask(request, due_ns)
+        following = request.follow_up if record.is_complete else None
+        if following is None:
+            recorder.in_flight -= 1
         recorder.add(record)
-        following = request.follow_up
-        if following is None or not record.is_complete or recorder.is_over:
+        if following is None or recorder.is_over:
             return record
         think_s = following.prompt.think_s
         if think_s:
@@ -188,15 +227,17 @@ async def _open(wire: Asks, load: OpenLoop, given: Iterator[Encoded], recorder: 
         finally:
             room.release()
 
-    begin_ns = time.perf_counter_ns()
-    for due_ns, request in zip(load.arrivals_ns, given, strict=False):
-        wait_ns = begin_ns + due_ns - time.perf_counter_ns()
+    arrivals = Arrivals(load.arrivals_ns, time.perf_counter_ns())
+    recorder.count_waiting = arrivals.count_due
+    for due_ns, request in zip(arrivals, given, strict=False):
+        wait_ns = due_ns - time.perf_counter_ns()
         if wait_ns > 0:
             await asyncio.sleep(wait_ns / NANOSECONDS_PER_S)
+        recorder.in_flight += 1
         await room.acquire()
         if recorder.is_over:
             break
-        task = asyncio.create_task(one(request, begin_ns + due_ns))
+        task = asyncio.create_task(one(request, due_ns))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from evaluation.speed.backlog import BACKLOG_FIGURES
 from evaluation.speed.cells import csv_text
 from evaluation.speed.provenance import timestamp
 from evaluation.speed.slo_verdict import EXCEEDED, HOLDS
 from evaluation.speed.sweep import Sweep
-from evaluation.speed.table import OK, Row
+from evaluation.speed.table import OK, SLO_FIGURES, Row
 from handover.durable import write_atomically
 
 SEARCH = "search"
@@ -144,7 +145,7 @@ def write_found(output: Path, found: Sequence[FoundRate], rows: Sequence[Row]) -
     """Write ``search.json`` and ``search.csv``."""
     probes = [
         {"workload": row.workload, "rate_per_s": row.level, "verdict": row.slo_verdict, "limit": row.slo_limit}
-        | {name: row.value(name) for name in ("slo_kept_share", "slo_kept_low", "slo_kept_high", "requests")}
+        | {name: row.value(name) for name in (*SLO_FIGURES, *BACKLOG_FIGURES, "requests")}
         for row in rows
     ]
     entries = [dataclasses.asdict(one) for one in found]

@@ -102,6 +102,7 @@ def write_records(
         "requests": len(point.records),
         "warmup_requests": len(point.warmups),
         "repeats_ns": [[window.started_ns - origin_ns, window.ended_ns - origin_ns] for window in point.windows],
+        "backlogs": [window.backlog for window in point.windows],
         "slos_ms": dict(point.slos),
         "server_counters": [dict(counters) for counters in point.counters],
         "requests_left_out": requests_left_out,
@@ -169,9 +170,10 @@ def _point(about: Mapping[str, Any], rows: Iterable[Mapping[str, str]]) -> Point
     repeats: list[list[RequestRecord]] = [[] for _ in range(len(about["repeats_ns"]) + 1)]
     for cells in rows:
         repeats[int(cells["repeat"])].append(_record(cells))
+    backlogs = about.get("backlogs") or [None] * len(about["repeats_ns"])  # earlier versions did not note them
     windows = [
-        Window(tuple(records), int(started_ns), int(ended_ns))
-        for records, (started_ns, ended_ns) in zip(repeats[1:], about["repeats_ns"], strict=True)
+        Window(tuple(records), int(started_ns), int(ended_ns), backlog)
+        for records, (started_ns, ended_ns), backlog in zip(repeats[1:], about["repeats_ns"], backlogs, strict=True)
     ]
     before, after = about["server_counters"]
     return PointRecords(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from evaluation.speed.backlog import BACKLOG_FIGURES, growth_figures
 from evaluation.speed.cells import render
 from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
 from evaluation.speed.derived import derive
@@ -72,7 +73,7 @@ def recompute(row: Row, point: PointRecords) -> dict[str, Any]:
             counts["cancelled_requests"] = sum(record.is_cancelled for record in records)
         counts |= {"requests": len(records), "repeats": len(windows), "warmup_requests": len(point.warmups)}
         figures = {**compute_figures(windows, FigureContext(point.slos, row.gpus)), **server_figures(*point.counters)}
-        figures |= _kept_shares(row, point)
+        figures |= _figures_of_search(row, point)
     derived = derive(replace(row, figures=figures)).figures
     figures = {name: value for name, value in derived.items() if name not in READINGS}
     if row.state != OK:
@@ -86,9 +87,10 @@ def recompute(row: Row, point: PointRecords) -> dict[str, Any]:
     return counts | figures
 
 
-def _kept_shares(row: Row, point: PointRecords) -> dict[str, float | None]:
-    """Compute SLO_FIGURES of a rate that a search measured; they do not depend on the percentile that was asked for."""
+def _figures_of_search(row: Row, point: PointRecords) -> dict[str, float | None]:
+    """Compute the figures of a rate that a search measured; they do not depend on the percentile that it asked for."""
     if not row.slo_verdict or not point.slos:
-        return dict.fromkeys(SLO_FIGURES)
+        return dict.fromkeys((*SLO_FIGURES, *BACKLOG_FIGURES))
     judgement = judge(point.records, point.slos, percentile=50.0)
-    return dict(zip(SLO_FIGURES, (judgement.share, judgement.low, judgement.high), strict=True))
+    shares = dict(zip(SLO_FIGURES, (judgement.share, judgement.low, judgement.high), strict=True))
+    return {**shares, **growth_figures(point.windows)}

@@ -51,11 +51,13 @@ class Window:
         records: requests in the order in which they ended.
         started_ns: when the last answer before the window arrived, or its first request was sent.
         ended_ns: when the last answer of the window arrived.
+        backlog: requests or conversations that were due and had not ended then; None where it was not noted.
     """
 
     records: tuple[RequestRecord, ...]
     started_ns: int
     ended_ns: int
+    backlog: int | None = None
 
     @property
     def succeeded(self) -> tuple[RequestRecord, ...]:

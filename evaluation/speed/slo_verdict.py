@@ -9,7 +9,7 @@ interval is below, and undecided otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluation.speed import formulas
@@ -17,10 +17,14 @@ from evaluation.speed.figures import BY_NAME
 from evaluation.speed.record import RequestRecord
 
 HOLDS, EXCEEDED, UNDECIDED = "holds", "exceeded", "undecided"
+BACKLOG = "backlog"
+"""What takes the place of a limit's name where every limit is kept and answers do not keep up with arrivals."""
 FROM_SCHEDULE = ("ttft", "e2e")
 """Durations that count from when a request was due: a wait in the client is no less a wait."""
 _Z_99 = 2.5758
 _BATCHES = 20
+_FEWEST_REQUESTS = 80
+"""The growth of the backlog takes eight windows of at least ten requests."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Judgement:
 
     Attributes:
         verdict: HOLDS, EXCEEDED or UNDECIDED.
-        limit: name of that limit's distribution; empty without requests.
+        limit: name of that limit's distribution, or BACKLOG; empty without requests.
         share: share of requests within it.
         low, high: 99% interval of the share.
     """
@@ -49,12 +53,44 @@ def judge(records: Sequence[RequestRecord], slos: Mapping[str, float], percentil
         slos: limits in milliseconds by the name of a distribution, at least one.
         percentile: above 0 and below 100.
     """
-    in_order = sorted((record for record in records if not record.is_cancelled), key=_due)
-    judged = [_judge_limit(name, [is_within(r, name, slos[name]) for r in in_order], percentile / 100) for name in slos]
-    worst = min(judged, key=lambda judgement: judgement.share if judgement.share is not None else -1.0)
-    verdicts = {judgement.verdict for judgement in judged}
-    verdict = EXCEEDED if EXCEEDED in verdicts else UNDECIDED if UNDECIDED in verdicts else HOLDS
-    return Judgement(verdict, worst.limit, worst.share, worst.low, worst.high)
+    requests = Judge(slos, percentile)
+    requests.add(records)
+    return requests.judgement()
+
+
+class Judge:
+    """Judges requests that come by and by, and looks at each once: a measurement goes on meanwhile.
+
+    Args:
+        slos: limits in milliseconds by the name of a distribution, at least one.
+        percentile: above 0 and below 100.
+    """
+
+    def __init__(self, slos: Mapping[str, float], percentile: float) -> None:
+        self._slos, self._wanted = slos, percentile / 100
+        self._kept: list[tuple[int, tuple[bool, ...]]] = []
+
+    @property
+    def count(self) -> int:
+        """Number of requests that were judged."""
+        return len(self._kept)
+
+    def add(self, records: Iterable[RequestRecord]) -> None:
+        """Take requests that ended; one that failed exceeds every limit, one that was cancelled does not count."""
+        for record in records:
+            if not record.is_cancelled:
+                within = tuple(is_within(record, name, limit_ms) for name, limit_ms in self._slos.items())
+                self._kept.append((record.scheduled_ns, within))
+
+    def judgement(self) -> Judgement:
+        """Judge all requests so far, in the order in which they were due."""
+        self._kept.sort()
+        columns = zip(*(within for _, within in self._kept), strict=True) if self._kept else [()] * len(self._slos)
+        judged = [_judge_limit(name, kept, self._wanted) for name, kept in zip(self._slos, columns, strict=True)]
+        worst = min(judged, key=lambda judgement: judgement.share if judgement.share is not None else -1.0)
+        verdicts = {judgement.verdict for judgement in judged}
+        verdict = EXCEEDED if EXCEEDED in verdicts else UNDECIDED if UNDECIDED in verdicts else HOLDS
+        return Judgement(verdict, worst.limit, worst.share, worst.low, worst.high)
 
 
 def is_within(record: RequestRecord, name: str, limit_ms: float) -> bool:
@@ -69,8 +105,8 @@ def is_within(record: RequestRecord, name: str, limit_ms: float) -> bool:
 
 
 def fewest_requests(percentile: float) -> int:
-    """Return the number of requests below which a limit cannot hold with confidence, even if all keep it."""
-    return math.ceil(_Z_99**2 * percentile / (100 - percentile))
+    """Return the number of requests below which a rate cannot hold with confidence, even if all keep the limits."""
+    return max(_FEWEST_REQUESTS, math.ceil(_Z_99**2 * percentile / (100 - percentile)))
 
 
 def share_interval(kept: Sequence[bool]) -> tuple[float, float, float]:
@@ -103,7 +139,3 @@ def _judge_limit(name: str, kept: Sequence[bool], wanted: float) -> Judgement:
     share, low, high = share_interval(kept)
     verdict = HOLDS if low >= wanted else EXCEEDED if high < wanted else UNDECIDED
     return Judgement(verdict, name, share, low, high)
-
-
-def _due(record: RequestRecord) -> int:
-    return record.scheduled_ns

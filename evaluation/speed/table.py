@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaluation.speed.backlog import BACKLOG_FIGURES
 from evaluation.speed.cells import csv_text, name_of_file, parse, render
 from evaluation.speed.costs import COST_FIGURES, ENERGY_FIGURES
 from evaluation.speed.figures import FIGURE_COLUMNS, STATISTICS
@@ -31,7 +32,7 @@ SLO_FIGURES = {
 """Figures of a rate that a search for the highest one measured; empty for other points."""
 _WORKLOAD_COLUMNS = ("clipped_share", "cancelled_requests", "server_idle_s", "remark", "slo_verdict", "slo_limit")
 _ENGINE_COLUMNS = ("flags", "gpu_hour_price", *ENERGY_FIGURES, *DERIVED_FIGURES, "endpoint_kind")
-NEWER_COLUMNS = ("int8_mode", "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS, *SLO_FIGURES)
+NEWER_COLUMNS = ("int8_mode", "versions", *_ENGINE_COLUMNS, *_WORKLOAD_COLUMNS, *SLO_FIGURES, *BACKLOG_FIGURES)
 """Columns that tables of earlier versions do not have; such tables are still read. A new column is added here."""
 OK, FAILED = "ok", "failed"
 TRITON, OPENAI = "triton", "openai"
@@ -68,7 +69,7 @@ class Row:
         clipped_share: share of the prepared requests of a load that were made shorter to fit the model's positions.
         remark: what a reader must know of the load, such as that it is no MLPerf result.
         slo_verdict: of a search: ``holds``, ``exceeded`` or ``undecided``.
-        slo_limit: the limit that the fewest requests keep.
+        slo_limit: the limit that the fewest requests keep; ``backlog`` where answers do not keep up with arrivals.
         repeats: windows of equal size that the measured answers were cut into.
         is_stable: whether the repeats of a load agreed as closely as asked for.
         duration_s: of all repeats of a load.
@@ -292,7 +293,7 @@ LOAD_TABLE = Table(
         *("repeats", "is_stable", "duration_s", "state", "error"),
         *(*FIGURE_COLUMNS, *SERVER_FIGURES, *COST_FIGURES),
         *("model_digest", "is_random_weights", "commit", *_HOST, "settings_fingerprint", *_ENGINE_COLUMNS),
-        *(*_WORKLOAD_COLUMNS, *SLO_FIGURES),
+        *(*_WORKLOAD_COLUMNS, *SLO_FIGURES, *BACKLOG_FIGURES),
     ),
 )
 TABLES = (STATIC_TABLE, LOAD_TABLE)

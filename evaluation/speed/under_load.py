@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,19 +15,17 @@ from evaluation.speed.formulas import NANOSECONDS_PER_S
 from evaluation.speed.load_arguments import LoadArguments
 from evaluation.speed.load_requests import LoadTarget, PreparedRequests, prepare_requests
 from evaluation.speed.openai_wire import OpenAIWire
+from evaluation.speed.probe import plan_probe, with_verdict
 from evaluation.speed.provenance import timestamp
 from evaluation.speed.raw_records import Counters, PointRecords
 from evaluation.speed.record import RequestRecord, Window
 from evaluation.speed.server_metrics import LONGEST_IDLE_WAIT_S, read_counters, server_figures, wait_until_idle
-from evaluation.speed.slo_verdict import EXCEEDED, UNDECIDED, judge
-from evaluation.speed.table import CLOSED, FAILED, OK, SLO_FIGURES, Row
+from evaluation.speed.table import CLOSED, FAILED, OK, Row
 from evaluation.speed.wire import Wire
 from evaluation.speed.workload import arrivals_ns, seeded
 from handover.errors import ServerError
 
 _LEAST_REQUESTS = 20
-_PROBE_WINDOWS = 20
-_FEWEST_WINDOWS = 3
 _SEARCH_SAMPLES = 8192
 _SPARE_REPEATS = 1
 """Requests are prepared for one repeat more than planned: the load goes on until the last answer is counted."""
@@ -70,25 +66,12 @@ def measure_point(
     idle_s, left = wait_until_idle(target.endpoint, arguments.model) if arguments.cancel_share else (None, 0)
     windows, context = recorder.windows, _context(arguments, target)
     raw = PointRecords(tuple(windows), tuple(recorder.warmups), context.slos, counters)
-    records = raw.records
-    failed = [record for record in records if record.error]
-    error = next((record.error for record in (*failed, *recorder.warmups) if record.error), "")
-    if left and not error:
-        error = f"{left} requests were still in the server {LONGEST_IDLE_WAIT_S:g} s after the last client had hung up"
-    row = dataclasses.replace(
-        row,
-        requests=len(records),
-        failed_requests=len(failed),
-        cancelled_requests=sum(record.is_cancelled for record in records) if arguments.cancel_share else None,
-        warmup_requests=len(recorder.warmups),
-        clipped_share=requests.clipped / requests.requests,
-        repeats=len(windows),
-        error=error,
-        timestamp=timestamp(),
-        state=FAILED,
-    )
+    records, row = raw.records, _with_counts(arguments, row, raw, requests)
+    if left and not row.error:
+        late = f"{LONGEST_IDLE_WAIT_S:g} s after the last client had hung up"
+        row = dataclasses.replace(row, error=f"{left} requests were still in the server {late}")
     if not any(record.is_complete for record in records):
-        return Measured(dataclasses.replace(row, error=error or "no request ended in time"), raw)
+        return Measured(dataclasses.replace(row, error=row.error or "no request ended in time"), raw)
     row = dataclasses.replace(
         row,
         state=OK,
@@ -103,7 +86,24 @@ def measure_point(
             "server_idle_s": idle_s,
         },
     )
-    return Measured(derive(_with_verdict(arguments, row, records)), raw)
+    return Measured(derive(with_verdict(arguments, row, windows)), raw)
+
+
+def _with_counts(arguments: LoadArguments, row: Row, raw: PointRecords, requests: PreparedRequests) -> Row:
+    """Fill in what was counted, and the first failure; the row is a failed one until it has figures."""
+    failed = [record for record in raw.records if record.error]
+    return dataclasses.replace(
+        row,
+        requests=len(raw.records),
+        failed_requests=len(failed),
+        cancelled_requests=sum(record.is_cancelled for record in raw.records) if arguments.cancel_share else None,
+        warmup_requests=len(raw.warmups),
+        clipped_share=requests.clipped / requests.requests,
+        repeats=len(raw.windows),
+        error=next((record.error for record in (*failed, *raw.warmups) if record.error), ""),
+        timestamp=timestamp(),
+        state=FAILED,
+    )
 
 
 def probe(arguments: LoadArguments, target: LoadTarget, row: Row) -> None:
@@ -131,7 +131,7 @@ def plan_point(
     if target.trace is not None:
         return MeasuringPlan(0, len(target.trace.requests), 1, arguments.max_point_s, lambda windows: True)
     if arguments.search_percentile is not None:
-        return _plan_probe(arguments, row, advance)
+        return plan_probe(arguments, row, advance)
     if row.mode == CLOSED:
         in_flight = round(row.level)
         requests = arguments.requests or max(_LEAST_REQUESTS, 4 * in_flight)
@@ -147,49 +147,10 @@ def plan_point(
     return MeasuringPlan(warmup, requests, arguments.repeats, arguments.max_point_s, is_enough)
 
 
-def _plan_probe(arguments: LoadArguments, row: Row, advance: Callable[[], None]) -> MeasuringPlan:
-    """Plan a rate of a search: it is measured until the limits hold or are exceeded with confidence."""
-    slos, percentile = dict(arguments.slos), arguments.search_percentile
-    assert percentile is not None
-    requests = max(_LEAST_REQUESTS, math.ceil(row.level * arguments.search_duration_s / _PROBE_WINDOWS))
-
-    def is_enough(windows: Sequence[Window]) -> bool:
-        advance()
-        verdict = judge([record for window in windows for record in window.records], slos, percentile).verdict
-        lasted_s = (windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S
-        if verdict == EXCEEDED and len(windows) >= _FEWEST_WINDOWS:
-            return True
-        is_decided = verdict != UNDECIDED and lasted_s >= arguments.search_duration_s
-        return is_decided or lasted_s >= arguments.search_max_duration_s
-
-    warmup = arguments.warmup or _LEAST_REQUESTS
-    longest_s = arguments.search_max_duration_s + arguments.max_point_s
-    return MeasuringPlan(warmup, requests, sys.maxsize, longest_s, is_enough)
-
-
-def longest_probe(arguments: LoadArguments) -> int:
-    """Return the largest number of repeats of a rate that a search measures."""
-    return math.ceil(_PROBE_WINDOWS * arguments.search_max_duration_s / arguments.search_duration_s)
-
-
 def _count_requests(arguments: LoadArguments, plan: MeasuringPlan) -> int:
     wanted = plan.warmup + (plan.repeats + _SPARE_REPEATS) * plan.requests
     most = arguments.samples or (_SEARCH_SAMPLES if arguments.search_percentile is not None else wanted)
     return min(wanted, most)
-
-
-def _with_verdict(arguments: LoadArguments, row: Row, records: Sequence[RequestRecord]) -> Row:
-    if arguments.search_percentile is None:
-        return row
-    judgement = judge(records, dict(arguments.slos), arguments.search_percentile)
-    shares = zip(SLO_FIGURES, (judgement.share, judgement.low, judgement.high), strict=True)
-    return dataclasses.replace(
-        row,
-        slo_verdict=judgement.verdict,
-        slo_limit=judgement.limit,
-        is_stable=judgement.verdict != UNDECIDED,
-        figures={**row.figures, **dict(shares)},
-    )
 
 
 async def _load(

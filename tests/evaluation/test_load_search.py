@@ -10,7 +10,7 @@ import selectors
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from support.fake_triton import FakeTriton, RefusalError, Tensors, count_up
 from support.streaming_triton import StreamingTriton
 
 from evaluation import load as sweep
-from evaluation.speed import under_load
-from evaluation.speed.drive import OpenLoop, drive
+from evaluation.speed.backlog import Growth, measure_growth
+from evaluation.speed.drive import Arrivals, MeasuringPlan, OpenLoop, Recorder, drive
 from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.probe import judge_backlog, plan_probe, with_verdict
 from evaluation.speed.rate_search import RateSearch
-from evaluation.speed.record import RequestRecord
-from evaluation.speed.slo_verdict import EXCEEDED, HOLDS, UNDECIDED, judge, share_interval
+from evaluation.speed.record import RequestRecord, Window
+from evaluation.speed.slo_verdict import BACKLOG, EXCEEDED, HOLDS, UNDECIDED, judge, share_interval
 from evaluation.speed.table import LOAD_TABLE, Row
 from evaluation.speed.wire import Encoded
 from evaluation.speed.workload import LoadPrompt, arrivals_ns, seeded
@@ -102,25 +103,61 @@ def arguments(**changes: Any) -> LoadArguments:
     return dataclasses.replace(base, **changes)
 
 
-def simulate(rate: float, given: LoadArguments, service_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The verdict on a rate, measured as a search measures it, but of a simulated server."""
+def stop_clock(monkeypatch: pytest.MonkeyPatch, now_ns: Callable[[], int]) -> None:
+    monkeypatch.setattr("evaluation.speed.drive.time", types.SimpleNamespace(perf_counter_ns=now_ns))
+
+
+def queue_up(
+    plan: MeasuringPlan, rate: float, seed: int, service_s: float, monkeypatch: pytest.MonkeyPatch
+) -> Recorder:
+    """What the generator records of M/D/1, whose answers are computed by Lindley's recursion: no time passes."""
+    stop_clock(monkeypatch, lambda: 0)
+    recorder, free_ns, service_ns = Recorder(plan, 0.0), 0, round(service_s * 1e9)
+    arrivals = Arrivals(arrivals_ns(rate, "poisson", 0.0, seeded(seed, rate)), 0)
+    recorder.count_waiting = arrivals.count_due  # the one that is served has ended when an answer is recorded
+    for due_ns in arrivals:
+        free_ns = max(free_ns, due_ns) + service_ns
+        recorder.add(RequestRecord(due_ns, due_ns, free_ns, 1, (free_ns,), (1,), is_streamed=True))
+        if recorder.is_over:
+            return recorder
+    raise AssertionError("arrivals never end")
+
+
+def simulate(rate: float, given: LoadArguments, service_s: float, monkeypatch: pytest.MonkeyPatch) -> Row:
+    """A rate, measured as a search measures it, but of a simulated server."""
     row = Row(mode="open", request_rate_per_s=rate)
-    plan = under_load._plan_probe(given, row, lambda: None)
-    loop = VirtualLoop()
-    monkeypatch.setattr(
-        "evaluation.speed.drive.time", types.SimpleNamespace(perf_counter_ns=lambda: round(loop.time() * 1e9))
-    )
-    due = arrivals_ns(rate, "poisson", 0.0, seeded(given.seed, rate))
-    server = OneServer(service_s, loop.time)
-    asyncio.set_event_loop(loop)
-    try:
-        work = drive(server, [Encoded(b"", LoadPrompt((1,), 1))], OpenLoop(due, 100_000), plan)
-        recorder = loop.run_until_complete(work)
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
-    records = [record for window in recorder.windows for record in window.records]
-    return judge(records, dict(given.slos), given.search_percentile or 0).verdict
+    recorder = queue_up(plan_probe(given, row, lambda: None), rate, given.seed, service_s, monkeypatch)
+    return with_verdict(given, row, recorder.windows)
+
+
+def search_by_simulation(given: LoadArguments, service_s: float, monkeypatch: pytest.MonkeyPatch) -> RateSearch:
+    search = RateSearch(given.search_low, given.search_high, given.search_precision)
+    while (rate := search.next_rate()) is not None:
+        search.add(rate, simulate(rate, given, service_s, monkeypatch).slo_verdict)
+    return search
+
+
+def test_the_load_itself_records_what_lindleys_recursion_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole generator on a clock of its own, with and without room in flight for all requests."""
+    rate, service_s, plan = 110.0, 0.01, MeasuringPlan(20, 30, 10, 1e9, lambda windows: False)
+    expected = queue_up(plan, rate, 3, service_s, monkeypatch).windows
+    assert expected[-1].backlog is not None and expected[-1].backlog > 20, "more arrives than is answered"
+    for most in (100_000, 4):
+        loop = VirtualLoop()
+        stop_clock(monkeypatch, lambda loop=loop: round(loop.time() * 1e9))  # type: ignore[misc]
+        server = OneServer(service_s, loop.time)
+        load = OpenLoop(arrivals_ns(rate, "poisson", 0.0, seeded(3, rate)), most)
+        asyncio.set_event_loop(loop)
+        try:
+            work = drive(server, [Encoded(b"", LoadPrompt((1,), 1))], load, plan)
+            found = loop.run_until_complete(work).windows
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+        assert [window.backlog for window in found] == [window.backlog for window in expected]
+        assert [window.ended_ns for window in found] == pytest.approx(
+            [window.ended_ns for window in expected], abs=1000
+        )
 
 
 @pytest.mark.parametrize(("percentile", "limit_ms", "seed"), [(90.0, 50.0, 0), (99.0, 80.0, 1)])
@@ -131,15 +168,96 @@ def test_the_search_finds_the_rate_that_queueing_theory_gives(
     expected = highest_load(limit_ms / 1000 / service_s - 1, percentile / 100) / service_s
     assert 50 < expected < 100, "below the capacity of the server"
     given = arguments(slos=(("e2e", limit_ms),), search_percentile=percentile, seed=seed)
-    search = RateSearch(given.search_low, given.search_high, given.search_precision)
-    while (rate := search.next_rate()) is not None:
-        search.add(rate, simulate(rate, given, service_s, monkeypatch))
+    search = search_by_simulation(given, service_s, monkeypatch)
     assert search.held is not None
     assert search.not_held is not None
     assert search.exceeded is not None
     assert search.not_held <= search.held * 1.05
     assert 0.85 * expected < search.held < 1.01 * expected
     assert 0.99 * expected < search.exceeded < 1.15 * expected
+
+
+SHORT = {"search_duration_s": 15.0, "search_max_duration_s": 120.0, "slos": (("e2e", 4000.0),)}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_short_probe_does_not_hold_while_its_queue_grows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 requests/s are answered; 108 to 115 arrive, and in 15 s none of them has waited as long as the limit."""
+    service_s, given = 0.01, arguments(seed=seed, **SHORT)
+    for rate in (108.0, 115.0):
+        plan = MeasuringPlan(20, round(15 * rate / 20), 20, 1e9, lambda windows: False)
+        windows = queue_up(plan, rate, seed, service_s, monkeypatch).windows
+        records = [record for window in windows for record in window.records]
+        assert judge(records, dict(given.slos), 90).verdict == HOLDS, "the limits alone would let it pass"
+        row = simulate(rate, given, service_s, monkeypatch)
+        assert row.slo_verdict == EXCEEDED, row
+    row = simulate(80.0, given, service_s, monkeypatch)
+    assert (row.slo_verdict, row.slo_limit) == (HOLDS, "e2e")
+    assert row.figures["backlog_growth_high"] <= 0.025 * 80  # type: ignore[operator]
+
+
+def test_short_probes_find_the_capacity_where_the_limit_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = search_by_simulation(arguments(**SHORT), 0.01, monkeypatch)
+    assert search.held is not None and search.exceeded is not None
+    # A rate that holds may be above the capacity by the precision of the search.
+    assert 90 < search.held < 105 < search.exceeded < 115
+
+
+def test_a_limit_that_a_queue_never_breaks_does_not_hold_beyond_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = arguments(**{**SHORT, "slos": (("tpot", 5.0),)})
+    over = simulate(120.0, given, 0.01, monkeypatch)
+    assert (over.slo_verdict, over.slo_limit) == (EXCEEDED, BACKLOG)
+    assert over.figures["slo_kept_share"] == 1.0
+    assert over.figures["backlog_growth_per_s"] == pytest.approx(20, abs=6)
+    assert "more arrive than are answered" in sweep._reason(over)
+    assert simulate(90.0, given, 0.01, monkeypatch).slo_verdict == HOLDS
+
+
+def grown(backlogs: Sequence[int], each_s: float = 1.0) -> Growth | None:
+    ends = [round(number * each_s * 1e9) for number in range(len(backlogs) + 1)]
+    return measure_growth([Window((), ends[k], ends[k + 1], backlog) for k, backlog in enumerate(backlogs)])
+
+
+def test_growth_by_hand() -> None:
+    assert grown([3, 5, 7, 9, 11, 13, 15, 17]) == Growth(2.0, 2.0, 2.0)
+    assert grown([4] * 100) == Growth(0.0, 0.0, 0.0)
+    assert grown([1] * 6) is None, "five of them are in the last three quarters"
+    assert measure_growth([]) is None
+    # What a load builds up in its first quarter is no growth.
+    assert grown([0, 50, 100, *[100] * 9]) == Growth(0.0, 0.0, 0.0)
+    # numpy's slope; the residuals alternate, which makes the error no larger.
+    found, times = grown(numbers := [5, 9, 4, 8, 6, 9, 5, 8, 5, 9, 6, 8]), np.arange(3, 13)
+    assert found is not None
+    assert found.per_s == pytest.approx(np.polyfit(times, numbers[2:], 1)[0])
+    assert not found.is_significant and found.low < 0 < found.high
+
+
+@pytest.mark.parametrize(
+    ("growth", "is_final", "verdict"),
+    [
+        (None, True, UNDECIDED),
+        (Growth(0.5, -1.0, 2.0), False, HOLDS),
+        (Growth(1.0, -1.0, 3.0), False, UNDECIDED),  # half of the precision while there is time
+        (Growth(1.0, -1.0, 3.0), True, HOLDS),
+        (Growth(3.0, -1.0, 7.0), False, UNDECIDED),  # chance, or growth
+        (Growth(3.0, -1.0, 7.0), True, UNDECIDED),
+        (Growth(8.0, 1.0, 15.0), False, UNDECIDED),
+        (Growth(8.0, 1.0, 15.0), True, EXCEEDED),
+        (Growth(8.0, 6.0, 10.0), False, EXCEEDED),
+    ],
+)
+def test_verdicts_on_the_backlog(growth: Growth | None, is_final: bool, verdict: str) -> None:
+    assert judge_backlog(growth, 5.0, is_final) == verdict
+
+
+def test_a_stable_queue_seldom_seems_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 99% interval: of 100 queues at 70 of 100 requests/s, one is expected above zero."""
+    plan, alarms = MeasuringPlan(20, 70, 20, 1e9, lambda windows: False), 0
+    for seed in range(100):
+        growth = measure_growth(queue_up(plan, 70.0, seed, 0.01, monkeypatch).windows)
+        assert growth is not None
+        alarms += growth.is_significant
+    assert alarms <= 3
 
 
 def test_waits_of_theory_are_those_of_a_simulated_queue() -> None:
@@ -239,9 +357,9 @@ def test_a_low_rate_that_stays_undecided_for_want_of_requests_does_not_end_the_s
 
 
 def one_at_a_time(tensors: Tensors) -> Tensors:
-    """Answer after 20 ms, one request after the other: no more than 50 in a second."""
+    """Answer after 10 ms, one request after the other: no more than 100 in a second."""
     with LOCK:
-        time.sleep(0.02)
+        time.sleep(0.01)
     return count_up(tensors)
 
 
@@ -257,11 +375,12 @@ def searching(output: Path, fake: FakeTriton, path: Path) -> LoadArguments:
         vocab_size=100,
         slos=(("e2e", 150.0),),
         search_percentile=60.0,
-        search_low=6.0,
-        search_high=200.0,
-        search_precision=0.5,
-        search_duration_s=1.0,
-        search_max_duration_s=3.0,
+        search_low=40.0,
+        search_high=150.0,
+        search_precision=0.99,
+        search_duration_s=0.7,
+        search_max_duration_s=2.5,
+        samples=50,
         remark="only a test",
     )
 
@@ -284,7 +403,7 @@ def test_a_search_leaves_a_row_for_each_rate_and_what_it_found(
     again = LOAD_TABLE.read(given.output / "load.csv")
     assert [row.point for row in again[: len(rows)]] == [row.point for row in rows]
     assert again[: len(rows) - 1] == rows[:-1]
-    assert [row.level for row in rows][:3] == [6, 12, 24]
+    assert [row.level for row in rows][:2] == [40, 80]
     assert {row.arrival for row in rows} == {"poisson"}
     assert rows[0].slo_verdict == HOLDS
     assert rows[0].slo_limit == "e2e"
@@ -292,7 +411,7 @@ def test_a_search_leaves_a_row_for_each_rate_and_what_it_found(
     assert {row.remark for row in rows} == {"only a test"}
     written = json.loads((given.output / "search.json").read_text())
     (found,) = written["found"]
-    assert 12 <= found["rate_per_s"] < 55, "the server answers 50 in a second"
+    assert 40 <= found["rate_per_s"] < 110, "the server answers 100 in a second"
     assert found["rate_per_s"] == max(row.level for row in again if row.slo_verdict == HOLDS)
     # On a busy machine the rates above may all stay undecided.
     exceeded = min((row.level for row in again if row.slo_verdict == EXCEEDED), default=None)
@@ -321,7 +440,7 @@ def test_a_model_that_only_refuses_holds_at_no_rate(tmp_path: Path, capsys: pyte
     ("changes", "message"),
     [
         ({"slos": ()}, "needs limits"),
-        ({"search_low": 300.0}, "search_low 300 is above search_high 200"),
+        ({"search_low": 500.0}, "search_low 500 is above search_high 150"),
         ({"search_duration_s": 5.0}, "search_duration_s 5 is above"),
         ({"search_percentile": 100.0}, "search_percentile is 100"),
         ({"search_percentile": 99.0}, "fewer than the 657 requests"),
@@ -341,6 +460,6 @@ def test_limits_on_tokens_need_a_model_that_streams(tmp_path: Path) -> None:
         sweep.main(dataclasses.replace(given, slos=limits).to_argv())
     with StreamingTriton(count_up) as fake:
         given = searching(tmp_path / "out", fake, tmp_path / "e.json")
-        sweep.main(dataclasses.replace(given, slos=limits, search_high=6.0).to_argv())
+        sweep.main(dataclasses.replace(given, slos=limits, search_high=40.0).to_argv())
     (row,) = LOAD_TABLE.read(given.output / "load.csv")
     assert (row.slo_verdict, row.slo_limit) == (HOLDS, "tpot")

@@ -1,0 +1,106 @@
+"""One rate of a search: how long it is measured, and the verdict on it.
+
+A rate holds only if its backlog does not grow: not with confidence, and with confidence by less than half of the
+search's precision (of the arrivals). Otherwise its latencies are those of the time that was measured, and a longer one
+would have others. Where that is not known the rate is measured for longer; at the end of the time the whole precision
+is enough. It is exceeded where the backlog grows by more than the precision with confidence, and at the end of the time
+where it has grown at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Sequence
+
+from evaluation.speed.backlog import Growth, growth_figures, measure_growth
+from evaluation.speed.drive import MeasuringPlan
+from evaluation.speed.formulas import NANOSECONDS_PER_S
+from evaluation.speed.load_arguments import LoadArguments
+from evaluation.speed.record import Window
+from evaluation.speed.slo_verdict import BACKLOG, EXCEEDED, HOLDS, UNDECIDED, Judge, Judgement, judge
+from evaluation.speed.table import SLO_FIGURES, Row
+
+_WINDOWS = 20
+_LEAST_REQUESTS, _WARMUP = 10, 20
+_FEWEST_EXCEEDED = 60
+"""Requests before a rate is given up: what a hiccup delays is delayed together."""
+
+
+def plan_probe(arguments: LoadArguments, row: Row, advance: Callable[[], None]) -> MeasuringPlan:
+    """Plan a rate: it is measured until the limits hold or are exceeded with confidence."""
+    percentile = arguments.search_percentile
+    assert percentile is not None
+    requests = Judge(dict(arguments.slos), percentile)
+
+    def is_enough(windows: Sequence[Window]) -> bool:
+        advance()
+        requests.add(windows[-1].records)
+        of_limits = requests.judgement()
+        if of_limits.verdict == EXCEEDED and requests.count >= _FEWEST_EXCEEDED:
+            return True
+        lasted_s = _lasted_s(windows)
+        if lasted_s < arguments.search_duration_s:
+            return False
+        return _is_final(arguments, windows) or _judge_rate(arguments, row, of_limits, windows).verdict != UNDECIDED
+
+    each = max(_LEAST_REQUESTS, math.ceil(row.level * arguments.search_duration_s / _WINDOWS))
+    longest_s = arguments.search_max_duration_s + arguments.max_point_s
+    return MeasuringPlan(arguments.warmup or _WARMUP, each, sys.maxsize, longest_s, is_enough)
+
+
+def longest_probe(arguments: LoadArguments) -> int:
+    """Return the largest number of repeats of a rate that a search measures."""
+    return math.ceil(_WINDOWS * arguments.search_max_duration_s / arguments.search_duration_s)
+
+
+def with_verdict(arguments: LoadArguments, row: Row, windows: Sequence[Window]) -> Row:
+    """Fill in the verdict on a measured rate and the figures that it follows from; other points stay as they are."""
+    if arguments.search_percentile is None:
+        return row
+    records = [record for window in windows for record in window.records]
+    of_limits = judge(records, dict(arguments.slos), arguments.search_percentile)
+    judged = _judge_rate(arguments, row, of_limits, windows)
+    shares = of_limits.share, of_limits.low, of_limits.high
+    return dataclasses.replace(
+        row,
+        slo_verdict=judged.verdict,
+        slo_limit=judged.limit,
+        is_stable=judged.verdict != UNDECIDED,
+        figures={**row.figures, **dict(zip(SLO_FIGURES, shares, strict=True)), **growth_figures(windows)},
+    )
+
+
+def judge_backlog(growth: Growth | None, most_per_s: float, is_final: bool) -> str:
+    """Return HOLDS where answers keep up with arrivals, EXCEEDED where they do not, UNDECIDED where it is not known.
+
+    Args:
+        growth: of the backlog; None if it is not known.
+        most_per_s: the search's precision at this rate, in requests per second.
+        is_final: whether the rate is not measured for longer: then any growth is one that did not end.
+    """
+    if growth is None:
+        return UNDECIDED
+    if growth.is_below(most_per_s if is_final else most_per_s / 2):
+        return HOLDS
+    return EXCEEDED if growth.is_above(0.0 if is_final else most_per_s) else UNDECIDED
+
+
+def _judge_rate(arguments: LoadArguments, row: Row, of_limits: Judgement, windows: Sequence[Window]) -> Judgement:
+    """Join the verdict on the limits with that on the backlog."""
+    if of_limits.verdict == EXCEEDED:
+        return of_limits
+    most_per_s = arguments.search_precision * row.level
+    of_backlog = judge_backlog(measure_growth(windows), most_per_s, _is_final(arguments, windows))
+    if of_backlog == HOLDS or (of_backlog == UNDECIDED and of_limits.verdict == UNDECIDED):
+        return of_limits
+    return dataclasses.replace(of_limits, verdict=of_backlog, limit=BACKLOG)
+
+
+def _is_final(arguments: LoadArguments, windows: Sequence[Window]) -> bool:
+    return _lasted_s(windows) >= arguments.search_max_duration_s
+
+
+def _lasted_s(windows: Sequence[Window]) -> float:
+    return (windows[-1].ended_ns - windows[0].started_ns) / NANOSECONDS_PER_S
